@@ -1,0 +1,44 @@
+# `make test` is all a newcomer needs: it makes .venv, fetches the default model into it and runs every test.
+# Nothing outside this checkout is needed or touched, but pip's cache. Works with GNU make 3.81.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+export DISCO_MODELS_DIR := $(CURDIR)/.venv/models
+# llama.cpp is compiled once, minutes on a small machine; afterwards its wheel comes out of pip's cache.
+ifndef CMAKE_BUILD_PARALLEL_LEVEL
+export CMAKE_BUILD_PARALLEL_LEVEL := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+endif
+
+.PHONY: test fast check fmt model clean
+
+test: model
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+fast: model
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+check: .venv/.stamp
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: .venv/.stamp
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+model: .venv/.stamp
+	$(BIN)/disco models fetch
+
+# The stamp is written last: a run that was killed, or a change of pyproject.toml, installs again.
+.venv/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: install one, or make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,225 @@
+"""HTTP in: routes, guards and error shapes. The only place, with `sse`, that knows aiohttp's server side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from ..conductor import Conductor
+from ..errors import DiscoError, RequestError
+from ..types import BOTH, Side
+from . import openai, sse
+
+log = logging.getLogger("disco.api")
+
+MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half of it
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Reports(Protocol):
+    """What the API shows of the daemon; implemented by the composition root."""
+
+    def state(self) -> dict[str, Any]:
+        """The whole state as JSON."""
+        ...
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        """The latest requests; may block on disk, so it is called in a thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """`host` as bound, `key` that clients must show ("" = none)."""
+
+    host: str
+    key: str
+
+
+CONDUCTOR = web.AppKey("conductor", Conductor)
+REPORTS = web.AppKey("reports", Reports)
+CONFIG = web.AppKey("config", ApiConfig)
+
+
+def make_app(conductor: Conductor, reports: Reports, config: ApiConfig) -> web.Application:
+    """The whole HTTP surface."""
+    app = web.Application(middlewares=[_errors, _guard], client_max_size=MAX_BODY)
+    app[CONDUCTOR], app[REPORTS], app[CONFIG] = conductor, reports, config
+    app.router.add_post("/v1/chat/completions", _chat)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/v1/models/{name:.+}", _model)
+    app.router.add_get("/health", _health)
+    app.router.add_get("/disco/v1/state", _state)
+    app.router.add_get("/disco/v1/history", _history)
+    return app
+
+
+# --- guards -------------------------------------------------------------------------------------------------------
+
+
+def _json(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(payload)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _failure(error: DiscoError, headers: dict[str, str] | None = None) -> web.Response:
+    headers = dict(headers or {})
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(retry_after_s)))
+    return _json(openai.error_body(error), error.status, headers)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in OpenAI's shape."""
+    try:
+        return await handler(request)
+    except DiscoError as e:
+        return _failure(e)
+    except web.HTTPRequestEntityTooLarge:
+        msg = f"The request body is larger than {MAX_BODY} bytes."
+        return _failure(RequestError(msg, status=413, code="request_too_large"))
+    except web.HTTPMethodNotAllowed as e:
+        msg = f"{request.method} is not allowed here; use {', '.join(sorted(e.allowed_methods))}."
+        return _failure(RequestError(msg, status=405))
+    except web.HTTPNotFound:
+        msg = f"Invalid URL ({request.method} {request.path})"
+        return _failure(RequestError(msg, status=404, code="not_found"))
+    except web.HTTPException as e:
+        return _failure(RequestError(e.reason, status=e.status))
+
+
+@web.middleware
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """No web page may drive the model (DNS rebinding, CVE-2024-28224), and no stranger without the key."""
+    config = request.app[CONFIG]
+    if _is_loopback(config.host) and not _is_loopback(_hostname(f"//{request.headers.get('Host', '')}")):
+        raise RequestError("This Host is not served here: use http://127.0.0.1 or http://localhost.", status=403)
+    origin = request.headers.get("Origin")
+    if origin is not None and not _is_loopback(_hostname(origin)):
+        raise RequestError("Requests from web pages of this Origin are not allowed.", status=403)
+    if config.key and request.path != "/health":
+        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        if not hmac.compare_digest(shown, config.key.encode()):
+            raise RequestError("Incorrect API key provided.", status=401, code="invalid_api_key")
+    return await handler(request)
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+# --- chat ---------------------------------------------------------------------------------------------------------
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    conductor = request.app[CONDUCTOR]
+    body = await request.read()
+    chat = openai.parse(body)
+    allowed = _routes(conductor).get(chat.model)
+    if allowed is None:
+        names = ", ".join(_routes(conductor))
+        msg = f"The model '{chat.model}' does not exist. Available: {names}."
+        raise RequestError(msg, status=404, param="model", code="model_not_found")
+    request_id = f"req-{secrets.token_hex(8)}"
+    generation = openai.to_generation(chat, openai.extra_of(body), request_id, allowed)
+    head: dict[str, Any] = {
+        "id": f"chatcmpl-{request_id}", "created": int(conductor.clock.wall()), "model": chat.model,
+    }  # fmt: skip
+    if chat.stream:
+        include_usage = bool((chat.stream_options or {}).get("include_usage"))
+        stream = sse.StreamSink(request, head, request_id, include_usage=include_usage)
+        try:
+            outcome = await conductor.run(generation, chat.model, stream)
+            return await stream.finish(outcome)
+        except DiscoError as e:
+            if stream.response is None:
+                return _failure(e, sse.headers(request_id, None))
+            return await stream.fail(e)
+        except ConnectionResetError as e:
+            raise asyncio.CancelledError from e  # the client went away while we wrote to it
+    whole = sse.BodySink(head, request_id)
+    try:
+        outcome = await conductor.run(generation, chat.model, whole)
+    except DiscoError as e:
+        return _failure(e, sse.headers(request_id, None))
+    return _json(whole.body(outcome), headers=sse.headers(request_id, outcome.winner))
+
+
+def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
+    """Model names and where they may be served; only the configured ones."""
+    routes = {"disco": BOTH}
+    for side, endpoint in conductor.endpoints.items():
+        routes[f"disco/{side}"] = frozenset({side})
+        routes.setdefault(endpoint.model, frozenset())
+        routes[endpoint.model] |= {side}
+    return routes
+
+
+def _model_card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "disco"}
+
+
+async def _models(request: web.Request) -> web.Response:
+    """GET /v1/models."""
+    names = _routes(request.app[CONDUCTOR])
+    return _json({"object": "list", "data": [_model_card(name) for name in names]})
+
+
+async def _model(request: web.Request) -> web.Response:
+    """GET /v1/models/NAME."""
+    name = request.match_info["name"]
+    if name not in _routes(request.app[CONDUCTOR]):
+        msg = f"The model '{name}' does not exist."
+        raise RequestError(msg, status=404, param="model", code="model_not_found")
+    return _json(_model_card(name))
+
+
+# --- the daemon itself --------------------------------------------------------------------------------------------
+
+
+async def _health(request: web.Request) -> web.Response:
+    """GET /health: 200 while something can serve, else 503."""
+    endpoints = request.app[CONDUCTOR].endpoints
+    serving = {side.value: endpoint.may_serve() for side, endpoint in endpoints.items()}
+    ok = any(serving.values())
+    return _json({"status": "ok" if ok else "unavailable", "endpoints": serving}, 200 if ok else 503)
+
+
+async def _state(request: web.Request) -> web.Response:
+    """GET /disco/v1/state."""
+    return _json(request.app[REPORTS].state())
+
+
+async def _history(request: web.Request) -> web.Response:
+    """GET /disco/v1/history?limit=N, newest first."""
+    try:
+        limit = min(1000, max(1, int(request.query.get("limit", "20"))))
+    except ValueError:
+        raise RequestError("limit must be a number", param="limit") from None
+    rows = await asyncio.to_thread(request.app[REPORTS].history, limit)
+    return _json({"data": rows})

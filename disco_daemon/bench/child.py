@@ -1,0 +1,86 @@
+"""The processes of a measurement: started with this very code, heard, and always ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import disco_daemon
+from disco_daemon.errors import DiscoError
+
+START_S = 60.0  # until a child listens, s; a cold start reads its modules from disk
+STOP_S = 5.0  # from SIGTERM to SIGKILL, s
+LOG_TAIL = 2000  # of a child's stderr shown when it fails, characters
+
+
+class BenchError(DiscoError):
+    """The measurement failed or its answers were wrong: there is no figure."""
+
+
+def child_env(folder: Path) -> dict[str, str]:
+    """Return the children's environment: this very code, none of the user's settings, folders or proxies."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DISCO_")}
+    package = str(Path(disco_daemon.__file__).parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
+    env["OPENAI_API_KEY"] = "loopback"
+    env["NO_PROXY"] = env["no_proxy"] = "127.0.0.1,localhost"
+    for name in ("CONFIG_HOME", "DATA_HOME", "STATE_HOME", "CACHE_HOME", "RUNTIME_DIR"):
+        env[f"XDG_{name}"] = str(folder)
+    return env
+
+
+@asynccontextmanager
+async def child(
+    argv: Sequence[str], folder: Path, name: str, env: Mapping[str, str] | None = None
+) -> AsyncIterator[str]:
+    """Run a child that says `{"url": …}` in a line of stdout; yield that address, end the child afterwards.
+
+    `env` adds variables to those of `child_env`.
+    """
+    log = folder / f"{name}.log"
+    process = await start(argv, child_env(folder) | dict(env or {}), log)
+    try:
+        assert process.stdout is not None
+        url: str | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                while url is None and (line := await process.stdout.readline()):
+                    with suppress(ValueError, KeyError, TypeError):  # some other line
+                        url = json.loads(line)["url"]
+        if url is None:
+            tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].strip()
+            msg = f"the {name} did not start listening within {START_S:g} s or ended:\n{tail}"
+            raise BenchError(msg)
+        yield url
+    finally:
+        await end(process)
+
+
+async def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
+    """Start a process with pipes for stdin and stdout, and stderr in a file."""
+    pipe = asyncio.subprocess.PIPE
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        return await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=descriptor, env=env)
+    finally:
+        os.close(descriptor)
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """End a child: SIGTERM, then SIGKILL."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        await asyncio.wait_for(process.communicate(), STOP_S)  # reads stdout to its end: a full pipe blocks a child
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

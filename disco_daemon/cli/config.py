@@ -1,0 +1,65 @@
+"""`disco config`: show and change settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("config", help="show and change settings", description=__doc__)
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    get = actions.add_parser("get", help="show one setting, or all")
+    get.add_argument("key", nargs="?", help="such as server.base_url")
+    get.add_argument("--json", action="store_true")
+    get.set_defaults(run=_get)
+    put = actions.add_parser("set", help="write one setting into config.toml")
+    put.add_argument("key")
+    put.add_argument("value")
+    put.add_argument("--json", action="store_true")
+    put.set_defaults(run=_set)
+    path = actions.add_parser("path", help="show where config.toml is")
+    path.add_argument("--json", action="store_true")
+    path.set_defaults(run=_path)
+
+
+def _get(args: argparse.Namespace) -> int:
+    from ..config import SECRET_KEYS, as_dict, get_value, load
+
+    config = load()
+    if args.key is not None:
+        value = get_value(config, args.key)
+        _print("********" if args.key in SECRET_KEYS and value else value, as_json=args.json)
+    elif args.json:
+        _print(as_dict(config), as_json=True)
+    else:
+        for section, values in as_dict(config).items():
+            for name, value in values.items():
+                print(f"{section}.{name} = {json.dumps(value)}")
+    return 0
+
+
+def _set(args: argparse.Namespace) -> int:
+    from ..config import SECRET_KEYS, config_path, get_value, set_value
+
+    path = config_path()
+    value = get_value(set_value(path, args.key, args.value), args.key)
+    shown = "********" if args.key in SECRET_KEYS else value
+    if args.json:
+        _print({args.key: shown}, as_json=True)
+    else:
+        print(f"{args.key} = {json.dumps(shown)} in {path}; a running daemon reads it at its next start")
+    return 0
+
+
+def _path(args: argparse.Namespace) -> int:
+    from ..config import config_path
+
+    _print(str(config_path()), as_json=args.json)
+    return 0
+
+
+def _print(value: Any, *, as_json: bool) -> None:
+    print(json.dumps(value) if as_json or not isinstance(value, str) else value)

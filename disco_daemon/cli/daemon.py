@@ -1,0 +1,207 @@
+"""The composition root: makes the daemon out of its parts, and runs it until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from .. import __version__
+from ..api.app import ApiConfig, make_app
+from ..clock import Clock, SystemClock
+from ..conductor import Conductor
+from ..config import Config, data_path, require_complete, server_api_key
+from ..endpoints.base import Endpoint
+from ..endpoints.device import Device
+from ..endpoints.server import Server, ServerConfig
+from ..endpoints.shaper import Shaped, read_trace
+from ..engine.supervisor import Engine, EngineConfig
+from ..errors import ConfigError
+from ..models import default_model_path
+from ..money.prices import Prices
+from ..scheduling.policy import make_policy
+from ..store import History
+from ..types import Side
+
+LAG_INTERVAL_S = 0.02
+LAG_WINDOW = 3000  # samples: the last minute
+SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
+
+
+@dataclass(slots=True)
+class LagMeter:
+    """How late the event loop is, s; the daemon's own pulse."""
+
+    clock: Clock
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=LAG_WINDOW))
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            due = self.clock.now() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self.samples.append(max(0.0, self.clock.now() - due))
+
+    def quantile_ms(self, q: float) -> float | None:
+        """The q-quantile over the last minute, ms."""
+        ordered = sorted(self.samples)
+        return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3, 3) if ordered else None
+
+
+class Daemon:
+    """All parts of one daemon; `serving()` starts and stops them in order."""
+
+    def __init__(self, config: Config, *, trace: Path | None = None, clock: Clock | None = None) -> None:
+        require_complete(config)
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.endpoints = make_endpoints(config, self.clock, trace)
+        self.history = History(
+            Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite",
+            max_rows=config.history.max_rows,
+            keep_text=config.history.keep_text,
+        )
+        self.conductor = Conductor(
+            endpoints=self.endpoints,
+            policy=make_policy(config.policy.name, config.policy.delay_s),
+            clock=self.clock,
+            prices=make_prices(config),
+            record=self.history.record,
+            keep_text=config.history.keep_text,
+        )
+        self._lag = LagMeter(self.clock)
+        self._started = self.clock.now()
+        self.url = ""
+
+    def state(self) -> dict[str, Any]:
+        """What `disco status` shows."""
+        conductor = self.conductor
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self.url,
+            "uptime_s": round(self.clock.now() - self._started, 1),
+            "policy": conductor.policy.name,
+            "endpoints": {side.value: endpoint.status() for side, endpoint in self.endpoints.items()},
+            "in_flight": conductor.in_flight,
+            "served": conductor.n_served,
+            "loop_lag_ms": {"p50": self._lag.quantile_ms(0.5), "p99": self._lag.quantile_ms(0.99)},
+            "history": {"path": str(self.history.path), "dropped": self.history.dropped},
+        }
+
+    def recent(self, limit: int) -> list[dict[str, Any]]:
+        """The latest requests, newest first; blocks on disk."""
+        return self.history.recent(limit)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Listen; yields the base URL. Raises ConfigError when the port is taken."""
+        api = self.config.api
+        app = make_app(self.conductor, _Reports(self), ApiConfig(api.host, api.key))
+        # Without handler_cancellation a client's disconnect would go unnoticed until the next write.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        async with contextlib.AsyncExitStack() as stack:
+            await asyncio.to_thread(self.history.open)
+            stack.push_async_callback(asyncio.to_thread, self.history.close)
+            for endpoint in self.endpoints.values():
+                await endpoint.start()
+                stack.push_async_callback(endpoint.close)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            try:
+                await web.TCPSite(runner, api.host, api.port).start()
+            except OSError as e:
+                msg = (
+                    f"cannot listen on {api.host}:{api.port}: {e.strerror or e}; is a daemon running already? (--port)"
+                )
+                raise ConfigError(msg) from e
+            port = runner.addresses[0][1]
+            self.url = f"http://{f'[{api.host}]' if ':' in api.host else api.host}:{port}/v1"
+            lag = asyncio.create_task(self._lag.run(), name="lag meter")
+            try:
+                yield self.url
+            finally:
+                lag.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reports:
+    daemon: Daemon
+
+    def state(self) -> dict[str, Any]:
+        return self.daemon.state()
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        return self.daemon.recent(limit)
+
+
+def make_endpoints(config: Config, clock: Clock, trace: Path | None) -> dict[Side, Endpoint]:
+    """The configured endpoints. Raises ConfigError when there is none."""
+    endpoints: dict[Side, Endpoint] = {}
+    if config.device.enabled:
+        endpoints[Side.DEVICE] = _device(config, clock, trace)
+    if config.server.base_url:
+        settings = config.server
+        endpoints[Side.SERVER] = Server(
+            ServerConfig(
+                base_url=settings.base_url,
+                model=settings.model,
+                api_key=server_api_key(config),
+                first_token_timeout_s=settings.first_token_timeout_s,
+                token_timeout_s=settings.token_timeout_s,
+                continuation=settings.continuation,
+                stream_usage=settings.stream_usage,
+            )
+        )
+    if not endpoints:
+        msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
+        raise ConfigError(msg)
+    return endpoints
+
+
+def _device(config: Config, clock: Clock, trace: Path | None) -> Endpoint:
+    settings = config.device
+    if settings.base_url:
+        return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
+    path = Path(settings.model).expanduser() if settings.model else default_model_path()
+    if not path.exists():
+        mend = "check device.model" if settings.model else "run `disco models fetch`"
+        msg = f"the device's model {path} does not exist: {mend}, or use --no-device"
+        raise ConfigError(msg)
+    # One core stays free for the daemon: with all of them taken a decode can go from 8 to 500 ms on a busy machine.
+    threads = settings.n_threads or max(1, (os.cpu_count() or 2) - 1)
+    device = Device(Engine(EngineConfig(path, settings.n_ctx, threads, settings.n_gpu_layers), clock))
+    return device if trace is None else Shaped(device, read_trace(trace), clock)
+
+
+def make_prices(config: Config) -> Prices:
+    """Prices from the configuration."""
+    server, device = config.server, config.device
+    return Prices(server.input_usd_per_mtok, server.output_usd_per_mtok, device.watts, device.usd_per_kwh)
+
+
+async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with daemon.serving() as url:
+        announce(url)
+        await stop.wait()
+
+
+def announce_json(url: str) -> None:
+    """One line for a parent process."""
+    sys.stdout.write(json.dumps({"url": url, "pid": os.getpid(), "version": __version__}) + "\n")
+    sys.stdout.flush()

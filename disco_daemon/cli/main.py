@@ -1,0 +1,47 @@
+"""`disco`: one file a verb, all heavy imports inside the verbs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from .. import __version__
+from . import bench, chat, config, demo, models, status, up
+
+VERBS = (up, chat, status, demo, bench, config, models)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="disco",
+        description="Local-first LLM streaming: this machine's model and a server race for each answer.",
+        epilog="Start with `disco demo`, then `disco up` and point any OpenAI client at http://127.0.0.1:4747/v1.",
+    )
+    parser.add_argument("--version", action="version", version=f"disco {__version__}")
+    subparsers = parser.add_subparsers(metavar="VERB", required=True)
+    for verb in VERBS:
+        verb.add_parser(subparsers)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; exit codes 0 done, 1 failed, 2 wrong usage (argparse)."""
+    from ..errors import DiscoError
+
+    args = make_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except DiscoError as e:
+        print(f"disco: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `disco … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

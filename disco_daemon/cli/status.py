@@ -1,0 +1,50 @@
+"""`disco status`: what the running daemon is doing, and why an endpoint failed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("status", help="show the running daemon", description=__doc__)
+    parser.add_argument("--url", help="daemon to ask (default from the configuration)")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and show."""
+    from .. import client
+    from ..config import load
+
+    config = load()
+    root = args.url.removesuffix("/v1").rstrip("/") if args.url else client.base_url(config.api.host, config.api.port)
+    state = client.get(root, "/disco/v1/state", config.api.key)
+    if args.json:
+        print(json.dumps(state))
+    else:
+        _show(state)
+    return 0
+
+
+def _show(state: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    lag = state["loop_lag_ms"]["p99"]
+    console.print(
+        f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}, "
+        f"{state['served']} served, {state['in_flight']} running, loop lag p99 {lag} ms",
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("endpoint", "model", "state", "last failure"):
+        table.add_column(column, overflow="fold")
+    for side, endpoint in state["endpoints"].items():
+        table.add_row(side, endpoint["model"], endpoint["state"], Text(endpoint["last_error"] or "-"))
+    console.print(table)

@@ -1,0 +1,68 @@
+"""`disco up`: the daemon in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("up", help="run the daemon in the foreground", description=__doc__)
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 = a free one (default 4747)")
+    parser.add_argument("--policy", help="race, all-device, all-server or delay")
+    parser.add_argument("--model", help="GGUF file for the device")
+    parser.add_argument("--threads", type=int, help="CPU threads of the device")
+    parser.add_argument("--no-device", action="store_true", help="use the server only")
+    parser.add_argument("--device-only", action="store_true", help="use the device only, whatever server is configured")
+    parser.add_argument("--config", type=Path, help="another config.toml")
+    parser.add_argument("--history", help="another history file")
+    parser.add_argument("--shape-ttft", type=Path, metavar="CSV", help="replay a trace's TTFTs, for experiments")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--json", action="store_true", help="print one JSON line with the URL once it listens")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM."""
+    import asyncio
+
+    from ..config import load
+    from ..errors import ConfigError
+    from .daemon import Daemon, announce_json, run_until_signal
+
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    for name in ("openai", "httpx2", "httpcore2", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they log prompts and headers at debug
+    flags = {
+        "api.host": args.host,
+        "api.port": args.port,
+        "policy.name": args.policy,
+        "device.model": args.model,
+        "device.n_threads": args.threads,
+        "device.enabled": False if args.no_device else None,
+        "server.base_url": "" if args.device_only else None,
+        "history.path": args.history,
+    }
+    config = load(args.config, flags=flags)
+    if not _is_local(config.api.host) and not config.api.key:
+        msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
+        raise ConfigError(msg)
+    daemon = Daemon(config, trace=args.shape_ttft)
+    asyncio.run(run_until_signal(daemon, announce_json if args.json else _announce))
+    return 0
+
+
+def _announce(url: str) -> None:
+    print(f"disco listens on {url} (Ctrl-C stops it)", flush=True)
+
+
+def _is_local(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

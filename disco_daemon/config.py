@@ -1,0 +1,298 @@
+"""Layered settings: config.toml < DISCO_* variables < flags. Every setting is documented below its line."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+import platformdirs
+import tomlkit
+from msgspec import Meta
+from tomlkit.exceptions import TOMLKitError
+
+from .errors import ConfigError
+
+_Positive = Annotated[float, Meta(gt=0)]
+_NonNegative = Annotated[float, Meta(ge=0)]
+
+
+class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[api] Where the daemon listens."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs `api.key`."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 4747
+    """Port; 0 picks a free one."""
+    key: str = ""
+    """If set, clients must send it as their API key."""
+
+
+class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[device] This machine's own model."""
+
+    enabled: bool = True
+    """Whether the device takes part."""
+    model: str = ""
+    """Path of a GGUF file; empty = the embedded default model. With `base_url`: the model's name there."""
+    base_url: str = ""
+    """A local OpenAI-compatible server (llama-server, Ollama, LM Studio) to use as the device instead."""
+    n_ctx: Annotated[int, Meta(ge=0)] = 4096
+    """Context length in tokens, shared by all running answers; 0 = as the model was trained."""
+    n_threads: Annotated[int, Meta(ge=0)] = 0
+    """CPU threads; 0 = one fewer than the cores, at least 1."""
+    n_gpu_layers: int = 0
+    """Layers to put on a GPU, if llama.cpp was built for one; -1 = all."""
+    watts: _NonNegative = 15.0
+    """Power that computing draws, W; with `usd_per_kwh` it gives the cost of device tokens."""
+    usd_per_kwh: _NonNegative = 0.30
+    """Exchange rate: what a kWh of this machine's energy is worth, $."""
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[server] The remote OpenAI-compatible API."""
+
+    base_url: str = ""
+    """Such as https://api.openai.com/v1; empty = no server."""
+    model: str = ""
+    """The model's name there."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the API key."""
+    api_key_file: str = ""
+    """A file with the API key, readable by you only (chmod 600); used when the variable is not set."""
+    continuation: str = "auto"
+    """How it continues a partial answer: auto, continue_final_message, prefix, assistant, none."""
+    stream_usage: bool = True
+    """Ask for token counts at the end of a stream; turn off for servers that refuse `stream_options`."""
+    first_token_timeout_s: _Positive = 20.0
+    """Give up on the server after this long without a first token, s."""
+    token_timeout_s: _Positive = 15.0
+    """Give up on the server after this long between two tokens, s."""
+    input_usd_per_mtok: _NonNegative = 0.15
+    """Price of a million input tokens, $."""
+    output_usd_per_mtok: _NonNegative = 0.60
+    """Price of a million output tokens, $."""
+
+
+class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[policy] Who starts when."""
+
+    name: str = "race"
+    """race (both at once), all-device, all-server, or delay (server first, the device after `delay_s`)."""
+    delay_s: _NonNegative = 0.3
+    """Head start of the server in `delay`, s."""
+
+
+class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[history] What is remembered of past requests."""
+
+    path: str = ""
+    """SQLite file; empty = in the data folder."""
+    max_rows: Annotated[int, Meta(ge=1)] = 20_000
+    """Requests to keep; the oldest go first."""
+    keep_text: bool = False
+    """Whether prompts and answers are stored too."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings."""
+
+    api: Api = Api()
+    device: DeviceSettings = DeviceSettings()
+    server: ServerSettings = ServerSettings()
+    policy: PolicySettings = PolicySettings()
+    history: HistorySettings = HistorySettings()
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "api": Api,
+    "device": DeviceSettings,
+    "server": ServerSettings,
+    "policy": PolicySettings,
+    "history": HistorySettings,
+}
+SECRET_KEYS = frozenset({"api.key"})
+
+
+def keys() -> list[str]:
+    """All settings as `section.name`."""
+    return [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.__struct_fields__]
+
+
+def config_path() -> Path:
+    """Where config.toml is: $DISCO_CONFIG, or the platform's config folder."""
+    override = os.environ.get("DISCO_CONFIG")
+    return Path(override) if override else platformdirs.user_config_path("disco") / "config.toml"
+
+
+def data_path() -> Path:
+    """Where history and models live."""
+    return platformdirs.user_data_path("disco")
+
+
+def load(
+    path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Config:
+    """Read all layers. `flags` maps `section.name` to a value. Raises ConfigError that names key and mend."""
+    path = path or config_path()
+    values = _read_file(path)
+    for key, text in _from_env(os.environ if env is None else env).items():
+        _put(values, key, text)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            _put(values, key, value)
+    return _convert(values, path)
+
+
+def set_value(path: Path, key: str, text: str) -> Config:
+    """Write one setting into config.toml, keeping comments; nothing is written if it would be wrong."""
+    _require_known(key)
+    values = _read_file(path)
+    _put(values, key, text)
+    config = _convert(values, path)
+    document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
+    section, name = key.split(".")
+    if section not in document:
+        document[section] = tomlkit.table()
+    document[section][name] = getattr(getattr(config, section), name)
+    _write_private(path, tomlkit.dumps(document))
+    return config
+
+
+def get_value(config: Config, key: str) -> Any:
+    """One setting. Raises ConfigError for an unknown key."""
+    _require_known(key)
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """All settings for showing; secrets are masked."""
+    shown: dict[str, Any] = msgspec.to_builtins(config)
+    for key in SECRET_KEYS:
+        section, name = key.split(".")
+        if shown[section][name]:
+            shown[section][name] = "********"
+    return shown
+
+
+def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
+    """The server's API key from the environment or the 0600 file, "" if there is none. Raises ConfigError."""
+    env = os.environ if env is None else env
+    if key := env.get(config.server.api_key_env, ""):
+        return key
+    if not config.server.api_key_file:
+        return ""
+    path = Path(config.server.api_key_file).expanduser()
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text("utf-8").strip()
+    except OSError as e:
+        msg = f"server.api_key_file {path} cannot be read: {e.strerror}"
+        raise ConfigError(msg) from e
+    if stat.S_IMODE(mode) & 0o077:
+        msg = f"server.api_key_file {path} is readable by others: run `chmod 600 {path}`"
+        raise ConfigError(msg)
+    return text
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TOMLKitError) as e:
+        msg = f"{path} is not valid TOML: {e}"
+        raise ConfigError(msg) from e
+    except OSError as e:
+        msg = f"{path} cannot be read: {e.strerror}"
+        raise ConfigError(msg) from e
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, str]:
+    """DISCO_SERVER_BASE_URL -> server.base_url. Names that fit no section (DISCO_CONFIG …) are not settings."""
+    known = {f"DISCO_{key.replace('.', '_').upper()}": key for key in keys()}
+    sections = tuple(f"DISCO_{section.upper()}_" for section in SECTIONS)
+    wrong = sorted(name for name in env if name.startswith(sections) and name not in known)
+    if wrong:
+        msg = f"unknown variable {wrong[0]}; settings are {', '.join(sorted(known))}"
+        raise ConfigError(msg)
+    return {key: env[name] for name, key in known.items() if name in env}
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    section, name = key.split(".")
+    target = values.setdefault(section, {})
+    if not isinstance(target, dict):
+        msg = f"[{section}] must be a table"
+        raise ConfigError(msg)
+    if isinstance(value, str):
+        cls = SECTIONS[section]
+        kind = next(f.type for f in msgspec.structs.fields(cls) if f.name == name)
+        try:
+            value = msgspec.convert(value, kind, strict=False)
+        except msgspec.ValidationError as e:
+            msg = f"{key}: {e} (got {value!r})"
+            raise ConfigError(msg) from e
+    target[name] = value
+
+
+def _convert(values: dict[str, Any], path: Path) -> Config:
+    try:
+        config = msgspec.convert(values, Config)
+    except msgspec.ValidationError as e:
+        msg = f"{path}: {e}; `disco config get` lists all settings"
+        raise ConfigError(msg) from e
+    _check(config)
+    return config
+
+
+def _check(config: Config) -> None:
+    """Rules across settings."""
+    from .scheduling.policy import POLICIES
+
+    choices = {
+        "policy.name": (config.policy.name, POLICIES),
+        "server.continuation": (
+            config.server.continuation, ("auto", "continue_final_message", "prefix", "assistant", "none")
+        ),
+    }  # fmt: skip
+    for key, (value, allowed) in choices.items():
+        if value not in allowed:
+            msg = f"{key} = {value!r}: choose one of {', '.join(allowed)}"
+            raise ConfigError(msg)
+    for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
+        if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+            msg = f"{key} = {url!r} is not a URL such as https://api.openai.com/v1"
+            raise ConfigError(msg)
+
+
+def require_complete(config: Config) -> None:
+    """What must be set together before a daemon can run. Raises ConfigError."""
+    if config.server.base_url and not config.server.model:
+        msg = "server.base_url is set but server.model is not: `disco config set server.model NAME`"
+        raise ConfigError(msg)
+    if config.device.base_url and not config.device.model:
+        msg = "device.base_url is set but device.model is not: `disco config set device.model NAME`"
+        raise ConfigError(msg)
+
+
+def _require_known(key: str) -> None:
+    if key not in keys():
+        msg = f"unknown setting {key!r}; settings are {', '.join(keys())}"
+        raise ConfigError(msg)
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(path.name + ".new")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    temporary.replace(path)

@@ -1,0 +1,93 @@
+"""An endpoint with somebody else's latency: replays a real TTFT trace in front of a real one (`disco up --shape-ttft`).
+
+For demonstrations and experiments without a key or a network: the answer and its tokens are real, the time to first
+token is the recorded one, or the endpoint's own where that is longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import itertools
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from ..clock import Clock
+from ..errors import ConfigError
+from ..types import Finish, GenerationRequest, Token, Usage
+from .device import Device
+
+N_REMEMBERED = 1024  # prompts
+
+
+def read_trace(path: Path) -> list[float]:
+    """The `ttft_s` column of a CSV file, s, in its order. Raises ConfigError."""
+    try:
+        with path.open(newline="", encoding="utf-8") as f:
+            values = [float(row["ttft_s"]) for row in csv.DictReader(r for r in f if not r.startswith("#"))]
+    except (OSError, KeyError, ValueError) as e:
+        msg = f"{path} is no trace: a CSV file with a column ttft_s is expected ({e})"
+        raise ConfigError(msg) from e
+    if not values or min(values) < 0:
+        msg = f"{path} has no TTFT values, or negative ones"
+        raise ConfigError(msg)
+    return values
+
+
+class Shaped:
+    """`Endpoint` around a device whose first token comes when the trace says so."""
+
+    def __init__(self, inner: Device, trace: list[float], clock: Clock) -> None:
+        self._inner = inner
+        self._trace = itertools.cycle(trace)
+        self._drawn: OrderedDict[int, float] = OrderedDict()
+        self._clock = clock
+        self.side = inner.side
+        self.model = inner.model
+
+    def refuses(self, request: GenerationRequest) -> str | None:
+        """As the endpoint behind."""
+        return self._inner.refuses(request)
+
+    def may_serve(self) -> bool:
+        """As the endpoint behind."""
+        return self._inner.may_serve()
+
+    async def count(self, request: GenerationRequest) -> int | None:
+        """As the endpoint behind."""
+        return await self._inner.count(request)
+
+    async def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
+        """Wait as in a server's queue, then compute, so that the first token falls on the recorded time."""
+        due = self._clock.now() + self._ttft_s(request)
+        length = await self._inner.count(request)
+        compute_s = (length or 0) / (self._inner.prefill_tps or float("inf"))
+        await asyncio.sleep(max(0.0, due - compute_s - self._clock.now()))
+        async with aclosing(self._inner.generate(request, usage)) as events:
+            async for event in events:
+                await asyncio.sleep(max(0.0, due - self._clock.now()))
+                yield event
+
+    def _ttft_s(self, request: GenerationRequest) -> float:
+        """The next recorded TTFT; the same prompt meets the same one again, so that alone and raced compare."""
+        key = hash(str(request.messages))
+        if key not in self._drawn:
+            self._drawn[key] = next(self._trace)
+            if len(self._drawn) > N_REMEMBERED:
+                self._drawn.popitem(last=False)
+        return self._drawn[key]
+
+    def status(self) -> dict[str, Any]:
+        """As the endpoint behind."""
+        return self._inner.status() | {"shaped": True}
+
+    async def start(self) -> None:
+        """Start the endpoint behind."""
+        await self._inner.start()
+
+    async def close(self) -> None:
+        """Close the endpoint behind."""
+        await self._inner.close()

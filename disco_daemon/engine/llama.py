@@ -1,0 +1,224 @@
+"""The only module that imports llama_cpp: a thin, typed skin over llama.cpp's C API."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+
+from .template import ChatTemplate
+from .wire import Count, Generate, Load
+
+N_SEQ_MAX = 8  # answers in one context; bounded because each costs a sampler and KV cells
+N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
+PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
+ABORTED = 2  # llama_decode's return value after the abort callback said stop
+NO_KV_SLOT = 1
+
+
+class ModelError(RuntimeError):
+    """The model cannot be loaded or used; the message is fit for a user."""
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _log(level: int, text: bytes, _data: object) -> None:
+    if level >= 4:
+        os.write(2, text)
+
+
+class AbortFlag:
+    """Stops a running llama_decode from another thread.
+
+    The callback is libc's `strlen` on a two-byte buffer: false while the first byte is zero, true once it is set. A C
+    function needs no GIL, so a prefill is neither slowed by polling nor kept waiting by a busy Python thread.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(2)
+        libc = ctypes.CDLL(ctypes.util.find_library("c") or None)
+        self.callback = ctypes.cast(libc.strlen, llama_cpp.ggml_abort_callback)
+        self.data = ctypes.cast(self._buffer, ctypes.c_void_p)
+
+    def set(self) -> None:
+        """Abort the decode in flight, if there is one."""
+        self._buffer[0] = b"\x01"
+
+    def clear(self) -> None:
+        """Allow decoding again."""
+        self._buffer[0] = b"\x00"
+
+
+class Llama:
+    """One model and one context with up to N_SEQ_MAX sequences in a unified KV cache."""
+
+    def __init__(self, load: Load, abort: AbortFlag) -> None:
+        """Load the model. Raises ModelError."""
+        started = time.perf_counter()
+        llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = load.n_gpu_layers
+        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
+        if not self._model:
+            msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
+            raise ModelError(msg)
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self.n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
+        self._ctx = self._new_context(load, abort)
+        self._memory = llama_cpp.llama_get_memory(self._ctx)
+        self._batch = llama_cpp.llama_batch_init(N_BATCH, 0, 1)
+        self._abort = abort  # keeps callback and buffer alive as long as the context
+        self._control = self._control_texts()
+        bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
+        source = llama_cpp.llama_model_chat_template(self._model, None)
+        self._bos = bos
+        self._template = ChatTemplate(source.decode() if source else None, bos, eos)
+        self.prefill_tps = self._warm_up()
+        self.load_s = time.perf_counter() - started
+
+    def _new_context(self, load: Load, abort: AbortFlag) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = self.n_ctx
+        params.n_batch = params.n_ubatch = N_BATCH
+        params.n_seq_max = N_SEQ_MAX
+        params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
+        params.n_threads = params.n_threads_batch = load.n_threads
+        params.abort_callback = abort.callback
+        params.abort_callback_data = abort.data
+        ctx = llama_cpp.llama_init_from_model(self._model, params)
+        if not ctx:
+            msg = f"llama.cpp cannot make a context of {self.n_ctx} tokens: lower device.n_ctx, or free some memory"
+            raise ModelError(msg)
+        return ctx
+
+    # --- text and tokens -----------------------------------------------------------------------------------------
+
+    def prompt_tokens(self, request: Generate | Count) -> list[int]:
+        """Token ids of the rendered messages, without the answer so far. Raises TemplateError."""
+        tokens: list[int] = []
+        for index, (text, is_template) in enumerate(self._template.segments(request.messages, self._control)):
+            add_bos = index == 0 and not (self._bos and text.startswith(self._bos))
+            tokens += self.tokenize(text, add_special=add_bos, parse_special=is_template)
+        return tokens
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`; `parse_special` lets control tokens be spelled out."""
+        data = text.encode("utf-8", "surrogatepass")
+        room = len(data) + 8
+        buffer = (llama_cpp.llama_token * room)()
+        n = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
+        if n < 0:
+            buffer = (llama_cpp.llama_token * -n)()
+            n = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, -n, add_special, parse_special)
+        return list(buffer[:n])
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Bytes of one token."""
+        buffer = ctypes.create_string_buffer(64)
+        n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, 64, 0, special)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, -n, 0, special)
+        return buffer.raw[:n]
+
+    def ends(self, token: int) -> bool:
+        """Whether the token ends an answer."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def _special(self, which: Any) -> str:
+        token = which(self._vocab)
+        return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _control_texts(self) -> list[str]:
+        vocab, n = self._vocab, llama_cpp.llama_vocab_n_tokens(self._vocab)
+        control = (t for t in range(n) if llama_cpp.llama_vocab_get_attr(vocab, t) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL)
+        return [text for t in control if (text := self.piece(t, special=True).decode("utf-8", "replace"))]
+
+    # --- computing -----------------------------------------------------------------------------------------------
+
+    def decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> int:
+        """Run one batch of (token, position, sequence, wants_logits) rows; llama_decode's return value.
+
+        0 done, NO_KV_SLOT, ABORTED, negative: broken.
+        """
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, (token, pos, seq, logits) in enumerate(rows):
+            batch.token[i] = token
+            batch.pos[i] = pos
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = seq
+            batch.logits[i] = logits
+        rc = llama_cpp.llama_decode(self._ctx, batch)
+        if rc == 0:
+            llama_cpp.llama_synchronize(self._ctx)
+        return int(rc)
+
+    def forget(self, seq: int, from_pos: int = 0) -> None:
+        """Free the KV cells of a sequence from `from_pos` on."""
+        llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
+
+    def sampler(self, request: Generate) -> Sampler:
+        """A sampler chain in C for one answer."""
+        return Sampler(request, llama_cpp.llama_vocab_n_tokens(self._vocab))
+
+    def sample(self, sampler: Sampler, row: int) -> int:
+        """Draw the next token from the logits of batch row `row`."""
+        return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
+
+    def _warm_up(self) -> float:
+        """Prefill a few tokens, so that the first request meets warm caches; token/s."""
+        n = min(32, self.n_ctx // 2)
+        tokens = (self.tokenize("The quick brown fox jumps over the lazy dog. " * 8) * n)[:n]
+        rows = [(token, i, 0, False) for i, token in enumerate(tokens)]
+        self.decode(rows)
+        self.forget(0)
+        started = time.perf_counter()
+        self.decode(rows)
+        elapsed = time.perf_counter() - started
+        self.forget(0)
+        return n / elapsed
+
+
+class Sampler:
+    """A llama.cpp sampler chain for one answer; freed with `close`."""
+
+    def __init__(self, request: Generate, n_vocab: int) -> None:
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
+        if frequency or presence:
+            penalties = llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence)
+            llama_cpp.llama_sampler_chain_add(chain, penalties)
+        temperature = 1.0 if request.temperature is None else request.temperature
+        if temperature <= 0:
+            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        else:
+            if request.top_p is not None and request.top_p < 1:
+                llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_p(request.top_p, 1))
+            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(temperature))
+            seed = llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed & 0xFFFFFFFF
+            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
+        self.chain = chain
+
+    def close(self) -> None:
+        """Free the chain; idempotent."""
+        if self.chain is not None:
+            llama_cpp.llama_sampler_free(self.chain)
+            self.chain = None
+
+
+def requantize(source: str, target: str, n_threads: int) -> None:
+    """Write `source` again with Q8_0 weights: larger, and much faster to prefill on a CPU. Raises ModelError."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+    params.allow_requantize = True
+    params.nthread = n_threads
+    llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
+    if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) != 0:
+        msg = f"llama.cpp cannot requantise {source}"
+        raise ModelError(msg)

@@ -1,0 +1,364 @@
+"""The daemon's side of the engine: start it, notice its death at once, start it again, and talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ..clock import Clock
+from ..errors import EndpointError
+from ..types import GenerationRequest, Side
+from . import wire
+
+log = logging.getLogger("disco.engine")
+
+BACKOFF_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next request
+BACKOFF_MAX_S = 30.0
+HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off anew
+LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
+STOP_TIMEOUT_S = 2.0  # after the socket is closed; then SIGKILL
+CANCEL_TIMEOUT_S = 0.5  # the abort callback stops a decode in 0.5-20 ms; more means a hang
+COUNT_TIMEOUT_S = 0.25
+N_STDERR_LINES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine loads; `n_ctx` in tokens (0 = as trained), `n_threads` CPU threads."""
+
+    model_path: Path
+    n_ctx: int
+    n_threads: int
+    n_gpu_layers: int = 0
+
+
+class EngineState(StrEnum):
+    """Where the engine process is in its life."""
+
+    STOPPED = "stopped"
+    LOADING = "loading"
+    READY = "ready"
+    BACKOFF = "restarting"
+    FAILED = "failed"
+
+
+class EngineGone(EndpointError):
+    """The engine process died, or cannot be used; running answers must go on elsewhere."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Side.DEVICE, "engine_gone", message)
+
+
+Answer = wire.Progress | wire.Piece | wire.Done | wire.Failed
+_Reply = wire.FromEngine | EngineGone
+
+
+class Engine:
+    """One supervised engine process.
+
+    All mutable state: the process and socket of the present life, `state`, and `_inboxes` (one queue for each request
+    in flight; its length is bounded by the context, since the engine ends an answer there).
+    """
+
+    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+        self.config = config
+        self.state = EngineState.STOPPED
+        self.info: wire.Loaded | None = None
+        self.last_error: str | None = None
+        self.restarts = 0
+        self.pid: int | None = None
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._inboxes: dict[str, asyncio.Queue[_Reply]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._changed = asyncio.Condition()
+        self._supervisor: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.state} pid={self.pid} restarts={self.restarts} in flight={len(self._inboxes)}>"
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin supervising; loading happens in the background."""
+        self.state = EngineState.LOADING
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+
+    async def close(self) -> None:
+        """Stop the engine and wait for it; idempotent."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+            self._supervisor = None
+        await self._enter(EngineState.STOPPED)
+
+    async def ready(self, timeout_s: float) -> wire.Loaded:
+        """Wait until the model is loaded. Raises EngineGone when it cannot be, or not in time."""
+        waiting = (EngineState.LOADING, EngineState.BACKOFF)
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self.state not in waiting)
+        except TimeoutError:
+            msg = f"the device model was not loaded within {timeout_s:g} s"
+            raise EngineGone(msg) from None
+        if self.state is not EngineState.READY or self.info is None:
+            raise EngineGone(self.last_error or "the device engine is stopped")
+        return self.info
+
+    async def _supervise(self) -> None:
+        backoff = BACKOFF_FIRST_S
+        while True:
+            born = self._clock.now()
+            await self._enter(EngineState.LOADING)
+            try:
+                await self._live()
+            except OSError as e:
+                self.last_error = f"cannot start the engine process: {e}"
+            if self.state is EngineState.FAILED:
+                log.error("engine cannot load its model: %s", self.last_error)
+                return
+            if self._clock.now() - born > HEALTHY_AFTER_S:
+                backoff = BACKOFF_FIRST_S
+            log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, backoff)
+            self.restarts += 1
+            await asyncio.sleep(backoff)
+            backoff = min(BACKOFF_MAX_S, backoff * 2)
+
+    async def _live(self) -> None:
+        """One life of the process, from fork to the end of its socket."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await _spawn(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        self.pid = process.pid
+        ours.setblocking(False)
+        stderr: deque[str] = deque(maxlen=N_STDERR_LINES)
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_drain(process.stderr, stderr))
+                await self._converse(reader)
+        finally:
+            await asyncio.shield(self._bury(process, stderr))
+
+    async def _converse(self, reader: asyncio.StreamReader) -> None:
+        config = self.config
+        model = str(config.model_path)
+        self._write(wire.Load(model, config.n_ctx, config.n_threads, config.n_gpu_layers))
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                first = await wire.read_async(reader)
+        except TimeoutError:
+            self.last_error = f"loading {model} took more than {LOAD_TIMEOUT_S:g} s"
+            if self._writer is not None:
+                self._writer.close()
+            return
+        if first is None:
+            return
+        match wire.decode_from_engine(first):
+            case wire.Loaded() as info:
+                self.info = info
+                log.info("engine ready: %s, %d tokens of context, %.2f s", info.model, info.n_ctx, info.load_s)
+                await self._enter(EngineState.READY)
+            case wire.LoadFailed(message=message):
+                self.last_error = message
+                await self._enter(EngineState.FAILED)
+                return
+            case other:
+                msg = f"expected Loaded, not {other!r}"
+                raise TypeError(msg)
+        while (body := await wire.read_async(reader)) is not None:
+            self._deliver(wire.decode_from_engine(body))
+
+    def _deliver(self, message: wire.FromEngine) -> None:
+        if isinstance(message, wire.Loaded | wire.LoadFailed):
+            msg = f"unexpected {message!r}"
+            raise TypeError(msg)
+        inbox = self._inboxes.get(message.id)
+        if inbox is not None:  # else: nobody waits any more, as after a cancelled count
+            inbox.put_nowait(message)
+
+    async def _bury(self, process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
+        """End the process for certain, tell all who wait, say why."""
+        if self.state is not EngineState.FAILED:
+            await self._enter(EngineState.BACKOFF)  # at once: nobody may start an answer on a dead process
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            code = await process.wait()
+        self.pid = None
+        if self.state is not EngineState.FAILED:
+            ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+            detail = f": {stderr[-1]}" if stderr and code > 0 else ""
+            self.last_error = f"the engine process {ending}{detail}"
+        gone = EngineGone(self.last_error or "the engine has stopped")
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(gone)
+
+    async def _enter(self, state: EngineState) -> None:
+        async with self._changed:
+            self.state = state
+            self._changed.notify_all()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+        """Prompt length in tokens; None while no model is loaded or the engine is too slow to say."""
+        if self.state is not EngineState.READY:
+            return None
+        with self._inbox() as (request_id, inbox):
+            try:
+                self._write(wire.Count(request_id, messages))
+                async with asyncio.timeout(COUNT_TIMEOUT_S):
+                    reply = await inbox.get()
+            except (EngineGone, TimeoutError):
+                return None
+            return reply.n_tokens if isinstance(reply, wire.Counted) else None
+
+    async def stats(self, timeout_s: float = 1.0) -> wire.Stats | None:
+        """Counters of the running engine; None when it does not answer in time."""
+        with self._inbox() as (request_id, inbox):
+            try:
+                self._write(wire.AskStats(request_id))
+                async with asyncio.timeout(timeout_s):
+                    reply = await inbox.get()
+            except (EngineGone, TimeoutError):
+                return None
+            return reply if isinstance(reply, wire.Stats) else None
+
+    def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
+        """Start one answer. Raises EngineGone."""
+        request_id = f"g{next(self._ids)}"
+        inbox = self._inboxes[request_id] = asyncio.Queue()
+        s = request.sampling
+        try:
+            self._write(
+                wire.Generate(
+                    request_id, [dict(m) for m in request.messages], request.answer_so_far, hold, s.max_tokens,
+                    s.temperature, s.top_p, s.seed, s.stop, s.frequency_penalty, s.presence_penalty,
+                )
+            )  # fmt: skip
+        except EngineGone:
+            del self._inboxes[request_id]
+            raise
+        return EngineAnswer(self, request_id, inbox)
+
+    @contextlib.contextmanager
+    def _inbox(self) -> Iterator[tuple[str, asyncio.Queue[_Reply]]]:
+        request_id = f"q{next(self._ids)}"
+        inbox = self._inboxes[request_id] = asyncio.Queue()
+        try:
+            yield request_id, inbox
+        finally:
+            del self._inboxes[request_id]
+
+    def _write(self, message: wire.Message) -> None:
+        if self._writer is None or self._writer.is_closing():
+            raise EngineGone(self.last_error or "the engine is not running")
+        self._writer.write(wire.frame(message))
+
+    def _forget(self, request_id: str) -> None:
+        self._inboxes.pop(request_id, None)
+
+
+class EngineAnswer:
+    """One answer in flight: iterate it for messages, `close` it in any case. `done` is the final count, once known."""
+
+    def __init__(self, engine: Engine, request_id: str, inbox: asyncio.Queue[_Reply]) -> None:
+        self._engine = engine
+        self._id = request_id
+        self._inbox = inbox
+        self._ended = False
+        self.done: wire.Done | None = None
+
+    def __aiter__(self) -> EngineAnswer:
+        return self
+
+    async def __anext__(self) -> Answer:
+        if self._ended:
+            raise StopAsyncIteration
+        message = await self._inbox.get()
+        match message:
+            case EngineGone():
+                self._ended = True
+                raise message
+            case wire.Done():
+                self._ended, self.done = True, message
+                return message
+            case wire.Failed():
+                self._ended = True
+                return message
+            case wire.Progress() | wire.Piece():
+                return message
+            case other:
+                msg = f"unexpected {other!r}"
+                raise TypeError(msg)
+
+    def append(self, text: str, *, go: bool) -> None:
+        """Grow a held answer by text from elsewhere; `go` lets it generate. Raises EngineGone."""
+        self._engine._write(wire.Append(self._id, text, go))
+
+    async def close(self) -> None:
+        """Cancel if still running, and wait shortly for the final counts; idempotent, safe while being cancelled."""
+        try:
+            if not self._ended:
+                self._engine._write(wire.Cancel(self._id))
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    async for _ in self:
+                        pass
+        except (EngineGone, TimeoutError):
+            pass
+        finally:
+            self._ended = True
+            self._engine._forget(self._id)
+
+
+async def _spawn(fd: int) -> asyncio.subprocess.Process:
+    """Start the worker on an inherited socket; a cancellation waits for the fork and takes it back.
+
+    asyncio's own clean-up of a subprocess whose creation is cancelled can wait for ever (seen on CPython 3.11).
+    """
+    spawn = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "disco_daemon.engine.worker", str(fd), pass_fds=[fd],
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )
+    )  # fmt: skip
+    try:
+        return await asyncio.shield(spawn)
+    except asyncio.CancelledError:
+        process = await spawn
+        process.kill()
+        await process.wait()
+        raise
+
+
+async def _drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:
+    """Keep the engine's last words, and its pipe empty."""
+    while stream is not None:
+        try:
+            line = await stream.readline()
+        except ValueError:  # a line over the limit: skip it
+            continue
+        if not line:
+            return
+        lines.append(line.decode("utf-8", "replace").rstrip())

@@ -1,0 +1,46 @@
+"""From token bytes to text a reader may see: whole code points, nothing past a stop string. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class TextStream:
+    """Joins token bytes into text.
+
+    Holds back an incomplete UTF-8 sequence, and any tail that may still grow into a stop string.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = tuple(s for s in stop if s)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, piece: bytes) -> str:
+        """Take one token's bytes; return what may be shown now. Sets `stopped` when a stop string is complete."""
+        self._held += self._utf8.decode(piece)
+        return self._release()
+
+    def flush(self) -> str:
+        """Return all that is left at the regular end of the answer; half a character is no text and is dropped."""
+        out = self._release()
+        if not self.stopped:
+            out, self._held = out + self._held, ""
+        return out
+
+    def _release(self) -> str:
+        hits = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        if hits:
+            self.stopped = True
+            cut = min(hits)
+        else:
+            cut = len(self._held) - max((_overlap(self._held, s) for s in self._stop), default=0)
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

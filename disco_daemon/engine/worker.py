@@ -1,0 +1,114 @@
+"""The engine process: `python -m disco_daemon.engine.worker FD`.
+
+Two threads. The main thread owns llama.cpp's context and everything in `Batcher`. The reader thread takes frames off
+the socket, answers what needs no context (token counts), and stops a decode in flight when a Cancel comes in.
+When the daemon goes away, the socket ends and so does this process.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+
+from . import wire
+from .batch import Batcher
+from .llama import N_SEQ_MAX, AbortFlag, Llama, ModelError
+from .template import TemplateError
+
+
+class Worker:
+    """Wires socket, reader thread and batcher together."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._send_lock = threading.Lock()
+        self._abort = AbortFlag()
+        self._commands: queue.SimpleQueue[wire.ToEngine] = queue.SimpleQueue()
+        self._llama: Llama | None = None
+
+    def send(self, message: wire.Message) -> None:
+        """Send one message to the daemon; used by both threads."""
+        data = wire.frame(message)
+        with self._send_lock:
+            self._sock.sendall(data)
+
+    def run(self) -> None:
+        """Load the model, then compute for ever."""
+        first = wire.read_blocking(self._sock)
+        if first is None:
+            return
+        load = wire.decode_to_engine(first)
+        if not isinstance(load, wire.Load):
+            msg = f"the first message must be Load, not {load!r}"
+            raise TypeError(msg)
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        try:
+            llama = self._llama = Llama(load, self._abort)
+        except (ModelError, TemplateError) as e:
+            self.send(wire.LoadFailed(str(e)))
+            return
+        batcher = Batcher(llama, self.send)
+        name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
+        self.send(wire.Loaded(name, llama.n_ctx, N_SEQ_MAX, llama.load_s, llama.prefill_tps))
+        while True:
+            self._abort.clear()  # before the queue is drained: a Cancel sets it again after it was queued
+            self._obey(batcher)
+            batcher.step()
+
+    def _obey(self, batcher: Batcher) -> None:
+        """Carry out all queued commands; sleep on the queue while there is nothing to compute."""
+        while not self._commands.empty() or not batcher.has_work:
+            match self._commands.get():
+                case wire.Generate() as request:
+                    try:
+                        batcher.add(request)
+                    except TemplateError as e:
+                        self.send(wire.Failed(request.id, "bad_messages", str(e), True))
+                case wire.Append() as message:
+                    batcher.append(message)
+                case wire.Cancel(id=request_id):
+                    batcher.cancel(request_id)
+                case wire.AskStats(id=request_id):
+                    totals = batcher.totals
+                    n_running, n_waiting = len(batcher.running), len(batcher.waiting)
+                    stats = (totals.prompt_tokens, totals.completion_tokens, totals.busy_s)
+                    self.send(wire.Stats(request_id, n_running, n_waiting, *stats))
+                case other:
+                    msg = f"unexpected message {other!r}"
+                    raise TypeError(msg)
+
+    def _read(self) -> None:
+        """Reader thread: ends the process when the daemon has gone or sends what is no message."""
+        try:
+            while (body := wire.read_blocking(self._sock)) is not None:
+                self._dispatch(wire.decode_to_engine(body))
+        finally:
+            os._exit(0)
+
+    def _dispatch(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Count) and self._llama is not None:
+            self._count(message, self._llama)
+            return
+        self._commands.put(message)
+        if isinstance(message, wire.Cancel):
+            self._abort.set()
+
+    def _count(self, message: wire.Count, llama: Llama) -> None:
+        try:
+            self.send(wire.Counted(message.id, len(llama.prompt_tokens(message))))
+        except TemplateError as e:
+            self.send(wire.Failed(message.id, "bad_messages", str(e), True))
+
+
+def main() -> None:
+    """Run on the inherited socket whose number is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
+    Worker(socket.socket(fileno=int(sys.argv[1]))).run()
+
+
+if __name__ == "__main__":
+    main()

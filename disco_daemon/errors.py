@@ -1,0 +1,69 @@
+"""The error tree, by whose fault it is. HTTP status and OpenAI `type`/`code` live on the class."""
+
+from __future__ import annotations
+
+from .types import Side
+
+
+class DiscoError(Exception):
+    """Base of everything this software raises on purpose; `str(error)` is fit for a user."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    param: str | None = None
+
+
+class ConfigError(DiscoError):
+    """The configuration is wrong; the message names the key and the mend."""
+
+
+class RequestError(DiscoError):
+    """The request is at fault; nothing was started, or nothing can serve it as it is."""
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        if status is not None:
+            self.status = status
+
+
+class EndpointError(DiscoError):
+    """One endpoint failed. `reason` is a short stable word, used in `disco status`, history and metrics.
+
+    `your_fault` marks failures that the request itself caused (context too long, refused parameter).
+    """
+
+    status = 502
+    type = "upstream_error"
+
+    def __init__(
+        self, side: Side, reason: str, message: str, *, your_fault: bool = False, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.side = side
+        self.reason = reason
+        self.your_fault = your_fault
+        self.retry_after_s = retry_after_s
+        self.code = reason
+        if your_fault:
+            self.status = 400
+            self.type = "invalid_request_error"
+        elif reason == "rate_limited":
+            self.status = 429
+            self.type = "rate_limit_error"
+        elif reason in ("timeout", "stalled"):
+            self.status = 504
+
+
+class Unavailable(DiscoError):
+    """Nothing can serve right now; trying later may help."""
+
+    status = 503
+    code = "unavailable"

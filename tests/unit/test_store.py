@@ -1,0 +1,541 @@
+"""History: what was answered is on disk, bounded, private, and never in the daemon's way."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_daemon.errors import ConfigError, Unavailable
+from disco_daemon.store import History
+from disco_daemon.store.migrations import MIGRATIONS, migrate, open_database
+from disco_daemon.types import Attempt, Outcome, Plan, Side, Usage
+
+WAIT_S = 30.0  # far more than any disk needs: only a hang gets there
+WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75))
+LATE = Attempt(Side.SERVER, "gpt", 0.25, 1.5, censored=True, usage=Usage(), error="timeout")
+OUTCOME = Outcome(
+    request_id="r-1",
+    created=1_700_000_000.5,
+    model="disco",
+    policy="paper",
+    plan=Plan(0.0, math.inf),
+    prompt_tokens=12,
+    winner=Side.DEVICE,
+    finish_reason="stop",
+    error=None,
+    ttft_s=0.125,
+    duration_s=2.5,
+    handoffs=1,
+    tokens={Side.DEVICE: 30, Side.SERVER: 7},
+    attempts=(WON, LATE),
+    cost_usd=0.002,
+    energy_j=4.5,
+)
+
+
+def outcome(number: int, **changes: Any) -> Outcome:
+    return replace(OUTCOME, request_id=f"r-{number}", **changes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "history.db"
+
+
+def ask(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def put(history: History, *outcomes: Outcome) -> None:
+    for one in outcomes:
+        history.record(one)
+    history.flush(WAIT_S)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the write lock, as another daemon in a long transaction would."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+def assert_sound(path: Path) -> None:
+    """The file is whole and each request has the two samples it came with."""
+    assert ask(path, "PRAGMA integrity_check") == [("ok",)]
+    assert ask(path, "PRAGMA foreign_key_check") == []
+    requests = ask(path, "SELECT id FROM requests ORDER BY id")
+    assert ask(path, "SELECT request FROM ttft_samples GROUP BY request HAVING count(*) = 2 ORDER BY 1") == requests
+    assert ask(path, "SELECT count(*) FROM ttft_samples") == [(2 * len(requests),)]
+
+
+# What goes in comes out
+
+
+def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
+    with History(path) as history:
+        put(history, OUTCOME)
+        (row,) = history.recent(10)
+        assert row == {
+            "id": 1,
+            "request_id": "r-1",
+            "created": 1_700_000_000.5,
+            "model": "disco",
+            "policy": "paper",
+            "plan_device_s": 0.0,
+            "plan_server_s": None,
+            "prompt_tokens": 12,
+            "winner": "device",
+            "finish_reason": "stop",
+            "error": None,
+            "ttft_s": 0.125,
+            "duration_s": 2.5,
+            "handoffs": 1,
+            "device_tokens": 30,
+            "server_tokens": 7,
+            "cost_usd": 0.002,
+            "energy_j": 4.5,
+            "prompt": None,
+            "answer": None,
+        }
+        (won,) = history.samples(Side.DEVICE, "tiny", 10)
+        assert won == {
+            "request_id": "r-1",
+            "created": 1_700_000_000.5,
+            "side": "device",
+            "model": "tiny",
+            "started_s": 0.0,
+            "ttft_s": 0.125,
+            "censored": False,
+            "prompt_tokens": 12,
+            "processed_tokens": 12,
+            "completion_tokens": 30,
+            "busy_s": 0.75,
+            "error": None,
+        }
+        (late,) = history.samples(Side.SERVER, "gpt", 10)
+        assert (late["censored"], late["ttft_s"], late["started_s"], late["error"]) == (True, 1.5, 0.25, "timeout")
+        assert history.dropped == 0
+
+
+def test_samples_belong_to_one_endpoint_and_come_newest_first(path: Path) -> None:
+    with History(path) as history:
+        put(history, *(outcome(n) for n in range(5)), outcome(9, attempts=(replace(WON, model="other"),)))
+        assert [s["request_id"] for s in history.samples(Side.DEVICE, "tiny", 2)] == ["r-4", "r-3"]
+        assert history.samples(Side.SERVER, "tiny", 10) == []
+
+
+def test_pages_follow_each_other_without_gap_or_overlap(path: Path) -> None:
+    with History(path) as history:
+        put(history, *(outcome(n) for n in range(7)))
+        seen: list[str] = []
+        before = None
+        while page := history.recent(3, before):
+            seen += [row["request_id"] for row in page]
+            before = page[-1]["id"]
+        assert seen == [f"r-{n}" for n in range(6, -1, -1)]
+        assert history.recent(0) == history.recent(-1) == []
+
+
+def test_totals_add_up(path: Path) -> None:
+    with History(path) as history:
+        empty = {"requests": 0, "tokens": {"device": 0, "server": 0}, "cost_usd": 0.0, "energy_j": 0.0, "errors": 0}
+        assert history.totals() == empty
+        failed = outcome(3, winner=None, error="both failed", tokens={}, attempts=(LATE,), ttft_s=None)
+        put(history, outcome(1), outcome(2), failed)
+        expected = {"requests": 3, "tokens": {"device": 60, "server": 14}, "energy_j": 13.5, "errors": 1}
+        assert history.totals() == {**expected, "cost_usd": pytest.approx(0.006)}
+
+
+def test_reading_needs_no_open_history(path: Path) -> None:
+    with History(path) as history:
+        put(history, OUTCOME)
+    assert history.recent(1) == History(path).recent(1) != []
+
+
+def test_reading_what_is_not_there_says_so(path: Path) -> None:
+    with pytest.raises(Unavailable, match="history cannot be read"):
+        History(path).totals()
+
+
+# Privacy
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+def test_text_is_stored_only_when_asked_for(path: Path, keep_text: bool) -> None:
+    with History(path, keep_text=keep_text) as history:
+        put(history, outcome(1, prompt="my secret", answer="told to none"), outcome(2))
+        texts = [(row["prompt"], row["answer"]) for row in history.recent(2)]
+        assert texts == [(None, None), ("my secret", "told to none") if keep_text else (None, None)]
+    assert (b"my secret" in path.read_bytes()) is keep_text
+
+
+def test_deleted_text_leaves_no_trace_in_the_file(path: Path) -> None:
+    with History(path, max_rows=1, keep_text=True) as history:
+        put(history, outcome(1, prompt="my secret " * 2000))
+        put(history, outcome(2))
+    assert b"my secret" not in path.read_bytes()
+
+
+def test_folder_and_files_are_for_the_owner_alone(path: Path) -> None:
+    with History(path) as history:
+        put(history, OUTCOME)
+        modes = {p.name: p.stat().st_mode & 0o777 for p in (path.parent, *path.parent.iterdir())}
+    assert modes == {"state": 0o700, "history.db": 0o600, "history.db-wal": 0o600, "history.db-shm": 0o600}
+
+
+def test_a_file_that_was_open_to_all_is_closed_and_a_foreign_folder_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o755)
+    path.touch(0o644)
+    with History(path):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o755
+
+
+# Bounds
+
+
+def test_only_the_newest_rows_stay_with_their_samples(path: Path) -> None:
+    with History(path, max_rows=10) as history:
+        put(history, *(outcome(n) for n in range(25)))
+        put(history, *(outcome(n) for n in range(25, 37)))
+        assert [row["request_id"] for row in history.recent(100)] == [f"r-{n}" for n in range(36, 26, -1)]
+    assert_sound(path)
+
+
+def test_a_smaller_bound_shrinks_the_file_at_once(path: Path) -> None:
+    with History(path, keep_text=True) as history:
+        put(history, *(outcome(n, prompt="x" * 20_000) for n in range(300)))
+    large = path.stat().st_size
+    with History(path, max_rows=5):
+        pass
+    assert path.stat().st_size < large / 10
+    assert len(History(path).recent(100)) == 5
+
+
+def test_a_full_queue_drops_the_newest_and_counts_it(path: Path) -> None:
+    with History(path, queue_limit=4) as history:
+        with locked(path):
+            for n in range(20):
+                history.record(outcome(n))
+            # At most one batch of 4 is in the writer's hands, waiting for the lock, and 4 are queued.
+            assert 12 <= history.dropped <= 16
+        history.flush(WAIT_S)
+        kept = [row["request_id"] for row in history.recent(100)]
+        assert kept[-4:] == ["r-3", "r-2", "r-1", "r-0"]
+        assert len(kept) + history.dropped == 20
+
+
+def test_a_bound_below_one_is_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match="max_rows"):
+        History(path, max_rows=0)
+    with pytest.raises(ValueError, match="queue_limit"):
+        History(path, queue_limit=0)
+
+
+# Life and death
+
+
+def test_close_writes_what_is_queued_and_may_be_called_twice(path: Path) -> None:
+    history = History(path)
+    history.open()
+    history.open()
+    for n in range(500):
+        history.record(outcome(n))
+    history.close()
+    history.close()
+    assert history.totals()["requests"] == 500
+    assert "closed, queued 0, dropped 0" in repr(history)
+    history.record(outcome(501))
+    assert history.dropped == 1
+
+
+def test_flush_gives_up_in_time_and_close_before_open_is_nothing(path: Path) -> None:
+    History(path).close()
+    with History(path) as history, locked(path):
+        history.record(OUTCOME)
+        with pytest.raises(TimeoutError, match="not written within"):
+            history.flush(0.01)
+
+
+def test_rows_survive_a_second_opening(path: Path) -> None:
+    for n in range(3):
+        with History(path) as history:
+            put(history, outcome(n))
+    assert [row["id"] for row in History(path).recent(10)] == [3, 2, 1]
+    assert_sound(path)
+
+
+ROOT = Path(__file__).parents[2]
+PRELUDE = """
+import sys
+from pathlib import Path
+from tests.unit.test_store import History, outcome, put
+path = Path(sys.argv[1])
+"""
+RECORD = """
+history = History(path, max_rows=int(sys.argv[3]))
+print("ready", flush=True)
+sys.stdin.readline()
+history.open()
+for n in range(int(sys.argv[2])):
+    history.record(outcome(n))
+    if n % 10 == 9:
+        history.flush(30)
+    print(n, flush=True)
+history.close()
+print("dropped", history.dropped, flush=True)
+"""
+
+
+@contextmanager
+def daemon(path: Path, rows: int, max_rows: int) -> Iterator[subprocess.Popen[str]]:
+    """Another process that records `rows` outcomes, flushes each tenth and prints a line for each; `go()` starts it."""
+    command = [sys.executable, "-c", PRELUDE + RECORD, str(path), str(rows), str(max_rows)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    yield from process.stdout
+
+
+@pytest.mark.parametrize("printed", [1, 37, 250])
+def test_kill_minus_nine_in_the_middle_of_writing_loses_no_written_row(path: Path, printed: int) -> None:
+    with daemon(path, 1_000_000, 200) as process:
+        go(process)
+        for number, _ in enumerate(lines(process), 1):
+            if number == printed:
+                process.kill()
+                break
+        process.wait(WAIT_S)
+    with History(path) as history:
+        put(history, outcome(-1))
+        # Each tenth line is printed after a flush.
+        assert history.totals()["requests"] >= min(200, printed // 10 * 10 + 1)
+    assert_sound(path)
+
+
+def test_two_daemons_write_at_once_and_all_rows_arrive(path: Path) -> None:
+    """They even create the file at the same moment."""
+    with daemon(path, 300, 20_000) as one, daemon(path, 300, 20_000) as other:
+        go(one)
+        go(other)
+        assert list(lines(one))[-1] == "dropped 0\n"
+        assert list(lines(other))[-1] == "dropped 0\n"
+    assert History(path).totals()["requests"] == 600
+    assert_sound(path)
+
+
+# Migrations
+
+
+def test_all_of_a_migration_happens_or_nothing(path: Path) -> None:
+    with History(path) as history:
+        put(history, OUTCOME)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        with pytest.raises(sqlite3.OperationalError):
+            migrate(connection, [*MIGRATIONS, "ALTER TABLE requests ADD COLUMN mood TEXT;\nNONSENSE;\n"])
+        assert not connection.in_transaction
+    assert ask(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    assert "mood" not in History(path).recent(1)[0]
+
+
+def test_a_migration_keeps_the_rows_of_the_first_schema(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate(connection, MIGRATIONS[:1])
+        connection.execute(
+            "INSERT INTO requests (request_id, created, model, policy, prompt_tokens, duration_s, handoffs,"
+            " device_tokens, server_tokens, cost_usd, energy_j) VALUES ('old', 1, 'm', 'p', 3, 1, 0, 2, 0, 0, 0)"
+        )
+        connection.execute(
+            "INSERT INTO ttft_samples (request, created, side, model, started_s, ttft_s, censored, prompt_tokens,"
+            " processed_tokens, completion_tokens, busy_s) VALUES (1, 1, 'device', 'tiny', 0, 0.5, 1, 3, 3, 0, 0)"
+        )
+        # Today's newest schema, and one step that a later version may add.
+        migrate(connection, [*MIGRATIONS, "ALTER TABLE requests ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm';"])
+        assert connection.execute("SELECT request_id, mood FROM requests").fetchall() == [("old", "calm")]
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    with History(path) as history:
+        put(history, outcome(2))
+        assert [row["request_id"] for row in history.recent(9)] == ["r-2", "old"]
+        assert [s["censored"] for s in history.samples(Side.DEVICE, "tiny", 9)] == [False, True]
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
+    with History(path) as history:
+        put(history, OUTCOME)
+    ask(path, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    with pytest.raises(ConfigError, match=r"history\.db was written by a newer version.*update disco"):
+        History(path).open()
+    assert [p.name for p in path.parent.iterdir()] == ["history.db"]
+    assert History(path).totals()["requests"] == 1
+
+
+def test_the_file_runs_in_wal_mode_and_can_shrink(path: Path) -> None:
+    with closing(open_database(path, 1.0)) as connection:
+        pragmas = {
+            p: connection.execute(f"PRAGMA {p}").fetchone()[0] for p in ("journal_mode", "auto_vacuum", "synchronous")
+        }
+    assert pragmas == {"journal_mode": "wal", "auto_vacuum": 2, "synchronous": 1}
+
+
+# Trouble with the disk
+
+
+def asides(path: Path) -> list[Path]:
+    return [p for p in path.parent.iterdir() if ".corrupt-" in p.name]
+
+
+def test_a_corrupt_file_is_moved_aside_and_a_new_one_starts(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    junk = b"this was never a database " * 400
+    path.write_bytes(junk)
+    with History(path) as history:
+        put(history, OUTCOME)
+        assert history.totals()["requests"] == 1
+    (aside,) = asides(path)
+    assert aside.name.removeprefix("history.db.corrupt-").isdigit()
+    assert aside.read_bytes() == junk
+    assert [r.name for r in caplog.records if "moved to" in r.getMessage()] == ["disco.store"]
+
+
+def test_a_second_corrupt_file_does_not_overwrite_the_first(path: Path) -> None:
+    path.parent.mkdir()
+    for junk in (b"a" * 5000, b"b" * 5000):
+        path.unlink(missing_ok=True)
+        path.write_bytes(junk)
+        with History(path):
+            pass
+    assert sorted(p.read_bytes()[:1] for p in asides(path)) == [b"a", b"b"]
+
+
+def test_something_unreadable_in_its_place_is_moved_aside(path: Path) -> None:
+    path.mkdir(parents=True)
+    with History(path) as history:
+        put(history, OUTCOME)
+        assert history.totals()["requests"] == 1
+    assert len(asides(path)) == 1
+
+
+def spoil(path: Path, start: int, size: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * size)
+
+
+def test_damage_that_a_write_meets_costs_that_write_and_the_next_one_starts_anew(path: Path) -> None:
+    with History(path) as history:
+        put(history, *(outcome(n) for n in range(2000)))
+    spoil(path, 8192, path.stat().st_size - 8192)  # the header stays good, so that opening notices nothing
+    with History(path) as history:
+        put(history, outcome(1))
+        put(history, outcome(2))
+        put(history, outcome(3))
+        assert [row["request_id"] for row in history.recent(9)][:2] == ["r-3", "r-2"]
+        assert history.dropped <= 1
+    assert len(asides(path)) == 1
+    assert_sound(path)
+
+
+def test_damage_that_a_reader_meets_is_reported_and_mended_by_the_next_write(path: Path) -> None:
+    with History(path) as history:
+        put(history, *(outcome(n) for n in range(2000)))
+    page = path.read_bytes().index(b"r-100") // 4096  # an old row's page, which no write touches
+    spoil(path, page * 4096, 4096)
+    with History(path) as history:
+        put(history, outcome(2000))
+        with pytest.raises(Unavailable, match="malformed"):
+            history.recent(5000)
+        put(history, outcome(2001))
+        assert [row["request_id"] for row in history.recent(5000)] == ["r-2001"]
+        assert history.dropped == 0
+    (aside,) = asides(path)
+    assert ask(aside, "SELECT request_id FROM requests ORDER BY id DESC LIMIT 1") == [("r-2000",)]
+
+
+def test_a_locked_file_costs_rows_but_neither_the_thread_nor_more_than_one_line(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "disco.store")
+    with History(path, busy_timeout_s=0.05) as history:
+        put(history, outcome(0))
+        with locked(path):
+            put(history, outcome(1))
+            put(history, outcome(2))
+            assert history.dropped == 2
+        put(history, outcome(3))
+        assert [row["request_id"] for row in history.recent(9)] == ["r-3", "r-0"]
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+
+
+FULL = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+unlimited = resource.RLIM_INFINITY
+with History(path, keep_text=True) as history:
+    put(history, outcome(0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, unlimited))
+    for n in range(1, 4):
+        put(history, outcome(n, prompt="x" * 1_000_000))
+    print(history.dropped)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    put(history, outcome(4))
+    print([row["request_id"] for row in history.recent(9)])
+"""
+
+
+def test_a_full_disk_costs_rows_until_there_is_room_again(path: Path) -> None:
+    """A file size limit of the process stands for the full disk: SQLite's writes fail the same way."""
+    command = [sys.executable, "-c", PRELUDE + FULL, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout == "3\n['r-4', 'r-0']\n"
+    assert done.stderr.count("cannot be written") == 1
+    assert_sound(path)
+
+
+def test_a_folder_that_cannot_be_made_does_not_stop_the_daemon(tmp_path: Path) -> None:
+    """And once it can be made, rows are kept."""
+    (tmp_path / "state").write_text("a file where the folder should be")
+    with History(tmp_path / "state" / "history.db") as history:
+        put(history, outcome(0))
+        assert history.dropped == 1
+        (tmp_path / "state").unlink()
+        put(history, outcome(1))
+        assert history.totals()["requests"] == 1
+
+
+def test_one_odd_outcome_is_lost_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with History(path) as history:
+        odd = [outcome(1, prompt_tokens=1 << 80), outcome(2, attempts=(WON, replace(LATE, ttft_s=math.nan)))]
+        put(history, outcome(0), *odd, outcome(3, error="half a pair: \ud83d"))
+        assert [row["error"] for row in history.recent(9)] == ["half a pair: ?", None]
+        assert history.dropped == 2
+    assert_sound(path)
+    assert len(caplog.records) == 2

@@ -1,0 +1,1 @@
+"""The terminal UI: a client of the daemon's HTTP API."""
