@@ -2,6 +2,7 @@
 # Installs disco from this checkout for one user: a virtual environment of its own, the default model, and `disco` on
 # the PATH. Running it again is harmless and fast. Written for bash 3.2, the one macOS ships.
 # shellcheck disable=SC2016  # several texts carry a literal $: lines for start-up files, a wrapper, names of variables
+# shellcheck disable=SC2329  # the handlers are invoked by trap
 set -euo pipefail
 
 readonly MARK='# added by disco install.sh'
@@ -470,10 +471,10 @@ install() {
   if [ "$NEW_SHELL" = 1 ]; then note "Open a new shell first, so that it finds disco (or now: export PATH=\"\$HOME/.local/bin:\$PATH\")."; fi
 }
 
-stop_daemon() { # one that runs from this environment
-  if [ -x "$VENV/bin/disco" ] && command -v pgrep >/dev/null 2>&1 &&
+warn_if_running() { # `disco up` runs in somebody's terminal: it is theirs to end
+  if command -v pgrep >/dev/null 2>&1 &&
     pgrep -f "$(printf %s "$VENV/bin/" | sed 's/[][\\.*^$+?(){}|]/\\&/g')" >/dev/null 2>&1; then
-    "$VENV/bin/disco" down >/dev/null 2>&1 </dev/null || note 'a disco process may still run: end it by hand'
+    note 'a disco process still runs from here: end it (Ctrl-C in its terminal)'
   fi
 }
 
@@ -483,7 +484,7 @@ uninstall() {
     trap 'unlock' EXIT
     trap on_signal INT TERM HUP
     lock
-    stop_daemon
+    warn_if_running
     rm -rf "$VENV"
     if [ "$PURGE" = 1 ]; then rm -rf "$BASE/models"; fi
     unlock

@@ -47,6 +47,22 @@ class ApiConfig:
     key: str
 
 
+class Turnstile:
+    """Lets one new request in per turn of the event loop.
+
+    Starting an answer takes a millisecond or two; fifty at once would keep every running stream waiting for all of it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def enter(self) -> None:
+        """Wait for our turn."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
+TURNSTILE = web.AppKey("turnstile", Turnstile)
 CONDUCTOR = web.AppKey("conductor", Conductor)
 REPORTS = web.AppKey("reports", Reports)
 CONFIG = web.AppKey("config", ApiConfig)
@@ -55,6 +71,7 @@ CONFIG = web.AppKey("config", ApiConfig)
 def make_app(conductor: Conductor, reports: Reports, config: ApiConfig) -> web.Application:
     """The whole HTTP surface."""
     app = web.Application(middlewares=[_errors, _guard], client_max_size=MAX_BODY)
+    app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[REPORTS], app[CONFIG] = conductor, reports, config
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_get("/v1/models", _models)
@@ -139,6 +156,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     conductor = request.app[CONDUCTOR]
     body = await request.read()
+    await request.app[TURNSTILE].enter()
     chat = openai.parse(body)
     allowed = _routes(conductor).get(chat.model)
     if allowed is None:

@@ -102,6 +102,7 @@ class Device:
             "model": self.model,
             "state": engine.state.value,
             "pid": engine.pid,
+            "in_flight": engine.in_flight,
             "restarts": engine.restarts,
             "n_ctx": info.n_ctx if info else None,
             "prefill_tps": round(info.prefill_tps, 1) if info else None,

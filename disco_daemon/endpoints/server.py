@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import aiohttp
+import httpx2
+import msgspec
 import openai
-from openai import AsyncOpenAI, AsyncStream, DefaultAioHttpClient
-from openai.types.chat import ChatCompletionChunk
+from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from ..errors import EndpointError
 from ..types import Finish, GenerationRequest, Side, Token, Usage
@@ -23,6 +24,10 @@ log = logging.getLogger("disco.server")
 CONNECT_TIMEOUT_S = 5.0
 USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
 CLOSE_TIMEOUT_S = 1.0
+
+MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
+
+Bytes = AsyncIterator[bytes]
 
 CONTINUATIONS = ("auto", "continue_final_message", "prefix", "assistant", "none")
 
@@ -116,25 +121,25 @@ class Server:
             raise EndpointError(self.side, "no_continuation", refusal)
         deadline = asyncio.get_running_loop().time() + self.config.first_token_timeout_s
         with self._translate():
-            async with asyncio.timeout_at(deadline):
-                stream = await self._open(request)
-            try:
-                async with aclosing(self._read(stream, usage)) as events:
-                    while True:
-                        async with asyncio.timeout_at(deadline):
-                            event = await anext(events, None)
-                        if event is None:
-                            text = "the server ended its stream without a finish_reason: the answer was cut"
-                            raise EndpointError(self.side, "cut", text)
-                        if isinstance(event, Finish):
-                            break
-                        yield event
-                        # Counted from here: the deadline is for the server, not for a slow reader.
-                        deadline = asyncio.get_running_loop().time() + self.config.token_timeout_s
-                    await self._settle(events)
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout_at(deadline):
+                    body = await self._open(stack, request)
+                chunks = await stack.enter_async_context(aclosing(_sse(body)))
+                events = await stack.enter_async_context(aclosing(self._read(chunks, usage)))
+                while True:
+                    async with asyncio.timeout_at(deadline):
+                        event = await anext(events, None)
+                    if event is None:
+                        text = "the server ended its stream without a finish_reason: the answer was cut"
+                        raise self._error("cut", text)
+                    if isinstance(event, Finish):
+                        break
                     yield event
-            finally:
-                await _close(stream)
+                    # Counted from here: the deadline is for the server, not for a slow reader.
+                    deadline = asyncio.get_running_loop().time() + self.config.token_timeout_s
+                if self.config.stream_usage:
+                    await self._settle(events)
+                yield event
 
     async def _settle(self, events: AsyncGenerator[Token | Finish, None]) -> None:
         """Read on for the usage chunk; the answer is whole, so nothing that happens here is an error."""
@@ -146,12 +151,20 @@ class Server:
         except EndpointError as e:
             log.debug("no usage after the answer: %s", e)
 
-    async def _open(self, request: GenerationRequest) -> AsyncStream[ChatCompletionChunk]:
+    async def _open(self, stack: AsyncExitStack, request: GenerationRequest) -> Bytes:
+        """Send the request; the response's body as it comes. `stack` closes it.
+
+        The body is read by `_sse` instead of the client's own chunk models: those cost more than all the rest of
+        the relay together (`disco bench relay`), and their decoder trips over what real servers send.
+        """
         assert self._client is not None, "start() comes first"
         body = self._body(request)
-        return await self._client.chat.completions.create(
+        opening = self._client.chat.completions.with_streaming_response.create(
             model=self.model, messages=body.pop("messages"), stream=True, extra_body=body
         )
+        response = await opening.__aenter__()
+        stack.push_async_callback(_close, opening)
+        return response.iter_bytes()
 
     def _body(self, request: GenerationRequest) -> dict[str, Any]:
         s = request.sampling
@@ -173,27 +186,24 @@ class Server:
             body["stream_options"] = {"include_usage": True}
         return body | {"messages": messages}
 
-    async def _read(
-        self, stream: AsyncStream[ChatCompletionChunk], usage: Usage
-    ) -> AsyncGenerator[Token | Finish, None]:
-        n_chunks = 0
-        async for chunk in stream:
-            if chunk.usage is not None:
-                usage.prompt_tokens = chunk.usage.prompt_tokens or usage.prompt_tokens
-                usage.completion_tokens = chunk.usage.completion_tokens or usage.completion_tokens
-                if not chunk.choices and n_chunks:
-                    return
-            for choice in chunk.choices:
+    async def _read(self, chunks: AsyncIterator[dict[str, Any]], usage: Usage) -> AsyncGenerator[Token | Finish, None]:
+        """OpenAI's chunks as tokens; `usage` follows."""
+        n_tokens = 0
+        async for chunk in chunks:
+            if error := chunk.get("error"):
+                message = error.get("message") if isinstance(error, dict) else error
+                raise self._error("server_error", f"the server reports: {_brief_text(str(message))}")
+            if billed := chunk.get("usage"):
+                usage.prompt_tokens = billed.get("prompt_tokens") or usage.prompt_tokens
+                usage.completion_tokens = billed.get("completion_tokens") or usage.completion_tokens
+            for choice in chunk.get("choices") or ():
                 token = _token(choice)
                 if token is not None:
-                    n_chunks += 1
-                    usage.completion_tokens = max(usage.completion_tokens, n_chunks)
+                    n_tokens += 1
+                    usage.completion_tokens = max(usage.completion_tokens, n_tokens)
                     yield token
-                if choice.finish_reason:
-                    n_chunks = max(n_chunks, 1)
-                    yield Finish(choice.finish_reason)
-                    if not self.config.stream_usage:
-                        return
+                if choice.get("finish_reason"):
+                    yield Finish(choice["finish_reason"])
 
     # --- errors --------------------------------------------------------------------------------------------------
 
@@ -205,6 +215,9 @@ class Server:
         except TimeoutError as e:
             raise self._error("timeout", "the server gave no token in time") from e
         except openai.APITimeoutError as e:
+            # The client's aiohttp transport reports a refused connection as a connect time-out.
+            if (cause := _cause(e, aiohttp.ClientConnectorError)) is not None:
+                raise self._error("unreachable", f"the server cannot be reached: {_brief(cause)}") from e
             raise self._error("timeout", "the server did not answer in time") from e
         except openai.APIStatusError as e:
             raise self._status_error(e) from e
@@ -213,7 +226,7 @@ class Server:
             raise self._error("unreachable", f"the server cannot be reached: {_brief(cause)}") from e
         except openai.APIError as e:
             raise self._error("server_error", f"the server reports: {e.message}") from e
-        except (json.JSONDecodeError, UnicodeDecodeError, openai.OpenAIError) as e:
+        except (msgspec.MsgspecError, openai.OpenAIError) as e:
             raise self._error("garbage", f"the server sent what is no OpenAI stream: {_brief(e)}") from e
         except _HTTP_ERRORS as e:
             raise self._error("cut", f"the connection to the server broke: {_brief(e)}") from e
@@ -238,33 +251,57 @@ class Server:
         return self._error("server_error", f"the server said {status}: {text}")
 
 
-def _http_errors() -> tuple[type[Exception], ...]:
-    """The errors of the HTTP library below the openai client, which do not reach us wrapped while a stream is read."""
-    import aiohttp
-    import httpx2
-
-    return (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
+# The errors of the HTTP libraries below the openai client, which reach us unwrapped while a stream is read.
+_HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
 
 
-_HTTP_ERRORS = _http_errors()
+def _cause(e: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The first error of that kind in the chain of causes."""
+    cause: BaseException | None = e
+    while cause is not None and not isinstance(cause, kind):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
-def _token(choice: Any) -> Token | None:
+def _token(choice: dict[str, Any]) -> Token | None:
     """One chunk's choice as a Token, None if it carries nothing."""
-    delta = choice.delta.model_dump(exclude_none=True, exclude_unset=True) if choice.delta else {}
-    delta.pop("role", None)
-    text = delta.pop("content", None) or ""
-    delta = {k: v for k, v in delta.items() if v not in ("", [], {})}
-    logprobs = choice.logprobs.model_dump(exclude_none=True) if choice.logprobs else None
-    if not text and not delta:
-        return None
-    return Token(text, 1, delta or None, logprobs)
+    delta = choice.get("delta") or {}
+    text = delta.get("content") or ""
+    if len(delta) > 1 or not text:
+        delta = {k: v for k, v in delta.items() if k not in ("content", "role") and v not in (None, "", [], {})}
+        if not text and not delta:
+            return None
+        return Token(text, 1, delta or None, choice.get("logprobs"))
+    return Token(text, 1, None, choice.get("logprobs"))
 
 
-async def _close(stream: AsyncStream[ChatCompletionChunk]) -> None:
+async def _sse(body: Bytes) -> AsyncGenerator[dict[str, Any], None]:
+    """The JSON objects of an event stream, up to `[DONE]` or its end. Raises ValueError for what is none.
+
+    Cut at line feeds in the bytes, so that neither a character split between two reads nor a U+2028 inside a text
+    can cut a line. Comments, `id:` and `event:` lines are skipped.
+    """
+    buffer = b""
+    async for data in body:
+        *lines, buffer = (buffer + data).split(b"\n")
+        if len(buffer) > MAX_LINE:
+            msg = f"a line of more than {MAX_LINE} bytes"
+            raise ValueError(msg)
+        for line in lines:
+            if line.startswith(b"data:"):
+                payload = line[5:].strip()
+                if payload == b"[DONE]":
+                    return
+                yield _decode(payload)
+
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+async def _close(opening: Any) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await stream.close()
+            await opening.__aexit__(None, None, None)
     except _HTTP_ERRORS as e:  # a TimeoutError is an OSError
         log.debug("closing a server stream: %s", _brief(e))
 
@@ -292,7 +329,11 @@ _KNOWN_HOSTS: Mapping[str, str] = {
 
 def _brief(e: BaseException) -> str:
     """One line of an error, never a page of HTML."""
-    text = " ".join(str(getattr(e, "message", "") or e).split()) or type(e).__name__
+    return _brief_text(str(getattr(e, "message", "") or e)) or type(e).__name__
+
+
+def _brief_text(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= 200 else text[:200] + "…"
 
 

@@ -85,7 +85,12 @@ class Engine:
         self._supervisor: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Engine {self.state} pid={self.pid} restarts={self.restarts} in flight={len(self._inboxes)}>"
+        return f"<Engine {self.state} pid={self.pid} restarts={self.restarts} in flight={self.in_flight}>"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests the engine has not finished yet."""
+        return len(self._inboxes)
 
     # --- life ----------------------------------------------------------------------------------------------------
 

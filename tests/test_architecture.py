@@ -1,0 +1,168 @@
+"""What the documents say is what the code does: import rules, tables, diagram, start-up cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+from disco_daemon import config
+from disco_daemon.cli.main import make_parser
+from disco_daemon.endpoints.server import CONTINUATIONS
+from docs import states
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+ARCHITECTURE = states.DOCUMENT.read_text("utf-8")
+HEAVY = ("aiohttp", "llama_cpp", "numpy", "openai", "rich", "sqlite3", "textual", "asyncio")
+
+
+def section(document: str, title: str) -> str:
+    """The text below a heading, down to the next heading of any level."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", document, re.MULTILINE | re.DOTALL)
+    assert found, f"no section {title!r}"
+    return found[1]
+
+
+def rows(document: str, title: str) -> list[list[str]]:
+    """The table of a section, without its head."""
+    lines = [line for line in section(document, title).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+    assert cells, f"no table in {title!r}"
+    return cells
+
+
+def code(cell: str) -> list[str]:
+    """What stands in backticks in a cell."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# --- imports ------------------------------------------------------------------------------------------------------
+
+
+def test_import_contracts_are_kept() -> None:
+    command = [sys.executable, "-c", "import sys, importlinter.cli as c; sys.exit(c.lint_imports(no_cache=True))"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 broken" in done.stdout
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_rooms_import_only_what_the_table_allows() -> None:
+    table = {code(owner)[0]: set(code(imports)) for owner, _, imports in rows(ARCHITECTURE, "Rooms")}
+    graph = grimp.build_graph("disco_daemon", cache_dir=None)
+    modules = {module for module in graph.modules if "." in module}
+    assert {room(module) for module in modules} | {"profiles", "disco_tui"} == set(table)
+    for module in sorted(modules):
+        found = {room(m) for m in graph.find_modules_directly_imported_by(module) if "." in m} - {room(module)}
+        if "every room" not in " ".join(r[2] for r in rows(ARCHITECTURE, "Rooms") if code(r[0]) == [room(module)]):
+            assert found <= table[room(module)], module
+
+
+def test_the_command_line_starts_without_heavy_modules() -> None:
+    program = (
+        "import sys; from disco_daemon.cli.main import make_parser; make_parser().format_help(); "
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- packaging ----------------------------------------------------------------------------------------------------
+
+
+def test_every_package_folder_is_in_pyproject() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    folders = {"disco_daemon": "disco_daemon", "profiles": "disco_daemon.profiles", "tui": "disco_tui"}
+    found = {
+        ".".join([name, *path.parent.relative_to(ROOT / folder).parts])
+        for folder, name in folders.items()
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert found == set(setuptools["packages"])
+    assert setuptools["package-dir"] == {name: folder for folder, name in folders.items()}
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            assert path.with_name("__init__.py").exists(), path.parent
+
+
+# --- documents ----------------------------------------------------------------------------------------------------
+
+
+def test_the_state_diagram_is_the_table() -> None:
+    _, between, _ = states.split(ARCHITECTURE)
+    assert between.strip() == states.diagram(), "run `python docs/states.py`"
+
+
+def test_readme_lists_every_setting_with_its_default() -> None:
+    shown = {code(key)[0]: code(default)[0] for key, default, _ in rows(README, "Settings")}
+    defaults = config.Config()
+    assert shown == {key: json.dumps(config.get_value(defaults, key)) for key in config.keys()}
+
+
+def commands(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
+    """Every command the parser knows, down to positional words it offers a choice of."""
+    actions = parser._actions
+    nested = [a for a in actions if isinstance(a, argparse._SubParsersAction)]
+    choices = [a for a in actions if not a.option_strings and a.choices is not None and a not in nested]
+    for action in nested:
+        for name, child in action.choices.items():
+            yield from commands(child, f"{path} {name}".strip())
+    for action in choices:
+        yield from (f"{path} {choice}" for choice in action.choices or ())
+    if not nested and not choices:
+        yield path
+
+
+def test_readme_lists_every_verb() -> None:
+    shown = [re.match(r"disco((?: [a-z]+)+)", code(command)[0]) for command, _ in rows(README, "Commands")]
+    assert sorted(m[1].strip() if m else "?" for m in shown) == sorted(commands(make_parser()))
+
+
+def documented_commands() -> list[str]:
+    """The lines of README and architecture.md that start with `disco`, in fenced blocks and in backticks."""
+    texts = [README, ARCHITECTURE]
+    fenced = [line for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    inline = [words for text in texts for words in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))]
+    lines = [line.split(" #")[0].strip() for line in (*fenced, *inline)]
+    return sorted({line for line in lines if line.startswith("disco ") and "…" not in line})
+
+
+@pytest.mark.parametrize("line", documented_commands())
+def test_documented_command_is_understood(line: str) -> None:
+    words = [word.strip("[]") for word in shlex.split(line)[1:]]
+    try:
+        make_parser().parse_args(words)
+    except SystemExit as e:
+        pytest.fail(f"`{line}` ends with status {e.code}")
+
+
+def test_every_continuation_method_is_described_and_accepted(tmp_path: Path) -> None:
+    described = tuple(code(name)[0] for name, *_ in rows(ARCHITECTURE, "Continuing a partial answer"))
+    assert described == CONTINUATIONS
+    for name in CONTINUATIONS:
+        assert config.set_value(tmp_path / "config.toml", "server.continuation", name).server.continuation == name
+
+
+@pytest.mark.parametrize("row", rows(ARCHITECTURE, "Time-outs and bounds"), ids=lambda row: code(row[0])[0])
+def test_a_documented_bound_is_the_one_in_the_code(row: list[str]) -> None:
+    (name,), (value,), (module,) = code(row[0]), code(row[1]), code(row[2])
+    source = (ROOT / "disco_daemon" / f"{module.replace('.', '/')}.py").read_text("utf-8")
+    assert re.search(rf"^\s*{name}(: [^=\n]+)? = {re.escape(value)}(?=\s|$)", source, re.MULTILINE), f"{name} in {module}"
+
+
+def test_no_document_names_a_place_of_one_machine() -> None:
+    for text in (README, ARCHITECTURE, (ROOT / "CHANGELOG.md").read_text("utf-8")):
+        assert not re.search(r"/(home|root|work|tmp|Users|opt)/", text)
