@@ -16,6 +16,8 @@ from .wire import Count, Generate, Load
 
 N_SEQ_MAX = 8  # answers in one context; bounded because each costs a sampler and KV cells
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
+DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
+DEFAULT_MIN_P = 0.05
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
 ABORTED = 2  # llama_decode's return value after the abort callback said stop
 NO_KV_SLOT = 1
@@ -194,11 +196,13 @@ class Sampler:
         if frequency or presence:
             penalties = llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence)
             llama_cpp.llama_sampler_chain_add(chain, penalties)
-        temperature = 1.0 if request.temperature is None else request.temperature
+        temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
         if temperature <= 0:
             llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
         else:
-            if request.top_p is not None and request.top_p < 1:
+            if request.top_p is None:
+                llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_min_p(DEFAULT_MIN_P, 1))
+            elif request.top_p < 1:
                 llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_p(request.top_p, 1))
             llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(temperature))
             seed = llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed & 0xFFFFFFFF
