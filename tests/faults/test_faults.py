@@ -202,3 +202,33 @@ async def test_a_slow_reader_pauses_the_stream_and_loses_nothing(tmp_path: Path)
             body = await response.read()
         assert body.count(b'"content"') >= 3_000 - 1
         assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_the_answer_is_the_uncut_one_when_a_real_server_with_the_same_model_carries_on(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "server", policy="all-device") as server,
+        running(
+            tmp_path / "daemon", server=server.url, policy="all-device", settings={"server": {"model": "disco/device"}}
+        ) as daemon,
+    ):
+        await server.device_ready()
+        pid = (await daemon.device_ready())["endpoints"]["device"]["pid"]
+        whole = await ask(server, STORY, max_tokens=40)
+        heard = await ask(daemon, STORY, max_tokens=40, on_piece=_killer(pid, 8))
+        assert heard.disco["tokens"]["server"] > 0
+        assert heard.disco["handoffs"] == 1
+        assert heard.text == whole.text
+        assert heard.finish_reason == whole.finish_reason
+
+
+async def test_a_local_openai_server_can_be_the_device(tmp_path: Path) -> None:
+    async with Upstream(tokens=3) as ollama, Upstream(tokens=5) as upstream:
+        settings = {"device": {"base_url": ollama.url, "model": "llama3"}}
+        async with running(tmp_path, server=upstream.url, settings=settings, device=None) as daemon:
+            heard = await ask(daemon, "one two three", model="disco/device", max_tokens=None)
+            assert heard.text == "one two three "
+            assert heard.disco["tokens"] == {"device": 3, "server": 0}
+            async with ollama.refuse():
+                heard = await ask(daemon, "one two three", max_tokens=None)
+            assert heard.disco["winner"] == "server"
+            assert ollama.exchanges[0].headers.get("Authorization") != "Bearer secret-of-the-test"

@@ -1,0 +1,30 @@
+"""What a user installs: the wheel owns two import names and carries its data."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+def test_the_wheel_owns_two_import_names_and_ships_the_profiles(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # a build leaves folders behind: not in the checkout
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", ".*_cache"))
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(source)]
+    subprocess.run(pip, check=True, capture_output=True, timeout=170)
+    [wheel] = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {"disco_daemon", "disco_tui"}
+    assert "disco_daemon/profiles/traces/gpt-3.5-turbo.csv" in names
+    assert "disco_daemon/profiles/traces/README.md" in names, "the trace travels with its licence"
+    assert "disco_daemon/py.typed" in names
+    modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "disco_daemon").rglob("*.py")}
+    assert modules <= set(names)
+    assert any(n.endswith("LICENSE") for n in names)
