@@ -27,13 +27,17 @@ from .answer import (
 )
 from .clock import Clock
 from .endpoints.base import Endpoint
-from .errors import DiscoError, EndpointError, RequestError, Unavailable
+from .errors import DiscoError, EndpointError, ReaderGone, RequestError, Unavailable
 from .money.prices import Prices
 from .scheduling.policy import Policy
 from .types import Attempt, Finish, GenerationRequest, Outcome, Side, Token, Usage
 
 log = logging.getLogger("disco.answer")
 
+# A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
+UNBILLED = frozenset(
+    {"unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation"}
+)
 QUEUE_SIZE = 256  # events; a reader slower than the model pauses it through this, see `_pump`
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 
@@ -42,7 +46,7 @@ class Sink(Protocol):
     """Where an answer goes: the HTTP response."""
 
     async def token(self, token: Token, winner: Side) -> None:
-        """Show one token; may wait for a slow reader."""
+        """Show one token; may wait for a slow reader. Raises ReaderGone."""
         ...
 
 
@@ -176,7 +180,11 @@ class _Performance:
                 if self._first_at is None:
                     self._first_at = self._clock.now()
                 assert self._answer.winner is not None
-                await self._sink.token(token, self._answer.winner)
+                try:
+                    await self._sink.token(token, self._answer.winner)
+                except ReaderGone as e:
+                    self._reason, self._error = "cancelled", e
+                    return True
             case Start(side=side, answer_so_far=answer_so_far):
                 self._start(side, answer_so_far, group)
             case SetTimer(side=side, delay_s=delay_s):
@@ -253,8 +261,8 @@ class _Performance:
         """What one start came to. A server that was asked and told nothing is booked for the whole prompt."""
         end = run.first_at or run.ended_at or self._clock.now()
         usage = replace(run.usage)
-        untold = run.side is Side.SERVER and usage.prompt_tokens == 0
-        if untold and (run.error is None or usage.completion_tokens):
+        turned_away = run.error is not None and run.error.reason in UNBILLED and not usage.completion_tokens
+        if run.side is Side.SERVER and usage.prompt_tokens == 0 and not turned_away:
             usage.prompt_tokens = self._length
         censored = run.first_at is None
         error = run.error.reason if run.error else None

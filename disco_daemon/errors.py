@@ -62,6 +62,10 @@ class EndpointError(DiscoError):
             self.status = 504
 
 
+class ReaderGone(DiscoError):
+    """The client has left, or has not read for too long; there is nobody to tell."""
+
+
 class Unavailable(DiscoError):
     """Nothing can serve right now; trying later may help."""
 

@@ -156,6 +156,12 @@ class Outcome:
     prompt: str | None = None
     answer: str | None = None
 
+    @property
+    def billed(self) -> tuple[int, int]:
+        """Prompt and answer tokens as the winner counts them: OpenAI's `usage`."""
+        prompt = next((a.usage.prompt_tokens for a in self.attempts if a.side is self.winner), 0)
+        return prompt or self.prompt_tokens, sum(self.tokens.values())
+
     def to_json(self) -> dict[str, Any]:
         """The `disco` object of the last chunk (DESIGN §9)."""
         return {

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor
-from ..errors import DiscoError, RequestError
+from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import BOTH, Side
 from . import openai, sse
 
@@ -103,6 +103,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves in OpenAI's shape."""
     try:
         return await handler(request)
+    except ReaderGone as e:
+        raise asyncio.CancelledError from e  # as if aiohttp had noticed it first
     except DiscoError as e:
         return _failure(e)
     except web.HTTPRequestEntityTooLarge:
@@ -174,12 +176,12 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         try:
             outcome = await conductor.run(generation, chat.model, stream)
             return await stream.finish(outcome)
+        except ReaderGone:
+            raise
         except DiscoError as e:
             if stream.response is None:
                 return _failure(e, sse.headers(request_id, None))
             return await stream.fail(e)
-        except ConnectionResetError as e:
-            raise asyncio.CancelledError from e  # the client went away while we wrote to it
     whole = sse.BodySink(head, request_id)
     try:
         outcome = await conductor.run(generation, chat.model, whole)

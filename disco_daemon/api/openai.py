@@ -141,7 +141,11 @@ def _flattened(message: dict[str, Any]) -> dict[str, Any]:
 
 def _text_only(message: dict[str, Any]) -> bool:
     role, content = message["role"], message.get("content")
-    return isinstance(content, str) and role in ("system", "user", "assistant") and not message.get("tool_calls")
+    return (
+        isinstance(content, str)
+        and role in ("system", "developer", "user", "assistant")
+        and not message.get("tool_calls")
+    )
 
 
 def _param(text: str) -> str | None:

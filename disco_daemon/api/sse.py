@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from ..errors import DiscoError
+from ..errors import DiscoError, ReaderGone
 from ..types import Outcome, Side, Token
 from . import openai
+
+READER_TIMEOUT_S = 300.0  # a reader who takes nothing for so long holds a server's stream open for nobody
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,39 +43,52 @@ class StreamSink:
         self.response: web.StreamResponse | None = None
 
     async def token(self, token: Token, winner: Side) -> None:
-        """Write one chunk; waits while the client's socket is full."""
+        """Write one chunk; waits while the client's socket is full. Raises ReaderGone."""
         first = self.response is None
         delta = openai.delta_of(token, first=first)
         response = self.response or await self._begin(winner)
-        await response.write(event(openai.chunk(self._head, delta, logprobs=token.logprobs)))
+        await self._write(response, event(openai.chunk(self._head, delta, logprobs=token.logprobs)))
 
     async def finish(self, outcome: Outcome) -> web.StreamResponse:
         """Write the end of a whole answer: finish_reason, usage if asked for, the disco object, [DONE]."""
         response = self.response or await self._begin(outcome.winner)
         last = openai.chunk(self._head, {}, outcome.finish_reason or "stop")
         if self._include_usage:
-            usage = openai.usage_of(outcome.prompt_tokens, sum(outcome.tokens.values()))
+            usage = openai.usage_of(*outcome.billed)
             tail = self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
             data = event(last) + event(tail | {"disco": outcome.to_json()})
         else:
             data = event(last | {"disco": outcome.to_json()})
-        await response.write(data + b"data: [DONE]\n\n")
-        await response.write_eof()
+        await self._write(response, data + b"data: [DONE]\n\n", last=True)
         return response
 
     async def fail(self, error: DiscoError) -> web.StreamResponse:
         """Tell a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
         assert self.response is not None
-        await self.response.write(event(openai.error_body(error)))
-        await self.response.write_eof()
+        await self._write(self.response, event(openai.error_body(error)), last=True)
         return self.response
+
+    async def _write(self, response: web.StreamResponse, data: bytes, *, last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(READER_TIMEOUT_S):
+                await response.write(data)
+                if last:
+                    await response.write_eof()
+        except TimeoutError as e:
+            msg = f"the client has not read for {READER_TIMEOUT_S:g} s"
+            raise ReaderGone(msg) from e
+        except ConnectionError as e:
+            raise ReaderGone("the client has left") from e
 
     async def _begin(self, winner: Side | None) -> web.StreamResponse:
         response = web.StreamResponse(headers=headers(self._request_id, winner))
         response.content_type = "text/event-stream"
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
-        await response.prepare(self._request)
+        try:
+            await response.prepare(self._request)
+        except ConnectionError as e:
+            raise ReaderGone("the client has left") from e
         self.response = response
         return response
 
@@ -108,7 +124,7 @@ class BodySink:
         choice = {
             "index": 0, "message": message, "logprobs": logprobs, "finish_reason": outcome.finish_reason or "stop",
         }  # fmt: skip
-        usage = openai.usage_of(outcome.prompt_tokens, sum(outcome.tokens.values()))
+        usage = openai.usage_of(*outcome.billed)
         return self._head | {
             "object": "chat.completion", "choices": [choice], "usage": usage, "disco": outcome.to_json(),
         }  # fmt: skip

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
-from ..types import Finish, GenerationRequest, Side, Token, Usage
+from ..types import Finish, GenerationRequest, Json, Side, Token, Usage
 
 LOAD_WAIT_S = 120.0  # a first token later than this is no answer
 FIRST_TOKEN_TIMEOUT_S = 60.0  # without any prefill progress; long prompts report progress chunk by chunk
@@ -50,7 +51,7 @@ class Device:
 
     async def count(self, request: GenerationRequest) -> int | None:
         """Prompt length in tokens; None while loading."""
-        return await self._engine.count([dict(m) for m in request.messages]) if request.text_only else None
+        return await self._engine.count(_renamed(request.messages)) if request.text_only else None
 
     async def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
         """Run the answer on the engine; waits for the rest of a load first."""
@@ -65,7 +66,7 @@ class Device:
 
     async def _generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
         await self._engine.ready(LOAD_WAIT_S)
-        answer = self._engine.open(request)
+        answer = self._engine.open(replace(request, messages=tuple(_renamed(request.messages))))
         limit_s = FIRST_TOKEN_TIMEOUT_S
         try:
             while True:
@@ -117,6 +118,11 @@ class Device:
     async def close(self) -> None:
         """Stop the engine."""
         await self._engine.close()
+
+
+def _renamed(messages: Sequence[Json]) -> list[dict[str, Any]]:
+    """OpenAI's newer name for the system role is unknown to most chat templates."""
+    return [{**m, "role": "system"} if m["role"] == "developer" else dict(m) for m in messages]
 
 
 # Parameters whose meaning would be lost on the device; everything else unknown is a hint that it may ignore.

@@ -28,7 +28,7 @@ HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off an
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
 STOP_TIMEOUT_S = 2.0  # after the socket is closed; then SIGKILL
 CANCEL_TIMEOUT_S = 0.5  # the abort callback stops a decode in 0.5-20 ms; more means a hang
-COUNT_TIMEOUT_S = 0.25
+COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the server, an estimate will do
 N_STDERR_LINES = 50
 
 

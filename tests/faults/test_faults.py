@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -232,3 +233,23 @@ async def test_a_local_openai_server_can_be_the_device(tmp_path: Path) -> None:
                 heard = await ask(daemon, "one two three", max_tokens=None)
             assert heard.disco["winner"] == "server"
             assert ollama.exchanges[0].headers.get("Authorization") != "Bearer secret-of-the-test"
+
+
+async def test_a_killed_daemon_leaves_no_engine_behind(tmp_path: Path) -> None:
+    async with running(tmp_path) as daemon:
+        state = await daemon.device_ready()
+        engine = psutil.Process(state["endpoints"]["device"]["pid"])
+        os.kill(state["pid"], signal.SIGKILL)
+        await asyncio.to_thread(engine.wait, 5)
+        assert not engine.is_running()
+
+
+async def test_a_developer_message_is_a_system_message_on_the_device(tmp_path: Path) -> None:
+    async with running(tmp_path) as daemon:
+        counts = []
+        for role in ("system", "developer"):
+            messages: Any = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+            whole = await daemon.client.chat.completions.create(model="disco", messages=messages, max_tokens=2)
+            assert whole.usage is not None
+            counts.append(whole.usage.prompt_tokens)
+        assert counts[0] == counts[1]

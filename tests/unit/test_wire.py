@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_daemon.engine import wire
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+fields: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(),
+    bool: st.booleans(),
+    tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
+    list[dict[str, Any]]: st.lists(st.dictionaries(st.text(), json_values, max_size=3), max_size=3),
+}
+
+
+def of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's type; `X | None` gives both."""
+    if kind in fields:
+        return fields[kind]
+    some, _ = typing.get_args(kind)
+    return st.none() | fields[some]
+
+
+def messages(*kinds: type[wire.Message]) -> st.SearchStrategy[wire.Message]:
+    return st.one_of(
+        st.builds(k, **{n: of(t) for n, t in typing.get_type_hints(k).items() if n in k.__struct_fields__})
+        for k in kinds
+    )
+
+
+to_engine = messages(*typing.get_args(wire.ToEngine))
+from_engine = messages(*typing.get_args(wire.FromEngine))
+
+
+def body(data: bytes) -> bytes:
+    (n,) = struct.unpack("<I", data[:4])
+    assert n == len(data) - 4
+    return data[4:]
+
+
+async def read(data: bytes) -> bytes | None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    return await wire.read_async(reader)
+
+
+def read_blocking(data: bytes) -> bytes | None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+        return wire.read_blocking(theirs)
+
+
+@given(to_engine)
+def test_every_message_to_the_engine_arrives_as_it_was_sent(message: wire.Message) -> None:
+    assert wire.decode_to_engine(body(wire.frame(message))) == message
+
+
+@given(from_engine)
+def test_every_message_from_the_engine_arrives_as_it_was_sent(message: wire.Message) -> None:
+    assert wire.decode_from_engine(body(wire.frame(message))) == message
+
+
+@given(st.lists(to_engine, max_size=4))
+def test_frames_in_a_row_are_told_apart_on_both_ends(sent: list[wire.Message]) -> None:
+    data = b"".join(wire.frame(m) for m in sent)
+
+    async def read_all() -> list[Any]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        return [wire.decode_to_engine(b) for b in iter([await wire.read_async(reader) for _ in sent]) if b is not None]
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+        blocking = [wire.decode_to_engine(b) for b in iter(lambda: wire.read_blocking(theirs), None)]
+    assert blocking == sent
+    assert asyncio.run(read_all()) == sent
+
+
+@given(from_engine, st.data())
+def test_a_truncated_frame_means_that_the_peer_has_gone(message: wire.Message, data: st.DataObject) -> None:
+    whole = wire.frame(message)
+    part = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    assert read_blocking(part) is None
+    assert asyncio.run(read(part)) is None
+
+
+def test_an_oversize_frame_is_refused_before_it_is_read() -> None:
+    header = struct.pack("<I", wire.MAX_FRAME + 1)
+    with pytest.raises(ValueError, match="exceeds the limit"):
+        read_blocking(header)
+    with pytest.raises(ValueError, match="exceeds the limit"):
+        asyncio.run(read(header))
+
+
+def test_an_empty_frame_is_no_message() -> None:
+    assert read_blocking(struct.pack("<I", 0)) == b""
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode_to_engine(b"")
+
+
+@pytest.mark.parametrize(
+    "raw", [{"type": "Nonsense"}, {"type": "Cancel"}, {"type": "Cancel", "id": 3}, {"id": "a"}, [], 7, {"type": "Piece"}]
+)
+def test_an_unknown_or_malformed_message_is_refused_at_the_door(raw: object) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        wire.decode_to_engine(msgspec.msgpack.encode(raw))
+
+
+def test_what_goes_one_way_is_not_taken_the_other_way() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        wire.decode_to_engine(body(wire.frame(wire.Piece("a", "b", 1))))
+    with pytest.raises(msgspec.ValidationError):
+        wire.decode_from_engine(body(wire.frame(wire.Cancel("a"))))
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_refused_and_never_worse(noise: bytes) -> None:
+    for decode in (wire.decode_to_engine, wire.decode_from_engine):
+        try:
+            decode(noise)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            pass
