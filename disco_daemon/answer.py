@@ -18,13 +18,13 @@ Rules that hold in every state:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .delivery.seam import Diverged, Seam
 from .errors import DiscoError, EndpointError, Unavailable
-from .types import Finish, Plan, Side, Token
+from .types import BOTH, Continuation, Finish, Plan, Side, Token
 
 MAX_HANDOFFS = 2  # DESIGN §7
 
@@ -137,13 +137,13 @@ TRANSITIONS: dict[State, dict[type, frozenset[State]]] = {
     State.PLANNED: {Begin: frozenset({State.RACING, State.FAILED})},
     State.RACING: {
         Due: frozenset({State.RACING}),
-        Arrived: frozenset({State.RELAYING}),
-        Ended: frozenset({State.DONE}),
+        Arrived: frozenset({State.RACING, State.RELAYING}),
+        Ended: frozenset({State.RACING, State.DONE}),
         Broke: frozenset({State.RACING, State.FAILED}),
     },
     State.RELAYING: {
         Due: frozenset({State.RELAYING}),
-        Arrived: frozenset({State.RELAYING, State.DONE}),
+        Arrived: frozenset({State.RELAYING}),
         Ended: frozenset({State.RELAYING, State.DONE}),
         Broke: frozenset({State.RELAYING, State.HANDOFF, State.DONE, State.FAILED}),
     },
@@ -164,11 +164,17 @@ class IllegalEvent(RuntimeError):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer. `available` are the endpoints that can serve this request, `max_tokens` what the client allows."""
+    """One answer.
+
+    `available` are the endpoints that can serve this request, `max_tokens` is what the client allows, `continuation`
+    how well each endpoint continues a partial answer, `joinable` whether two endpoints may share this one at all.
+    """
 
     plan: Plan
     available: frozenset[Side]
     max_tokens: int | None = None
+    continuation: Mapping[Side, Continuation] = field(default_factory=lambda: dict.fromkeys(Side, Continuation.EXACT))
+    joinable: bool = True
     state: State = State.PLANNED
     source: Side | None = None
     winner: Side | None = None
@@ -179,7 +185,8 @@ class Answer:
     _running: set[Side] = field(default_factory=set)
     _pending: set[Side] = field(default_factory=set)
     _seam: Seam | None = None
-    _joinable: bool = True
+    _n_held: int = 0  # tokens whose text the seam still holds
+    _n_died_midway: int = 0  # deaths of the engine after the reader had got something
 
     @property
     def text(self) -> str:
@@ -259,7 +266,7 @@ class Answer:
         self.pieces.append(token.text)
         self.tokens[side] += token.n_tokens
         if token.delta or token.logprobs:
-            self._joinable = False  # half a tool call, or a hidden thought, cannot be continued by somebody else
+            self.joinable = False  # half a tool call, or a hidden thought, cannot be continued by somebody else
         yield Deliver(token)
 
     # --- handoff after a failure ---------------------------------------------------------------------------------
@@ -272,9 +279,12 @@ class Answer:
             yield from self._cancel(side)
             yield from self._next(side, EndpointError(side, "diverged", str(e)))
             return
+        self._n_held += token.n_tokens
         if text or token.delta:
             self.state, self.source = State.RELAYING, side
-            yield from self._deliver(side, Token(text, token.n_tokens, token.delta, token.logprobs))
+            n_tokens = token.n_tokens if self._seam.swallowed else self._n_held
+            self._n_held = 0
+            yield from self._deliver(side, Token(text, n_tokens, token.delta, token.logprobs))
 
     def _ended(self, side: Side, finish: Finish) -> Iterable[Effect]:
         yield from self._cancel(side.other)
@@ -282,14 +292,17 @@ class Answer:
         if self.state is State.RACING:
             self.source = self.winner = side
         if self._seam is not None and self.state is State.HANDOFF:
+            self.source = side
             rest = self._seam.flush()
             if rest:
-                yield from self._deliver(side, Token(rest, 0))
+                yield from self._deliver(side, Token(rest, self._n_held))
         self.state = State.DONE
         yield Complete(finish.reason)
 
     def _broke(self, side: Side, error: EndpointError) -> Iterable[Effect]:
         self._running.discard(side)
+        if self.pieces and error.reason == "engine_gone":
+            self._n_died_midway += 1
         yield from self._next(side, error)
 
     def _next(self, side: Side, error: EndpointError) -> Iterable[Effect]:
@@ -308,7 +321,8 @@ class Answer:
         if self.pieces:
             self.state = State.HANDOFF
             self.handoffs += 1
-            self._seam = Seam(self.text)
+            guarded = self.continuation[target] is Continuation.GUARDED
+            self._seam, self._n_held = Seam(self.text if guarded else ""), 0
         yield from self._start(target)
 
     def _target(self, side: Side) -> Side | None:
@@ -316,16 +330,17 @@ class Answer:
 
         1. Nobody, when the reader's part cannot be continued or moved too often.
         2. The other endpoint, if it has not failed for this answer; it may have lost the race.
-        3. The device once more, if its engine died in mid-answer and the server has failed since: it is restarted
-           within seconds. Alone it gets no second chance: a request that kills the engine would kill it again.
+        3. The device once more, if its engine died in mid-answer and the server has failed since or cannot continue:
+           it is restarted within seconds. Alone it gets no second chance: a request that kills the engine would kill
+           it again.
         """
-        if self.pieces and (self.handoffs >= MAX_HANDOFFS or not self._joinable):
+        if self.pieces and (self.handoffs >= MAX_HANDOFFS or not self.joinable):
             return None
         failed = {e.side for e in self.errors}
-        if side.other in self.available and side.other not in failed:
+        mute = self.pieces and self.continuation.get(side.other) is Continuation.NONE
+        if side.other in self.available and side.other not in failed and not mute:
             return side.other
-        died = sum(e.reason == "engine_gone" for e in self.errors)
-        if self.pieces and side is Side.SERVER and died == 1:
+        if self._n_died_midway == 1 and self.available == BOTH and (mute or side is Side.SERVER):
             return Side.DEVICE
         return None
 

@@ -38,6 +38,7 @@ log = logging.getLogger("disco.answer")
 UNBILLED = frozenset(
     {"unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation"}
 )
+MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
 QUEUE_SIZE = 256  # events; a reader slower than the model pauses it through this, see `_pump`
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 
@@ -52,11 +53,12 @@ class Sink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One start of one endpoint for one answer."""
+    """One start of one endpoint for one answer; `n_before` tokens had been delivered by then."""
 
     side: Side
     model: str
     started: float
+    n_before: int = 0
     usage: Usage = field(default_factory=Usage)
     task: asyncio.Task[None] | None = None
     first_at: float | None = None
@@ -83,6 +85,9 @@ class Conductor:
         Raises DiscoError when it cannot be completed: before the first token nothing was written, after it the
         reader's part stands and the error must be told in-band. A cancellation stops both sides and is recorded too.
         """
+        if self.in_flight >= MAX_IN_FLIGHT:
+            msg = f"{MAX_IN_FLIGHT} answers are running already; try again later"
+            raise Unavailable(msg)
         available = self._available(request)
         length = await self._length(request, available)
         performance = _Performance(self, request, sink, available, length, model)
@@ -132,7 +137,13 @@ class _Performance:
         self._length = length
         self._model = model
         plan = conductor.policy.plan(length)
-        self._answer = Answer(plan, available, request.sampling.max_tokens)
+        self._answer = Answer(
+            plan,
+            available,
+            request.sampling.max_tokens,
+            {side: endpoint.continuation for side, endpoint in conductor.endpoints.items()},
+            joinable=not request.needs,
+        )
         self._queue: asyncio.Queue[tuple[Run | None, Event]] = asyncio.Queue(QUEUE_SIZE)
         self._current: dict[Side, Run] = {}
         self._runs: list[Run] = []
@@ -154,6 +165,9 @@ class _Performance:
         except asyncio.CancelledError:
             self._reason = "cancelled"
             raise
+        except ExceptionGroup:  # a bug of ours, in the loop or in an endpoint: told like any other failure
+            log.exception("answer.failed %s", self._request.request_id)
+            self._error = DiscoError("internal error; the daemon's log has the details")
         finally:
             outcome = self._outcome()
             self._conductor.record(outcome)
@@ -205,7 +219,7 @@ class _Performance:
         if (timer := self._timers.pop(side, None)) is not None:
             timer.cancel()
         endpoint = self._conductor.endpoints[side]
-        run = Run(side, endpoint.model, self._clock.now())
+        run = Run(side, endpoint.model, self._clock.now(), self._answer.n_delivered)
         self._runs.append(run)
         self._current[side] = run
         run.task = group.create_task(self._pump(run, endpoint, self._continued(answer_so_far)))
@@ -259,11 +273,12 @@ class _Performance:
 
     def _attempt(self, run: Run) -> Attempt:
         """What one start came to. A server that was asked and told nothing is booked for the whole prompt."""
-        end = run.first_at or run.ended_at or self._clock.now()
+        end = run.first_at if run.first_at is not None else run.ended_at
+        end = self._clock.now() if end is None else end
         usage = replace(run.usage)
         turned_away = run.error is not None and run.error.reason in UNBILLED and not usage.completion_tokens
         if run.side is Side.SERVER and usage.prompt_tokens == 0 and not turned_away:
-            usage.prompt_tokens = self._length
+            usage.prompt_tokens = self._length + run.n_before
         censored = run.first_at is None
         error = run.error.reason if run.error else None
         return Attempt(run.side, run.model, run.started - self._began, end - run.started, censored, usage, error)

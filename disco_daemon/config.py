@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 import platformdirs
@@ -17,6 +16,7 @@ from msgspec import Meta
 from tomlkit.exceptions import TOMLKitError
 
 from .errors import ConfigError
+from .net import hostname, is_http_url, is_loopback, without_credentials
 
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
@@ -178,6 +178,8 @@ def as_dict(config: Config) -> dict[str, Any]:
         section, name = key.split(".")
         if shown[section][name]:
             shown[section][name] = "********"
+    for section in ("server", "device"):
+        shown[section]["base_url"] = without_credentials(shown[section]["base_url"])
     return shown
 
 
@@ -194,6 +196,9 @@ def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
         text = path.read_text("utf-8").strip()
     except OSError as e:
         msg = f"server.api_key_file {path} cannot be read: {e.strerror}"
+        raise ConfigError(msg) from e
+    except UnicodeDecodeError as e:
+        msg = f"server.api_key_file {path} is no text file"
         raise ConfigError(msg) from e
     if stat.S_IMODE(mode) & 0o077:
         msg = f"server.api_key_file {path} is readable by others: run `chmod 600 {path}`"
@@ -267,13 +272,16 @@ def _check(config: Config) -> None:
             msg = f"{key} = {value!r}: choose one of {', '.join(allowed)}"
             raise ConfigError(msg)
     for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
-        if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+        if url and not is_http_url(url):
             msg = f"{key} = {url!r} is not a URL such as https://api.openai.com/v1"
             raise ConfigError(msg)
 
 
 def require_complete(config: Config) -> None:
     """What must be set together before a daemon can run. Raises ConfigError."""
+    if config.device.base_url and not is_loopback(hostname(config.device.base_url)):
+        msg = "device.base_url must be on this machine (127.0.0.1 or localhost): private requests go there"
+        raise ConfigError(msg)
     if config.server.base_url and not config.server.model:
         msg = "server.base_url is set but server.model is not: `disco config set server.model NAME`"
         raise ConfigError(msg)
@@ -291,7 +299,8 @@ def _require_known(key: str) -> None:
 def _write_private(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as f:
+    temporary.unlink(missing_ok=True)  # of an interrupted write, with whatever permissions
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as f:
         f.write(text)
         f.flush()
         os.fsync(f.fileno())

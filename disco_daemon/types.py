@@ -26,6 +26,25 @@ class Side(StrEnum):
 BOTH = frozenset(Side)
 
 
+class Continuation(StrEnum):
+    """How well an endpoint continues a partial answer."""
+
+    NONE = "none"
+    GUARDED = "guarded"  # it should, but may start the answer again: its text is checked at the seam
+    EXACT = "exact"
+
+
+# Parameters whose meaning must not be lost: an endpoint either honours them or refuses, and an answer under them is
+# never continued by the other side. Everything else unknown is a hint that may be ignored.
+_NEEDS = frozenset(
+    {
+        "tools", "tool_choice", "functions", "function_call", "response_format", "logprobs", "top_logprobs",
+        "logit_bias", "modalities", "audio", "web_search_options", "grammar", "guided_json", "guided_regex",
+    }
+)  # fmt: skip
+_NO_NEED: tuple[Any, ...] = (None, False, 0, "none", [], {}, {"type": "text"})
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn. `None` means "the endpoint's default"; `max_tokens` in tokens."""
@@ -57,6 +76,11 @@ class GenerationRequest:
     text_only: bool = True
     max_tokens_key: str = "max_tokens"
     answer_so_far: str = ""
+
+    @property
+    def needs(self) -> list[str]:
+        """Parameters that constrain the answer (tools, schemas, log-probabilities …), sorted."""
+        return sorted(key for key, value in self.extra.items() if key in _NEEDS and value not in _NO_NEED)
 
     @property
     def n_chars(self) -> int:
@@ -162,6 +186,15 @@ class Outcome:
         prompt = next((a.usage.prompt_tokens for a in self.attempts if a.side is self.winner), 0)
         return prompt or self.prompt_tokens, sum(self.tokens.values())
 
+    def _named_attempts(self) -> list[tuple[str, Attempt]]:
+        """Attempts as `device`, `server`; later ones of the same side as `device#2` and so on."""
+        seen: dict[Side, int] = {}
+        named = []
+        for attempt in self.attempts:
+            n = seen[attempt.side] = seen.get(attempt.side, 0) + 1
+            named.append((attempt.side.value if n == 1 else f"{attempt.side}#{n}", attempt))
+        return named
+
     def to_json(self) -> dict[str, Any]:
         """The `disco` object of the last chunk (DESIGN §9)."""
         return {
@@ -171,7 +204,7 @@ class Outcome:
             "plan": {"device_s": finite(self.plan.device_s), "server_s": finite(self.plan.server_s)},
             "prompt_tokens": self.prompt_tokens,
             "endpoints": {
-                a.side.value: {
+                name: {
                     "model": a.model,
                     "started_s": round(a.started_s, 6),
                     "ttft_s": round(a.ttft_s, 6),
@@ -180,7 +213,7 @@ class Outcome:
                     "completion_tokens": a.usage.completion_tokens,
                     "error": a.error,
                 }
-                for a in self.attempts
+                for name, a in self._named_attempts()
             },
             "tokens": {side.value: self.tokens.get(side, 0) for side in Side},
             "handoffs": self.handoffs,

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import ipaddress
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor
 from ..errors import DiscoError, ReaderGone, RequestError
+from ..net import hostname, is_loopback
 from ..types import BOTH, Side
 from . import openai, sse
 
@@ -124,31 +122,16 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """No web page may drive the model (DNS rebinding, CVE-2024-28224), and no stranger without the key."""
     config = request.app[CONFIG]
-    if _is_loopback(config.host) and not _is_loopback(_hostname(f"//{request.headers.get('Host', '')}")):
+    if is_loopback(config.host) and not is_loopback(hostname(f"//{request.headers.get('Host', '')}")):
         raise RequestError("This Host is not served here: use http://127.0.0.1 or http://localhost.", status=403)
     origin = request.headers.get("Origin")
-    if origin is not None and not _is_loopback(_hostname(origin)):
+    if origin is not None and not is_loopback(hostname(origin)):
         raise RequestError("Requests from web pages of this Origin are not allowed.", status=403)
     if config.key and request.path != "/health":
         shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
         if not hmac.compare_digest(shown, config.key.encode()):
             raise RequestError("Incorrect API key provided.", status=401, code="invalid_api_key")
     return await handler(request)
-
-
-def _hostname(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 # --- chat ---------------------------------------------------------------------------------------------------------

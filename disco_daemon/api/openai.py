@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from ..errors import DiscoError, RequestError
 from ..types import GenerationRequest, Sampling, Side, Token
 
+MAX_INT = 2**63 - 1
 MAX_STOP = 4  # as OpenAI
 
 
@@ -28,11 +29,11 @@ class ChatRequest(msgspec.Struct):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] | None = None
     stop: str | list[str] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -56,6 +57,8 @@ def parse(body: bytes) -> ChatRequest:
         raise RequestError(msg) from e
     except UnicodeDecodeError as e:
         raise RequestError("The request body is not UTF-8.") from e
+    except RecursionError as e:
+        raise RequestError("The request body is nested too deeply.") from e
     try:
         request = msgspec.convert(raw, ChatRequest)
     except msgspec.ValidationError as e:
@@ -87,6 +90,8 @@ def to_generation(
         allowed &= {Side(options.route)}
     if options.private:
         allowed &= {Side.DEVICE}
+    if not allowed:
+        raise RequestError("'model', 'disco.route' and 'disco.private' contradict each other.", param="disco")
     messages = [_flattened(m) for m in request.messages]
     answer_so_far = ""
     if request.continue_final_message and messages[-1]["role"] == "assistant":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import msgspec
@@ -108,7 +109,7 @@ class BodySink:
         del winner
         self._pieces.append(token.text)
         if token.delta:
-            self._deltas.append(dict(token.delta))
+            self._deltas.append(copy.deepcopy(dict(token.delta)))  # tokens are frozen, and merging writes
         if token.logprobs:
             self._logprobs += token.logprobs.get("content") or []
 
@@ -141,7 +142,8 @@ def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:
         elif isinstance(value, list):
             items = into.setdefault(key, [])
             for item in value:
-                slot = next((i for i in items if i.get("index") == item.get("index")), None)
+                index = item.get("index")
+                slot = None if index is None else next((i for i in items if i.get("index") == index), None)
                 if slot is None:
                     items.append(dict(item))
                 else:

@@ -99,6 +99,7 @@ async def bench_relay(
         async with targets(max(tokens, PAIR_TOKENS), progress) as (direct, daemon):
             pairs = await paired_ttfts(direct, daemon, n, warmup, progress)
             rates = await paired_rates(direct, daemon, streams, tokens, progress)
+            lag_ms = await loop_lag(daemon)
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
         msg = f"the measurement broke off: {error!r}"
         raise BenchError(msg) from error
@@ -111,6 +112,7 @@ async def bench_relay(
         "tokens_per_s": round(rates[1], 1),
         "direct_tokens_per_s": round(rates[0], 1),
         "throughput_ratio": round(rates[1] / rates[0], 4),
+        "loop_lag_ms_p99": lag_ms,
         "tokens_per_stream": tokens,
         "n": n,
         "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
@@ -235,6 +237,13 @@ async def rate(target: Target, streams: int, tokens: int) -> float:
     for question, answer in zip(questions, answers, strict=True):
         question.check(answer.result().splitlines(), target)
     return streams * tokens / taken_s
+
+
+async def loop_lag(daemon: Target) -> float:
+    """Ask the daemon how late its event loop was, p99 over the last minute, ms: full load of this measurement."""
+    async with daemon.session.get(daemon.url.removesuffix("/v1") + "/disco/v1/state") as response:
+        state = await response.json()
+    return float(state["loop_lag_ms"]["p99"])
 
 
 async def check_status(response: aiohttp.ClientResponse, target: Target) -> None:

@@ -173,6 +173,8 @@ def make_endpoints(config: Config, clock: Clock, trace: Path | None) -> dict[Sid
 def _device(config: Config, clock: Clock, trace: Path | None) -> Endpoint:
     settings = config.device
     if settings.base_url:
+        if trace is not None:
+            raise ConfigError("--shape-ttft works with the engine only, not with device.base_url")
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = Path(settings.model).expanduser() if settings.model else default_model_path()
     if not path.exists():

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..config import load
     from ..errors import ConfigError
+    from ..net import is_loopback
     from .daemon import Daemon, announce_json, run_until_signal
 
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -46,8 +47,11 @@ def run(args: argparse.Namespace) -> int:
         "server.base_url": "" if args.device_only else None,
         "history.path": args.history,
     }
+    if args.config is not None and not args.config.exists():
+        msg = f"{args.config} does not exist (--config)"
+        raise ConfigError(msg)
     config = load(args.config, flags=flags)
-    if not _is_local(config.api.host) and not config.api.key:
+    if not is_loopback(config.api.host) and not config.api.key:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
     daemon = Daemon(config, trace=args.shape_ttft)
@@ -57,12 +61,3 @@ def run(args: argparse.Namespace) -> int:
 
 def _announce(url: str) -> None:
     print(f"disco listens on {url} (Ctrl-C stops it)", flush=True)
-
-
-def _is_local(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

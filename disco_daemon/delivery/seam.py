@@ -22,7 +22,8 @@ class Seam:
     def __init__(self, delivered: str) -> None:
         self._delivered = delivered
         self._held = ""
-        self._open = not delivered
+        self.swallowed = False
+        self._open = len(delivered) < self.MIN_RESTART  # too short to tell a repetition from chance
 
     def feed(self, text: str) -> str:
         """Take the next piece of the continuation; return what may be delivered. Raises Diverged."""
@@ -33,12 +34,13 @@ class Seam:
         if agreed == len(self._held) < len(self._delivered):
             return ""
         self._open = True
+        if agreed < self.MIN_RESTART:
+            return self._held
         if agreed == len(self._delivered):
+            self.swallowed = True
             return self._held[agreed:]
-        if agreed >= self.MIN_RESTART:
-            msg = f"the continuation starts the answer again and differs after {agreed} characters"
-            raise Diverged(msg)
-        return self._held
+        msg = f"the continuation starts the answer again and differs after {agreed} characters"
+        raise Diverged(msg)
 
     def flush(self) -> str:
         """What is left at the end: a whole repetition is dropped, a short chance agreement is text."""

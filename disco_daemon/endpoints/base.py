@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from ..types import Finish, GenerationRequest, Side, Token, Usage
+from ..types import Continuation, Finish, GenerationRequest, Side, Token, Usage
 
 
 class Endpoint(Protocol):
@@ -13,6 +13,7 @@ class Endpoint(Protocol):
 
     side: Side
     model: str
+    continuation: Continuation
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """Why this endpoint can never serve such a request (a missing capability), or None."""

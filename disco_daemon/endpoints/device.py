@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,17 +10,16 @@ from typing import Any
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
-from ..types import Finish, GenerationRequest, Json, Side, Token, Usage
+from ..types import Continuation, Finish, GenerationRequest, Json, Side, Token, Usage
 
 LOAD_WAIT_S = 120.0  # a first token later than this is no answer
-FIRST_TOKEN_TIMEOUT_S = 60.0  # without any prefill progress; long prompts report progress chunk by chunk
-TOKEN_TIMEOUT_S = 15.0  # a decode takes well under a second: this is a hang
 
 
 class Device:
     """`Endpoint` over the supervised engine."""
 
     side = Side.DEVICE
+    continuation = Continuation.EXACT
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -32,8 +30,7 @@ class Device:
         """Text in, text out: no tools, schemas, images or log-probabilities yet."""
         if not request.text_only:
             return "the device takes plain text messages only"
-        needs = sorted(key for key, value in request.extra.items() if key in _SERVER_ONLY and value not in _NO_NEED)
-        return f"the device does not support {', '.join(needs)}" if needs else None
+        return f"the device does not support {', '.join(request.needs)}" if request.needs else None
 
     def may_serve(self) -> bool:
         """Whether the engine is up, loading or about to be restarted."""
@@ -67,20 +64,12 @@ class Device:
     async def _generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
         await self._engine.ready(LOAD_WAIT_S)
         answer = self._engine.open(replace(request, messages=tuple(_renamed(request.messages))))
-        limit_s = FIRST_TOKEN_TIMEOUT_S
         try:
             while True:
-                try:
-                    async with asyncio.timeout(limit_s):
-                        message = await anext(answer)
-                except TimeoutError:
-                    text = f"the device engine gave no token for {limit_s:g} s"
-                    raise EndpointError(self.side, "stalled", text) from None
-                match message:
+                match await anext(answer):  # ends: the supervisor kills an engine that hangs
                     case wire.Progress(n_past=n_past):
                         usage.prompt_tokens = n_past
                     case wire.Piece(text=text, n_tokens=n_tokens):
-                        limit_s = TOKEN_TIMEOUT_S
                         usage.completion_tokens += n_tokens
                         yield Token(text, n_tokens)
                     case wire.Done(reason=reason):
@@ -121,15 +110,5 @@ class Device:
 
 
 def _renamed(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """OpenAI's newer name for the system role is unknown to most chat templates."""
-    return [{**m, "role": "system"} if m["role"] == "developer" else dict(m) for m in messages]
-
-
-# Parameters whose meaning would be lost on the device; everything else unknown is a hint that it may ignore.
-_SERVER_ONLY = frozenset(
-    {
-        "tools", "tool_choice", "functions", "function_call", "response_format", "logprobs", "top_logprobs",
-        "logit_bias", "modalities", "audio", "web_search_options", "grammar", "guided_json", "guided_regex",
-    }
-)  # fmt: skip
-_NO_NEED: tuple[Any, ...] = (None, False, 0, "none", [], {}, {"type": "text"})
+    """What a chat template reads. OpenAI's newer name for the system role is unknown to most."""
+    return [{"role": "system" if m["role"] == "developer" else m["role"], "content": m["content"]} for m in messages]

@@ -17,7 +17,8 @@ import openai
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from ..errors import EndpointError
-from ..types import Finish, GenerationRequest, Side, Token, Usage
+from ..net import is_loopback, without_credentials
+from ..types import Continuation, Finish, GenerationRequest, Side, Token, Usage
 
 log = logging.getLogger("disco.server")
 
@@ -54,7 +55,8 @@ class Server:
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0
-        self._continuation = _continuation(config)
+        self._method = _method(config)
+        self.continuation = _trust(config, self._method)
         self._client: AsyncOpenAI | None = None
 
     async def start(self) -> None:
@@ -64,8 +66,11 @@ class Server:
             base_url=config.base_url,
             api_key=config.api_key or "none",
             max_retries=0,
-            timeout=openai.Timeout(config.first_token_timeout_s, connect=CONNECT_TIMEOUT_S),
-            http_client=DefaultAioHttpClient(),
+            timeout=openai.Timeout(
+                max(config.first_token_timeout_s, config.token_timeout_s), connect=CONNECT_TIMEOUT_S
+            ),
+            # What is for this machine never goes through a proxy.
+            http_client=DefaultAioHttpClient(trust_env=not is_loopback(urlsplit(config.base_url).hostname or "")),
         )
 
     async def close(self) -> None:
@@ -76,7 +81,7 @@ class Server:
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """A server takes everything, except to continue where it has no way to."""
-        if request.answer_so_far and self._continuation == "none":
+        if request.answer_so_far and self._method == "none":
             return "this server cannot continue a partial answer"
         return None
 
@@ -93,10 +98,10 @@ class Server:
         """Address, model, continuation method and last failure."""
         return {
             "kind": "openai",
-            "base_url": _without_credentials(self.config.base_url),
+            "base_url": without_credentials(self.config.base_url),
             "model": self.model,
             "state": "configured",
-            "continuation": self._continuation,
+            "continuation": self._method,
             "failures": self.n_failures,
             "last_error": self.last_error,
         }
@@ -177,9 +182,9 @@ class Server:
         messages = [dict(m) for m in request.messages]
         if request.answer_so_far:
             partial: dict[str, Any] = {"role": "assistant", "content": request.answer_so_far}
-            if self._continuation == "prefix":
+            if self._method == "prefix":
                 partial["prefix"] = True
-            elif self._continuation == "continue_final_message":
+            elif self._method == "continue_final_message":
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
             messages.append(partial)
         if self.config.stream_usage:
@@ -246,7 +251,9 @@ class Server:
             return EndpointError(self.side, "rate_limited", f"the server said 429: {text}", retry_after_s=retry_after_s)
         if status == 404:
             return self._error("not_found", f"the server said 404, check server.base_url and server.model: {text}")
-        if status < 500:
+        if status == 408:
+            return self._error("timeout", f"the server said 408: {text}")
+        if status in (400, 413, 415, 422):
             return EndpointError(self.side, "refused", f"the server said {status}: {text}", your_fault=True)
         return self._error("server_error", f"the server said {status}: {text}")
 
@@ -267,6 +274,8 @@ def _token(choice: dict[str, Any]) -> Token | None:
     """One chunk's choice as a Token, None if it carries nothing."""
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
+    if not isinstance(text, str):
+        raise TypeError("delta.content is no string")
     if len(delta) > 1 or not text:
         delta = {k: v for k, v in delta.items() if k not in ("content", "role") and v not in (None, "", [], {})}
         if not text and not delta:
@@ -293,6 +302,8 @@ async def _sse(body: Bytes) -> AsyncGenerator[dict[str, Any], None]:
                 if payload == b"[DONE]":
                     return
                 yield _decode(payload)
+    if buffer.startswith(b"data:") and buffer[5:].strip() != b"[DONE]":
+        yield _decode(buffer[5:].strip())
 
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -306,7 +317,7 @@ async def _close(opening: Any) -> None:
         log.debug("closing a server stream: %s", _brief(e))
 
 
-def _continuation(config: ServerConfig) -> str:
+def _method(config: ServerConfig) -> str:
     """How this server continues a partial answer; `auto` knows some hosts, and tries the common way elsewhere."""
     if config.continuation != "auto":
         return config.continuation
@@ -315,6 +326,14 @@ def _continuation(config: ServerConfig) -> str:
         if host == known or host.endswith("." + known):
             return method
     return "continue_final_message"
+
+
+def _trust(config: ServerConfig, method: str) -> Continuation:
+    """A method that is known to work there is believed; the guess for unknown hosts is checked at the seam."""
+    if method == "none":
+        return Continuation.NONE
+    guessed = config.continuation == "auto" and method == "continue_final_message"
+    return Continuation.GUARDED if guessed else Continuation.EXACT
 
 
 _KNOWN_HOSTS: Mapping[str, str] = {
@@ -342,8 +361,3 @@ def _number(text: str | None) -> float | None:
         return float(cast("str", text))
     except (TypeError, ValueError):
         return None
-
-
-def _without_credentials(url: str) -> str:
-    parts = urlsplit(url)
-    return url.replace(f"{parts.username}:{parts.password}@", "") if parts.username else url

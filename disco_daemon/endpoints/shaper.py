@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -28,11 +29,11 @@ def read_trace(path: Path) -> list[float]:
     try:
         with path.open(newline="", encoding="utf-8") as f:
             values = [float(row["ttft_s"]) for row in csv.DictReader(r for r in f if not r.startswith("#"))]
-    except (OSError, KeyError, ValueError) as e:
+    except (OSError, KeyError, ValueError, TypeError, csv.Error) as e:
         msg = f"{path} is no trace: a CSV file with a column ttft_s is expected ({e})"
         raise ConfigError(msg) from e
-    if not values or min(values) < 0:
-        msg = f"{path} has no TTFT values, or negative ones"
+    if not values or not all(0 <= v < math.inf for v in values):
+        msg = f"{path} has no TTFT values, or such as are negative or not finite"
         raise ConfigError(msg)
     return values
 
@@ -47,6 +48,7 @@ class Shaped:
         self._clock = clock
         self.side = inner.side
         self.model = inner.model
+        self.continuation = inner.continuation
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """As the endpoint behind."""

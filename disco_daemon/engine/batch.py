@@ -12,7 +12,6 @@ from . import wire
 from .llama import ABORTED, N_SEQ_MAX, NO_KV_SLOT, Llama, Sampler
 from .text import TextStream
 
-PREFILL_CHUNK = 128  # tokens; as fast as 512 on CPUs, and a short prompt need not wait for a long one's chunk
 PREFILL_BESIDE_DECODE = 64  # tokens; bounds how long running answers wait behind a long prompt
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 
@@ -117,21 +116,14 @@ class Batcher:
         if sequence is not None:
             self._finish(sequence, "cancelled")
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `step` would compute anything."""
-        return bool(self.waiting and len(self.running) < N_SEQ_MAX) or any(
-            s.prefilling or s.may_generate for s in self.running
-        )
-
     # --- one iteration -------------------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Admit, build one batch, decode it, hand out what it gave."""
+    def step(self) -> bool:
+        """Admit, build one batch, decode it, hand out what it gave. False if there was nothing to compute."""
         self._admit()
         rows, shares = self._build()
         if not rows:
-            return
+            return False
         started = self.clock()
         rc = self.llama.decode(rows)
         elapsed = self.clock() - started
@@ -142,6 +134,7 @@ class Batcher:
             self._collect(shares)
         else:
             self._recover(rc, shares)
+        return True
 
     def _admit(self) -> None:
         free = set(range(N_SEQ_MAX)) - {s.slot for s in self.running}
@@ -160,7 +153,7 @@ class Batcher:
             if not s.prefilling and s.may_generate:
                 rows.append((s.tokens[s.n_past], s.n_past, s.slot, True))
                 shares.append((s, 1, len(rows) - 1))
-        room = PREFILL_BESIDE_DECODE if rows else PREFILL_CHUNK
+        room = PREFILL_BESIDE_DECODE if rows else wire.PREFILL_CHUNK
         # The shortest remaining prompt first: it delays a long one a little and is itself helped a lot.
         for s in sorted(self.running, key=lambda s: len(s.tokens) - s.n_past):
             if room > 0 and s.prefilling:

@@ -15,6 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..clock import Clock
 from ..errors import EndpointError
 from ..types import GenerationRequest, Side
@@ -26,6 +28,7 @@ BACKOFF_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next re
 BACKOFF_MAX_S = 30.0
 HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off anew
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
+HANG_S = 15.0  # a decode takes well under a second, a prefill chunk a few on the slowest machines
 STOP_TIMEOUT_S = 2.0  # after the socket is closed; then SIGKILL
 CANCEL_TIMEOUT_S = 0.5  # the abort callback stops a decode in 0.5-20 ms; more means a hang
 COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the server, an estimate will do
@@ -82,6 +85,7 @@ class Engine:
         self._inboxes: dict[str, asyncio.Queue[_Reply]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Condition()
+        self._heard_at = clock.now()
         self._supervisor: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -156,11 +160,31 @@ class Engine:
             reader, self._writer = await asyncio.open_connection(sock=ours)
             async with asyncio.TaskGroup() as group:
                 group.create_task(_drain(process.stderr, stderr))
-                await self._converse(reader)
+                watch = group.create_task(self._watch(process))
+                try:
+                    await self._converse(reader, process)
+                except (
+                    TypeError,
+                    ValueError,
+                    msgspec.MsgspecError,
+                ) as e:  # whatever it is, it is not our engine
+                    self.last_error = f"the engine sent what is no message ({type(e).__name__})"
+                    process.kill()
+                watch.cancel()
         finally:
             await asyncio.shield(self._bury(process, stderr))
 
-    async def _converse(self, reader: asyncio.StreamReader) -> None:
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill an engine that owes answers and says nothing. A long prompt reports each chunk, so silence is a hang."""
+        while True:
+            await asyncio.sleep(1.0)
+            chunk_s = wire.PREFILL_CHUNK / self.info.prefill_tps if self.info else 0.0
+            silent_s = self._clock.now() - self._heard_at
+            if self.state is EngineState.READY and self._inboxes and silent_s > max(HANG_S, 4 * chunk_s):
+                log.error("engine gave no sign of life for %.0f s: killing it", silent_s)
+                process.kill()
+
+    async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         config = self.config
         model = str(config.model_path)
         self._write(wire.Load(model, config.n_ctx, config.n_threads, config.n_gpu_layers))
@@ -169,8 +193,7 @@ class Engine:
                 first = await wire.read_async(reader)
         except TimeoutError:
             self.last_error = f"loading {model} took more than {LOAD_TIMEOUT_S:g} s"
-            if self._writer is not None:
-                self._writer.close()
+            process.kill()
             return
         if first is None:
             return
@@ -181,17 +204,19 @@ class Engine:
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
                 self.last_error = message
-                await self._enter(EngineState.FAILED)
+                if self.info is None:  # it has loaded before: then this passes, such as memory being short
+                    await self._enter(EngineState.FAILED)
                 return
             case other:
-                msg = f"expected Loaded, not {other!r}"
+                msg = f"expected Loaded, not {type(other).__name__}"
                 raise TypeError(msg)
         while (body := await wire.read_async(reader)) is not None:
+            self._heard_at = self._clock.now()
             self._deliver(wire.decode_from_engine(body))
 
     def _deliver(self, message: wire.FromEngine) -> None:
         if isinstance(message, wire.Loaded | wire.LoadFailed):
-            msg = f"unexpected {message!r}"
+            msg = f"unexpected {type(message).__name__}"
             raise TypeError(msg)
         inbox = self._inboxes.get(message.id)
         if inbox is not None:  # else: nobody waits any more, as after a cancelled count
@@ -253,6 +278,8 @@ class Engine:
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
         """Start one answer. Raises EngineGone."""
         request_id = f"g{next(self._ids)}"
+        if not self._inboxes:
+            self._heard_at = self._clock.now()
         inbox = self._inboxes[request_id] = asyncio.Queue()
         s = request.sampling
         try:
@@ -315,7 +342,7 @@ class EngineAnswer:
             case wire.Progress() | wire.Piece():
                 return message
             case other:
-                msg = f"unexpected {other!r}"
+                msg = f"unexpected {type(other).__name__}"
                 raise TypeError(msg)
 
     def append(self, text: str, *, go: bool) -> None:

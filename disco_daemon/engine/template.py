@@ -17,6 +17,13 @@ PLAIN_TEMPLATE = (
 )
 
 
+# What somebody else's program can raise in the sandbox, at compile or run time.
+_FAULTS = (
+    jinja2.TemplateError, SyntaxError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError,
+    LookupError, RuntimeError, MemoryError,
+)  # fmt: skip
+
+
 class TemplateError(ValueError):
     """The model's template refuses these messages; the message says why."""
 
@@ -35,7 +42,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda fmt: datetime.now(UTC).strftime(fmt)
         try:
             self._template = environment.from_string(source or PLAIN_TEMPLATE)
-        except jinja2.TemplateError as e:
+        except _FAULTS as e:
             msg = f"the model's chat template does not compile: {e}"
             raise TemplateError(msg) from e
         self._bos, self._eos = bos, eos
@@ -46,7 +53,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
+        except _FAULTS as e:
             msg = f"the model's chat template refuses these messages: {e}"
             raise TemplateError(msg) from e
 

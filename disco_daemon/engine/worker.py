@@ -14,6 +14,8 @@ import socket
 import sys
 import threading
 
+import msgspec
+
 from . import wire
 from .batch import Batcher
 from .llama import N_SEQ_MAX, AbortFlag, Llama, ModelError
@@ -43,7 +45,7 @@ class Worker:
             return
         load = wire.decode_to_engine(first)
         if not isinstance(load, wire.Load):
-            msg = f"the first message must be Load, not {load!r}"
+            msg = f"the first message must be Load, not {type(load).__name__}"
             raise TypeError(msg)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
@@ -54,14 +56,16 @@ class Worker:
         batcher = Batcher(llama, self.send)
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
         self.send(wire.Loaded(name, llama.n_ctx, N_SEQ_MAX, llama.load_s, llama.prefill_tps))
+        busy = False
         while True:
             self._abort.clear()  # before the queue is drained: a Cancel sets it again after it was queued
-            self._obey(batcher)
-            batcher.step()
+            self._obey(batcher, wait=not busy)
+            busy = batcher.step()
 
-    def _obey(self, batcher: Batcher) -> None:
-        """Carry out all queued commands; sleep on the queue while there is nothing to compute."""
-        while not self._commands.empty() or not batcher.has_work:
+    def _obey(self, batcher: Batcher, *, wait: bool) -> None:
+        """Carry out all queued commands; with `wait` there is nothing to compute before at least one has come."""
+        while wait or not self._commands.empty():
+            wait = False
             match self._commands.get():
                 case wire.Generate() as request:
                     try:
@@ -78,7 +82,7 @@ class Worker:
                     stats = (totals.prompt_tokens, totals.completion_tokens, totals.busy_s)
                     self.send(wire.Stats(request_id, n_running, n_waiting, *stats))
                 case other:
-                    msg = f"unexpected message {other!r}"
+                    msg = f"unexpected message {type(other).__name__}"
                     raise TypeError(msg)
 
     def _read(self) -> None:
@@ -86,8 +90,10 @@ class Worker:
         try:
             while (body := wire.read_blocking(self._sock)) is not None:
                 self._dispatch(wire.decode_to_engine(body))
-        finally:
-            os._exit(0)
+        except (ValueError, OSError, msgspec.MsgspecError) as e:
+            os.write(2, f"the reader thread ends: {type(e).__name__}\n".encode())
+            os._exit(1)
+        os._exit(0)
 
     def _dispatch(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Count) and self._llama is not None:

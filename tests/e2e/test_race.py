@@ -115,7 +115,6 @@ async def test_fifty_streams_at_once_get_their_own_answers(tmp_path: Path) -> No
             words = prompt.split()
             assert heard.text == "".join(f"{words[i % 3]} " for i in range(60))
             assert heard.finish_reason == "stop"
-        assert (await daemon.state())["loop_lag_ms"]["p99"] < 20
 
 
 async def test_history_has_a_row_a_request_and_no_text(tmp_path: Path) -> None:

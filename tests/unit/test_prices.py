@@ -13,7 +13,9 @@ amounts = st.floats(0, 1e4)
 prices = st.builds(Prices, amounts, amounts, amounts, amounts)
 
 
-def attempt(side: Side, prompt: int = 0, completion: int = 0, busy_s: float = 0.0, *, censored: bool = False) -> Attempt:
+def attempt(
+    side: Side, prompt: int = 0, completion: int = 0, busy_s: float = 0.0, *, censored: bool = False
+) -> Attempt:
     return Attempt(side, "m", 0.0, 0.2, censored, Usage(prompt, completion, busy_s))
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ letters = st.text("ab ", max_size=40)
 
 def chunked(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(c % (len(text) + 1) for c in cuts), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def joined(delivered: str, pieces: list[str]) -> str:
@@ -24,7 +26,7 @@ def joined(delivered: str, pieces: list[str]) -> str:
 cuts = st.lists(st.integers(0, 200), max_size=12)
 
 
-@given(st.text(min_size=1), st.text(), cuts)
+@given(st.text(min_size=Seam.MIN_RESTART), st.text(), cuts)
 def test_a_restarted_answer_is_joined_without_doubling_however_it_is_cut(old: str, new: str, at: list[int]) -> None:
     assert joined(old, chunked(old + new, at)) == new
 
@@ -32,6 +34,14 @@ def test_a_restarted_answer_is_joined_without_doubling_however_it_is_cut(old: st
 @given(st.text(), st.text(), cuts)
 def test_a_continuation_that_shares_no_beginning_passes_through_at_once(old: str, new: str, at: list[int]) -> None:
     assume(not old or not new or old[0] != new[0])
+    seam = Seam(old)
+    for piece in chunked(new, at):
+        assert seam.feed(piece) == piece
+    assert seam.flush() == ""
+
+
+@given(st.text(max_size=Seam.MIN_RESTART - 1), st.text(), cuts)
+def test_after_a_few_characters_only_nothing_is_taken_for_a_restart(old: str, new: str, at: list[int]) -> None:
     seam = Seam(old)
     for piece in chunked(new, at):
         assert seam.feed(piece) == piece

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.clock import Clock
+from disco_daemon.clock import SystemClock
 from disco_daemon.endpoints.device import Device
 from disco_daemon.endpoints.shaper import N_REMEMBERED, Shaped, read_trace
 from disco_daemon.errors import ConfigError
-from disco_daemon.types import Finish, GenerationRequest, Side, Token, Usage
+from disco_daemon.types import Continuation, Finish, GenerationRequest, Side, Token, Usage
 
 
 class Inner:
     """A device that answers at once."""
 
-    side, model, prefill_tps = Side.SERVER, "m", 100.0
+    side, model, prefill_tps, continuation = Side.SERVER, "m", 100.0, Continuation.EXACT
 
     def refuses(self, request: GenerationRequest) -> str | None:
         return "no" if request.extra else None
@@ -41,7 +41,7 @@ class Inner:
 
 
 def shaped(trace: list[float]) -> Shaped:
-    return Shaped(cast(Device, Inner()), trace, Clock())
+    return Shaped(cast(Device, Inner()), trace, SystemClock())
 
 
 def ask(text: str, **more: Any) -> GenerationRequest:
@@ -103,6 +103,7 @@ async def test_a_shaped_endpoint_answers_as_the_one_behind() -> None:
     assert [e async for e in endpoint.generate(ask("Hello"), usage)] == [Token("Hi"), Finish("stop")]
     assert usage.prompt_tokens == 5
     assert (endpoint.side, endpoint.model, endpoint.may_serve()) == (Side.SERVER, "m", True)
+    assert endpoint.continuation is Continuation.EXACT
     assert endpoint.refuses(ask("Hello")) is None
     assert endpoint.refuses(ask("Hello", extra={"tools": [1]})) == "no"
     assert await endpoint.count(ask("Hello")) == 5

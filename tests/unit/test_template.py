@@ -25,7 +25,9 @@ def render(source: str) -> str:
     return ChatTemplate(source, "<s>", "</s>").render(HI)
 
 
-words = st.sampled_from([START, END, "<|", "im_start", "|>", "hi", "\n", "disco", "0123456789abcdef01234567", "{{", "€"])
+words = st.sampled_from(
+    [START, END, "<|", "im_start", "|>", "hi", "\n", "disco", "0123456789abcdef01234567", "{{", "€"]
+)
 contents = st.lists(words, max_size=6).map("".join)
 
 
@@ -39,7 +41,10 @@ def test_a_template_has_what_real_ones_use() -> None:
     assert render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}") == "<s>Hi</s>"
     assert render("{% for m in messages * 3 %}{{ m.role }}{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}")
     assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
-    assert render("{% if add_generation_prompt %}\n  {% if tools is not defined %}\nyes\n  {% endif %}\n{% endif %}") == "yes\n"
+    assert (
+        render("{% if add_generation_prompt %}\n  {% if tools is not defined %}\nyes\n  {% endif %}\n{% endif %}")
+        == "yes\n"
+    )
 
 
 def test_a_plain_conversation_is_one_part() -> None:
@@ -83,14 +88,6 @@ def test_a_message_that_spells_out_a_mark_is_still_only_text(monkeypatch: pytest
 def test_a_template_that_says_a_message_twice_gets_it_as_text_twice() -> None:
     parts = ChatTemplate("{{ messages[0].content }}-{{ messages[0].content }}", "", "").segments(chat(END), CONTROL)
     assert parts == [(END, False), ("-", True), (END, False)]
-
-
-@pytest.mark.parametrize("field", ["name", "reasoning_content"])
-def test_no_other_field_of_a_message_opens_a_turn_either(field: str) -> None:
-    source = "{% for m in messages %}{{ m['" + field + "'] }}: {{ m['content'] }}{% endfor %}"
-    message = {"role": "user", "content": "Hi", field: f"{END}{START}system"}
-    parts = ChatTemplate(source, "", "").segments([message], CONTROL)
-    assert not any(START in text for text, is_template in parts if is_template)
 
 
 def test_the_callers_messages_are_left_alone() -> None:

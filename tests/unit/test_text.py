@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ stops = st.lists(st.text("ab€", min_size=1, max_size=4), min_size=1, max_size=
 
 def chunked(data: bytes, at: list[int]) -> list[bytes]:
     edges = [0, *sorted(c % (len(data) + 1) for c in at), len(data)]
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def run(pieces: list[bytes], stop: list[str]) -> tuple[list[str], TextStream]:

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from disco_daemon import config
+from disco_daemon.errors import ConfigError
+
+COMMENTED = """\
+# My settings.
+[server]  # the remote one
+base_url = "https://api.example.com/v1"  # not OpenAI
+model = "m"
+
+[api]
+port = 5000
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "disco" / "config.toml"
+
+
+def wrote(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def load(
+    path: Path, text: str = "", env: dict[str, str] | None = None, flags: dict[str, Any] | None = None
+) -> config.Config:
+    return config.load(wrote(path, text), env or {}, flags)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- layers -------------------------------------------------------------------------------------------------------
+
+
+def test_without_any_layer_the_defaults_hold(path: Path) -> None:
+    assert config.load(path, {}) == config.Config()
+
+
+def test_variables_win_over_the_file_and_flags_over_both(path: Path) -> None:
+    text, env, flags = "[api]\nport = 1", {"DISCO_API_PORT": "2"}, {"api.port": 3}
+    assert load(path, text).api.port == 1
+    assert load(path, text, env).api.port == 2
+    assert load(path, text, env, flags).api.port == 3
+    assert load(path, text, env, {"api.port": None}).api.port == 2, "a flag that is not given changes nothing"
+
+
+def test_layers_mix_setting_by_setting(path: Path) -> None:
+    found = load(
+        path, '[server]\nmodel = "file"', {"DISCO_SERVER_BASE_URL": "http://env/v1"}, {"server.api_key_env": "KEY"}
+    )
+    assert (found.server.model, found.server.base_url, found.server.api_key_env) == ("file", "http://env/v1", "KEY")
+
+
+def test_variables_are_read_as_the_settings_type(path: Path) -> None:
+    env = {
+        "DISCO_DEVICE_ENABLED": "false",
+        "DISCO_POLICY_DELAY_S": "1",
+        "DISCO_API_KEY": "123",
+        "DISCO_DEVICE_N_CTX": "8",
+    }
+    found = load(path, "", env)
+    assert (found.device.enabled, found.policy.delay_s, found.api.key, found.device.n_ctx) == (False, 1.0, "123", 8)
+
+
+def test_variables_that_are_no_settings_are_left_alone(path: Path) -> None:
+    assert load(path, "", {"DISCO_CONFIG": "x", "DISCO_MODELS_DIR": "y", "PATH": "z"}) == config.Config()
+
+
+def test_the_file_may_be_named_by_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISCO_CONFIG", str(wrote(path, "[api]\nport = 9")))
+    assert config.config_path() == path
+    assert config.load(env={}).api.port == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "mend"),
+    [
+        ("[servr]", "servr", "disco config get"),
+        ("[server]\nbaseurl = ''", "baseurl", "disco config get"),
+        ('[api]\nport = "x"', "api.port", "Expected `int`"),
+        ("[api]\nport = 70000", "api.port", "<= 65535"),
+        ("api = 3", "api", "Expected `object`"),
+        ("[device]\nn_ctx = -1", "device.n_ctx", ">= 0"),
+        ("[policy]\ndelay_s = nan", "policy.delay_s", ">= 0"),
+        ('[policy]\nname = "fast"', "policy.name", "choose one of race"),
+        ('[server]\ncontinuation = "yes"', "server.continuation", "choose one of auto"),
+        ('[server]\nbase_url = "api.example.com"', "server.base_url", "such as https://"),
+        ('[server]\nbase_url = "ftp://example.com"', "server.base_url", "such as https://"),
+        ('[server]\nbase_url = "http://"', "server.base_url", "such as https://"),
+        ('[server]\nbase_url = "http://[::1"', "server.base_url", "such as https://"),
+        ('[server]\nbase_url = "http://example.com:99999"', "server.base_url", "such as https://"),
+        ('[device]\nbase_url = "localhost:11434"', "device.base_url", "such as https://"),
+        ("[api", "config.toml", "not valid TOML"),
+        ("[api]\nport = 1\nport = 2", "config.toml", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_key_and_mend(path: Path, text: str, key: str, mend: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(path, text)
+    assert key in str(caught.value)
+    assert mend in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
+        config.load(path, {})
+    other = path / "latin.toml"
+    other.write_bytes(b'[api]\nkey = "\xff"')
+    with pytest.raises(ConfigError, match=r"latin\.toml is not valid TOML"):
+        config.load(other, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("DISCO_SERVER_URL", "http://x", "unknown variable DISCO_SERVER_URL; settings are DISCO_API_HOST"),
+        ("DISCO_API_PORT", "many", "api.port"),
+        ("DISCO_API_PORT", "70000", "api.port: Expected `int` <= 65535"),
+        ("DISCO_DEVICE_ENABLED", "yes", "device.enabled: Expected `bool`"),
+        ("DISCO_POLICY_DELAY_S", "-1", "policy.delay_s: Expected `float` >= 0"),
+        ("DISCO_POLICY_NAME", "fast", "policy.name"),
+    ],
+)
+def test_a_wrong_variable_is_refused_with_key_and_mend(path: Path, name: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(path, "", {name: value})
+    assert says in str(caught.value)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(config.keys()), text=st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+def test_any_text_for_any_setting_is_taken_or_refused(path: Path, key: str, text: str) -> None:
+    says = ""
+    try:
+        config.load(path, {f"DISCO_{key.replace('.', '_').upper()}": text})
+    except ConfigError as e:
+        says = str(e)
+    assert not says or key in says
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def test_setting_a_value_keeps_comments_and_the_rest(path: Path) -> None:
+    config.set_value(wrote(path, COMMENTED), "server.model", "n")
+    assert path.read_text("utf-8") == COMMENTED.replace('"m"', '"n"')
+
+
+def test_a_setting_is_written_for_the_owners_eyes_only(path: Path) -> None:
+    config.set_value(path, "api.key", "secret")
+    assert mode(path) == 0o600
+    assert mode(path.parent) == 0o700
+    path.chmod(0o644)
+    config.set_value(path, "api.port", "1")
+    assert mode(path) == 0o600
+    assert os.listdir(path.parent) == ["config.toml"]  # noqa: PTH208
+
+
+def test_a_leftover_of_an_interrupted_write_gives_nothing_away(path: Path) -> None:
+    wrote(path.with_name("config.toml.new"), "").chmod(0o644)
+    config.set_value(path, "api.key", "secret")
+    assert mode(path) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("api.port", "x"),
+        ("api.prt", "1"),
+        ("port", "1"),
+        ("policy.name", "fast"),
+        ("server.base_url", "nowhere"),
+        ("", ""),
+    ],
+)
+def test_a_wrong_setting_is_not_written(path: Path, key: str, text: str) -> None:
+    wrote(path, COMMENTED)
+    with pytest.raises(ConfigError):
+        config.set_value(path, key, text)
+    assert path.read_text("utf-8") == COMMENTED
+    assert os.listdir(path.parent) == ["config.toml"]  # noqa: PTH208
+
+
+def test_a_wrong_file_is_not_made_worse(path: Path) -> None:
+    wrote(path, "[api\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        config.set_value(path, "api.port", "1")
+    assert path.read_text("utf-8") == "[api\n"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_that_is_set_is_read_back(path: Path, text: str) -> None:
+    assert config.set_value(path, "api.key", text).api.key == text
+    assert config.load(path, {}).api.key == text
+
+
+@pytest.mark.parametrize(("key", "text", "value"), [("device.enabled", "false", False), ("policy.delay_s", "2", 2.0)])
+def test_a_setting_comes_back_with_its_type(path: Path, key: str, text: str, value: object) -> None:
+    config.set_value(path, key, text)
+    assert config.get_value(config.load(path, {}), key) == value
+
+
+def test_an_unknown_setting_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'api.prt'; settings are api\.host"):
+        config.get_value(config.Config(), "api.prt")
+
+
+# --- secrets and completeness -------------------------------------------------------------------------------------
+
+
+def test_secrets_are_not_shown() -> None:
+    shown = config.as_dict(config.Config(api=config.Api(key="secret", port=1)))
+    assert shown["api"] == {"host": "127.0.0.1", "port": 1, "key": "********"}
+    assert config.as_dict(config.Config())["api"]["key"] == "", "that there is no key is no secret"
+
+
+def with_key_file(path: Path) -> config.Config:
+    return config.Config(server=config.ServerSettings(api_key_env="KEY", api_key_file=str(path)))
+
+
+def test_the_servers_key_comes_from_the_variable_else_from_the_private_file(path: Path) -> None:
+    wrote(path, "from-file\n").chmod(0o600)
+    found = with_key_file(path)
+    assert config.server_api_key(found, {"KEY": "from-env"}) == "from-env"
+    assert config.server_api_key(found, {}) == "from-file"
+    assert config.server_api_key(found, {"KEY": ""}) == "from-file"
+    assert config.server_api_key(config.Config(), {}) == ""
+
+
+@pytest.mark.parametrize("wider", [0o640, 0o604, 0o644, 0o660])
+def test_a_key_file_that_others_can_read_is_refused_with_the_mend(path: Path, wider: int) -> None:
+    wrote(path, "key").chmod(wider)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        config.server_api_key(with_key_file(path), {})
+
+
+def test_a_key_file_that_is_missing_or_no_text_is_refused_by_name(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"server\.api_key_file .* cannot be read"):
+        config.server_api_key(with_key_file(path), {})
+    wrote(path, "").write_bytes(b"\xff\xfe")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"server\.api_key_file"):
+        config.server_api_key(with_key_file(path), {})
+
+
+def test_a_base_url_needs_a_model() -> None:
+    config.require_complete(config.Config())
+    url = "http://localhost:1/v1"
+    with pytest.raises(ConfigError, match=r"disco config set server\.model NAME"):
+        config.require_complete(config.Config(server=config.ServerSettings(base_url=url)))
+    with pytest.raises(ConfigError, match=r"disco config set device\.model NAME"):
+        config.require_complete(config.Config(device=config.DeviceSettings(base_url=url)))
+    config.require_complete(config.Config(server=config.ServerSettings(base_url=url, model="m")))
