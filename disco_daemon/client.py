@@ -6,9 +6,13 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import DiscoError
+from .net import hostname, is_loopback
+
+if TYPE_CHECKING:
+    from .config import Config
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 600.0  # between two reads; a daemon gives up on its endpoints long before
@@ -21,6 +25,13 @@ class DaemonError(DiscoError):
 def base_url(host: str, port: int) -> str:
     """The daemon's root, without /v1."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def daemon_at(url: str | None, config: Config) -> tuple[str, str]:
+    """Root and API key of the daemon to talk to; the key is shown to the configured daemon and this machine only."""
+    own = base_url(config.api.host, config.api.port)
+    root = url.rstrip("/").removesuffix("/v1") if url else own
+    return root, config.api.key if root == own or is_loopback(hostname(root)) else ""
 
 
 def get(root: str, path: str, key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:

@@ -26,9 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import client
     from ..config import load
 
-    config = load()
-    root = args.url.removesuffix("/v1").rstrip("/") if args.url else client.base_url(config.api.host, config.api.port)
-    talk = Talk(args, root, config.api.key)
+    talk = Talk(args, *client.daemon_at(args.url, load()))
     question = " ".join(args.question)
     if not sys.stdin.isatty():
         piped = sys.stdin.read().strip()

@@ -20,9 +20,8 @@ def run(args: argparse.Namespace) -> int:
     from .. import client
     from ..config import load
 
-    config = load()
-    root = args.url.removesuffix("/v1").rstrip("/") if args.url else client.base_url(config.api.host, config.api.port)
-    state = client.get(root, "/disco/v1/state", config.api.key)
+    root, key = client.daemon_at(args.url, load())
+    state = client.get(root, "/disco/v1/state", key)
     if args.json:
         print(json.dumps(state))
     else:

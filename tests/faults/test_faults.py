@@ -253,3 +253,15 @@ async def test_a_developer_message_is_a_system_message_on_the_device(tmp_path: P
             assert whole.usage is not None
             counts.append(whole.usage.prompt_tokens)
         assert counts[0] == counts[1]
+
+
+@pytest.mark.slow
+async def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> None:
+    async with running(tmp_path) as daemon:
+        pid = (await daemon.device_ready())["endpoints"]["device"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(openai.APIError, match="killed by signal 9"):
+            await ask(daemon, "Name three colours.")
+        again = await ask(daemon, "Name three colours.")
+        assert again.finish_reason in ("stop", "length")
+        assert "no sign of life" in daemon.log
