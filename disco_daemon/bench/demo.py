@@ -154,6 +154,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     def mean(key: str) -> float:
         return float(round(sum(row[key] for row in rows) / len(rows), 4))
 
+    faster = [min(row["device_ttft_s"], row["server_ttft_s"]) for row in rows]
     return {
         "in_time": sum(in_time(row) for row in rows),
         "of": len(rows),
@@ -161,6 +162,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "mean_ttft_s": mean("ttft_s"),
         "mean_device_ttft_s": mean("device_ttft_s"),
         "mean_server_ttft_s": mean("server_ttft_s"),
+        "ratio_to_faster_side": round(sum(row["ttft_s"] for row in rows) / sum(faster), 3),
         "max_loser_tokens": max(row["loser_tokens"] for row in rows),
         "cost_usd": sum(row["cost_usd"] for row in rows),
     }

@@ -203,8 +203,9 @@ def test_an_answer_to_continue_is_taken_off_the_messages() -> None:
     said = {"role": "assistant", "content": [{"type": "text", "text": "Once"}]}
     found = generation(messages=[*HI, said], continue_final_message=True)
     assert (found.messages, found.answer_so_far) == (tuple(HI), "Once")
-    with pytest.raises(RequestError, match="no message before"):
-        generation(messages=[said], continue_final_message=True)
+    for messages in ([said], [*HI, said | {"content": [{"type": "image_url"}]}]):
+        with pytest.raises(RequestError):
+            generation(messages=messages, continue_final_message=True)
 
 
 # --- out ----------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ async def test_a_body_is_a_chat_completion() -> None:
 
 
 def call(index: int, **function: str) -> dict[str, Any]:
-    return {"tool_calls": [{"index": index, "function": function}]}
+    return {"tool_calls": [{"index": index, "id": f"call_{index}", "function": function}]}
 
 
 def opened(index: int, name: str) -> dict[str, Any]:
@@ -263,8 +264,8 @@ async def test_list_items_without_an_index_are_kept_apart() -> None:
     notes = [
         {"type": "url_citation", "url_citation": {"url": u, "title": u, "start_index": 0, "end_index": 1}} for u in "ab"
     ]
-    message = (await whole(Token("Hi"), Token("", delta={"annotations": notes})))["choices"][0]["message"]
-    assert message["annotations"] == notes
+    found = await whole(Token("Hi"), Token("", delta={"annotations": notes, "citations": ["a"]}))
+    assert found["choices"][0]["message"]["annotations"] == notes
 
 
 def test_chunks_are_chat_completion_chunks() -> None:

@@ -87,6 +87,8 @@ def test_a_second_different_answer_is_refused() -> None:
 
 def test_a_short_chance_agreement_is_text() -> None:
     assert joined(STORY, ["Once", " again"]) == "Once again"
+    almost = STORY[: Seam.MIN_RESTART - 1]
+    assert joined(STORY, [almost, "X"]) == almost + "X"
     assert joined(STORY, ["Once"]) == "Once"
 
 
