@@ -234,7 +234,7 @@ class Answer:
             yield self._fail(Unavailable("no endpoint can serve this request"))
             return
         self.state = State.RACING
-        for side in sorted(self.available, key=plan.delay):
+        for side in sorted(self.available, key=lambda side: (plan.delay(side), side)):
             delay = plan.delay(side)
             if delay == 0:
                 yield from self._start(side)
@@ -340,7 +340,8 @@ class Answer:
         mute = self.pieces and self.continuation.get(side.other) is Continuation.NONE
         if side.other in self.available and side.other not in failed and not mute:
             return side.other
-        if self._n_died_midway == 1 and self.available == BOTH and (mute or side is Side.SERVER):
+        died_now = self.errors[-1].reason == "engine_gone"
+        if self._n_died_midway == 1 and self.available == BOTH and ((mute and died_now) or side is Side.SERVER):
             return Side.DEVICE
         return None
 

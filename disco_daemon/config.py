@@ -298,6 +298,7 @@ def _require_known(key: str) -> None:
 
 def _write_private(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = path.resolve()  # a config.toml that is a link into somebody's dotfiles stays one
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)  # of an interrupted write, with whatever permissions
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as f:

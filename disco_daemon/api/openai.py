@@ -95,7 +95,10 @@ def to_generation(
     messages = [_flattened(m) for m in request.messages]
     answer_so_far = ""
     if request.continue_final_message and messages[-1]["role"] == "assistant":
-        answer_so_far = messages.pop().get("content") or ""
+        said = messages.pop()
+        answer_so_far = said.get("content") or ""
+        if not isinstance(answer_so_far, str) or said.get("tool_calls"):
+            raise RequestError("Only a message of plain text can be continued.", param="messages")
         if not messages:
             raise RequestError("There is no message before the one to continue.", param="messages")
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())

@@ -142,10 +142,10 @@ def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:
         elif isinstance(value, list):
             items = into.setdefault(key, [])
             for item in value:
-                index = item.get("index")
+                index = item.get("index") if isinstance(item, dict) else None
                 slot = None if index is None else next((i for i in items if i.get("index") == index), None)
                 if slot is None:
-                    items.append(dict(item))
+                    items.append(item)
                 else:
                     _merge(slot, item)
         else:
