@@ -39,6 +39,7 @@ UNBILLED = frozenset(
     {"unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation"}
 )
 MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
+MAX_COALESCED = 16  # events; tokens that are there at the same time leave in one write
 QUEUE_SIZE = 256  # events; a reader slower than the model pauses it through this, see `_pump`
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 
@@ -46,8 +47,12 @@ CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is l
 class Sink(Protocol):
     """Where an answer goes: the HTTP response."""
 
-    async def token(self, token: Token, winner: Side) -> None:
-        """Show one token; may wait for a slow reader. Raises ReaderGone."""
+    def token(self, token: Token, winner: Side) -> None:
+        """Take one token of the answer."""
+        ...
+
+    async def flush(self) -> None:
+        """Show the tokens taken so far; may wait for a slow reader. Raises ReaderGone."""
         ...
 
 
@@ -179,26 +184,30 @@ class _Performance:
         """Event in, effects out, until the answer is whole or lost."""
         effects = self._answer.on(Begin())
         log.debug("answer.plan %s %s l=%d", self._request.request_id, self._answer.plan, self._length)
+        n_events = 0
         while True:
             for effect in effects:
-                if await self._carry_out(effect, group):
+                if self._carry_out(effect, group):
+                    return
+            n_events += 1
+            if self._queue.empty() or n_events % MAX_COALESCED == 0:
+                try:
+                    await self._sink.flush()
+                except ReaderGone as e:
+                    self._reason, self._error = "cancelled", e
                     return
             run, event = await self._queue.get()
             stale = run is not None and self._current.get(run.side) is not run
             effects = [] if stale else self._answer.on(event)
 
-    async def _carry_out(self, effect: Effect, group: asyncio.TaskGroup) -> bool:
+    def _carry_out(self, effect: Effect, group: asyncio.TaskGroup) -> bool:
         """Execute one effect; True when the answer has ended."""
         match effect:
             case Deliver(token=token):
                 if self._first_at is None:
                     self._first_at = self._clock.now()
                 assert self._answer.winner is not None
-                try:
-                    await self._sink.token(token, self._answer.winner)
-                except ReaderGone as e:
-                    self._reason, self._error = "cancelled", e
-                    return True
+                self._sink.token(token, self._answer.winner)
             case Start(side=side, answer_so_far=answer_so_far):
                 self._start(side, answer_so_far, group)
             case SetTimer(side=side, delay_s=delay_s):

@@ -162,7 +162,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         except ReaderGone:
             raise
         except DiscoError as e:
-            if stream.response is None:
+            if not stream.begun:
                 return _failure(e, sse.headers(request_id, None))
             return await stream.fail(e)
     whole = sse.BodySink(head, request_id)

@@ -41,18 +41,30 @@ class StreamSink:
         self._head = head
         self._request_id = request_id
         self._include_usage = include_usage
+        self._pending = b""
+        self._winner: Side | None = None
         self.response: web.StreamResponse | None = None
 
-    async def token(self, token: Token, winner: Side) -> None:
-        """Write one chunk; waits while the client's socket is full. Raises ReaderGone."""
-        first = self.response is None
+    @property
+    def begun(self) -> bool:
+        """Whether the answer has begun: from then on an error is told in-band."""
+        return self._winner is not None
+
+    def token(self, token: Token, winner: Side) -> None:
+        """Take one token, to be written by the next `flush`."""
+        first = self._winner is None
+        self._winner = winner
         delta = openai.delta_of(token, first=first)
-        response = self.response or await self._begin(winner)
-        await self._write(response, event(openai.chunk(self._head, delta, logprobs=token.logprobs)))
+        self._pending += event(openai.chunk(self._head, delta, logprobs=token.logprobs))
+
+    async def flush(self) -> None:
+        """Write what was taken; waits while the client's socket is full. Raises ReaderGone."""
+        if self._pending:
+            await self._write(b"")
 
     async def finish(self, outcome: Outcome) -> web.StreamResponse:
         """Write the end of a whole answer: finish_reason, usage if asked for, the disco object, [DONE]."""
-        response = self.response or await self._begin(outcome.winner)
+        self._winner = outcome.winner
         last = openai.chunk(self._head, {}, outcome.finish_reason or "stop")
         if self._include_usage:
             usage = openai.usage_of(*outcome.billed)
@@ -60,36 +72,34 @@ class StreamSink:
             data = event(last) + event(tail | {"disco": outcome.to_json()})
         else:
             data = event(last | {"disco": outcome.to_json()})
-        await self._write(response, data + b"data: [DONE]\n\n", last=True)
-        return response
+        return await self._write(data + b"data: [DONE]\n\n", last=True)
 
     async def fail(self, error: DiscoError) -> web.StreamResponse:
         """Tell a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
-        assert self.response is not None
-        await self._write(self.response, event(openai.error_body(error)), last=True)
-        return self.response
+        return await self._write(event(openai.error_body(error)), last=True)
 
-    async def _write(self, response: web.StreamResponse, data: bytes, *, last: bool = False) -> None:
+    async def _write(self, data: bytes, *, last: bool = False) -> web.StreamResponse:
+        """Write all that is pending and `data`; the response begins with the first write."""
+        data, self._pending = self._pending + data, b""
         try:
             async with asyncio.timeout(READER_TIMEOUT_S):
+                response = self.response or await self._begin()
                 await response.write(data)
                 if last:
                     await response.write_eof()
+            return response
         except TimeoutError as e:
             msg = f"the client has not read for {READER_TIMEOUT_S:g} s"
             raise ReaderGone(msg) from e
         except ConnectionError as e:
             raise ReaderGone("the client has left") from e
 
-    async def _begin(self, winner: Side | None) -> web.StreamResponse:
-        response = web.StreamResponse(headers=headers(self._request_id, winner))
+    async def _begin(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers=headers(self._request_id, self._winner))
         response.content_type = "text/event-stream"
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
-        try:
-            await response.prepare(self._request)
-        except ConnectionError as e:
-            raise ReaderGone("the client has left") from e
+        await response.prepare(self._request)
         self.response = response
         return response
 
@@ -104,7 +114,10 @@ class BodySink:
         self._deltas: list[dict[str, Any]] = []
         self._logprobs: list[Any] = []
 
-    async def token(self, token: Token, winner: Side) -> None:
+    async def flush(self) -> None:
+        """Nothing leaves before the answer is whole."""
+
+    def token(self, token: Token, winner: Side) -> None:
         """Keep one token."""
         del winner
         self._pieces.append(token.text)

@@ -124,27 +124,23 @@ class Server:
         refusal = self.refuses(request)
         if refusal is not None:
             raise EndpointError(self.side, "no_continuation", refusal)
-        deadline = asyncio.get_running_loop().time() + self.config.first_token_timeout_s
+        patience = _Patience(self.config.first_token_timeout_s, self.config.token_timeout_s)
         with self._translate():
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(patience.until()):
                     body = await self._open(stack, request)
-                chunks = await stack.enter_async_context(aclosing(_sse(body)))
+                chunks = await stack.enter_async_context(aclosing(_sse(body, patience)))
                 events = await stack.enter_async_context(aclosing(self._read(chunks, usage)))
-                while True:
-                    async with asyncio.timeout_at(deadline):
-                        event = await anext(events, None)
-                    if event is None:
-                        text = "the server ended its stream without a finish_reason: the answer was cut"
-                        raise self._error("cut", text)
+                async for event in events:
                     if isinstance(event, Finish):
-                        break
+                        if self.config.stream_usage:
+                            await self._settle(events)
+                        yield event
+                        return
+                    patience.heard()
                     yield event
-                    # Counted from here: the deadline is for the server, not for a slow reader.
-                    deadline = asyncio.get_running_loop().time() + self.config.token_timeout_s
-                if self.config.stream_usage:
-                    await self._settle(events)
-                yield event
+                text = "the server ended its stream without a finish_reason: the answer was cut"
+                raise self._error("cut", text)
 
     async def _settle(self, events: AsyncGenerator[Token | Finish, None]) -> None:
         """Read on for the usage chunk; the answer is whole, so nothing that happens here is an error."""
@@ -284,14 +280,43 @@ def _token(choice: dict[str, Any]) -> Token | None:
     return Token(text, 1, None, choice.get("logprobs"))
 
 
-async def _sse(body: Bytes) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of an event stream, up to `[DONE]` or its end. Raises ValueError for what is none.
+class _Patience:
+    """How long to wait for the server's next bytes: until a first token, then from token to token, s.
+
+    Comments and empty chunks do not prolong it; the time a slow reader takes does, since it is not the server's.
+    """
+
+    def __init__(self, first_token_s: float, token_s: float) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._token_s = token_s
+        self._until = self._now() + first_token_s
+        self._heard = False
+
+    def heard(self) -> None:
+        """A token has come."""
+        self._heard = True
+
+    def until(self) -> float:
+        """Deadline of a wait that begins now, in the event loop's time."""
+        if self._heard:
+            self._heard, self._until = False, self._now() + self._token_s
+        return self._until
+
+
+async def _sse(body: Bytes, patience: _Patience) -> AsyncGenerator[dict[str, Any], None]:
+    """The JSON objects of an event stream, up to `[DONE]` or its end.
+
+    Raises ValueError for what is none, TimeoutError when `patience` is over.
 
     Cut at line feeds in the bytes, so that neither a character split between two reads nor a U+2028 inside a text
     can cut a line. Comments, `id:` and `event:` lines are skipped.
     """
     buffer = b""
-    async for data in body:
+    while True:
+        async with asyncio.timeout_at(patience.until()):  # once a read, not once a token: a read may carry many
+            data = await anext(body, None)
+        if data is None:
+            break
         *lines, buffer = (buffer + data).split(b"\n")
         if len(buffer) > MAX_LINE:
             msg = f"a line of more than {MAX_LINE} bytes"

@@ -38,7 +38,7 @@ def outcome(finish_reason: str | None = "stop") -> Outcome:
 async def whole(*tokens: Token, reason: str | None = "stop") -> dict[str, Any]:
     sink = BodySink(HEAD, "r")
     for token in tokens:
-        await sink.token(token, Side.SERVER)
+        sink.token(token, Side.SERVER)
     found = sink.body(outcome(reason))
     ChatCompletion.model_validate(found)
     return found
