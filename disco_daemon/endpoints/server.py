@@ -195,8 +195,8 @@ class Server:
                 message = error.get("message") if isinstance(error, dict) else error
                 raise self._error("server_error", f"the server reports: {_brief_text(str(message))}")
             if billed := chunk.get("usage"):
-                usage.prompt_tokens = billed.get("prompt_tokens") or usage.prompt_tokens
-                usage.completion_tokens = billed.get("completion_tokens") or usage.completion_tokens
+                usage.prompt_tokens = _count(billed, "prompt_tokens") or usage.prompt_tokens
+                usage.completion_tokens = _count(billed, "completion_tokens") or usage.completion_tokens
             for choice in chunk.get("choices") or ():
                 token = _token(choice)
                 if token is not None:
@@ -204,7 +204,7 @@ class Server:
                     usage.completion_tokens = max(usage.completion_tokens, n_tokens)
                     yield token
                 if choice.get("finish_reason"):
-                    yield Finish(choice["finish_reason"])
+                    yield Finish(str(choice["finish_reason"]))
 
     # --- errors --------------------------------------------------------------------------------------------------
 
@@ -266,9 +266,21 @@ def _cause(e: BaseException, kind: type[BaseException]) -> BaseException | None:
     return cause
 
 
+def _count(billed: dict[str, Any], key: str) -> int:
+    """A token count of a usage block. Raises TypeError for what is none: it would be booked and stored."""
+    n = billed.get(key) or 0
+    if not isinstance(n, int) or n < 0:
+        msg = f"usage.{key} is no count"
+        raise TypeError(msg)
+    return n
+
+
 def _token(choice: dict[str, Any]) -> Token | None:
     """One chunk's choice as a Token, None if it carries nothing."""
     delta = choice.get("delta") or {}
+    logprobs = choice.get("logprobs") or None
+    if not isinstance(logprobs, dict | None):
+        raise TypeError("logprobs is no object")
     text = delta.get("content") or ""
     if not isinstance(text, str):
         raise TypeError("delta.content is no string")
@@ -276,8 +288,8 @@ def _token(choice: dict[str, Any]) -> Token | None:
         delta = {k: v for k, v in delta.items() if k not in ("content", "role") and v not in (None, "", [], {})}
         if not text and not delta:
             return None
-        return Token(text, 1, delta or None, choice.get("logprobs"))
-    return Token(text, 1, None, choice.get("logprobs"))
+        return Token(text, 1, delta or None, logprobs)
+    return Token(text, 1, None, logprobs)
 
 
 class _Patience:

@@ -86,6 +86,7 @@ class Engine:
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Condition()
         self._heard_at = clock.now()
+        self._why_killed: str | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -95,6 +96,11 @@ class Engine:
     def in_flight(self) -> int:
         """Requests the engine has not finished yet."""
         return len(self._inboxes)
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has owed an answer and said nothing, s; 0 while it owes none."""
+        return self._clock.now() - self._heard_at if self._inboxes else 0.0
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -168,8 +174,7 @@ class Engine:
                     ValueError,
                     msgspec.MsgspecError,
                 ) as e:  # whatever it is, it is not our engine
-                    self.last_error = f"the engine sent what is no message ({type(e).__name__})"
-                    process.kill()
+                    self._kill(process, f"it sent what is no message: {type(e).__name__}")
                 watch.cancel()
         finally:
             await asyncio.shield(self._bury(process, stderr))
@@ -179,10 +184,13 @@ class Engine:
         while True:
             await asyncio.sleep(1.0)
             chunk_s = wire.PREFILL_CHUNK / self.info.prefill_tps if self.info else 0.0
-            silent_s = self._clock.now() - self._heard_at
-            if self.state is EngineState.READY and self._inboxes and silent_s > max(HANG_S, 4 * chunk_s):
-                log.error("engine gave no sign of life for %.0f s: killing it", silent_s)
-                process.kill()
+            if self.state is EngineState.READY and self.silent_s > max(HANG_S, 4 * chunk_s):
+                log.error("engine gave no sign of life for %.0f s: killing it", self.silent_s)
+                self._kill(process, f"it gave no sign of life for {self.silent_s:.0f} s")
+
+    def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
+        self._why_killed = why
+        process.kill()
 
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         config = self.config
@@ -192,8 +200,7 @@ class Engine:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 first = await wire.read_async(reader)
         except TimeoutError:
-            self.last_error = f"loading {model} took more than {LOAD_TIMEOUT_S:g} s"
-            process.kill()
+            self._kill(process, f"loading {model} took more than {LOAD_TIMEOUT_S:g} s")
             return
         if first is None:
             return
@@ -239,6 +246,8 @@ class Engine:
         if self.state is not EngineState.FAILED:
             ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
             detail = f": {stderr[-1]}" if stderr and code > 0 else ""
+            if self._why_killed is not None:
+                detail, self._why_killed = f": {self._why_killed}", None
             self.last_error = f"the engine process {ending}{detail}"
         gone = EngineGone(self.last_error or "the engine has stopped")
         for inbox in self._inboxes.values():
@@ -277,10 +286,7 @@ class Engine:
 
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
         """Start one answer. Raises EngineGone."""
-        request_id = f"g{next(self._ids)}"
-        if not self._inboxes:
-            self._heard_at = self._clock.now()
-        inbox = self._inboxes[request_id] = asyncio.Queue()
+        request_id, inbox = self._expect("g")
         s = request.sampling
         try:
             self._write(
@@ -294,10 +300,17 @@ class Engine:
             raise
         return EngineAnswer(self, request_id, inbox)
 
+    def _expect(self, kind: str) -> tuple[str, asyncio.Queue[_Reply]]:
+        """A new inbox. An idle engine's silence is no hang: it counts from the first thing it owes."""
+        if not self._inboxes:
+            self._heard_at = self._clock.now()
+        request_id = f"{kind}{next(self._ids)}"
+        inbox = self._inboxes[request_id] = asyncio.Queue()
+        return request_id, inbox
+
     @contextlib.contextmanager
     def _inbox(self) -> Iterator[tuple[str, asyncio.Queue[_Reply]]]:
-        request_id = f"q{next(self._ids)}"
-        inbox = self._inboxes[request_id] = asyncio.Queue()
+        request_id, inbox = self._expect("q")
         try:
             yield request_id, inbox
         finally:

@@ -180,3 +180,29 @@ async def test_closing_while_it_is_being_started_leaves_no_process_and_does_not_
                 await asyncio.sleep(0)
             await engine.close()
             assert engine.pid is None
+
+
+class Jumping(SystemClock):
+    """The fault: an hour passes between two requests."""
+
+    ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+
+async def test_an_idle_hour_is_no_hang() -> None:
+    clock = Jumping()
+    engine = Engine(EngineConfig(default_model_path(), 512, n_threads=1), clock)
+    engine.start()
+    try:
+        await engine.ready(60)
+        clock.ahead_s = 3600.0
+        assert engine.silent_s == 0
+        with engine._inbox():
+            assert engine.silent_s < 1, "the engine is blamed for a silence in which it owed nothing"
+        answer = engine.open(question("Hi", max_tokens=1))
+        assert engine.silent_s < 1
+        await told(answer)
+    finally:
+        await engine.close()

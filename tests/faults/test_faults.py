@@ -260,8 +260,29 @@ async def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> N
     async with running(tmp_path) as daemon:
         pid = (await daemon.device_ready())["endpoints"]["device"]["pid"]
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(openai.APIError, match="killed by signal 9"):
+        with pytest.raises(openai.APIError, match="killed by signal 9: it gave no sign of life"):
             await ask(daemon, "Name three colours.")
         again = await ask(daemon, "Name three colours.")
         assert again.finish_reason in ("stop", "length")
         assert "no sign of life" in daemon.log
+
+
+ODD_CHUNKS = {
+    "a count that is text": b'data: {"choices": [], "usage": {"prompt_tokens": "12"}}\n\n',
+    "a negative count": b'data: {"choices": [], "usage": {"prompt_tokens": -1}}\n\n',
+    "usage that is a list": b'data: {"choices": [], "usage": [1]}\n\n',
+    "logprobs that are a list": b'data: {"choices": [{"delta": {"content": "x"}, "logprobs": [1]}]}\n\n',
+    "content that is a list": b'data: {"choices": [{"delta": {"content": ["x"]}}]}\n\n',
+    "choices that are a number": b'data: {"choices": 3}\n\n',
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("what", ODD_CHUNKS)
+async def test_well_formed_nonsense_from_the_server_is_its_failure_not_ours(what: str, both: Any) -> None:
+    upstream, daemon = both
+    with upstream.garbage_after(0, ODD_CHUNKS[what]):
+        heard = await ask(daemon, "Name three colours.")
+    assert heard.disco["winner"] == "device"
+    assert heard.disco["endpoints"]["server"]["error"] == "garbage"
+    assert "Traceback" not in daemon.log
