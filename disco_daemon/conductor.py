@@ -24,13 +24,14 @@ from .answer import (
     Fail,
     SetTimer,
     Start,
+    State,
 )
 from .clock import Clock
 from .endpoints.base import Endpoint
 from .errors import DiscoError, EndpointError, ReaderGone, RequestError, Unavailable
 from .money.prices import Prices
-from .scheduling.policy import Policy
-from .types import Attempt, Finish, GenerationRequest, Outcome, Side, Token, Usage
+from .scheduling.planner import Planner
+from .types import Attempt, Finish, GenerationRequest, Outcome, Readiness, Side, Token, Usage
 
 log = logging.getLogger("disco.answer")
 
@@ -41,6 +42,7 @@ UNBILLED = frozenset(
 MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
 MAX_COALESCED = 16  # events; tokens that are there at the same time leave in one write
 QUEUE_SIZE = 256  # events; a reader slower than the model pauses it through this, see `_pump`
+SHADOW_S = 10.0  # a server that lost the race is listened to for this long; longer says only "slow"
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 
 
@@ -58,28 +60,39 @@ class Sink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One start of one endpoint for one answer; `n_before` tokens had been delivered by then."""
+    """One start of one endpoint for one answer; `n_before` tokens had been delivered by then.
+
+    In the `shadow` it has lost the race and runs on to its first token only, which is measured and thrown away.
+    """
 
     side: Side
     model: str
     started: float
+    met: Readiness
     n_before: int = 0
     usage: Usage = field(default_factory=Usage)
     task: asyncio.Task[None] | None = None
     first_at: float | None = None
     ended_at: float | None = None
     error: EndpointError | None = None
+    shadow: asyncio.TimerHandle | None = None
 
 
 @dataclass(slots=True)
 class Conductor:
-    """Answers requests with the endpoints at hand. All that changes over time is `in_flight`, `n_served`, `policy`."""
+    """Answers requests with the endpoints at hand. All that changes over time is `in_flight` and `n_served`.
+
+    `disturbed(begin, end)` says whether this process stood still between two times; `shadow` whether a server that lost
+    the race may still show its first token, where that is learned from.
+    """
 
     endpoints: Mapping[Side, Endpoint]
-    policy: Policy
+    planner: Planner
     clock: Clock
     prices: Prices
     record: Callable[[Outcome], None]
+    disturbed: Callable[[float, float], bool]
+    shadow: bool = True
     keep_text: bool = False
     in_flight: int = 0
     n_served: int = 0
@@ -141,9 +154,10 @@ class _Performance:
         self._sink = sink
         self._length = length
         self._model = model
-        plan = conductor.policy.plan(length)
+        readiness = {side: conductor.endpoints[side].readiness() for side in available}
+        self._planned = conductor.planner.plan(length, readiness)
         self._answer = Answer(
-            plan,
+            self._planned.plan,
             available,
             request.sampling.max_tokens,
             {side: endpoint.continuation for side, endpoint in conductor.endpoints.items()},
@@ -175,6 +189,7 @@ class _Performance:
             self._error = DiscoError("internal error; the daemon's log has the details")
         finally:
             outcome = self._outcome()
+            self._conductor.planner.settle(self._planned, outcome)
             self._conductor.record(outcome)
         if self._error is not None:
             raise self._error
@@ -213,7 +228,10 @@ class _Performance:
             case SetTimer(side=side, delay_s=delay_s):
                 self._timers[side] = group.create_task(self._alarm(side, delay_s))
             case Cancel(side=side):
-                self._stop(side)
+                if self._worth_hearing(side):
+                    self._listen_on(side)
+                else:
+                    self._stop(side)
             case Complete(reason=reason):
                 self._reason = reason
                 return True
@@ -228,7 +246,7 @@ class _Performance:
         if (timer := self._timers.pop(side, None)) is not None:
             timer.cancel()
         endpoint = self._conductor.endpoints[side]
-        run = Run(side, endpoint.model, self._clock.now(), self._answer.n_delivered)
+        run = Run(side, endpoint.model, self._clock.now(), endpoint.readiness(), self._answer.n_delivered)
         self._runs.append(run)
         self._current[side] = run
         run.task = group.create_task(self._pump(run, endpoint, self._continued(answer_so_far)))
@@ -253,6 +271,8 @@ class _Performance:
                     else:
                         if run.first_at is None:
                             run.first_at = self._clock.now()
+                        if run.shadow is not None:
+                            return
                         await self._queue.put((run, Arrived(run.side, event)))
         except EndpointError as e:
             run.error = e
@@ -260,6 +280,22 @@ class _Performance:
             await self._queue.put((run, Broke(run.side, e)))
         finally:
             run.ended_at = self._clock.now()
+            if run.shadow is not None:
+                run.shadow.cancel()
+
+    def _worth_hearing(self, side: Side) -> bool:
+        """Whether a server that has just lost the race is worth its first token: its prompt is billed already.
+
+        That costs one output token, and turns "slower than the device" into a TTFT to learn from.
+        """
+        run, conductor = self._current.get(side), self._conductor
+        lost_race = self._answer.state is State.RELAYING and run is not None and run.first_at is None
+        return lost_race and side is Side.SERVER and conductor.shadow and conductor.planner.policy.learns
+
+    def _listen_on(self, side: Side) -> None:
+        run = self._current.pop(side)
+        assert run.task is not None
+        run.shadow = asyncio.get_running_loop().call_later(SHADOW_S, run.task.cancel)
 
     async def _alarm(self, side: Side, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -277,6 +313,9 @@ class _Performance:
     def _stop_all(self) -> None:
         for side in Side:
             self._stop(side)
+        for run in self._runs:
+            if run.shadow is not None and run.task is not None:
+                run.task.cancel()
 
     # --- the record ----------------------------------------------------------------------------------------------
 
@@ -290,7 +329,19 @@ class _Performance:
             usage.prompt_tokens = self._length + run.n_before
         censored = run.first_at is None
         error = run.error.reason if run.error else None
-        return Attempt(run.side, run.model, run.started - self._began, end - run.started, censored, usage, error)
+        return Attempt(
+            side=run.side,
+            model=run.model,
+            started_s=run.started - self._began,
+            ttft_s=end - run.started,
+            censored=censored,
+            usage=usage,
+            error=error,
+            load_s=run.met.load_s,
+            n_busy=run.met.n_busy,
+            continued=run.n_before > 0,
+            disturbed=self._conductor.disturbed(run.started, end),
+        )
 
     def _outcome(self) -> Outcome:
         answer, conductor = self._answer, self._conductor
@@ -300,7 +351,7 @@ class _Performance:
             request_id=self._request.request_id,
             created=self._created,
             model=self._model,
-            policy=conductor.policy.name,
+            policy=conductor.planner.policy.name,
             plan=answer.plan,
             prompt_tokens=self._length,
             winner=answer.winner,

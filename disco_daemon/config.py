@@ -20,6 +20,7 @@ from .net import hostname, is_http_url, is_loopback, without_credentials
 
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,8 +83,19 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[policy] Who starts when."""
 
-    name: str = "race"
-    """race (both at once), all-device, all-server, or delay (server first, the device after `delay_s`)."""
+    name: str = "optimal"
+    """optimal (learns both sides), paper (DiSCo), stochastic, stochastic-concurrent, race (both at once), all-device,
+    all-server, or delay (server first, the device after `delay_s`)."""
+    budget: _Share = 0.5
+    """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1."""
+    scarcer: str = "auto"
+    """Whose use the budget limits: device, server, or auto (whichever costs more per token)."""
+    alpha: _Share = 0.05
+    """Share of the requests whose tail `paper` protects first."""
+    kappa: _NonNegative = 0.05
+    """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
+    shadow: bool = True
+    """Let a server that lost the race show its first token: about one token's cost, and its TTFT is known."""
     delay_s: _NonNegative = 0.3
     """Head start of the server in `delay`, s."""
 
@@ -259,10 +271,11 @@ def _convert(values: dict[str, Any], path: Path) -> Config:
 
 def _check(config: Config) -> None:
     """Rules across settings."""
-    from .scheduling.policy import POLICIES
+    from .scheduling.names import POLICIES
 
     choices = {
         "policy.name": (config.policy.name, POLICIES),
+        "policy.scarcer": (config.policy.scarcer, ("auto", "device", "server")),
         "server.continuation": (
             config.server.continuation, ("auto", "continue_final_message", "prefix", "assistant", "none")
         ),

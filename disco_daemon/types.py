@@ -113,6 +113,20 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Readiness:
+    """What an endpoint would meet a request with right now.
+
+    `load_s` until it can begin (a model that is still loading), `n_busy` answers it is working on already, `down_s`
+    for which it asks not to be asked at all (a rate limit's Retry-After). `prefill_tps` is what it measured, token/s.
+    """
+
+    load_s: float = 0.0
+    n_busy: int = 0
+    down_s: float = 0.0
+    prefill_tps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …)."""
 
@@ -145,7 +159,9 @@ class Usage:
 class Attempt:
     """How one start of one endpoint went. Times in s; `ttft_s` counts from that start.
 
-    `censored` means that no first token was seen: the true TTFT is only known to exceed `ttft_s`.
+    `censored` means that no first token was seen: the true TTFT is only known to exceed `ttft_s`. `load_s` and `n_busy`
+    are what it met (`Readiness`). `continued`: it went on with an answer begun elsewhere. `disturbed`: this machine
+    slept or this process stood still meanwhile, so the times say nothing about the endpoint.
     """
 
     side: Side
@@ -155,6 +171,10 @@ class Attempt:
     censored: bool
     usage: Usage
     error: str | None = None
+    load_s: float = 0.0
+    n_busy: int = 0
+    continued: bool = False
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class Reports(Protocol):
         """The latest requests; may block on disk, so it is called in a thread."""
         ...
 
+    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
+        """What would be done with a prompt of so many tokens now, and why."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
@@ -77,6 +81,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig) -> web.A
     app.router.add_get("/health", _health)
     app.router.add_get("/disco/v1/state", _state)
     app.router.add_get("/disco/v1/history", _history)
+    app.router.add_get("/disco/v1/plan", _plan)
     return app
 
 
@@ -226,3 +231,18 @@ async def _history(request: web.Request) -> web.Response:
         raise RequestError("limit must be a number", param="limit") from None
     rows = await asyncio.to_thread(request.app[REPORTS].history, limit)
     return _json({"data": rows})
+
+
+MAX_PLAN_TOKENS = 1_000_000  # longer than any context
+
+
+async def _plan(request: web.Request) -> web.Response:
+    """GET /disco/v1/plan?tokens=N&waited=S: what would be done with such a prompt now."""
+    try:
+        tokens, waited_s = int(request.query.get("tokens", "")), float(request.query.get("waited", "0"))
+    except ValueError:
+        raise RequestError("tokens must be a whole number, waited a number of seconds", param="tokens") from None
+    if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
+        msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
+        raise RequestError(msg, param="tokens")
+    return _json(request.app[REPORTS].plan(tokens, waited_s))

@@ -31,6 +31,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     relay.add_argument("--streams", type=_count(1), default=50, help="concurrent streams (default: %(default)s)")
     relay.add_argument("--tokens", type=_count(1), default=200, help="tokens of each stream (default: %(default)s)")
     relay.set_defaults(run=run)
+    policy = kinds.add_parser(
+        "policy",
+        help="what fitting a policy, one plan and one update cost",
+        description="Time the scheduler's own work; the paper's figures are printed beside ours.",
+    )
+    policy.add_argument("--json", action="store_true", help="print one JSON document")
+    policy.add_argument("--plots", metavar="DIR", help="draw refit time against samples, beside the published figures")
+    policy.add_argument("--repeat", type=_count(3), default=51, help="fits of each size (default: %(default)s)")
+    policy.set_defaults(run=run_policy)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +63,22 @@ def run(args: argparse.Namespace) -> int:
         progress("ended by SIGTERM")
         return 1
     print(json.dumps(figures) if args.json else table(figures))
+    return 0
+
+
+def run_policy(args: argparse.Namespace) -> int:
+    """Time the pure core in this process."""
+    from pathlib import Path
+
+    from disco_daemon.bench.policy import bench_policy, policy_table
+    from disco_daemon.simulate import report
+
+    if args.plots:
+        report.require_plots()
+    figures = bench_policy(args.repeat)
+    if args.plots:
+        print(f"drew {report.draw_overhead(figures, Path(args.plots))}", file=sys.stderr)
+    print(json.dumps(figures) if args.json else policy_table(figures))
     return 0
 
 

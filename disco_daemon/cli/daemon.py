@@ -7,11 +7,11 @@ import contextlib
 import gc
 import json
 import os
+import random
 import signal
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +28,19 @@ from ..endpoints.server import Server, ServerConfig
 from ..endpoints.shaper import Shaped, read_trace
 from ..engine.supervisor import Engine, EngineConfig
 from ..errors import ConfigError
+from ..estimation.knowledge import DEVICE_TPS
+from ..learning import Learner
 from ..models import default_model_path
 from ..money.prices import Prices
-from ..scheduling.policy import make_policy
+from ..net import without_credentials
+from ..pulse import Pulse
+from ..scheduling.make import make_policy
+from ..scheduling.planner import Planner
 from ..store import History
 from ..types import Side
 
-LAG_INTERVAL_S = 0.02
-LAG_WINDOW = 3000  # samples: the last minute
+DECODE_TPS = 30.0  # token/s of a small model on a laptop, to compare costs; measured by issue 6's profiler
 SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
-
-
-@dataclass(slots=True)
-class LagMeter:
-    """How late the event loop is, s; the daemon's own pulse."""
-
-    clock: Clock
-    samples: deque[float] = field(default_factory=lambda: deque(maxlen=LAG_WINDOW))
-
-    async def run(self) -> None:
-        """Measure until cancelled."""
-        while True:
-            due = self.clock.now() + LAG_INTERVAL_S
-            await asyncio.sleep(LAG_INTERVAL_S)
-            self.samples.append(max(0.0, self.clock.now() - due))
-
-    def quantile_ms(self, q: float) -> float | None:
-        """The q-quantile over the last minute, ms."""
-        ordered = sorted(self.samples)
-        return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3, 3) if ordered else None
 
 
 class Daemon:
@@ -72,15 +56,19 @@ class Daemon:
             max_rows=config.history.max_rows,
             keep_text=config.history.keep_text,
         )
+        self.prices = make_prices(config)
+        self.pulse = Pulse(self.clock)
+        self.learner = Learner(make_planner(config, self.prices), self.history, self.clock, _names(config))
         self.conductor = Conductor(
             endpoints=self.endpoints,
-            policy=make_policy(config.policy.name, config.policy.delay_s),
+            planner=self.learner.planner,
             clock=self.clock,
-            prices=make_prices(config),
-            record=self.history.record,
+            prices=self.prices,
+            record=self.learner.record,
+            disturbed=self.pulse.disturbed,
+            shadow=config.policy.shadow,
             keep_text=config.history.keep_text,
         )
-        self._lag = LagMeter(self.clock)
         self._started = self.clock.now()
         self.url = ""
 
@@ -92,13 +80,23 @@ class Daemon:
             "pid": os.getpid(),
             "url": self.url,
             "uptime_s": round(self.clock.now() - self._started, 1),
-            "policy": conductor.policy.name,
+            "policy": conductor.planner.policy.name,
             "endpoints": {side.value: endpoint.status() for side, endpoint in self.endpoints.items()},
             "in_flight": conductor.in_flight,
             "served": conductor.n_served,
-            "loop_lag_ms": {"p50": self._lag.quantile_ms(0.5), "p99": self._lag.quantile_ms(0.99)},
+            "loop_lag_ms": {"p50": self.pulse.quantile_ms(0.5), "p99": self.pulse.quantile_ms(0.99)},
+            "learned": self.learner.state(),
             "history": {"path": str(self.history.path), "dropped": self.history.dropped},
         }
+
+    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
+        """What would be done now with a prompt of so many tokens, and why."""
+        readiness = {side: endpoint.readiness() for side, endpoint in self.endpoints.items()}
+        explained = self.learner.planner.explain(tokens, readiness, waited_s)
+        return explained | {"costs_usd_per_token": self.prices.per_token(self._prefill_tps(), DECODE_TPS)}
+
+    def _prefill_tps(self) -> float:
+        return 1 / self.learner.planner.knowledge.device.k
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
         """The latest requests, newest first; blocks on disk."""
@@ -114,6 +112,7 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
+            await asyncio.to_thread(self.learner.restore)
             for endpoint in self.endpoints.values():
                 await endpoint.start()
                 stack.push_async_callback(endpoint.close)
@@ -128,11 +127,16 @@ class Daemon:
                 raise ConfigError(msg) from e
             port = runner.addresses[0][1]
             self.url = f"http://{f'[{api.host}]' if ':' in api.host else api.host}:{port}/v1"
-            lag = asyncio.create_task(self._lag.run(), name="lag meter")
+            tasks = [
+                asyncio.create_task(self.pulse.run(), name="pulse"),
+                asyncio.create_task(self.learner.run(), name="learner"),
+            ]
             try:
                 yield self.url
             finally:
-                lag.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,9 @@ class _Reports:
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         return self.daemon.recent(limit)
+
+    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
+        return self.daemon.plan(tokens, waited_s)
 
 
 def make_endpoints(config: Config, clock: Clock, trace: Path | None) -> dict[Side, Endpoint]:
@@ -191,6 +198,21 @@ def make_prices(config: Config) -> Prices:
     """Prices from the configuration."""
     server, device = config.server, config.device
     return Prices(server.input_usd_per_mtok, server.output_usd_per_mtok, device.watts, device.usd_per_kwh)
+
+
+def make_planner(config: Config, prices: Prices) -> Planner:
+    """The planner for the configured policy; the scarcer side is the dearer one unless told otherwise."""
+    settings = config.policy
+    policy = make_policy(settings.name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
+    constrained = Side(settings.scarcer) if settings.scarcer != "auto" else prices.scarcer(DEVICE_TPS, DECODE_TPS)
+    return Planner(policy, constrained, settings.budget, draw=random.random)
+
+
+def _names(config: Config) -> str:
+    """Whom the learned figures are about."""
+    server = f"{without_credentials(config.server.base_url)} {config.server.model}"
+    device = config.device.base_url or "engine"
+    return f"{server} | {device} {config.device.model or 'default'}"
 
 
 async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> None:

@@ -7,9 +7,9 @@ import os
 import sys
 
 from .. import __version__
-from . import bench, chat, config, demo, models, status, up
+from . import bench, chat, config, demo, evaluate, models, plan, status, up
 
-VERBS = (up, chat, status, demo, bench, config, models)
+VERBS = (up, chat, status, plan, demo, bench, evaluate, config, models)
 
 
 def make_parser() -> argparse.ArgumentParser:

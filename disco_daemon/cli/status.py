@@ -47,3 +47,25 @@ def _show(state: dict[str, Any]) -> None:
     for side, endpoint in state["endpoints"].items():
         table.add_row(side, endpoint["model"], endpoint["state"], Text(endpoint["last_error"] or "-"))
     console.print(table)
+    for line in _learned(state["learned"]):
+        console.print(line, highlight=False)
+
+
+def _learned(known: dict[str, Any]) -> list[str]:
+    """The estimators, with sample counts and how much of them is censored."""
+    server, device, paced = known["server_ttft"], known["device_ttft"], known["realised"]
+    quantiles = server["quantiles_s"]
+    ratio = "" if paced["ratio"] is None else f", used {paced['ratio']:.3f} of {paced['requests']} requests' tokens"
+    censored, answers = 100 * server["censored_share"], 100 * server["availability"]
+    ttft = ", ".join(f"{name} {quantiles[name]:.2f} s" for name in ("p50", "p95", "p99"))
+    prompts, outputs = known["prompts"], known["outputs"]
+    c_ms, k_ms = 1e3 * device["c_s"], 1e3 * device["k_s_per_token"]
+    limited = f"{known['constrained']} limited to {known['budget']:g}"
+    return [
+        f"server TTFT  {ttft}; {server['n']} samples, {censored:.0f} % censored, {server['shifts']} regime shifts",
+        f"             answers {answers:.0f} % of the requests",
+        f"device TTFT  {c_ms:.0f} ms + {k_ms:.2f} ms a token; {device['n']} samples",
+        f"prompts      {prompts['mean']:.0f} tokens; {prompts['n']} samples",
+        f"answers      {outputs['mean']:.0f} tokens; {outputs['n']} samples",
+        f"budget       {limited}, handed out now {known['handed_out']:.3f}{ratio}",
+    ]

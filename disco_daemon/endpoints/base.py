@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from ..types import Continuation, Finish, GenerationRequest, Side, Token, Usage
+from ..types import Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
 
 
 class Endpoint(Protocol):
@@ -21,6 +21,10 @@ class Endpoint(Protocol):
 
     def may_serve(self) -> bool:
         """Whether trying now makes sense; for `/health`. A device that is still loading may serve."""
+        ...
+
+    def readiness(self) -> Readiness:
+        """What a request started now would meet; for the plan."""
         ...
 
     async def count(self, request: GenerationRequest) -> int | None:

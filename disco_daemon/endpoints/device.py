@@ -10,7 +10,7 @@ from typing import Any
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
-from ..types import Continuation, Finish, GenerationRequest, Json, Side, Token, Usage
+from ..types import Continuation, Finish, GenerationRequest, Json, Readiness, Side, Token, Usage
 
 LOAD_WAIT_S = 120.0  # a first token later than this is no answer
 
@@ -35,6 +35,11 @@ class Device:
     def may_serve(self) -> bool:
         """Whether the engine is up, loading or about to be restarted."""
         return self._engine.state in (EngineState.READY, EngineState.LOADING, EngineState.BACKOFF)
+
+    def readiness(self) -> Readiness:
+        """How long the model still loads, and the answers the engine is working on."""
+        engine = self._engine
+        return Readiness(engine.load_wait_s, engine.in_flight, prefill_tps=self.prefill_tps)
 
     @property
     def ready(self) -> bool:

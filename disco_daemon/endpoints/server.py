@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -16,15 +17,19 @@ import msgspec
 import openai
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
+from ..clock import Clock, SystemClock
 from ..errors import EndpointError
 from ..net import is_loopback, without_credentials
-from ..types import Continuation, Finish, GenerationRequest, Side, Token, Usage
+from ..types import Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
 
 log = logging.getLogger("disco.server")
 
 CONNECT_TIMEOUT_S = 5.0
 USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
 CLOSE_TIMEOUT_S = 1.0
+
+RATE_LIMITED_S = 5.0  # after a 429 that names no time
+MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 
@@ -49,8 +54,10 @@ class ServerConfig:
 class Server:
     """`Endpoint` over `openai.AsyncOpenAI`; retries are the conductor's business, so the client makes none."""
 
-    def __init__(self, config: ServerConfig, side: Side = Side.SERVER) -> None:
+    def __init__(self, config: ServerConfig, side: Side = Side.SERVER, clock: Clock | None = None) -> None:
         self.side = side
+        self._clock = clock or SystemClock()
+        self._down_until = -math.inf  # by its own Retry-After
         self.model = config.model
         self.config = config
         self.last_error: str | None = None
@@ -89,6 +96,10 @@ class Server:
         """A configured server may always be tried."""
         return True
 
+    def readiness(self) -> Readiness:
+        """Nothing to load; down for as long as it asked to be left alone."""
+        return Readiness(down_s=max(0.0, self._down_until - self._clock.now()))
+
     async def count(self, request: GenerationRequest) -> int | None:
         """Unknown: servers do not tell before they bill."""
         del request
@@ -103,6 +114,7 @@ class Server:
             "state": "configured",
             "continuation": self._method,
             "failures": self.n_failures,
+            "down_s": round(self.readiness().down_s, 1),
             "last_error": self.last_error,
         }
 
@@ -244,6 +256,8 @@ class Server:
             return self._error("unauthorized", f"the server refused the API key with {status}: {hint}")
         if status == 429:
             retry_after_s = _number(e.response.headers.get("retry-after"))
+            down_s = RATE_LIMITED_S if retry_after_s is None else min(max(0.0, retry_after_s), MAX_DOWN_S)
+            self._down_until = self._clock.now() + down_s
             return EndpointError(self.side, "rate_limited", f"the server said 429: {text}", retry_after_s=retry_after_s)
         if status == 404:
             return self._error("not_found", f"the server said 404, check server.base_url and server.model: {text}")

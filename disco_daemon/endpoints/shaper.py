@@ -18,7 +18,7 @@ from typing import Any
 
 from ..clock import Clock
 from ..errors import ConfigError
-from ..types import Finish, GenerationRequest, Token, Usage
+from ..types import Finish, GenerationRequest, Readiness, Token, Usage
 from .device import Device
 
 N_REMEMBERED = 1024  # prompts
@@ -57,6 +57,10 @@ class Shaped:
     def may_serve(self) -> bool:
         """As the endpoint behind."""
         return self._inner.may_serve()
+
+    def readiness(self) -> Readiness:
+        """As the endpoint behind."""
+        return self._inner.readiness()
 
     async def count(self, request: GenerationRequest) -> int | None:
         """As the endpoint behind."""

@@ -32,6 +32,8 @@ HANG_S = 15.0  # a decode takes well under a second, a prefill chunk a few on th
 STOP_TIMEOUT_S = 2.0  # after the socket is closed; then SIGKILL
 CANCEL_TIMEOUT_S = 0.5  # the abort callback stops a decode in 0.5-20 ms; more means a hang
 COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the server, an estimate will do
+LOAD_GUESS_S = 2.0  # for the first load of a model; what it took is known from then on
+LOAD_LEAST_S = 0.1  # while it is not loaded, however long that takes already
 N_STDERR_LINES = 50
 
 
@@ -85,7 +87,7 @@ class Engine:
         self._inboxes: dict[str, asyncio.Queue[_Reply]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Condition()
-        self._heard_at = clock.now()
+        self._heard_at = self._born = clock.now()
         self._why_killed: str | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -101,6 +103,14 @@ class Engine:
     def silent_s(self) -> float:
         """How long the engine has owed an answer and said nothing, s; 0 while it owes none."""
         return self._clock.now() - self._heard_at if self._inboxes else 0.0
+
+    @property
+    def load_wait_s(self) -> float:
+        """How long the model will still load, s, judging by the last load; 0 when it is in memory."""
+        if self.state not in (EngineState.LOADING, EngineState.BACKOFF):
+            return 0.0
+        whole = self.info.load_s if self.info is not None else LOAD_GUESS_S
+        return max(LOAD_LEAST_S, whole - (self._clock.now() - self._born))
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -134,7 +144,7 @@ class Engine:
     async def _supervise(self) -> None:
         backoff = BACKOFF_FIRST_S
         while True:
-            born = self._clock.now()
+            born = self._born = self._clock.now()
             await self._enter(EngineState.LOADING)
             try:
                 await self._live()

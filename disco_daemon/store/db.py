@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,10 +35,23 @@ SELECT count(*) AS requests, coalesce(sum(device_tokens), 0) AS device, coalesce
   total(cost_usd) AS cost_usd, total(energy_j) AS energy_j, count(error) AS errors
 FROM requests
 """
+_SAVE = """
+INSERT INTO estimators (endpoints, saved, state) VALUES (?, ?, ?)
+ON CONFLICT (endpoints) DO UPDATE SET saved = excluded.saved, state = excluded.state
+"""
 _MAX_ID = (1 << 63) - 1
 # What one odd outcome can cause; the disk is well, so only that outcome is lost, not its batch.
 _SQL_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _ROW_FAULTS: tuple[type[Exception], ...] = (*_SQL_FAULTS, ValueError, TypeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """The state of the estimators at one time, to be written."""
+
+    endpoints: str
+    saved: float
+    state: str
 
 
 class History:
@@ -64,7 +79,7 @@ class History:
         self._queue_limit = queue_limit
         self._busy_timeout_s = busy_timeout_s
         self._changed = threading.Condition()
-        self._queue: deque[Outcome] = deque()
+        self._queue: deque[Outcome | _Learned] = deque()
         self._accepted = self._settled = self._dropped = 0
         self._running = False
         self._thread: threading.Thread | None = None
@@ -107,11 +122,27 @@ class History:
 
     def record(self, outcome: Outcome) -> None:
         """Queue one outcome and return at once; a full queue drops it and counts it."""
+        self._put(outcome)
+
+    def save_learned(self, endpoints: str, saved: float, state: Mapping[str, Any]) -> None:
+        """Queue the estimators' state, JSON, under the name of the endpoints it is about; `saved` is Unix time, s."""
+        self._put(_Learned(endpoints, saved, json.dumps(state, allow_nan=False)))
+
+    def learned(self, endpoints: str) -> dict[str, Any] | None:
+        """Return the state saved last under that name; None where there is none, or what is there is no JSON object."""
+        rows = self._read("SELECT state FROM estimators WHERE endpoints = ?", (endpoints,))
+        try:
+            state = json.loads(rows[0]["state"]) if rows else None
+        except ValueError:
+            return None
+        return state if isinstance(state, dict) else None
+
+    def _put(self, item: Outcome | _Learned) -> None:
         with self._changed:
             if not self._running or len(self._queue) >= self._queue_limit:
                 self._dropped += 1
                 return
-            self._queue.append(outcome)
+            self._queue.append(item)
             self._accepted += 1
             self._changed.notify_all()
 
@@ -174,14 +205,14 @@ class History:
         finally:
             self._drop_connection()
 
-    def _take(self) -> list[Outcome]:
+    def _take(self) -> list[Outcome | _Learned]:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or not self._running)
             batch = list(self._queue)
             self._queue.clear()
             return batch
 
-    def _store(self, batch: Sequence[Outcome]) -> int:
+    def _store(self, batch: Sequence[Outcome | _Learned]) -> int:
         """Write one batch; how many of it were lost."""
         try:
             if self._writer is None or self._doubted:
@@ -212,12 +243,15 @@ class History:
             self._writer = None
 
 
-def _write(connection: sqlite3.Connection, batch: Sequence[Outcome], max_rows: int, keep_text: bool) -> int:
+def _write(connection: sqlite3.Connection, batch: Sequence[Outcome | _Learned], max_rows: int, keep_text: bool) -> int:
     lost = 0
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for outcome in batch:
-            lost += not _insert(connection, outcome, keep_text)
+        for item in batch:
+            if isinstance(item, _Learned):
+                connection.execute(_SAVE, (_text(item.endpoints), item.saved, item.state))
+            else:
+                lost += not _insert(connection, item, keep_text)
         connection.execute("DELETE FROM requests WHERE id <= (SELECT max(id) FROM requests) - ?", (max_rows,))
         connection.execute("COMMIT")
     except BaseException:
@@ -287,6 +321,10 @@ def _sample_row(outcome: Outcome, attempt: Attempt, request: int | None) -> dict
         "completion_tokens": attempt.usage.completion_tokens,
         "busy_s": attempt.usage.busy_s,
         "error": _text(attempt.error),
+        "load_s": attempt.load_s,
+        "n_busy": attempt.n_busy,
+        "continued": attempt.continued,
+        "disturbed": attempt.disturbed,
     }
 
 

@@ -65,7 +65,20 @@ CREATE INDEX ttft_samples_by_request ON ttft_samples (request);
 CREATE INDEX ttft_samples_by_endpoint ON ttft_samples (side, model);
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1,)
+# What an attempt met, and what has been learned: `state` is the estimators' own JSON, `endpoints` whom it is about.
+_V2 = """
+ALTER TABLE ttft_samples ADD COLUMN load_s REAL NOT NULL DEFAULT 0;
+ALTER TABLE ttft_samples ADD COLUMN n_busy INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE ttft_samples ADD COLUMN continued INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE ttft_samples ADD COLUMN disturbed INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE estimators (
+  endpoints TEXT PRIMARY KEY,
+  saved REAL NOT NULL,
+  state TEXT NOT NULL
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:

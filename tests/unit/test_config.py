@@ -97,7 +97,7 @@ def test_the_file_may_be_named_by_a_variable(path: Path, monkeypatch: pytest.Mon
         ("api = 3", "api", "Expected `object`"),
         ("[device]\nn_ctx = -1", "device.n_ctx", ">= 0"),
         ("[policy]\ndelay_s = nan", "policy.delay_s", ">= 0"),
-        ('[policy]\nname = "fast"', "policy.name", "choose one of race"),
+        ('[policy]\nname = "fast"', "policy.name", "choose one of optimal"),
         ('[server]\ncontinuation = "yes"', "server.continuation", "choose one of auto"),
         ('[server]\nbase_url = "api.example.com"', "server.base_url", "such as https://"),
         ('[server]\nbase_url = "ftp://example.com"', "server.base_url", "such as https://"),

@@ -1,17 +1,45 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.scheduling.policy import POLICIES, make_policy
+from disco_daemon.estimation.context import Contexts
+from disco_daemon.scheduling.make import make_policy
+from disco_daemon.scheduling.names import FIXED, LEARNING, POLICIES
+from disco_daemon.scheduling.outlook import Outlook
+from disco_daemon.scheduling.policy import Stochastic
+from disco_daemon.scheduling.table import Moment, Table, edges_of
 from disco_daemon.types import BOTH, Plan, Side
+from tests.fixtures.scheduling import estimated, outlook, spend
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
+PROMPTS = [5, 8, 12, 12, 20, 40, 150]
 delays = st.floats(0, allow_nan=False)
 lengths = st.integers(0, 10**6)
+shares = st.floats(0, 1)
+draws = st.floats(0, 1, exclude_max=True)
+moments = st.builds(Moment, budget=shares, score=st.floats(-3, 3), draw=draws)
+names, sides = st.sampled_from(POLICIES), st.sampled_from(Side)
+
+
+@cache
+def expected(constrained: Side, budget: float = 0.3) -> Outlook:
+    quick, slow = estimated(1, 0.4), estimated(2, 0.9)
+    contexts = Contexts(np.array([0.0]), np.array([0.5, 0.5]), (quick, slow))
+    return outlook(estimated(3), PROMPTS, budget, constrained, contexts=contexts)
+
+
+@cache
+def fitted(name: str, constrained: Side) -> Table:
+    return make_policy(name).fit(expected(constrained))
+
+
+# --- the policies by name -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -23,41 +51,143 @@ lengths = st.integers(0, 10**6)
         ("delay", Plan(0.3, 0.0)),
     ],
 )
-def test_every_policy_starts_whom_its_name_says(name: str, plan: Plan) -> None:
-    assert make_policy(name, 0.3).plan(100) == plan
+def test_every_fixed_policy_starts_whom_its_name_says(name: str, plan: Plan) -> None:
+    table = make_policy(name, delay_s=0.3).fit(expected(DEVICE))
+    assert table.plan(100, Moment(0.5)) == plan
 
 
 def test_every_policy_on_offer_can_be_made_and_knows_its_name() -> None:
-    assert [make_policy(name, 1.0).name for name in POLICIES] == list(POLICIES)
+    assert make_policy("paper").name == "paper-paced", "the daemon's has feedback"
+    assert [make_policy(name).name.removesuffix("-paced") for name in POLICIES] == list(POLICIES)
+    assert [make_policy(name).learns for name in POLICIES] == [name in LEARNING for name in POLICIES]
+    assert {*LEARNING, *FIXED} == set(POLICIES)
 
 
-@given(st.sampled_from(POLICIES), delays, lengths, lengths)
-def test_a_policy_is_silent_and_forgets(name: str, delay_s: float, one: int, two: int) -> None:
-    policy = make_policy(name, delay_s)
-    first = policy.plan(one)
-    policy.plan(two)
-    assert policy.plan(one) == first
-    assert policy == make_policy(name, delay_s)
+@given(names, sides, lengths, moments, lengths, moments)
+def test_a_policy_is_silent_and_forgets(
+    name: str, constrained: Side, one: int, now: Moment, two: int, then: Moment
+) -> None:
+    table = fitted(name, constrained)
+    first = table.plan(one, now)
+    table.plan(two, then)
+    assert table.plan(one, now) == first
 
 
-@given(st.sampled_from(POLICIES), delays, lengths)
-def test_every_policy_starts_somebody_at_once(name: str, delay_s: float, length: int) -> None:
-    plan = make_policy(name, delay_s).plan(length)
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", POLICIES)
+def test_fitting_changes_nothing_and_gives_the_same_again(name: str, constrained: Side) -> None:
+    policy = make_policy(name)
+    one, two = policy.fit(expected(constrained)), policy.fit(expected(constrained))
+    np.testing.assert_array_equal(one.device_s, two.device_s)
+    np.testing.assert_array_equal(one.server_s, two.server_s)
+    np.testing.assert_array_equal(one.budgets, two.budgets)
+    assert policy == make_policy(name)
+
+
+@given(names, sides, lengths, moments)
+def test_every_policy_starts_somebody_at_once(name: str, constrained: Side, length: int, moment: Moment) -> None:
+    plan = fitted(name, constrained).plan(length, moment)
     assert min(plan.device_s, plan.server_s) == 0
 
 
+@given(st.sampled_from(FIXED), delays, lengths, moments)
+def test_a_fixed_policy_heeds_nothing(name: str, delay_s: float, length: int, moment: Moment) -> None:
+    table = make_policy(name, delay_s=delay_s).fit(expected(SERVER))
+    assert table.plan(length, moment) == table.plan(1, Moment(0.0))
+
+
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="unknown policy 'fast'; choose one of race, all-device, all-server, delay"):
-        make_policy("fast", 0)
+    with pytest.raises(ValueError, match="unknown policy 'fast'; choose one of optimal, paper, stochastic, "):
+        make_policy("fast")
 
 
 @pytest.mark.parametrize("delay_s", [-0.1, math.nan, -math.inf])
 def test_time_does_not_run_backwards(delay_s: float) -> None:
     with pytest.raises(ValueError, match="start delays must be >= 0"):
-        make_policy("delay", delay_s)
+        make_policy("delay", delay_s=delay_s)
 
 
-@given(delays, delays, st.frozensets(st.sampled_from(Side)))
+# --- the paper's baselines ------------------------------------------------------------------------------------------
+
+
+@given(sides, shares, draws, lengths, st.booleans())
+def test_stochastic_uses_the_constrained_side_when_the_draw_is_below_the_budget(
+    constrained: Side, budget: float, draw: float, length: int, concurrent: bool
+) -> None:
+    table = Stochastic(concurrent=concurrent).fit(expected(constrained))
+    plan = table.plan(length, Moment(budget, draw=draw))
+    used = draw < budget
+    assert plan.delay(constrained) == (0 if used else math.inf)
+    assert plan.delay(constrained.other) == (math.inf if used and not concurrent else 0)
+
+
+@given(sides, shares)
+def test_stochastic_spends_its_budget(constrained: Side, budget: float) -> None:
+    for concurrent in (False, True):
+        table = Stochastic(concurrent=concurrent).fit(expected(constrained))
+        assert spend(table, expected(constrained), budget) == pytest.approx(budget, abs=1e-9)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+@given(names, sides, st.lists(st.tuples(st.integers(1, 10**6), moments), min_size=1, max_size=20))
+def test_looking_up_many_is_looking_up_each(name: str, constrained: Side, asked: list[tuple[int, Moment]]) -> None:
+    table = fitted(name, constrained)
+    rows = np.array([(length, m.budget, m.score, m.draw) for length, m in asked])
+    device, server = table.delays(*rows.T)
+    plans = [table.plan(length, moment) for length, moment in asked]
+    assert [Plan(d, s) for d, s in zip(device.tolist(), server.tolist(), strict=True)] == plans
+
+
+@given(st.lists(shares, min_size=2, max_size=8).map(sorted), shares)
+def test_between_two_rungs_the_mean_of_what_they_spend_is_the_budget(budgets: list[float], budget: float) -> None:
+    zeros = np.zeros((len(budgets), 1, 1))
+    table = Table(np.empty(0), np.array(budgets), zeros, zeros)
+    drawn = [budgets[table.rung(budget, (i + 0.5) / 1000)] for i in range(1000)]
+    assert np.mean(drawn) == pytest.approx(min(max(budget, budgets[0]), budgets[-1]), abs=1e-3)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=9, unique=True).map(sorted), lengths, st.integers(0, 600))
+def test_a_length_is_looked_up_at_the_nearest_one_and_what_is_cached_does_not_count(
+    known: list[int], length: int, cached: int
+) -> None:
+    values = np.array(known, dtype=np.float64)
+    table = Table(edges_of(values), np.zeros(1), values.reshape(1, 1, -1), np.zeros((1, 1, len(known))))
+    found = table.plan(length, Moment(0.5, cached=cached)).device_s
+    to_prefill = max(1, length - cached)
+    assert abs(found - to_prefill) == min(abs(value - to_prefill) for value in known)
+
+
+@pytest.mark.parametrize(
+    ("moment", "unusual"),
+    [
+        (Moment(0.3, score=2.0, draw=0.9, cached=7), False),
+        (Moment(0.3, load_s=0.1), True),
+        (Moment(0.3, slowdown=2.0), True),
+        (Moment(0.3, waited_s=0.1), True),
+    ],
+)
+def test_only_a_busy_or_loading_device_and_a_silent_server_are_unusual(moment: Moment, unusual: bool) -> None:
+    assert moment.unusual is unusual
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan])
+def test_a_budget_is_a_share(budget: float) -> None:
+    with pytest.raises(ValueError, match="the budget is a share"):
+        expected(DEVICE, budget)
+
+
+def test_an_outlook_has_one_device_time_for_each_length() -> None:
+    good = expected(DEVICE)
+    with pytest.raises(ValueError, match="one device TTFT per length"):
+        Outlook(good.server, good.lengths, good.device_s[1:], DEVICE, 0.3)
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+@given(delays, delays, st.frozensets(sides))
 def test_a_restricted_plan_uses_only_who_is_there_and_somebody_if_there_is_one(
     device_s: float, server_s: float, available: frozenset[Side]
 ) -> None:

@@ -1,0 +1,92 @@
+"""`disco plan`: what the daemon would do now with a prompt of some length, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+HEIGHT = 12  # lines of the picture
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("plan", help="show what would be done now, and why", description=__doc__)
+    parser.add_argument("--tokens", type=int, default=120, help="prompt length (default: %(default)s)")
+    parser.add_argument("--waited", type=float, default=0.0, metavar="S", help="the server was asked S seconds ago")
+    parser.add_argument("--url", help="daemon to ask (default from the configuration)")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and show."""
+    from .. import client
+    from ..config import load
+
+    root, key = client.daemon_at(args.url, load())
+    explained = client.get(root, f"/disco/v1/plan?tokens={args.tokens}&waited={args.waited}", key)
+    if args.json:
+        print(json.dumps(explained))
+    else:
+        _show(explained)
+    return 0
+
+
+def _show(explained: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in _reasons(explained):
+        console.print(line)
+    console.print()
+    console.print(_picture(explained), markup=False)
+
+
+def _reasons(explained: dict[str, Any]) -> list[str]:
+    """The plan in words, and the figures it rests on."""
+    known, plan = explained["learned"], explained["plan"]
+    server, device, paced = known["server_ttft"], known["device_ttft"], known["realised"]
+    costs = explained["costs_usd_per_token"]
+    quantiles = ", ".join(f"{name} {value:.2f}" for name, value in server["quantiles_s"].items())
+    prices = ", ".join(f"{name.replace('_', ' ')} {1e6 * usd:.3g}" for name, usd in costs.items())
+    censored = f"{100 * server['censored_share']:.0f} %"
+    answers, k_ms = f"{100 * server['availability']:.0f} %", 1e3 * device["k_s_per_token"]
+    context = f"context {explained['context'] + 1} of {explained['contexts']} (1 = quick lately)"
+    ratio = "nothing yet" if paced["ratio"] is None else f"{paced['ratio']:.3f}, last 200: {paced['last_200']:.3f}"
+    return [
+        f"[bold]{explained['tokens']} tokens: {_sentence(plan)}[/bold]",
+        f"regime    {known['constrained']}-constrained; $ per million tokens: {prices}",
+        f"server    TTFT s: {quantiles}",
+        f"          {server['n']} samples, {censored} censored, answers {answers}, {context}",
+        f"device    T_d = {explained['device_ttft_s']:.3f} s here; c {device['c_s']:.3f} s + {k_ms:.2f} ms a token",
+        f"          {device['n']} samples",
+        f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",
+        f"policy    {known['policy']}",
+    ]
+
+
+def _sentence(plan: dict[str, float | None]) -> str:
+    parts = []
+    for side in ("server", "device"):
+        delay = plan[f"{side}_s"]
+        when = "not used" if delay is None else "starts at once" if delay == 0 else f"starts after {delay:.3f} s"
+        parts.append(f"{side} {when}")
+    return ", ".join(parts)
+
+
+def _picture(explained: dict[str, Any]) -> str:
+    """w(l) against l: how long the constrained side is held back, by prompt length."""
+    rows = explained["picture"]
+    side = explained["learned"]["constrained"]
+    waits = [row[f"{side}_s"] for row in rows]
+    top = max((w for w in waits if w is not None), default=0.0) or 1.0
+    levels = [HEIGHT if w is None else round(w / top * (HEIGHT - 1)) for w in waits]
+    lines = []
+    for height in range(HEIGHT, -1, -1):
+        label = "never" if height == HEIGHT else f"{top * height / (HEIGHT - 1):5.2f}"
+        lines.append(f"{label} |" + "".join("*" if level == height else " " for level in levels))
+    first, middle, last = rows[0]["tokens"], rows[len(rows) // 2]["tokens"], rows[-1]["tokens"]
+    axis = f"{first:<{len(rows) // 2}}{middle:<{max(1, len(rows) - len(rows) // 2 - len(str(last)))}}{last}"
+    title = f"w(l), s: how long the {side} is held back, by prompt length l in tokens"
+    return "\n".join([title, *lines, "      +" + "-" * len(rows), "       " + axis])

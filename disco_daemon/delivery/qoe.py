@@ -1,0 +1,101 @@
+"""Quality of experience of streamed text: Eq. 1 of Andes (Liu et al. 2024, arXiv 2404.16283). Pure.
+
+    QoE = integral_0^H A(t) dt / integral_0^H min(E(t), n) dt, cut to [0, 1]
+
+n tokens make the answer. A(t) are the tokens digested by t: the reader takes at most `pace_tps` tokens/s and cannot
+begin a token before it has arrived. E(t) = pace_tps * (t - expected_ttft_s), from 0 on, is what the reader expected.
+Token i (from 0) arriving at expected_ttft_s + i / pace_tps is exactly 1. More than expected is not better than 1, but
+being early makes up for being late thereafter.
+
+The horizon H, "time to the last token" in the paper, is taken on the reader's side: the end of the digestion of the
+last token. Counted to its arrival instead, an answer that comes as a whole after a long wait would have A = 0, QoE 0.
+
+H moves with the answer, and that is a weakness of Eq. 1 to know of: while a reader waits for the last few tokens, A is
+almost n, and a long such wait makes the ratio better than a late start had made it. Delaying the whole answer never
+raises the QoE, nor does delaying tokens while the last one is digested at the same time; a stall at the end may. So the
+largest gap is always to be told beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+Numbers = float | NDArray[Any]
+
+
+def qoe(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> float:
+    """QoE in [0, 1] of an answer whose tokens arrived at `arrivals_s` [n], ascending, in s since the request.
+
+    Raises ValueError on an empty answer, times that descend, are negative or not finite, and a pace that is not
+    positive.
+    """
+    _check_arrivals(arrivals_s)
+    _check_expected(expected_ttft_s, pace_tps)
+    step = 1.0 / pace_tps
+    paced = np.arange(len(arrivals_s)) * step
+    # Each token is begun when it is there and the one before is done: at once, or a step after that one.
+    begun = paced + np.maximum.accumulate(arrivals_s - paced)
+    horizon = begun[-1] + step
+    # A token adds a ramp of one step's width, then 1 up to the horizon.
+    actual = (horizon - step / 2 - begun).sum()
+    return float(_ratio(actual, _expected_area(horizon, len(arrivals_s), expected_ttft_s, pace_tps)))
+
+
+@overload
+def qoe_steady(ttft_s: float, n_tokens: float, expected_ttft_s: float, pace_tps: float) -> float: ...
+@overload
+def qoe_steady(ttft_s: NDArray[Any], n_tokens: Numbers, expected_ttft_s: Numbers, pace_tps: Numbers) -> FloatArray: ...
+def qoe_steady(ttft_s: Any, n_tokens: Any, expected_ttft_s: Any, pace_tps: Any) -> Any:
+    """QoE of answers generated at least as fast as they are read, so that only the first token can be late.
+
+    `ttft_s` and `expected_ttft_s` in s, `n_tokens` >= 1, `pace_tps` in tokens/s; of the (broadcast) shape of the four.
+    The same as `qoe` on such arrivals. Raises ValueError as that does.
+    """
+    if not (_within(ttft_s, 0) and _within(n_tokens, 1)):
+        raise ValueError("an answer has a TTFT >= 0 and at least one token")
+    _check_expected(expected_ttft_s, pace_tps)
+    horizon = ttft_s + n_tokens / pace_tps
+    actual = n_tokens * (n_tokens / pace_tps) / 2  # in this order whole numbers cannot overflow
+    return _ratio(actual, _expected_area(horizon, n_tokens, expected_ttft_s, pace_tps))
+
+
+def largest_gap(arrivals_s: FloatArray) -> float:
+    """The longest time between two tokens that arrived at `arrivals_s` [n], s; 0 for one token.
+
+    The wait for the first token is not a gap. Raises ValueError as `qoe` does.
+    """
+    _check_arrivals(arrivals_s)
+    return float(np.diff(arrivals_s).max(initial=0.0))
+
+
+def _expected_area(horizon_s: Any, n_tokens: Any, expected_ttft_s: Any, pace_tps: Any) -> Any:
+    """Area under min(E, n) up to the horizon, token * s: a ramp, then the whole answer."""
+    reading = np.maximum(horizon_s - expected_ttft_s, 0.0)
+    ramp = np.minimum(reading, n_tokens / pace_tps)
+    return pace_tps * ramp * ramp / 2 + n_tokens * (reading - ramp)
+
+
+def _ratio(actual: Any, expected: Any) -> Any:
+    """`actual` / `expected`, at most 1; 1 where nothing was expected yet."""
+    return np.where(actual >= expected, 1.0, actual / np.where(expected > 0, expected, 1.0))[()]
+
+
+def _check_arrivals(arrivals_s: FloatArray) -> None:
+    if arrivals_s.ndim != 1 or not len(arrivals_s):
+        raise ValueError("an answer without tokens has no QoE")
+    # NaN fails every comparison.
+    if not (arrivals_s[0] >= 0 and arrivals_s[-1] < np.inf and (arrivals_s[1:] >= arrivals_s[:-1]).all()):
+        raise ValueError("arrival times must ascend from >= 0 and be finite")
+
+
+def _check_expected(expected_ttft_s: Any, pace_tps: Any) -> None:
+    if not (_within(expected_ttft_s, 0) and _within(pace_tps, 0) and np.all(pace_tps)):
+        raise ValueError("the expected TTFT must be finite and >= 0, the pace finite and positive")
+
+
+def _within(x: Any, least: float) -> bool:
+    return bool(np.all((x >= least) & (x < np.inf)))

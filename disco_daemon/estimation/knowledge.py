@@ -1,0 +1,120 @@
+"""All that is learned from finished answers: about the server, the device, the prompts and the answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..types import Attempt, Outcome, Side
+from .context import Contexts, conditioned
+from .device_ttft import DeviceTtft
+from .lengths import LengthDistribution, OutputLengths, PromptLengths
+from .server_ttft import Predictor, ServerTtft
+from .survival import Survival
+
+FloatArray = NDArray[np.float64]
+
+DEVICE_TPS = 100.0  # prefill speed assumed until the engine has measured its own
+LEAST_S = 1e-4  # a server that answers within less was cancelled in the same instant
+# The server was there, and silent for that long; anything else that fails says nothing about how fast it answers.
+SILENT = frozenset({"timeout"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """What is known at one moment, in arrays of its own: safe to fit from in another thread."""
+
+    server: Survival
+    samples: tuple[FloatArray, NDArray[np.bool_], FloatArray, FloatArray]
+    predictor: Predictor
+    lengths: LengthDistribution
+    device_s: FloatArray
+
+    def contexts(self) -> Contexts | None:
+        """The server's TTFT given the recent ones; None before there are samples."""
+        return conditioned(*self.samples) if len(self.samples[0]) else None
+
+
+class Knowledge:
+    """The estimators of one server model and one device model. Only `learn` and `measured_speed` change it."""
+
+    def __init__(self) -> None:
+        self.server = ServerTtft()
+        self.device = DeviceTtft(1 / DEVICE_TPS)
+        self.prompts = PromptLengths()
+        self.outputs = OutputLengths()
+
+    def measured_speed(self, prefill_tps: float) -> bool:
+        """The engine has measured its prefill speed, token/s; of no interest once there are samples."""
+        k = 1 / prefill_tps
+        news = self.device.n == 0 and not math.isclose(self.device.k, k)
+        if news:
+            self.device = DeviceTtft(k)
+        return news
+
+    def learn(self, outcome: Outcome) -> None:
+        """Take one finished answer. What a suspend or a stall of our own disturbed tells nothing of either side."""
+        for attempt in outcome.attempts:
+            if attempt.disturbed or attempt.continued:
+                continue
+            if attempt.side is Side.SERVER:
+                self._learn_server(attempt)
+            else:
+                self._learn_device(attempt, outcome.prompt_tokens)
+        if outcome.prompt_tokens > 0:
+            self.prompts.add(outcome.prompt_tokens)
+        if (generated := sum(outcome.tokens.values())) > 0:
+            self.outputs.add(generated, censored=outcome.finish_reason != "stop")
+
+    def _learn_server(self, attempt: Attempt) -> None:
+        silent = attempt.ttft_s if attempt.ttft_s > LEAST_S else None
+        if attempt.error is not None and attempt.censored:
+            self.server.failed(silent if attempt.error in SILENT else None)
+        elif silent is not None:
+            self.server.add(silent, attempt.censored)
+
+    def _learn_device(self, attempt: Attempt, prompt_tokens: int) -> None:
+        ttft_s = attempt.ttft_s - attempt.load_s
+        if attempt.error is not None or ttft_s <= 0 or prompt_tokens < 1:
+            return
+        # A prefill that was cancelled tells only how long it took at least. Where that is more than was predicted it
+        # has to count: a device grown so slow that the server always wins would keep its old speed for ever.
+        if not attempt.censored or ttft_s > self.device.predict(prompt_tokens, attempt.n_busy):
+            self.device.add(prompt_tokens, ttft_s, attempt.n_busy)
+
+    def snapshot(self) -> Snapshot:
+        """The present state, for a fit."""
+        lengths = self.prompts.distribution()
+        return Snapshot(
+            self.server.curve(),
+            self.server.samples(),
+            self.server.predictor(),
+            lengths,
+            np.asarray(self.device.predict(lengths.values)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole state in plain lists and numbers."""
+        return {name: getattr(self, name).to_json() for name in _PARTS}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Knowledge:
+        """What wrote `data`. Raises ValueError where that cannot have been one."""
+        new = cls()
+        try:
+            for name, part in _PARTS.items():
+                setattr(new, name, part.from_json(data[name]))
+        except KeyError as error:
+            msg = f"the saved estimators lack {error}"
+            raise ValueError(msg) from error
+        return new
+
+
+_PARTS: Mapping[str, Any] = {
+    "server": ServerTtft, "device": DeviceTtft, "prompts": PromptLengths, "outputs": OutputLengths
+}  # fmt: skip

@@ -1,0 +1,67 @@
+"""Learning beside the requests: books outcomes, fits off the loop, saves what was learned, and explains it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from .clock import Clock
+from .errors import DiscoError
+from .estimation.knowledge import Knowledge
+from .scheduling.planner import Planner
+from .store import History
+from .types import Outcome
+
+log = logging.getLogger("disco.learning")
+
+SAVE_EVERY = 5  # fits, that is some 50 requests; a crash forgets no more than these
+
+
+class Learner:
+    """Owns the fitting task. `endpoints` names whom the knowledge is about: another server starts from nothing."""
+
+    def __init__(self, planner: Planner, history: History, clock: Clock, endpoints: str) -> None:
+        self.planner = planner
+        self.n_fits = 0
+        self._history = history
+        self._clock = clock
+        self._endpoints = endpoints
+        self._news = asyncio.Event()
+
+    def restore(self) -> None:
+        """Go on from what was saved; blocks on disk. What cannot be used is left alone, with a warning."""
+        try:
+            state = self._history.learned(self._endpoints)
+            if state is not None:
+                self.planner.restore(Knowledge.from_json(state))
+        except (DiscoError, ValueError) as e:
+            log.warning("starting without what was learned before: %s", e)
+
+    def record(self, outcome: Outcome) -> None:
+        """Take one finished answer, which the planner has learned from; never blocks."""
+        self._history.record(outcome)
+        if self.planner.due:
+            self._news.set()
+
+    async def run(self) -> None:
+        """Fit whenever enough has happened, until cancelled; then save."""
+        try:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                snapshot = self.planner.begin_fit()
+                self.planner.adopt(snapshot, await asyncio.to_thread(self.planner.fit, snapshot))
+                self.n_fits += 1
+                if self.n_fits % SAVE_EVERY == 0:
+                    self.save()
+        finally:
+            self.save()
+
+    def save(self) -> None:
+        """Hand the state to the history's writer."""
+        self._history.save_learned(self._endpoints, self._clock.wall(), self.planner.knowledge.to_json())
+
+    def state(self) -> dict[str, Any]:
+        """What `disco status` shows of it."""
+        return self.planner.state() | {"fits": self.n_fits}

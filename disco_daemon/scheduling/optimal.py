@@ -1,0 +1,286 @@
+"""The policy of our own: the best trade of first-token time against the budget, for the distributions as they are.
+
+Device-constrained, a request of length l whose device starts after w costs the constrained side l tokens with
+probability S(w) = P(T_s > w) and shows its first token after X = min(T_s, w + T_d(l)), whose mean is the integral of S
+up to w + T_d(l). Over all lengths and contexts we minimise
+
+    E[X] + kappa * CVaR(X)    with    E[tokens of the device] = b * E[l],
+
+CVaR being the mean of the worst 1 %. With CVaR(X) = min over tau of tau + E[(X - tau)+] / 1 % (Rockafellar and Uryasev,
+J. Risk 2, 2000) the sum falls apart: for a given tau and a price mu per token every length chooses its own wait from a
+grid. mu is found by bisection so that the budget binds, tau by trying. Nothing is assumed about F: where an API stalls,
+the wait ends where the stall begins, not at a fixed quantile that lies inside the stall.
+
+Server-constrained there is nothing to wait for, as T_d(l) is known: the server is asked at once for those prompts that
+gain most per token, E[X without it] - E[X with it] and its CVaR counterpart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..estimation.context import Contexts
+from ..estimation.survival import Survival
+from ..types import Plan, Side
+from .outlook import Outlook
+from .table import Moment, Table, edges_of
+
+FloatArray = NDArray[np.float64]
+
+KAPPA = 0.05  # s of mean a second of CVaR is worth; DESIGN §6
+CVAR_SHARE = 0.01  # of the requests: the worst 1 %
+BODY = np.linspace(0.0, 0.9, 25)[1:]  # quantiles of F that are tried as waits …
+TAIL = 1 - np.geomspace(0.1, 0.001, 16)  # … and more of them where the stalls are
+MAX_BUCKETS = 24  # prompt lengths are put in this many buckets of equal probability
+COARSE, FINE = 16, 5  # values of tau tried over its two decades, and around the best of them; 8 were 3 % off at times
+BISECTIONS = 14  # halvings of the logarithm of mu over its whole range …
+NEAR, NEAR_BISECTIONS = 16.0, 7  # … and within this factor of the price that another tau had
+LADDER = 40  # prices in the table, for the pacer to move among
+MU_RANGE = (1e-6, 1e4)  # s per unit of budget: below it the budget is free, above it nothing is bought
+
+
+@dataclass(frozen=True, slots=True)
+class Optimal:
+    """`kappa` weighs the CVaR against the mean."""
+
+    kappa: float = KAPPA
+    max_buckets: int = MAX_BUCKETS
+    learns: bool = True
+    name: str = "optimal"
+
+    def fit(self, outlook: Outlook) -> Table:
+        """The table for `outlook`, with a ladder of budgets around its own."""
+        return (self._device if outlook.constrained is Side.DEVICE else self._server)(outlook)
+
+    def _device(self, outlook: Outlook) -> Table:
+        problem = _Problem.of(outlook, self.kappa, self.max_buckets)
+        tau = problem.best_tau(outlook.budget)
+        cost = problem.cost(tau)
+        prices = np.geomspace(MU_RANGE[1], MU_RANGE[0], LADDER)
+        prices = problem.prices_around(cost, outlook.budget, prices)
+        waits, budgets = problem.ladder(cost, prices)
+        return Table(
+            edges_of(problem.lengths),
+            budgets,
+            waits,
+            np.zeros_like(waits),
+            problem.contexts,
+            _WaitRevision(problem, tau, prices),
+        )
+
+    def _server(self, outlook: Outlook) -> Table:
+        problem = _Problem.of(outlook, self.kappa, self.max_buckets)
+        best = min(problem.taus(), key=lambda tau: _spent_best(problem, tau, outlook.budget)[1])
+        order, _ = _spent_best(problem, best, outlook.budget)
+        spent = np.concatenate([[0.0], problem.tokens.ravel()[order].cumsum()])
+        spent[-1] = 1.0
+        rungs = np.unique(
+            np.concatenate([np.linspace(0, len(order), LADDER).astype(int), _around(spent, outlook.budget)])
+        )
+        rank = np.empty(len(order), dtype=np.intp)
+        rank[order] = np.arange(len(order))
+        server = np.where(rank[None] < rungs[:, None], 0.0, math.inf).reshape(-1, *problem.tokens.shape)
+        gains = problem.gain_per_token(best).ravel()[order]
+        # Between the last cell that is served and the first that is left out.
+        prices = np.concatenate([[math.inf], (gains[1:] + gains[:-1]) / 2, [-1.0]])[rungs]
+        return Table(
+            edges_of(problem.lengths),
+            spent[rungs],
+            np.zeros_like(server),
+            server,
+            problem.contexts,
+            _ServerRevision(problem, best, prices),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Problem:
+    """The trade as arrays over contexts [C], lengths [J] and waits on the grid [G].
+
+    `chance` [C, J] is the probability of a context and a length, `tokens` [C, J] its share of all tokens, `mean`
+    [C, J, G] = E[X] of each wait, `spend` [C, J, G] the part of the budget it takes.
+    """
+
+    contexts: Contexts
+    curves: tuple[Survival, ...]
+    lengths: FloatArray
+    device_s: FloatArray
+    mean_length: float
+    grid: FloatArray
+    chance: FloatArray
+    tokens: FloatArray
+    mean: FloatArray
+    spend: FloatArray
+    kappa: float
+
+    @classmethod
+    def of(cls, outlook: Outlook, kappa: float, max_buckets: int) -> _Problem:
+        contexts = outlook.contexts or Contexts(np.empty(0), np.ones(1), (outlook.server,))
+        lengths = outlook.lengths.bucketed(max_buckets)
+        device_s = np.interp(lengths.values, outlook.lengths.values, outlook.device_s)
+        grid = np.unique(np.concatenate([[0.0], outlook.server.quantile(np.concatenate([BODY, TAIL]))]))
+        tokens = contexts.shares[:, None] * lengths.token_shares
+        starts = np.stack([curve.at(grid) for curve in contexts.curves])
+        return cls(
+            contexts=contexts,
+            curves=contexts.curves,
+            lengths=lengths.values,
+            device_s=device_s,
+            mean_length=lengths.mean,
+            grid=grid,
+            chance=contexts.shares[:, None] * lengths.shares,
+            tokens=tokens,
+            mean=np.stack([curve.mean_below(grid + device_s[:, None]) for curve in contexts.curves]),
+            spend=tokens[:, :, None] * starts[:, None, :],
+            kappa=kappa,
+        )
+
+    @property
+    def weight(self) -> float:
+        """What a second beyond tau counts, in seconds of mean."""
+        return self.kappa / CVAR_SHARE
+
+    def device_ttft_s(self, tokens: int) -> float:
+        """T_d of an idle, loaded device, s; beyond the longest bucket in proportion."""
+        beyond = max(1.0, tokens / float(self.lengths[-1]))
+        return beyond * float(np.interp(tokens, self.lengths, self.device_s))
+
+    def taus(self) -> FloatArray:
+        """Where the worst 1 % may begin: from the quick answers up to the slowest the device can promise."""
+        slowest = float(self.grid[-1]) + self.device_s[-1]
+        low = min(float(self.grid[len(self.grid) // 2]), float(self.device_s[0]))
+        taus: FloatArray = np.geomspace(max(low, slowest * 1e-3), slowest, COARSE)
+        return taus
+
+    def cost(self, tau: float) -> FloatArray:
+        """E[X] + weight * E[(X - tau)+] of each wait, times its chance; [C, J, G]."""
+        below = np.array([curve.mean_below(tau) for curve in self.curves])[:, None, None]
+        cost: FloatArray = self.chance[:, :, None] * (self.mean + self.weight * np.maximum(self.mean - below, 0.0))
+        return cost
+
+    def choose(self, cost: FloatArray, price: float) -> tuple[NDArray[np.intp], float]:
+        """The best wait on the grid for each context and length [C, J] at that price, and the budget it spends."""
+        choice = (cost + price * self.spend).argmin(axis=2)
+        return choice, float(np.take_along_axis(self.spend, choice[:, :, None], axis=2).sum())
+
+    def best_tau(self, budget: float) -> float:
+        """The tau whose plans have the least mean + kappa CVaR at the budget."""
+        coarse = self.taus()
+        values, price = self._values(coarse, budget, None)
+        best = int(np.argmin(values))
+        low, high = coarse[max(0, best - 1)], coarse[min(len(coarse) - 1, best + 1)]
+        fine = np.geomspace(low, high, FINE + 2)[1:-1]
+        better, _ = self._values(fine, budget, price)
+        return float(fine[int(np.argmin(better))] if min(better) < values[best] else coarse[best])
+
+    def _values(self, taus: FloatArray, budget: float, price: float | None) -> tuple[list[float], float | None]:
+        """Return kappa tau + the least cost at the budget for each tau, the Lagrangian's value at the best price.
+
+        And the last of these prices, where the next search may begin.
+        """
+        values = []
+        for tau in taus.tolist():
+            cost = self.cost(tau)
+            low, high = self._bracket(cost, budget, price)
+            values.append(self.kappa * tau + max(self._dual(cost, low, budget), self._dual(cost, high, budget)))
+            price = math.sqrt(low * high)
+        return values, price
+
+    def _dual(self, cost: FloatArray, price: float, budget: float) -> float:
+        return float((cost + price * self.spend).min(axis=2).sum()) - price * budget
+
+    def _bracket(self, cost: FloatArray, budget: float, near: float | None = None) -> tuple[float, float]:
+        """Two prices around the one at which the budget binds, sought first around `near`."""
+        if near is not None:
+            low, high = self._bisected(cost, budget, near / NEAR, near * NEAR, NEAR_BISECTIONS)
+            if low > near / NEAR and high < near * NEAR:
+                return low, high
+        return self._bisected(cost, budget, *MU_RANGE, BISECTIONS)
+
+    def _bisected(self, cost: FloatArray, budget: float, low: float, high: float, n: int) -> tuple[float, float]:
+        for _ in range(n):
+            price = math.sqrt(low * high)
+            if self.choose(cost, price)[1] > budget:
+                low = price
+            else:
+                high = price
+        return low, high
+
+    def prices_around(self, cost: FloatArray, budget: float, prices: FloatArray) -> FloatArray:
+        """`prices`, descending, refined where the budget binds."""
+        low, high = self._bracket(cost, budget)
+        near = np.geomspace(high * 4, low / 4, LADDER // 2)
+        return np.unique(np.concatenate([prices, near, [low, high]]))[::-1]
+
+    def ladder(self, cost: FloatArray, prices: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Waits [R, C, J] and budgets [R], ascending, for descending prices."""
+        choices, budgets = zip(*(self.choose(cost, price) for price in prices.tolist()), strict=True)
+        waits, spent = self.grid[np.stack(choices)], np.maximum.accumulate(budgets)
+        return waits, spent
+
+    def gain_per_token(self, tau: float) -> FloatArray:
+        """What asking the server at once saves, per unit of budget; [C, J], >= 0."""
+        with_server = self.cost(tau)[:, :, 0]
+        alone = self.chance * (self.device_s + self.weight * np.maximum(self.device_s - tau, 0.0))
+        gain: FloatArray = np.maximum(alone - with_server, 0.0) / self.tokens
+        return gain
+
+
+def _spent_best(problem: _Problem, tau: float, budget: float) -> tuple[NDArray[np.intp], float]:
+    """Cells in the order of their gain per token, and the objective when the budget is spent in that order."""
+    gains = problem.gain_per_token(tau).ravel()
+    order = np.argsort(-gains, kind="stable")
+    tokens = problem.tokens.ravel()[order]
+    used = np.clip(budget - (tokens.cumsum() - tokens), 0.0, tokens)
+    alone = problem.chance * (problem.device_s + problem.weight * np.maximum(problem.device_s - tau, 0.0))
+    return order, float(problem.kappa * tau + alone.sum() - used @ gains[order])
+
+
+def _around(spent: FloatArray, budget: float) -> NDArray[np.intp]:
+    """The numbers of cells just below and above the budget."""
+    upper = int(np.searchsorted(spent, budget))
+    return np.clip([upper - 1, upper], 0, len(spent) - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _WaitRevision:
+    """The device's wait, worked out for one request: with its own T_d, and given that the server has kept silent."""
+
+    problem: _Problem
+    tau: float
+    prices: FloatArray
+
+    def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
+        problem = self.problem
+        curve, tokens = problem.curves[context], max(1, length - moment.cached)
+        device_s = moment.load_s + moment.slowdown * problem.device_ttft_s(tokens)
+        grid = problem.grid[problem.grid >= moment.waited_s]
+        grid = np.concatenate([[moment.waited_s], grid])
+        mean = curve.mean_below(grid + device_s)
+        tail = np.maximum(mean - curve.mean_below(self.tau), 0.0)
+        price = self.prices[rung] * tokens / problem.mean_length
+        # The survival beyond `waited_s` only scales all terms alike, so it needs no conditioning.
+        wait = float(grid[(mean + problem.weight * tail + price * curve.at(grid)).argmin()])
+        return Plan(wait - moment.waited_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ServerRevision:
+    """Whether to ask the server for one request, with the T_d it really has now."""
+
+    problem: _Problem
+    tau: float
+    prices: FloatArray
+
+    def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
+        problem = self.problem
+        curve, tokens = problem.curves[context], max(1, length - moment.cached)
+        device_s = moment.load_s + moment.slowdown * problem.device_ttft_s(tokens)
+        mean = curve.mean_below(device_s)
+        late = max(device_s - self.tau, 0.0) - max(mean - curve.mean_below(self.tau), 0.0)
+        gain = (device_s - mean + problem.weight * late) / (length / problem.mean_length)
+        return Plan(0.0, 0.0 if gain > self.prices[rung] else math.inf)

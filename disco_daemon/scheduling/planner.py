@@ -1,0 +1,195 @@
+"""Plans every start: the policy's table for what is known, the pacer's budget, and what the two sides are up to now."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..estimation.context import Contexts
+from ..estimation.knowledge import Knowledge, Snapshot
+from ..types import Outcome, Plan, Readiness, Side, finite
+from .outlook import Outlook
+from .pacer import Pacer
+from .policy import Policy
+from .table import Moment, Table
+
+UNRELIABLE = 0.5  # a server that fails more often is asked, to see whether it is back, but not waited for
+QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)  # of F, shown in `disco status`
+N_PICTURE = 64  # lengths in the picture of w(l): a terminal's width
+REFIT_EVERY = 10  # finished answers; a fit takes some 10 ms of another thread
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One committed plan, to be settled exactly once. `reserved` tokens of the budget are held for it."""
+
+    plan: Plan
+    length: int
+    reserved: float = 0.0
+
+
+class Planner:
+    """Owns what is known and the table in force. All methods are quick but `fit`, which reads its argument only."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        constrained: Side,
+        budget: float,
+        knowledge: Knowledge | None = None,
+        draw: Callable[[], float] = lambda: 0.5,
+        *,
+        windowed: bool = True,
+    ) -> None:
+        self.policy = policy
+        self.constrained = constrained
+        self.budget = budget
+        self.knowledge = knowledge or Knowledge()
+        self._draw = draw
+        self.pacer = Pacer(budget, self.knowledge.prompts.distribution().mean, windowed=windowed)
+        self._n_new = 0
+        self._n_shifts = 0
+        self._snapshot = self.knowledge.snapshot()
+        self.table, self.outlook = self.fit(self._snapshot)
+
+    # --- the request path ----------------------------------------------------------------------------------------
+
+    def plan(self, length: int, readiness: Mapping[Side, Readiness]) -> Planned:
+        """Commit to the start delays of a prompt of `length` tokens; the budget it may use is reserved."""
+        speed = readiness.get(Side.DEVICE, Readiness()).prefill_tps
+        if speed is not None and self.knowledge.measured_speed(speed):
+            self._n_new += REFIT_EVERY
+        plan = self.preview(length, readiness, self._draw())
+        if not self.policy.learns:
+            return Planned(plan, length)
+        delay = plan.delay(self.constrained)
+        reserved = length * (1.0 if delay == 0 else self.budget) if math.isfinite(delay) else 0.0
+        self.pacer.reserve(reserved)
+        return Planned(plan, length, reserved)
+
+    def preview(self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float = 0.0) -> Plan:
+        """What would be planned now; commits to nothing."""
+        if not self.policy.learns:
+            return self.table.plan(length, Moment(self.budget, waited_s=waited_s))
+        device, server = (readiness.get(side, Readiness()) for side in Side)
+        if server.down_s > 0 and device.down_s <= 0:
+            return Plan(0.0, math.inf)
+        if self.knowledge.server.availability() < UNRELIABLE:
+            plan = Plan(0.0, 0.0)
+        else:
+            plan = self.table.plan(length, self._moment(length, device, draw, waited_s))
+        if math.isfinite(plan.delay(self.constrained)) and not self.pacer.allows(length):
+            return Plan(math.inf, 0.0) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
+        return plan
+
+    def _moment(self, length: int, device: Readiness, draw: float, waited_s: float) -> Moment:
+        knowledge = self.knowledge
+        slowdown = 1.0
+        if device.n_busy:
+            slowdown = knowledge.device.predict(length, device.n_busy) / knowledge.device.predict(length)
+        return Moment(
+            budget=float(self.pacer.handed_out()),
+            score=self._score(),
+            draw=draw,
+            load_s=device.load_s,
+            slowdown=slowdown,
+            waited_s=waited_s,
+        )
+
+    def _score(self) -> float:
+        return float(self._snapshot.predictor.score(self.knowledge.server.levels))
+
+    def settle(self, planned: Planned, outcome: Outcome) -> None:
+        """Book what the answer really used, and learn from it."""
+        if self.policy.learns:
+            used = any(attempt.side is self.constrained for attempt in outcome.attempts)
+            self.pacer.settle(planned.length, planned.length * used, planned.reserved)
+        self.knowledge.learn(outcome)
+        self._n_new += 1
+
+    # --- telling -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What is known, with sample counts: JSON for people and programs. Times in s, lengths in tokens."""
+        know = self.knowledge
+        curve, lengths = know.server.curve(), know.prompts.distribution()
+        return {
+            "policy": self.policy.name,
+            "constrained": self.constrained.value,
+            "budget": self.budget,
+            "handed_out": round(float(self.pacer.handed_out()), 4),
+            "realised": self.pacer.realised(),
+            "server_ttft": {
+                "n": know.server.n,
+                "censored_share": round(know.server.censored_share, 4),
+                "availability": round(know.server.availability(), 4),
+                "shifts": know.server.n_shifts,
+                "quantiles_s": {f"p{100 * q:g}": round(float(curve.quantile(q)), 4) for q in QUANTILES},
+            },
+            "device_ttft": {"n": know.device.n, "k_s_per_token": know.device.k, "c_s": know.device.c},
+            "prompts": {"n": know.prompts.n, "mean": round(lengths.mean, 1)},
+            "outputs": {"n": round(know.outputs.curve().n), "mean": round(know.outputs.expected_remaining(0), 1)},
+        }
+
+    def explain(self, length: int, readiness: Mapping[Side, Readiness], waited_s: float = 0.0) -> dict[str, Any]:
+        """What would be planned for `length` tokens now, and why; w(l) over the lengths for a picture."""
+        device = readiness.get(Side.DEVICE, Readiness())
+        lengths = np.unique(np.geomspace(4, max(256, 4 * length), N_PICTURE).astype(int)).tolist()
+        return {
+            "tokens": length,
+            "plan": _delays(self.preview(length, readiness, 0.5, waited_s)),
+            "device_ttft_s": round(self.device_s(length, device), 4),
+            "readiness": {side.value: asdict(readiness[side]) for side in readiness},
+            "context": bisect_left(self.table.bounds, self._score()),
+            "contexts": len(self.table.bounds) + 1,
+            "picture": [{"tokens": n, **_delays(self.preview(n, readiness, 0.5, waited_s))} for n in lengths],
+            "learned": self.state(),
+        }
+
+    def device_s(self, length: int, device: Readiness) -> float:
+        """The device's expected TTFT as busy as it is now, s."""
+        return float(self.knowledge.device.predict(length, device.n_busy, device.load_s))
+
+    def restore(self, knowledge: Knowledge) -> None:
+        """Go on from knowledge that was saved."""
+        self.knowledge = knowledge
+        self.refit()
+
+    # --- fitting -------------------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether enough has been learned for another fit, or a regime shift found."""
+        shifted = self.knowledge.server.n_shifts != self._n_shifts
+        return self.policy.learns and (self._n_new >= REFIT_EVERY or (shifted and self._n_new > 0))
+
+    def begin_fit(self) -> Snapshot:
+        """What the next fit starts from; counts as fitted from here on."""
+        self._n_new, self._n_shifts = 0, self.knowledge.server.n_shifts
+        return self.knowledge.snapshot()
+
+    def fit(self, snapshot: Snapshot) -> tuple[Table, Outlook]:
+        """The table for a snapshot; pure, may run in any thread."""
+        contexts: Contexts | None = snapshot.contexts() if self.policy.learns else None
+        outlook = Outlook(snapshot.server, snapshot.lengths, snapshot.device_s, self.constrained, self.budget, contexts)
+        return self.policy.fit(outlook), outlook
+
+    def adopt(self, snapshot: Snapshot, fitted: tuple[Table, Outlook]) -> None:
+        """Plan with the new table from now on."""
+        self._snapshot = snapshot
+        self.table, self.outlook = fitted
+        self.pacer.mean_length = snapshot.lengths.mean
+
+    def refit(self) -> None:
+        """Fit at once, where time does not matter: in the simulator."""
+        snapshot = self.begin_fit()
+        self.adopt(snapshot, self.fit(snapshot))
+
+
+def _delays(plan: Plan) -> dict[str, float | None]:
+    return {"device_s": finite(plan.device_s), "server_s": finite(plan.server_s)}

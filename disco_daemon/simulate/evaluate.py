@@ -1,0 +1,248 @@
+"""`disco eval`: policies against recorded traces, cell by cell (trace x device x constraint x policy x budget)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..delivery.qoe import qoe_steady
+from ..errors import ConfigError
+from ..estimation.context import PRIOR_STRENGTH, Contexts, conditioned
+from ..estimation.lengths import LengthDistribution
+from ..estimation.server_ttft import ServerTtft
+from ..estimation.survival import Survival, heavy_tail, kaplan_meier, mixture
+from ..scheduling.optimal import Optimal
+from ..scheduling.outlook import Outlook
+from ..scheduling.pacer import Pacer
+from ..scheduling.paper import Paper
+from ..scheduling.policy import Fixed, Policy, Stochastic
+from ..types import Plan, Side
+from .limits import best_p99, clairvoyant
+from .player import Phone, Played, Recent, Stream, play, play_paced
+from .traces import Requests, Trace
+
+FloatArray = NDArray[np.float64]
+
+N_REQUESTS = 2000  # a lane; twenty requests make up the worst 1 %
+TAIL = 0.01  # of the requests, for the CVaR
+MAX_BUCKETS = 64  # Alpaca has 62 prompt lengths: each its own
+READER_TPS = 4.8  # token/s, reading; Andes §2.2
+SERVER_TPS = 60.0  # token/s between two tokens of a server; the traces have none for all services
+WATTS, USD_PER_KWH = 5.0, 0.30  # a phone under load, household electricity
+SERVER_USD = (0.15e-6, 0.60e-6)  # $ per input and output token: gpt-4o-mini
+INF = float("inf")
+
+PHONES = (
+    Phone("pixel7pro-bloom1.1b", 31.32, 13.93),
+    Phone("pixel7pro-bloom560m", 51.80, 20.14),
+    Phone("xiaomi14-qwen0.5b", 79.90, 21.47),
+)
+LIMITS = ("clairvoyant", "best-p99")
+POLICIES = (
+    "all-device", "all-server", "stochastic", "stochastic-concurrent", "paper", "paper-paced", "optimal",
+    "optimal-unconditioned",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One row of the result: means over the seeds. TTFTs and gaps in s, `cost_usd` per request."""
+
+    trace: str
+    device: str
+    constraint: str
+    policy: str
+    budget: float
+    mean_ttft_s: float
+    p50_ttft_s: float
+    p95_ttft_s: float
+    p99_ttft_s: float
+    cvar_ttft_s: float
+    realised_ratio: float
+    cost_usd: float
+    qoe: float
+    qoe_strict: float
+    handoffs: float
+    largest_gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to evaluate. `windowed` turns the 200-request promise of the pacer on, which costs some of the gain."""
+
+    policies: Sequence[str]
+    phones: Sequence[Phone] = PHONES
+    constraints: Sequence[Side] = (Side.DEVICE, Side.SERVER)
+    budgets: Sequence[float] = tuple(round(0.1 * i, 1) for i in range(1, 10))
+    alpha: float = 0.05
+    kappa: float = 0.05
+    n_seeds: int = 10
+    n_requests: int = N_REQUESTS
+    windowed: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = [p for p in self.policies if p not in (*POLICIES, *LIMITS)]
+        if unknown:
+            msg = f"unknown policy {unknown[0]!r}; choose from {', '.join((*POLICIES, *LIMITS))}"
+            raise ConfigError(msg)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of cells per trace, for a progress bar."""
+        return len(self.phones) * len(self.constraints)
+
+
+def make(name: str, setup: Setup) -> Policy:
+    """The policy of that name for the simulator."""
+    match name:
+        case "all-device":
+            return Fixed(name, Plan(0.0, INF))
+        case "all-server":
+            return Fixed(name, Plan(INF, 0.0))
+        case "stochastic" | "stochastic-concurrent":
+            return Stochastic(concurrent=name.endswith("concurrent"))
+        case "paper" | "paper-paced":
+            return Paper(setup.alpha, paced=name.endswith("paced"))
+        case _:
+            return Optimal(setup.kappa, MAX_BUCKETS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scene:
+    """One trace fitted on its first half, to be tested on its second."""
+
+    trace: Trace
+    samples: Survival
+    fitted: Survival
+    contexts: Contexts
+    recent: Recent
+    lengths: LengthDistribution
+    stream: Stream
+    tested: Survival
+    tested_lengths: LengthDistribution
+
+    @classmethod
+    def of(cls, trace: Trace, requests: Requests, setup: Setup) -> _Scene:
+        past, future = trace.halves()
+        seen, unseen = requests.halves()
+        estimator = ServerTtft(window=len(past), watchful=False)
+        for ttft in past.tolist():
+            estimator.add(ttft, censored=False)
+        times, observed, _, scores = estimator.samples()
+        # Offline, all of the first half counts alike: it is a sample, not a past that fades.
+        weights = np.ones(len(times))
+        own = kaplan_meier(times, observed)
+        return cls(
+            trace,
+            own,
+            mixture([(own.n, own), (PRIOR_STRENGTH, heavy_tail(own.quantile(0.5)))]),
+            conditioned(times, observed, weights, scores),
+            Recent(estimator.predictor(), estimator.levels, math.log(own.quantile(0.95)) + 0.1),
+            LengthDistribution.of(seen.prompt),
+            Stream.draw(future, unseen, setup.n_requests, range(setup.n_seeds)),
+            kaplan_meier(future, np.ones(len(future), dtype=np.bool_)),
+            LengthDistribution.of(unseen.prompt),
+        )
+
+    def outlook(self, phone: Phone, constrained: Side, budget: float, name: str) -> Outlook:
+        """What the policy of that name is fitted to; the prior and the contexts are our own."""
+        device_s = phone.ttft_s(self.lengths.values)
+        server = self.fitted if name.startswith("optimal") else self.samples
+        contexts = self.contexts if name == "optimal" else None
+        return Outlook(server, self.lengths, device_s, constrained, budget, contexts)
+
+
+def evaluate(
+    traces: Sequence[Trace], requests: Requests, setup: Setup, advance: Callable[[], None] = lambda: None
+) -> Iterator[Cell]:
+    """All cells, in the order of their names; `advance` is called after each group of a trace, phone and constraint."""
+    for trace in traces:
+        scene = _Scene.of(trace, requests, setup)
+        for constrained in setup.constraints:
+            for phone in setup.phones:
+                for name in setup.policies:
+                    yield from _cells(scene, phone, constrained, name, setup)
+                advance()
+
+
+def _cells(scene: _Scene, phone: Phone, constrained: Side, name: str, setup: Setup) -> Iterator[Cell]:
+    budgets = np.array(setup.budgets)
+    if name == "best-p99":
+        yield from _best_p99(scene, phone, constrained, setup)
+        return
+    played = (
+        clairvoyant(scene.stream, phone, budgets, constrained)
+        if name == "clairvoyant"
+        else _play(scene, phone, constrained, make(name, setup), name, setup)
+    )
+    for i, budget in enumerate(setup.budgets):
+        yield measure(scene.stream, scene.trace.name, phone, constrained, name, budget, played, i)
+
+
+def _play(scene: _Scene, phone: Phone, constrained: Side, policy: Policy, name: str, setup: Setup) -> Played:
+    budgets = np.array(setup.budgets)
+    tables = [policy.fit(scene.outlook(phone, constrained, b, name)) for b in setup.budgets]
+    if not isinstance(policy, Optimal) and not (isinstance(policy, Paper) and policy.paced):
+        return play(scene.stream, phone, tables, budgets, constrained)
+    lanes = np.repeat(budgets[:, None], setup.n_seeds, axis=1)
+    pacer = Pacer(lanes, scene.lengths.mean, windowed=setup.windowed)
+    return play_paced(scene.stream, phone, tables, pacer, constrained, scene.recent)
+
+
+def measure(
+    stream: Stream, trace: str, phone: Phone, constrained: Side, name: str, budget: float, played: Played, i: int
+) -> Cell:
+    """The cell of the `i`-th budget of what was played."""
+    ttft, won = played.ttft_s[:, i], played.device_won[:, i]
+    worst = np.sort(ttft, axis=0)[-max(1, round(TAIL * len(ttft))) :]
+    p50, p95, p99 = np.quantile(ttft, (0.5, 0.95, 0.99), axis=0).mean(axis=1)
+    qoe, strict = (float(qoe_steady(ttft, stream.output, expected, READER_TPS).mean()) for expected in (1.0, 0.3))
+    return Cell(
+        trace=trace,
+        device=phone.name,
+        constraint=constrained.value,
+        policy=name,
+        budget=budget,
+        mean_ttft_s=float(ttft.mean()),
+        p50_ttft_s=float(p50),
+        p95_ttft_s=float(p95),
+        p99_ttft_s=float(p99),
+        cvar_ttft_s=float(worst.mean()),
+        realised_ratio=float(played.ratio[i].mean()),
+        cost_usd=float(_cost(stream, phone, played, i, won).mean()),
+        qoe=qoe,
+        qoe_strict=strict,
+        handoffs=0.0,
+        largest_gap_s=float(np.where(won, 1 / phone.decode_tps, 1 / SERVER_TPS).max(axis=0).mean()),
+    )
+
+
+def _cost(stream: Stream, phone: Phone, played: Played, i: int, device_won: NDArray[np.bool_]) -> FloatArray:
+    """$ of each request: every prompt that was started is paid for in full, the answer by who gave it."""
+    device_s = (
+        played.device_ran[:, i] * stream.prompt / phone.prefill_tps + device_won * stream.output / phone.decode_tps
+    )
+    server = played.server_ran[:, i] * stream.prompt * SERVER_USD[0] + ~device_won * stream.output * SERVER_USD[1]
+    return device_s * WATTS / 3.6e6 * USD_PER_KWH + server
+
+
+def _best_p99(scene: _Scene, phone: Phone, constrained: Side, setup: Setup) -> Iterator[Cell]:
+    """A bound on one figure only: the others are not defined."""
+    lengths, nan = scene.tested_lengths, float("nan")
+    for budget in setup.budgets:
+        device_s = phone.ttft_s(lengths.values)
+        p99 = best_p99(scene.tested, lengths.values, lengths.shares, device_s, budget, constrained)
+        row = dict.fromkeys((f for f in Cell.__dataclass_fields__ if f.endswith("_s") or f.startswith("qoe")), nan)
+        yield Cell(
+            scene.trace.name, phone.name, constrained.value, "best-p99", budget,
+            **{**row, "p99_ttft_s": p99, "realised_ratio": nan, "cost_usd": nan, "handoffs": nan},
+        )  # fmt: skip
+
+
+def as_json(cell: Cell) -> dict[str, str | float | None]:
+    """The cell with None for what is not defined."""
+    return {key: None if isinstance(v, float) and np.isnan(v) else v for key, v in asdict(cell).items()}

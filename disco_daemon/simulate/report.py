@@ -1,0 +1,380 @@
+"""What people see of an evaluation: tables as plain text, and figures after the paper's, drawn from our own numbers."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..types import Side
+from .evaluate import LIMITS, Cell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WORSE = 0.02  # a cell this much worse than before is counted
+N_EXTREMES = 3  # traces shown at either end
+
+# The paper's services and the recorded traces nearest to them; there is no public trace of DeepSeek.
+SERVICES = {
+    "GPT": "gpt-4o-mini-2024-07-18@240811",
+    "LLaMA": "firefunction-v2-FC@240706",
+    "DeepSeek~": "gemini-1.5-pro-preview-0514@240706",
+    "Command": "command-r-plus@240706",
+}
+# Reduction of the tail TTFT in %, from a published reading note of the paper, not from the paper; half of its cells.
+PUBLISHED = {
+    (service, side, device): percent
+    for (service, side), columns in {
+        ("GPT", "server"): (23.85, 44.04),
+        ("GPT", "device"): (26.39, 16.32),
+        ("LLaMA", "server"): (11.08, 26.29),
+        ("LLaMA", "device"): (35.67, 21.29),
+        ("Command", "server"): (47.93, 52.23),
+        ("Command", "device"): (34.78, 24.42),
+    }.items()
+    for device, percent in zip(("pixel7pro-bloom1.1b", "xiaomi14-qwen0.5b"), columns, strict=True)
+}
+# Refit times on a MacBook with an M1 by number of samples, ms: as published, from the same note.
+PUBLISHED_REFIT_MS = {
+    "device": {1_000: 0.49, 10_000: 1.74, 100_000: 14.9},
+    "server": {1_000: 0.13, 10_000: 0.97, 100_000: 9.1},
+}
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """The tables of docs/evaluation.md as plain text; a table whose policies were not evaluated is left out."""
+    parts = [part for side in Side for part in _constraint(side, [c for c in cells if c.constraint == side.value])]
+    return "\n\n".join([*parts, *_against_stochastic(cells)]) or "nothing was evaluated"
+
+
+def _constraint(side: Side, cells: Sequence[Cell]) -> list[str]:
+    if not cells:
+        return []
+    counts = [(len({getattr(c, field) for c in cells}), field) for field in ("trace", "device", "budget")]
+    shape = " x ".join(f"{n} {field}{'s' if n > 1 else ''}" for n, field in counts)
+    title = f"{side.value}-constrained: {shape}; times are geometric means over them"
+    return [f"{title}\n{_policies(cells)}", *_changes(cells), *_limits(cells)]
+
+
+def _policies(cells: Sequence[Cell]) -> str:
+    """One row per policy."""
+    head = ("policy", "mean s", "P50 s", "P95 s", "P99 s", "CVaR s", "off budget", "$/1000", "QoE", "QoE strict")
+    rows = [[name, *_figures(list(_places(cells, name).values()))] for name in _names(cells)]
+    note = "off budget: realised ratio - b in points, where it is largest; $/1000: cost of 1000 requests"
+    return f"{_aligned(head, rows)}\n{note}"
+
+
+def _figures(cells: Sequence[Cell]) -> list[str]:
+    times = (_geometric_mean(getattr(c, f"{f}_ttft_s") for c in cells) for f in ("mean", "p50", "p95", "p99", "cvar"))
+    off = max((c.realised_ratio - c.budget for c in cells), key=lambda x: -1.0 if math.isnan(x) else abs(x))
+    return [
+        *(_number(t, 3) for t in times),
+        _number(100 * off, 1, "+"),
+        _number(1000 * _mean(c.cost_usd for c in cells), 4),
+        _number(_mean(c.qoe for c in cells), 4),
+        _number(_mean(c.qoe_strict for c in cells), 4),
+    ]
+
+
+def _changes(cells: Sequence[Cell]) -> list[str]:
+    """What `optimal` changes against the paper's policies, overall and where it matters most."""
+    bases = [base for base in ("paper", "paper-paced") if _pairs(cells, "optimal", base)]
+    if not bases:
+        return []
+    fields = ("mean_ttft_s", "p99_ttft_s", "cvar_ttft_s")
+    head = ("optimal against", "mean %", "P99 %", "CVaR %", "worse mean %", "worse P99 %", "worse CVaR %")
+    rows = []
+    for base in bases:
+        ratios = [_ratios(_pairs(cells, "optimal", base), field) for field in fields]
+        changes = [_number(100 * (_geometric_mean(r) - 1), 1, "+") for r in ratios]
+        rows.append([base, *changes, *(_number(100 * _mean(x > 1 + WORSE for x in r), 1) for r in ratios)])
+    note = f"worse: share of the cells where it is more than {100 * WORSE:.0f} % higher"
+    return ["\n".join([_aligned(head, rows), note]), *(_extremes(cells, base) for base in bases)]
+
+
+def _extremes(cells: Sequence[Cell], base: str) -> str:
+    """The traces with the best and the worst change of the P99."""
+    by_trace: dict[str, list[tuple[Cell, Cell]]] = {}
+    for pair in _pairs(cells, "optimal", base):
+        by_trace.setdefault(pair[0].trace, []).append(pair)
+    changes = sorted((100 * (_geometric_mean(_ratios(p, "p99_ttft_s")) - 1), name) for name, p in by_trace.items())
+    rows = [[name, _number(change, 1, "+")] for change, name in changes]
+    if len(rows) > 2 * N_EXTREMES:
+        rows = [*rows[:N_EXTREMES], ["…", ""], *rows[-N_EXTREMES:]]
+    return _aligned([f"optimal against {base}, by trace", "P99 %"], rows)
+
+
+def _limits(cells: Sequence[Cell]) -> list[str]:
+    """How far each policy is from what no policy can beat."""
+    if not any(_places(cells, limit) for limit in LIMITS):
+        return []
+    head = ("against the limits", "mean / clairvoyant", "share of gain %", "P99 / best-p99")
+    rows = [
+        [
+            name,
+            _number(_geometric_mean(_ratios(_pairs(cells, name, "clairvoyant"), "mean_ttft_s")), 3),
+            _number(100 * _share_of_gain(cells, name), 0),
+            _number(_geometric_mean(_ratios(_pairs(cells, name, "best-p99"), "p99_ttft_s")), 3),
+        ]
+        for name in _names(cells)
+        if name not in LIMITS
+    ]
+    return [_aligned(head, rows) + "\nshare of gain: (paper - policy) / (paper - clairvoyant), of the mean s above"]
+
+
+def _share_of_gain(cells: Sequence[Cell], name: str) -> float:
+    """What `name` gains over `paper` as a share of what a clairvoyant gains over it; NaN where that is nothing."""
+    own, paper, best = (
+        _geometric_mean(c.mean_ttft_s for c in _places(cells, policy).values())
+        for policy in (name, "paper", "clairvoyant")
+    )
+    return (paper - own) / (paper - best) if paper > best else math.nan
+
+
+def _against_stochastic(cells: Sequence[Cell]) -> list[str]:
+    """The paper's table: services x constraints x devices, `paper` against both readings of the baseline."""
+    figures = ("P99 excl. %", "P99 conc. %", "published %", "mean excl. %", "mean conc. %")
+    bases = ("stochastic", "stochastic-concurrent")
+    rows = []
+    for service, side, device, group in _service_groups(cells):
+        p99, mean = ([_reduction(group, base, f"{f}_ttft_s") for base in bases] for f in ("p99", "mean"))
+        published = PUBLISHED.get((service, side, device), math.nan)
+        rows.append([service, side, device, *(_number(x, 1) for x in p99), _number(published, 2)])
+        rows[-1] += [_number(x, 1) for x in mean]
+    if not rows:
+        return []
+    title = "reduction by paper against stochastic: exclusive and concurrent baseline, mean over the budgets"
+    note = "published: tail TTFT, second-hand, - not known; abstract: tail 11 to 52 %, mean 6 to 78 %"
+    return ["\n".join([title, _aligned(("service", "constrained", "device", *figures), rows, n_left=3), note])]
+
+
+def _service_groups(cells: Sequence[Cell]) -> Iterable[tuple[str, str, str, list[Cell]]]:
+    for service, trace in SERVICES.items():
+        own = [c for c in cells if c.trace == trace]
+        for side in (Side.SERVER.value, Side.DEVICE.value):
+            for device in _unique(c.device for c in own):
+                group = [c for c in own if (c.constraint, c.device) == (side, device)]
+                if any(_pairs(group, "paper", base) for base in ("stochastic", "stochastic-concurrent")):
+                    yield service, side, device, group
+
+
+def _reduction(cells: Sequence[Cell], base: str, field: str) -> float:
+    """Mean over the budgets of the reduction at each of them, %."""
+    return 100 * _mean(1 - ratio for ratio in _ratios(_pairs(cells, "paper", base), field))
+
+
+# --- the numbers in them ------------------------------------------------------------------------------------------
+
+
+def _names(cells: Iterable[Cell]) -> list[str]:
+    return _unique(c.policy for c in cells)
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _places(cells: Iterable[Cell], policy: str) -> dict[tuple[str, str, str, float], Cell]:
+    """The cells of a policy by what they are compared by."""
+    return {(c.trace, c.device, c.constraint, c.budget): c for c in cells if c.policy == policy}
+
+
+def _pairs(cells: Sequence[Cell], policy: str, base: str) -> list[tuple[Cell, Cell]]:
+    """The cells of two policies at the same places."""
+    bases = _places(cells, base)
+    return [(cell, bases[place]) for place, cell in _places(cells, policy).items() if place in bases]
+
+
+def _ratios(pairs: Iterable[tuple[Cell, Cell]], field: str) -> list[float]:
+    return [getattr(cell, field) / getattr(base, field) for cell, base in pairs]
+
+
+def _geometric_mean(values: Iterable[float]) -> float:
+    return math.exp(_mean(math.log(v) for v in values))
+
+
+def _mean(values: Iterable[float]) -> float:
+    """The arithmetic mean; NaN of nothing, or where a value is not defined."""
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+
+
+def _number(value: float, digits: int, sign: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:{sign}z.{digits}f}"
+
+
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
+    """Columns two spaces apart: the first `n_left` flush left, numbers flush right."""
+    table = [head, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            f"{x:{'<' if i < n_left else '>'}{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    )
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+# Colours of Okabe and Ito, told apart by the colour-blind; line style and marker tell them apart in print.
+STYLES = {
+    "all-device": ("#999999", "", ":"),
+    "all-server": ("#999999", "", "--"),
+    "stochastic": ("#999999", "s", "-"),
+    "stochastic-concurrent": ("#E69F00", "^", "-"),
+    "paper": ("#0072B2", "o", "-"),
+    "paper-paced": ("#56B4E9", "v", "--"),
+    "optimal": ("#D55E00", "D", "-"),
+    "optimal-unconditioned": ("#CC79A7", "P", "--"),
+    "clairvoyant": ("#000000", "", ":"),
+}
+DPI = 150
+PANEL = (2.7, 2.1)  # inches
+LEGEND_ENTRY = 1.7  # inches: the longest name of a policy with its line
+
+
+def require_plots() -> None:
+    """Raise ConfigError where matplotlib is not installed."""
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as e:
+        raise ConfigError('drawing needs matplotlib: pip install "disco-daemon[plots]"') from e
+
+
+def draw(cells: Sequence[Cell], folder: Path) -> list[Path]:
+    """Write the figures that `cells` have the constraint for as PNG files into `folder`; return their paths.
+
+    Raises ConfigError where matplotlib is not installed.
+    """
+    require_plots()
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for side, name in ((Side.DEVICE, "fig5-mean-device.png"), (Side.SERVER, "fig6-mean-server.png")):
+        if own := [c for c in cells if c.constraint == side.value]:
+            drawn.append(_save(_mean_figure(own, side), folder / name))
+    if any(c.policy not in LIMITS for c in cells):
+        drawn.append(_save(_cost_figure(cells), folder / "fig7-cost.png"))
+    return drawn
+
+
+def draw_overhead(figures: Mapping[str, Any], folder: Path) -> Path:
+    """Write fig9-overhead.png: refit time by number of samples, beside the published times; return its path.
+
+    `figures` is what `disco bench policy --json` prints: {"paper_device_ms": {"1000": ms, …}, "paper_server_ms": …,
+    "optimal_ms": …, "peer_device_ms": …}, "peer" being fits from raw samples; what is missing is not drawn. Raises
+    ConfigError where matplotlib is not installed.
+    """
+    require_plots()
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axes = _panels(1, 1, (6.2, 4.2))
+    panel = axes[0][0]
+    for side, color, marker in (("device", "#0072B2", "o"), ("server", "#E69F00", "^")):
+        _refit_line(panel, figures.get(f"paper_{side}_ms"), f"paper, {side}-constrained, here", color, marker, "-")
+        peer = f"paper, {side}-constrained, here, from raw samples"
+        _refit_line(panel, figures.get(f"peer_{side}_ms"), peer, color, marker, "--")
+        published = PUBLISHED_REFIT_MS[side]
+        _refit_line(panel, published, f"paper, {side}-constrained, published (M1)", color, marker, ":")
+    _refit_line(panel, figures.get("optimal_ms"), "optimal, here", "#D55E00", "D", "-")
+    panel.set(xscale="log", yscale="log", xlabel="samples in the fit", ylabel="time of one refit, ms")
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    return _save(figure, folder / "fig9-overhead.png")
+
+
+def _refit_line(
+    panel: Axes, times_ms: Mapping[Any, float] | None, label: str, color: str, marker: str, line: str
+) -> None:
+    if times_ms:
+        points = sorted((int(n), ms) for n, ms in times_ms.items())
+        face = color if line == "-" else "white"
+        panel.plot(*zip(*points, strict=True), color=color, marker=marker, ls=line, mfc=face, label=label)
+
+
+def _mean_figure(cells: Sequence[Cell], side: Side) -> Figure:
+    """Mean TTFT against the budget: services side by side, devices one above the other."""
+    services, devices = _shown(cells), _unique(c.device for c in cells)
+    figure, axes = _panels(len(devices), len(services))
+    for row, device in zip(axes, devices, strict=True):
+        for panel, trace in zip(row, services.values(), strict=True):
+            _lines(panel, [c for c in cells if (c.trace, c.device) == (trace, device)], "mean_ttft_s", 1.0)
+    _label(figure, axes, list(services), devices)
+    _axis_labels(figure, side.value, "mean TTFT, s")
+    return figure
+
+
+def _cost_figure(cells: Sequence[Cell]) -> Figure:
+    """Cost against the budget, mean over the devices: services side by side, constraints one above the other."""
+    services, sides = _shown(cells), _unique(c.constraint for c in cells)
+    figure, axes = _panels(len(sides), len(services))
+    for row, side in zip(axes, sides, strict=True):
+        for panel, trace in zip(row, services.values(), strict=True):
+            own = [c for c in cells if (c.trace, c.constraint) == (trace, side) and c.policy not in LIMITS]
+            _lines(panel, own, "cost_usd", 1000.0)
+    _label(figure, axes, list(services), [f"{side}-constrained" for side in sides])
+    _axis_labels(figure, "constrained side", "cost per 1000 requests, $")
+    return figure
+
+
+def _shown(cells: Sequence[Cell]) -> dict[str, str]:
+    """The traces to draw by their titles: the paper's services, or else the first four there are."""
+    traces = _unique(c.trace for c in cells)
+    if set(SERVICES.values()) <= set(traces):
+        return {f"{service}\n{trace}": trace for service, trace in SERVICES.items()}
+    return {trace: trace for trace in traces[: len(SERVICES)]}
+
+
+def _lines(panel: Axes, cells: Sequence[Cell], field: str, scale: float) -> None:
+    """One line per policy, the mean over cells of the same budget."""
+    panel.set_xlim(0, 1)
+    for name in _names(cells):
+        by_budget: dict[float, list[float]] = {}
+        for cell in _places(cells, name).values():
+            by_budget.setdefault(cell.budget, []).append(scale * getattr(cell, field))
+        points = sorted((b, _mean(values)) for b, values in by_budget.items())
+        if not any(math.isnan(value) for _, value in points):
+            color, marker, line = STYLES[name]
+            panel.plot(*zip(*points, strict=True), color=color, marker=marker, ls=line, ms=3.5, lw=1.2, label=name)
+
+
+def _panels(rows: int, columns: int, size: tuple[float, float] = PANEL) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure with its panels; kept apart from pyplot, whose state is the whole process's."""
+    from matplotlib.figure import Figure
+
+    width = max(size[0] * columns + 0.4, 3 * LEGEND_ENTRY)
+    figure = Figure(figsize=(width, size[1] * rows + 0.8), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    panels: list[list[Axes]] = [list(row) for row in axes]
+    for panel in (p for row in panels for p in row):
+        panel.grid(color="#DDDDDD", lw=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8)
+    return figure, panels
+
+
+def _label(figure: Figure, axes: Sequence[Sequence[Axes]], above: Sequence[str], beside: Sequence[str]) -> None:
+    """Titles of columns and rows, and one legend for all panels."""
+    for panel, text in zip(axes[0], above, strict=True):
+        panel.set_title(text, fontsize=8)
+    for row, text in zip(axes, beside, strict=True):
+        row[0].set_ylabel(text, fontsize=8)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    columns = int(figure.get_figwidth() / LEGEND_ENTRY)
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
+
+
+def _axis_labels(figure: Figure, who: str, what: str) -> None:
+    figure.supxlabel(f"budget b: share of all prompt tokens that the {who} may process", fontsize=10)
+    figure.supylabel(what, fontsize=10)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, dpi=DPI)
+    return path

@@ -1,0 +1,117 @@
+"""Recorded latencies and lengths, as CSV files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+TTFT_COLUMNS = ("ttft_s", "ttft_est_s", "latency_s")  # the first that a file has is taken
+MIN_ROWS = 10  # a trace shorter than this is left out: nothing can be fitted on half of it
+MIN_TTFT_S = 1e-3  # estimates (latency minus decode time) can come out at zero or below
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """TTFTs of one service in time order; [n], s. `source` is the file's name without `ttft_`."""
+
+    source: str
+    name: str
+    ttft_s: FloatArray
+
+    @property
+    def label(self) -> str:
+        """What `--select` is matched against."""
+        return f"{self.source}/{self.name}"
+
+    def halves(self) -> tuple[FloatArray, FloatArray]:
+        """The first half, to fit on, and the second, to test on."""
+        middle = len(self.ttft_s) // 2
+        return self.ttft_s[:middle], self.ttft_s[middle:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """Prompt and output lengths of real requests; [n], tokens."""
+
+    prompt: IntArray
+    output: IntArray
+
+    def halves(self) -> tuple[Requests, Requests]:
+        """The first half, to fit on, and the second, to test on."""
+        middle = len(self.prompt) // 2
+        return Requests(self.prompt[:middle], self.output[:middle]), Requests(
+            self.prompt[middle:], self.output[middle:]
+        )
+
+
+def read_traces(folder: Path, select: Iterable[str] = ("*",)) -> list[Trace]:
+    """All traces in the CSV files of `folder` whose label matches one of the patterns. Raises ConfigError."""
+    patterns = tuple(select)
+    traces = [trace for path in _files(folder) for trace in _traces(path)]
+    if not traces:
+        msg = f"no CSV file in {folder} has the columns `trace` and one of {', '.join(TTFT_COLUMNS)}"
+        raise ConfigError(msg)
+    chosen = [t for t in traces if any(fnmatch(t.label, p) for p in patterns)]
+    if not chosen:
+        msg = (
+            f"no trace in {folder} matches {', '.join(patterns)}; there are {', '.join(t.label for t in traces[:5])} …"
+        )
+        raise ConfigError(msg)
+    return chosen
+
+
+def read_requests(folder: Path) -> Requests:
+    """The first CSV file in `folder` or its `common` with prompt and output lengths. Raises ConfigError."""
+    for path in [*_files(folder / "common"), *_files(folder)]:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            if {"prompt_tokens", "output_tokens"} <= set(rows.fieldnames or ()):
+                pairs = [(_number(path, r, "prompt_tokens"), _number(path, r, "output_tokens")) for r in rows]
+                lengths = np.maximum(np.array(pairs, dtype=np.int64), 1)
+                return Requests(lengths[:, 0], lengths[:, 1])
+    msg = f"no CSV file in {folder} or {folder / 'common'} has the columns prompt_tokens and output_tokens"
+    raise ConfigError(msg)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.csv"))
+
+
+def _traces(path: Path) -> list[Trace]:
+    found: dict[str, list[float]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        names = rows.fieldnames or ()
+        column = next((c for c in TTFT_COLUMNS if c in names), None)
+        if column is None or "trace" not in names:
+            return []
+        for row in rows:
+            found.setdefault(row["trace"], []).append(_number(path, row, column))
+    source = path.stem.removeprefix("ttft_")
+    return [
+        Trace(source, name, np.maximum(np.array(ttfts), MIN_TTFT_S))
+        for name, ttfts in found.items()
+        if len(ttfts) >= MIN_ROWS
+    ]
+
+
+def _number(path: Path, row: dict[str, str], column: str) -> float:
+    try:
+        value = float(row[column])
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not np.isfinite(value):
+        msg = f"{path}: {row[column]!r} in column {column} is not a number (row {row})"
+        raise ConfigError(msg)
+    return value

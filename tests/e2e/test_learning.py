@@ -1,0 +1,156 @@
+"""The daemon learns both sides from its own requests, tells what it knows, and keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.fixtures.daemon import DaemonProcess, ask, running
+from tests.fixtures.upstream import Upstream
+
+# Server asked at once for every prompt, the device after a wait: what "the device is the scarcer side" means.
+DEVICE_LIMITED: Mapping[str, Mapping[str, Any]] = {"policy": {"scarcer": "device", "budget": 0.9}}
+N_FIRST_FIT = 10  # answers after which the planner fits again
+
+
+def optimal(folder: Path, upstream: Upstream, settings: Mapping[str, Mapping[str, Any]] = DEVICE_LIMITED) -> Any:
+    return running(folder, server=upstream.url, policy="optimal", settings=settings)
+
+
+async def learned(daemon: DaemonProcess) -> dict[str, Any]:
+    known: dict[str, Any] = (await daemon.state())["learned"]
+    return known
+
+
+async def test_what_was_learned_is_shown_and_survives_a_restart(tmp_path: Path) -> None:
+    async with Upstream() as upstream:
+        async with optimal(tmp_path, upstream) as daemon:
+            for _ in range(N_FIRST_FIT):
+                await ask(daemon, "Say yes.", max_tokens=4)
+            known = (await daemon.until(lambda s: s["learned"]["fits"] >= 1))["learned"]
+            assert known["server_ttft"]["n"] == N_FIRST_FIT
+            assert known["server_ttft"]["censored_share"] == 0
+            assert known["prompts"]["n"] == N_FIRST_FIT
+            assert known["realised"]["requests"] == N_FIRST_FIT
+        async with optimal(tmp_path, upstream) as daemon:
+            again = await learned(daemon)
+            assert again["server_ttft"] == known["server_ttft"]
+            assert again["prompts"] == known["prompts"]
+
+
+async def test_figures_learned_of_one_server_are_not_believed_of_another(tmp_path: Path) -> None:
+    async with Upstream() as one, Upstream() as other:
+        async with optimal(tmp_path, one) as daemon:
+            await ask(daemon, "Say yes.", max_tokens=4)
+            assert (await learned(daemon))["server_ttft"]["n"] == 1
+        async with optimal(tmp_path, other) as daemon:
+            assert (await learned(daemon))["server_ttft"]["n"] == 0
+
+
+async def test_a_server_that_lost_the_race_shows_its_first_token_and_no_more(tmp_path: Path) -> None:
+    async with Upstream(tokens=50, interval_s=0.2) as upstream, optimal(tmp_path, upstream) as daemon:
+        await daemon.device_ready()
+        with upstream.delay(0.6):
+            heard = await ask(daemon, "Tell me a long story.", max_tokens=200)
+        assert heard.disco["winner"] == "device"
+        server = heard.disco["endpoints"]["server"]
+        assert not server["censored"], "its first token came while the answer ran"
+        assert server["ttft_s"] >= 0.5
+        assert server["completion_tokens"] == 1
+        assert heard.disco["tokens"]["server"] == 0, "a token of the shadow reached the reader"
+        await upstream.wait_closed(0)
+        assert upstream.exchanges[0].chunks <= 2
+        assert (await learned(daemon))["server_ttft"]["censored_share"] == 0
+
+
+async def test_without_the_shadow_a_loser_is_stopped_and_its_time_is_a_bound(tmp_path: Path) -> None:
+    settings = {"policy": {**DEVICE_LIMITED["policy"], "shadow": False}}
+    async with Upstream() as upstream, optimal(tmp_path, upstream, settings) as daemon:
+        await daemon.device_ready()
+        with upstream.delay(30):
+            heard = await ask(daemon, "Name three colours.")
+        assert heard.disco["endpoints"]["server"]["censored"]
+        await upstream.wait_closed(0)
+        assert (await learned(daemon))["server_ttft"]["censored_share"] == 1
+
+
+async def test_a_shadow_does_not_hold_up_the_end_of_the_answer(tmp_path: Path) -> None:
+    async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
+        await daemon.device_ready()
+        with upstream.delay(30):
+            async with asyncio.timeout(15):
+                heard = await ask(daemon, "Name three colours.")
+            await upstream.wait_closed(0)
+        assert heard.disco["winner"] == "device"
+        assert heard.disco["endpoints"]["server"]["censored"]
+
+
+async def test_a_server_that_asks_to_be_left_alone_is(tmp_path: Path) -> None:
+    async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
+        await daemon.device_ready()
+        with upstream.status(429, headers={"Retry-After": "60"}):
+            await ask(daemon, "Say yes.", max_tokens=4)
+            state = await daemon.state()
+            n_asked = len(upstream.exchanges)
+            heard = await ask(daemon, "Say yes.", max_tokens=4)
+        assert 50 < state["endpoints"]["server"]["down_s"] <= 60
+        assert heard.disco["plan"] == {"device_s": 0.0, "server_s": None}
+        assert list(heard.disco["endpoints"]) == ["device"]
+        assert len(upstream.exchanges) == n_asked
+
+
+async def test_times_across_a_stop_of_the_daemon_are_not_learned_from(tmp_path: Path) -> None:
+    async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
+        await daemon.device_ready()
+        pid = (await daemon.state())["pid"]
+        with upstream.delay(0.5):
+            answer = asyncio.create_task(ask(daemon, "Summarise. " + "Once upon a time. " * 300, max_tokens=4))
+            await upstream.wait_request(0)
+            await asyncio.to_thread(_stopped, pid)
+            await answer
+        assert (await learned(daemon))["server_ttft"]["n"] == 0
+        await ask(daemon, "Say yes.", max_tokens=4)
+        assert (await learned(daemon))["server_ttft"]["n"] == 1
+
+
+def _stopped(pid: int) -> None:
+    """Stop the process for a second, as a debugger or a full machine would."""
+    import os
+    import time
+
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.0)  # the stall itself
+    os.kill(pid, signal.SIGCONT)
+
+
+async def test_plan_tells_what_would_be_done_and_why(tmp_path: Path) -> None:
+    async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
+        await daemon.device_ready()
+        told = json.loads(await disco("plan", "--tokens", "120", "--json", "--url", daemon.root))
+        assert told["tokens"] == 120
+        assert told["plan"]["server_s"] == 0
+        assert told["plan"]["device_s"] >= 0
+        assert told["learned"]["constrained"] == "device"
+        assert {row["tokens"] for row in told["picture"]} >= {4}
+        shown = await disco("plan", "--tokens", "120", "--url", daemon.root)
+        for word in ("server starts at once", "device-constrained", "T_d", "b = 0.9", "w(l), s"):
+            assert word in shown
+        bad = await daemon.session.get(f"{daemon.root}/disco/v1/plan?tokens=0")
+        assert bad.status == 400
+        assert "tokens must be between 1" in (await bad.json())["error"]["message"]
+
+
+async def disco(*argv: str) -> str:
+    """Run the command line; its output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "disco_daemon.cli.main", *argv, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        out, _ = await process.communicate()
+    assert process.returncode == 0, out
+    return out.decode()

@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from disco_daemon.estimation.knowledge import Knowledge
+from disco_daemon.scheduling.make import make_policy
+from disco_daemon.scheduling.names import FIXED, LEARNING, POLICIES
+from disco_daemon.scheduling.pacer import SLACK, WINDOW, Amount, Pacer
+from disco_daemon.scheduling.planner import REFIT_EVERY, Planned, Planner
+from disco_daemon.simulate.online import play_online
+from disco_daemon.simulate.player import Phone, Stream
+from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
+
+DEVICE, SERVER = Side.DEVICE, Side.SERVER
+PHONE = Phone("phone", prefill_tps=80.0, decode_tps=20.0)
+LENGTHS = (3, 10, 20, 50, 150)
+DOWN = {SERVER: Readiness(down_s=5.0)}
+
+
+@dataclass
+class Draws:
+    """Uniform numbers that are the same each time."""
+
+    seed: int = 0
+    random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+
+    def __call__(self) -> float:
+        return float(self.random.random())
+
+
+class Recording(Pacer):
+    """A pacer that keeps its books open."""
+
+    def __init__(self, budget: float) -> None:
+        super().__init__(budget, 20.0)
+        self.reserved: list[Amount] = []
+        self.settled: list[tuple[Amount, Amount, Amount]] = []
+
+    def reserve(self, length: Amount) -> None:
+        self.reserved.append(length)
+        super().reserve(length)
+
+    def settle(self, length: Amount, spent: Amount, reserved: Amount = 0.0) -> None:
+        self.settled.append((length, spent, reserved))
+        super().settle(length, spent, reserved)
+
+
+def attempt(side: Side, ttft_s: float = 0.5, *, censored: bool = False, error: str | None = None) -> Attempt:
+    return Attempt(side, "m", 0.0, ttft_s, censored, Usage(), error)
+
+
+RACE = Plan(0.0, 0.0)
+
+
+def outcome(*attempts: Attempt, plan: Plan = RACE, prompt_tokens: int = 20) -> Outcome:
+    return Outcome(
+        request_id="r", created=0.0, model="disco", policy="p", plan=plan, prompt_tokens=prompt_tokens, winner=SERVER,
+        finish_reason="stop", error=None, ttft_s=0.5, duration_s=1.0, handoffs=0, tokens={SERVER: 100},
+        attempts=attempts, cost_usd=0.0, energy_j=0.0,
+    )  # fmt: skip
+
+
+def raced(planned: Planned, server_s: float) -> Outcome:
+    """What a server that takes so long, and the phone, make of the plan."""
+    plan, length = planned.plan, planned.length
+    server_at, device_at = plan.server_s + server_s, plan.device_s + length / PHONE.prefill_tps
+    first = min(server_at, device_at)
+    attempts = []
+    if plan.server_s < device_at:
+        attempts.append(attempt(SERVER, first - plan.server_s, censored=device_at < server_at))
+    if plan.device_s < server_at:
+        attempts.append(attempt(DEVICE, first - plan.device_s, censored=server_at <= device_at))
+    return outcome(*attempts, plan=plan, prompt_tokens=length)
+
+
+def planner(name: str = "optimal", constrained: Side = DEVICE, budget: float = 0.3, **more: Any) -> Planner:
+    return Planner(make_policy(name), constrained, budget, **more)
+
+
+def serve(planner: Planner, n: int, seed: int = 0) -> list[Plan]:
+    """Play `n` requests, fitting whenever it is due; the plans made."""
+    random, plans = np.random.default_rng(seed), []
+    for _ in range(n):
+        planned = planner.plan(int(random.choice(LENGTHS)), {})
+        plans.append(planned.plan)
+        planner.settle(planned, raced(planned, float(0.6 * random.lognormal(0.0, 0.5))))
+        if planner.due:
+            planner.refit()
+    return plans
+
+
+def previews(planner: Planner) -> list[Plan]:
+    return [planner.preview(n, {}, draw) for n in LENGTHS for draw in (0.05, 0.5, 0.95)]
+
+
+# --- planning -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", LEARNING)
+def test_plans_are_the_same_for_the_same_draws(name: str, constrained: Side) -> None:
+    one, two = (serve(planner(name, constrained, draw=Draws(7)), 60) for _ in range(2))
+    assert one == two
+    other = planner(name, constrained, draw=Draws(7))
+    for _ in range(60):
+        other.preview(20, {}, 0.5)
+    assert serve(other, 60) == one, "a preview commits to nothing"
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", POLICIES)
+def test_somebody_starts_at_once(name: str, constrained: Side) -> None:
+    assert all(min(p.device_s, p.server_s) == 0 for p in serve(planner(name, constrained, draw=Draws()), 60))
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", LEARNING)
+def test_while_the_server_asks_not_to_be_asked_the_device_starts_at_once(name: str, constrained: Side) -> None:
+    asking = planner(name, constrained)
+    assert asking.plan(20, DOWN).plan == Plan(0.0, math.inf)
+    assert asking.plan(20, DOWN | {DEVICE: Readiness(down_s=1.0)}).plan == asking.plan(20, {}).plan, "both are down"
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_server_that_mostly_fails_is_asked_but_not_waited_for(name: str) -> None:
+    asking = planner(name, budget=0.01)
+    for _ in range(20):
+        asking.knowledge.learn(outcome(attempt(SERVER, 0.1, censored=True, error="refused")))
+    assert asking.plan(20, {}).plan == Plan(0.0, 0.0)
+    for _ in range(100):
+        asking.knowledge.learn(outcome(attempt(SERVER)))
+    asking.refit()
+    assert asking.plan(20, {}).plan != Plan(0.0, 0.0)
+
+
+def test_a_scarce_server_that_mostly_fails_still_keeps_to_its_budget() -> None:
+    asking = planner(constrained=SERVER, budget=0.3, draw=Draws())
+    for _ in range(2 * WINDOW):
+        planned = asking.plan(20, {})
+        failure = [attempt(SERVER, 0.1, censored=True, error="broken")] if planned.plan.server_s == 0 else []
+        asking.settle(planned, outcome(attempt(DEVICE), *failure, plan=planned.plan))
+        if asking.due:
+            asking.refit()
+    assert asking.knowledge.server.availability() < 0.5
+    assert asking.pacer.realised()["last_200"] <= 0.3 + SLACK
+
+
+@pytest.mark.parametrize("constrained", Side)
+def test_when_the_window_is_full_the_scarce_side_stays_out(constrained: Side) -> None:
+    asking = planner(constrained=constrained, budget=0.1)
+    for _ in range(WINDOW):
+        asking.settle(Planned(Plan(0.0, 0.0), 20), outcome(attempt(constrained)))
+    plan = asking.plan(20, {}).plan
+    assert math.isinf(plan.delay(constrained))
+    assert plan.delay(constrained.other) == 0
+
+
+def test_a_device_that_is_loading_or_busy_is_expected_later_and_not_started_sooner() -> None:
+    asking = Planner(make_policy("optimal", kappa=0.0), DEVICE, 0.3, draw=Draws())
+    serve(asking, 100)
+    for n in LENGTHS:
+        idle, loading, busy = Readiness(), Readiness(load_s=2.0), Readiness(n_busy=3)
+        assert asking.device_s(n, loading) == pytest.approx(asking.device_s(n, idle) + 2)
+        assert asking.device_s(n, busy) > asking.device_s(n, idle)
+        waits = [asking.preview(n, {DEVICE: ready}, 0.5).device_s for ready in (idle, loading, busy)]
+        assert min(waits[1:]) >= waits[0]
+
+
+def test_the_speed_that_the_engine_measured_is_news_until_there_are_samples() -> None:
+    asking, due = planner(), []
+    for _ in range(2):
+        asking.plan(20, {DEVICE: Readiness(prefill_tps=400.0)})
+        due.append(asking.due)
+        asking.refit()
+    assert due == [True, False]
+    assert asking.device_s(400, Readiness()) == pytest.approx(1, abs=0.05)
+    asking.knowledge.learn(outcome(attempt(DEVICE, 0.05)))
+    before = asking.knowledge.device.k
+    asking.plan(20, {DEVICE: Readiness(prefill_tps=1.0)})
+    assert asking.knowledge.device.k == before
+
+
+# --- reserving and settling -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", LEARNING)
+def test_each_plan_reserves_and_each_settlement_releases_once(name: str, constrained: Side) -> None:
+    asking = planner(name, constrained, draw=Draws())
+    asking.pacer = books = Recording(0.3)
+    under_way = [asking.plan(n, {}) for n in LENGTHS * 5]
+    assert books.reserved == [planned.reserved for planned in under_way]
+    for planned in reversed(under_way):
+        asking.settle(planned, raced(planned, 0.6))
+    assert [entry[0] for entry in books.settled] == [planned.length for planned in reversed(under_way)]
+    assert sorted(float(entry[2]) for entry in books.settled) == sorted(float(r) for r in books.reserved)
+
+
+def test_what_starts_at_once_is_reserved_in_full_what_waits_in_part_and_what_is_not_started_not_at_all() -> None:
+    waiting = Planner(make_policy("paper"), DEVICE, 0.05).plan(200, {})
+    assert (0 < waiting.plan.device_s < math.inf, waiting.reserved) == (True, 200 * 0.05)
+    asking = Planner(make_policy("stochastic"), DEVICE, 0.5, draw=iter((0.1, 0.9)).__next__)
+    drawn = [asking.plan(200, {}), asking.plan(200, {})]
+    assert [(p.plan, p.reserved) for p in drawn] == [(Plan(0.0, math.inf), 200), (Plan(math.inf, 0.0), 0)]
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize(
+    ("sides", "spent"),
+    [((DEVICE,), {DEVICE}), ((SERVER,), {SERVER}), ((SERVER, DEVICE), {DEVICE, SERVER}), ((DEVICE, DEVICE), {DEVICE})],
+)
+def test_what_was_really_started_is_booked_once(constrained: Side, sides: tuple[Side, ...], spent: set[Side]) -> None:
+    asking = planner(constrained=constrained)
+    asking.pacer = books = Recording(0.3)
+    planned = asking.plan(40, {})
+    asking.settle(planned, outcome(*map(attempt, sides), prompt_tokens=44))
+    assert books.settled == [(40, 40 * (constrained in spent), planned.reserved)]
+
+
+def test_a_disturbed_attempt_teaches_nothing_but_is_paid_for() -> None:
+    asking = planner()
+    asking.settle(asking.plan(20, {}), outcome(replace(attempt(DEVICE), disturbed=True)))
+    assert asking.knowledge.device.n == 0
+    assert asking.pacer.realised()["ratio"] == 1
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_fixed_policy_is_not_paced_and_never_fitted_but_its_answers_are_learned_from(name: str) -> None:
+    asking = planner(name, budget=0.01)
+    asking.pacer = books = Recording(0.01)
+    serve(asking, 3 * REFIT_EVERY)
+    assert books.reserved == books.settled == []
+    assert not asking.due
+    assert asking.knowledge.prompts.n == 3 * REFIT_EVERY
+
+
+# --- learning -------------------------------------------------------------------------------------------------------
+
+
+def learned(*attempts: Attempt) -> Knowledge:
+    knowledge = Knowledge()
+    knowledge.learn(outcome(*attempts))
+    return knowledge
+
+
+@pytest.mark.parametrize("how", ["disturbed", "continued"])
+@pytest.mark.parametrize("side", Side)
+def test_disturbed_attempts_and_continuations_say_nothing_of_a_first_token(side: Side, how: str) -> None:
+    knowledge = learned(replace(attempt(side), disturbed=how == "disturbed", continued=how == "continued"))
+    assert (knowledge.server.n, knowledge.device.n) == (0, 0)
+    assert knowledge.server.availability() == Knowledge().server.availability()
+    assert knowledge.prompts.n == 1
+
+
+def test_a_cancelled_prefill_enters_only_where_it_took_longer_than_was_thought() -> None:
+    thought = Knowledge().device.predict(20)
+    assert learned(attempt(DEVICE, 0.9 * thought, censored=True)).device.n == 0
+    assert learned(attempt(DEVICE, 2.0 * thought, censored=True)).device.predict(20) > thought
+    assert learned(attempt(DEVICE, 0.9 * thought)).device.n == 1
+
+
+def test_a_cancelled_request_to_the_server_enters_as_slower_than_that() -> None:
+    server = learned(attempt(SERVER, 0.5, censored=True)).server
+    assert (server.n, server.censored_share) == (1, 1)
+    assert learned(attempt(SERVER, 0.5)).server.censored_share == 0
+    assert learned(attempt(SERVER, 1e-6, censored=True)).server.n == 0, "cancelled in the same instant"
+
+
+def test_a_time_out_is_a_long_silence_and_any_other_failure_is_none() -> None:
+    usual = Knowledge().server.availability()
+    timeout = learned(attempt(SERVER, 30.0, censored=True, error="timeout")).server
+    refused = learned(attempt(SERVER, 0.1, censored=True, error="refused")).server
+    assert (timeout.n, timeout.censored_share, refused.n) == (1, 1, 0)
+    assert timeout.availability() < usual
+    assert refused.availability() < usual
+
+
+def test_what_the_device_waited_for_its_model_is_not_its_speed() -> None:
+    knowledge = learned(replace(attempt(DEVICE, 2.5), load_s=2.0))
+    assert knowledge.device.predict(20) < 1
+
+
+# --- fitting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_fit_is_due_after_so_many_answers(name: str) -> None:
+    asking = planner(name)
+    due = []
+    for _ in range(REFIT_EVERY):
+        due.append(asking.due)
+        asking.settle(asking.plan(20, {}), outcome(attempt(SERVER, 0.5)))
+    assert (due, asking.due) == ([False] * REFIT_EVERY, True)
+    asking.begin_fit()
+    assert not asking.due
+
+
+def test_a_regime_shift_makes_a_fit_due_sooner() -> None:
+    asking, random = planner(draw=Draws()), np.random.default_rng(1)
+    serve(asking, 100)
+    asking.refit()
+    n_new = 0
+    while not asking.due:
+        asking.knowledge.server.add(float(5.0 * random.lognormal(0.0, 0.3)), censored=False)
+        if asking.knowledge.server.n_shifts:
+            asking.settle(asking.plan(20, {}), outcome(attempt(SERVER, 5.0)))
+            n_new += 1
+        assert n_new < REFIT_EVERY
+
+
+def test_a_table_is_in_force_until_the_next_one_is_adopted() -> None:
+    asking = planner(draw=Draws())
+    serve(asking, 50)
+    before, snapshot = asking.table, asking.begin_fit()
+    first = asking.fit(snapshot)
+    for _ in range(5):
+        asking.settle(asking.plan(20, {}), outcome(attempt(SERVER, 20.0)))
+    assert asking.table is before
+    later = asking.fit(snapshot)
+    np.testing.assert_array_equal(first[0].device_s, later[0].device_s)
+    asking.adopt(snapshot, later)
+    assert asking.table is later[0]
+
+
+def test_plans_follow_what_was_learned() -> None:
+    asking, fast = planner(budget=0.1), planner(budget=0.1)
+    for _ in range(100):
+        asking.knowledge.learn(outcome(attempt(SERVER, 3.0)))
+        fast.knowledge.learn(outcome(attempt(SERVER, 0.1)))
+    asking.refit()
+    fast.refit()
+    assert asking.preview(20, {}, 0.5).device_s > fast.preview(20, {}, 0.5).device_s
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_was_saved_gives_the_same_plans(name: str, constrained: Side) -> None:
+    teacher = planner(name, constrained, draw=Draws())
+    serve(teacher, 60)
+    saved = json.dumps(teacher.knowledge.to_json(), allow_nan=False)
+    again = planner(name, constrained)
+    again.restore(Knowledge.from_json(json.loads(saved)))
+    fresh = planner(name, constrained, knowledge=teacher.knowledge)
+    assert previews(again) == previews(fresh)
+    assert json.dumps(again.knowledge.to_json()) == saved
+
+
+def test_after_a_restart_usual_prompts_are_not_refused_as_too_long() -> None:
+    knowledge = Knowledge()
+    for _ in range(300):
+        knowledge.learn(outcome(prompt_tokens=5000))
+    again = planner(budget=0.1)
+    again.restore(knowledge)
+    assert previews(again) == previews(planner(budget=0.1, knowledge=knowledge))
+    assert math.isfinite(again.preview(5000, {}, 0.5).device_s)
+
+
+# --- explaining -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_explanation_is_json_and_tells_what_would_be_done(name: str, constrained: Side) -> None:
+    asking = planner(name, constrained)
+    for n in (0, 1, 60):
+        serve(asking, n)
+        told = json.loads(json.dumps(asking.explain(20, {DEVICE: Readiness(n_busy=1)}, 0.0), allow_nan=False))
+        assert set(told) == {
+            "tokens", "plan", "device_ttft_s", "readiness", "context", "contexts", "picture", "learned"
+        }  # fmt: skip
+        assert told["tokens"] == 20
+        assert 0 <= told["context"] < told["contexts"]
+        assert told["learned"]["policy"] == asking.policy.name
+        assert told["learned"]["prompts"]["n"] == asking.knowledge.prompts.n
+        quantiles = list(told["learned"]["server_ttft"]["quantiles_s"].values())
+        assert sorted(quantiles) == quantiles
+        pictured = [entry["tokens"] for entry in told["picture"]]
+        assert pictured == sorted(set(pictured))
+        plan = asking.plan(20, {DEVICE: Readiness(n_busy=1)}).plan
+        assert told["plan"] == {
+            side: delay if math.isfinite(delay) else None
+            for side, delay in (("device_s", plan.device_s), ("server_s", plan.server_s))
+        }
+
+
+def told(planner: Planner, length: int, readiness: dict[Side, Readiness], waited_s: float = 0.0) -> Plan:
+    plan = planner.explain(length, readiness, waited_s)["plan"]
+    return Plan(*(math.inf if plan[key] is None else plan[key] for key in ("device_s", "server_s")))
+
+
+@pytest.mark.parametrize(("length", "readiness"), [(50_000, {}), (20, DOWN)])
+def test_a_fixed_policy_is_explained_as_it_plans(length: int, readiness: dict[Side, Readiness]) -> None:
+    for name in FIXED:
+        asking = planner(name)
+        assert told(asking, length, readiness) == asking.plan(length, readiness).plan, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "optimal",
+        "paper",
+    ],
+)
+def test_the_longer_the_server_was_waited_for_the_sooner_the_device_starts(name: str) -> None:
+    asking = planner(name, budget=0.05)
+    wait = told(asking, 60, {}).device_s
+    assert 0 < wait < math.inf
+    assert told(asking, 60, {}, wait / 2).device_s == pytest.approx(wait / 2)
+    assert told(asking, 60, {}, wait).device_s == 0
+
+
+# --- online ---------------------------------------------------------------------------------------------------------
+
+
+def stream(seed: int, n: int = 1500, shift_at: int | None = None) -> Stream:
+    """One lane: lognormal TTFTs of median 0.6 s, of 1.5 s from `shift_at` on, and prompts of about 18 tokens."""
+    random = np.random.default_rng(seed)
+    ttft = 0.6 * random.lognormal(0.0, 0.5, n)
+    if shift_at is not None:
+        ttft[shift_at:] *= 2.5
+    prompt = np.clip(np.rint(18 * random.lognormal(-0.15, 0.54, n)), 1, 144)
+    return Stream(prompt[:, None], np.full((n, 1), 200.0), ttft[:, None], random.random((n, 1)))
+
+
+def tokens_used(
+    asking: Planner, requests: Stream, *, shadow: bool = True
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Tokens that the constrained side processed for each request, and all of them."""
+    seen = list(play_online(requests, 0, PHONE, asking, shadow=shadow))
+    ran = np.array([s.device_ran if asking.constrained is DEVICE else s.server_ran for s in seen])
+    prompt = requests.prompt[:, 0]
+    return prompt * ran, prompt
+
+
+@pytest.mark.parametrize("shadow", [True, False])
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("name", ["optimal", "paper"])
+def test_learning_as_it_goes_it_keeps_to_the_budget(name: str, constrained: Side, shadow: bool) -> None:
+    used, offered = tokens_used(planner(name, constrained, draw=Draws(1)), stream(3), shadow=shadow)
+    assert used.sum() / offered.sum() <= 0.3 + 0.01
+    assert used.sum() / offered.sum() >= 0.3 - 0.02, "and does not leave it unused"
+    windows = [used[i : i + WINDOW].sum() / offered[i : i + WINDOW].sum() for i in range(len(used) - WINDOW + 1)]
+    assert max(windows) <= 0.3 + SLACK
+
+
+@pytest.mark.parametrize("constrained", Side)
+@pytest.mark.parametrize("budget", [0.1, 0.3])
+def test_after_a_regime_shift_it_does_not_overspend(budget: float, constrained: Side) -> None:
+    asking = planner("optimal", constrained, budget, draw=Draws(2))
+    used, offered = tokens_used(asking, stream(4, shift_at=1000))
+    assert asking.knowledge.server.n_shifts > 0
+    assert used[1000:].sum() / offered[1000:].sum() <= budget + 0.05
+
+
+def test_without_the_window_the_long_run_holds_all_the_same() -> None:
+    used, offered = tokens_used(planner(draw=Draws(3), windowed=False), stream(5))
+    assert used.sum() / offered.sum() == pytest.approx(0.3, abs=0.02)

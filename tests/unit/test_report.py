@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from disco_daemon.errors import ConfigError
+from disco_daemon.simulate.evaluate import LIMITS, POLICIES, Cell, Setup, evaluate
+from disco_daemon.simulate.report import SERVICES, STYLES, draw, draw_overhead, require_plots, summary
+from disco_daemon.simulate.traces import read_requests, read_traces
+
+EVALUATED = ("stochastic", "stochastic-concurrent", "paper", "paper-paced", "optimal", *LIMITS)
+CELL = Cell("t", "phone", "device", "paper", 0.5, 1.0, 0.9, 1.5, 2.0, 3.0, 0.48, 1e-5, 0.99, 0.9, 0.0, 0.1)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def write_traces(folder: Path) -> None:
+    rng = np.random.default_rng(7)
+    rows = [f"{name},{t:.4f}" for name in ("quick", "slow") for t in rng.lognormal(name == "slow", 0.6, 60)]
+    (folder / "ttft_made.csv").write_text("\n".join(["trace,ttft_s", *rows]), "utf-8")
+    lengths = [f"{rng.integers(5, 60)},{rng.integers(10, 200)}" for _ in range(40)]
+    (folder / "common").mkdir()
+    (folder / "common" / "lengths.csv").write_text("\n".join(["prompt_tokens,output_tokens", *lengths]), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
+    folder = tmp_path_factory.mktemp("traces")
+    write_traces(folder)
+    setup = Setup(EVALUATED, budgets=(0.2, 0.5), n_requests=200, n_seeds=2)
+    return list(evaluate(read_traces(folder), read_requests(folder), setup))
+
+
+def table(text: str, first: str, number: int = 0) -> dict[str, list[str]]:
+    """The rows of the `number`-th table whose head starts with `first`, by their first column."""
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    starts = [block[i:] for block in blocks for i, line in enumerate(block) if line.startswith(first)]
+    lines = [line.split() for line in starts[number][1:] if ": " not in line]  # a note explains after a colon
+    return {line[0]: line[1:] for line in lines}
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_summary_of_a_real_evaluation_has_every_table_of_both_constraints(cells: list[Cell]) -> None:
+    text = summary(cells)
+    for number, side in enumerate(("device", "server")):
+        assert f"{side}-constrained: 2 traces x 3 devices x 2 budgets" in text
+        policies = table(text, "policy ", number)
+        assert list(policies) == list(EVALUATED)
+        assert all(len(row) == 9 for row in policies.values())
+        assert list(table(text, "optimal against  ", number)) == ["paper", "paper-paced"]
+        assert set(table(text, "optimal against paper, by trace", number)) == {"quick", "slow"}
+        assert list(table(text, "against the limits", number)) == [p for p in EVALUATED if p not in LIMITS]
+    assert "reduction by paper against stochastic" not in text  # none of the paper's services is among the traces
+
+
+def test_a_row_of_the_evaluation_is_what_the_cells_say(cells: list[Cell]) -> None:
+    own = [c for c in cells if (c.constraint, c.policy) == ("server", "optimal")]
+    row = table(summary(cells), "policy ", 1)["optimal"]
+    assert float(row[0]) == pytest.approx(np.exp(np.mean(np.log([c.mean_ttft_s for c in own]))), abs=5e-4)
+    off = max((c.realised_ratio - c.budget for c in own), key=abs)
+    assert float(row[5]) == pytest.approx(100 * off, abs=0.05)
+    assert float(row[6]) == pytest.approx(1000 * np.mean([c.cost_usd for c in own]), abs=5e-5)
+
+
+def test_lines_of_a_table_are_aligned_and_end_with_their_text(cells: list[Cell]) -> None:
+    lines = next(b for b in summary(cells).split("\n\n") if b.startswith("device-constrained")).splitlines()[1:-1]
+    assert len({len(line) for line in lines}) == 1
+    assert all(line == line.rstrip() for line in summary(cells).splitlines())
+
+
+def test_changes_count_what_is_worse_and_name_the_traces_at_both_ends() -> None:
+    factors = [0.5, 0.6, 0.7, 0.9, 1.0, 1.01, 1.1, 1.5]
+    papers = [replace(CELL, trace=f"t{i}") for i in range(8)]
+    optimals = [
+        replace(c, policy="optimal", p99_ttft_s=c.p99_ttft_s * f, mean_ttft_s=c.mean_ttft_s / 2)
+        for c, f in zip(papers, factors, strict=True)
+    ]
+    text = summary([*papers, *optimals])
+    mean, p99, cvar, *worse = map(float, table(text, "optimal against  ")["paper"])
+    assert (mean, cvar) == (-50.0, 0.0)
+    assert p99 == pytest.approx(100 * (math.prod(factors) ** (1 / 8) - 1), abs=0.05)
+    assert worse == [0.0, 25.0, 0.0]  # 1.01 is within the 2 %
+    by_trace = table(text, "optimal against paper, by trace")
+    assert [(name, row) for name, row in by_trace.items() if row] == [
+        ("t0", ["-50.0"]), ("t1", ["-40.0"]), ("t2", ["-30.0"]), ("t5", ["+1.0"]), ("t6", ["+10.0"]), ("t7", ["+50.0"]),
+    ]  # fmt: skip
+
+
+def test_share_of_gain_is_0_for_paper_and_100_at_the_clairvoyant() -> None:
+    means = {"stochastic": 1.2, "paper": 1.0, "optimal": 0.85, "clairvoyant": 0.8}
+    text = summary([replace(CELL, policy=name, mean_ttft_s=mean) for name, mean in means.items()])
+    rows = table(text, "against the limits")
+    assert {name: row[1] for name, row in rows.items()} == {"stochastic": "-100", "paper": "0", "optimal": "75"}
+    assert [row[0] for row in rows.values()] == ["1.500", "1.250", "1.062"]
+    assert {row[2] for row in rows.values()} == {"-"}  # best-p99 was not evaluated
+
+
+def test_a_limit_shows_only_the_figures_it_bounds(cells: list[Cell]) -> None:
+    row = table(summary(cells), "policy ")["best-p99"]
+    assert [i for i, figure in enumerate(row) if figure != "-"] == [3]
+
+
+def test_reduction_is_the_mean_over_budgets_beside_the_published_figure() -> None:
+    trace = SERVICES["GPT"]
+    base = replace(CELL, trace=trace, device="pixel7pro-bloom1.1b", constraint="server")
+    rows = [
+        replace(base, policy=policy, budget=budget, p99_ttft_s=p99, mean_ttft_s=mean)
+        for policy, budget, p99, mean in [
+            ("paper", 0.2, 1.0, 0.9), ("paper", 0.8, 1.0, 0.8),
+            ("stochastic", 0.2, 2.0, 1.0), ("stochastic", 0.8, 4.0, 1.0),
+            ("stochastic-concurrent", 0.2, 1.0, 0.9), ("stochastic-concurrent", 0.8, 2.0, 0.8),
+        ]
+    ]  # fmt: skip
+    text = summary(rows)
+    assert table(text, "service")["GPT"] == ["server", "pixel7pro-bloom1.1b", "62.5", "25.0", "23.85", "15.0", "0.0"]
+    other = summary([replace(c, device="a-phone") for c in rows])
+    assert table(other, "service")["GPT"] == ["server", "a-phone", "62.5", "25.0", "-", "15.0", "0.0"]
+    alone = summary([c for c in rows if c.policy != "stochastic"])
+    assert table(alone, "service")["GPT"] == ["server", "pixel7pro-bloom1.1b", "-", "25.0", "23.85", "-", "0.0"]
+
+
+def test_summary_of_one_policy_is_one_table() -> None:
+    assert summary([CELL]).splitlines()[0].startswith("device-constrained: 1 trace x 1 device x 1 budget;")
+    assert "\n\n" not in summary([CELL])
+    assert summary([]) == "nothing was evaluated"
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def assert_drawn(path: Path) -> None:
+    assert path.read_bytes().startswith(PNG)
+    image = imread(path)
+    assert min(image.shape[:2]) > 300
+    grey = image[..., :3].mean(axis=2)
+    assert 0.01 < (grey < 0.9).mean() < 0.5  # some ink on a white page
+    assert (np.ptp(image[..., :3], axis=2) > 0.3).mean() > 1e-4  # and some of it in colour
+
+
+def test_figures_are_drawn_for_both_constraints(cells: list[Cell], tmp_path: Path) -> None:
+    drawn = draw(cells, tmp_path / "new" / "folder")
+    assert [p.name for p in drawn] == ["fig5-mean-device.png", "fig6-mean-server.png", "fig7-cost.png"]
+    for path in drawn:
+        assert_drawn(path)
+
+
+def test_figures_of_one_constraint_one_trace_and_one_budget(cells: list[Cell], tmp_path: Path) -> None:
+    some = [c for c in cells if (c.trace, c.constraint, c.budget) == ("slow", "server", 0.2)]
+    assert [p.name for p in draw(some, tmp_path)] == ["fig6-mean-server.png", "fig7-cost.png"]
+
+
+def test_the_papers_services_are_drawn_when_all_four_are_there(tmp_path: Path) -> None:
+    traces = ["another", *SERVICES.values()]
+    several = [replace(CELL, trace=t, budget=b) for t in traces for b in (0.1, 0.9)]
+    wide, narrow = draw(several, tmp_path / "all")[0], draw(several[:2], tmp_path / "one")[0]
+    assert imread(wide).shape[1] > 1.5 * imread(narrow).shape[1]
+
+
+def test_overhead_is_drawn_beside_the_published_times(tmp_path: Path) -> None:
+    figures = {"paper_device_ms": {"1000": 0.3, "10000": 1.0}, "optimal_ms": {"1000": 9.0, "10000": 30.0}}
+    path = draw_overhead(figures, tmp_path)
+    assert path == tmp_path / "fig9-overhead.png"
+    assert_drawn(path)
+
+
+def test_every_policy_has_a_line_of_its_own() -> None:
+    assert set(POLICIES) | {"clairvoyant"} == set(STYLES)
+    assert len(set(STYLES.values())) == len(STYLES)
+
+
+def test_pyplot_is_left_alone(cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    assert draw(cells[:14], tmp_path)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(
+    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_plots()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for attempt in (
+        require_plots,
+        lambda: draw(cells, tmp_path / "none"),
+        lambda: draw_overhead({}, tmp_path / "none"),
+    ):
+        with pytest.raises(ConfigError, match=r'pip install "disco-daemon\[plots\]"'):
+            attempt()
+    assert not (tmp_path / "none").exists()
+    assert summary(cells)  # the tables need no matplotlib
