@@ -40,6 +40,7 @@ from ..store import History
 from ..types import Side
 
 DECODE_TPS = 30.0  # token/s of a small model on a laptop, to compare costs; measured by issue 6's profiler
+SWITCH_INTERVAL_S = 0.001
 SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
 
 
@@ -93,7 +94,8 @@ class Daemon:
         """What would be done now with a prompt of so many tokens, and why."""
         readiness = {side: endpoint.readiness() for side, endpoint in self.endpoints.items()}
         explained = self.learner.planner.explain(tokens, readiness, waited_s)
-        return explained | {"costs_usd_per_token": self.prices.per_token(self._prefill_tps(), DECODE_TPS)}
+        costs = self.prices.per_token(self._prefill_tps(), DECODE_TPS)
+        return explained | {"usd_per_kwh": self.prices.usd_per_kwh, "costs_usd_per_token": costs}
 
     def _prefill_tps(self) -> float:
         return 1 / self.learner.planner.knowledge.device.k
@@ -224,6 +226,8 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> N
     async with daemon.serving() as url:
         # What the imports left behind lives for ever: out of the collector's sight, or each full collection would walk
         # all of it and stop every stream for tens of milliseconds.
+        # And a fit in its thread gives way to the loop within a millisecond, not five.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()
         announce(url)

@@ -56,7 +56,8 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
     ratio = "nothing yet" if paced["ratio"] is None else f"{paced['ratio']:.3f}, last 200: {paced['last_200']:.3f}"
     return [
         f"[bold]{explained['tokens']} tokens: {_sentence(plan)}[/bold]",
-        f"regime    {known['constrained']}-constrained; $ per million tokens: {prices}",
+        f"regime    {known['constrained']}-constrained; exchange rate {explained['usd_per_kwh']:g} $/kWh",
+        f"          $ per million tokens: {prices}",
         f"server    TTFT s: {quantiles}",
         f"          {server['n']} samples, {censored} censored, answers {answers}, {context}",
         f"device    T_d = {explained['device_ttft_s']:.3f} s here; c {device['c_s']:.3f} s + {k_ms:.2f} ms a token",

@@ -154,3 +154,15 @@ async def disco(*argv: str) -> str:
         out, _ = await process.communicate()
     assert process.returncode == 0, out
     return out.decode()
+
+
+async def test_by_default_the_daemon_learns_and_without_a_server_the_device_answers_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, policy="optimal") as daemon:
+        await daemon.device_ready()
+        for _ in range(2):
+            heard = await ask(daemon, "Say yes.", max_tokens=4)
+            assert heard.disco["plan"] == {"device_s": 0.0, "server_s": None}
+        known = await learned(daemon)
+        assert known["policy"] == "optimal"
+        assert known["device_ttft"]["n"] == 2
+        assert known["server_ttft"]["n"] == 0
