@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 N_CONTEXTS = 7  # 5 to 9 gave the same results on the traces
-BANDWIDTH = 0.25  # of the rank of the score; narrower overfits 300 samples, wider forgets slow periods
+BANDWIDTH = 0.18  # of the rank of the score; narrower overfits 300 samples, wider forgets slow periods
 MIN_NEIGHBOURS = 40  # samples under the kernel, at least
 EVERYWHERE = 0.05  # weight of a far-away sample: no stall is forgotten because it came in a quiet time
 MOVED = 0.5  # how far a sample is moved along the regression line; 0 to 1 differ little

@@ -51,6 +51,8 @@ class Knowledge:
 
     def measured_speed(self, prefill_tps: float) -> bool:
         """The engine has measured its prefill speed, token/s; of no interest once there are samples."""
+        if prefill_tps <= 0:
+            return False
         k = 1 / prefill_tps
         news = self.device.n == 0 and not math.isclose(self.device.k, k)
         if news:

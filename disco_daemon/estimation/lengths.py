@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from .survival import FloatArray, Survival, heavy_tail, kaplan_meier
 
@@ -90,16 +90,31 @@ class LengthDistribution:
         The mean over all stays the same. A length more probable than 1 / `j_max` makes its bucket heavier. Raises
         ValueError on `j_max` < 1.
         """
+        first = self._firsts(j_max)
+        if len(first) == len(self.values):
+            return self
+        shares = np.add.reduceat(self.shares, first)
+        return LengthDistribution(np.add.reduceat(self.values * self.shares, first) / shares, shares)
+
+    def bucket_edges(self, j_max: int) -> FloatArray:
+        """Between which lengths the buckets of `bucketed` meet: halfway from the last of one to the first of the next.
+
+        One fewer than there are buckets. Raises ValueError on `j_max` < 1.
+        """
+        first = self._firsts(j_max)[1:]
+        edges: FloatArray = (self.values[first - 1] + self.values[first]) / 2
+        return edges
+
+    def _firsts(self, j_max: int) -> NDArray[np.intp]:
+        """The number of the first length of each bucket."""
         if j_max < 1:
             msg = f"at least one bucket is needed, not {j_max}"
             raise ValueError(msg)
         if len(self.values) <= j_max:
-            return self
+            return np.arange(len(self.values))
         # The middle of its share says where a length belongs.
         bucket = np.floor((self.shares.cumsum() - self.shares / 2) * j_max)
-        first = np.flatnonzero(np.diff(np.minimum(bucket, j_max - 1), prepend=-1))
-        shares = np.add.reduceat(self.shares, first)
-        return LengthDistribution(np.add.reduceat(self.values * self.shares, first) / shares, shares)
+        return np.flatnonzero(np.diff(np.minimum(bucket, j_max - 1), prepend=-1))
 
 
 class PromptLengths:

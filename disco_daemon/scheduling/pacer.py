@@ -25,11 +25,12 @@ Amount = FloatArray | float  # one, or one per lane
 
 WINDOW = 200  # requests; issue: b + 2 points over any 200 requests
 SLACK = 0.02
-MARGIN = 0.003  # kept off the slack for what cannot be foreseen: a long prompt leaving the window
+MARGIN = 0.005  # kept off the slack for what cannot be foreseen: a long prompt leaving the window
 CAUTION = 2.5  # standard deviations by which the prompts to come may be shorter than expected, together
 SOFT = 4.0  # mean prompts of headroom from which the handed-out budget shrinks
 FLOOR = 0.02  # budget for rescues while the window is nearly full
-MAX_TRIM = 0.3  # of the budget, either way: a fit further off than this has met a regime shift and will be redone
+MAX_DEBT = 2.0  # horizons: what an outage of the other side made us spend is not paid back for days
+MAX_TRIM = 1.0  # of the budget, either way: where all requests meet one context, the fit may be off by all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Gains:
 
 
 QUICK = Gains(10.0, 1 / 40_000)  # with the window: the ratio must not wander by more than 2 points in 200 requests
-SLOW = Gains(400.0, 1 / 320_000)  # without: steers by the long-run ratio only, and disturbs the policy least
+SLOW = Gains(150.0, 1 / 90_000)  # without: steers by the long-run ratio only, and disturbs the policy least
 
 
 class Pacer:
@@ -60,7 +61,8 @@ class Pacer:
         self._floor = np.minimum(FLOOR, budget)
         zero = 0.0 * budget  # of the lanes' shape
         self._offered, self._squared, self._spent = zero, zero, zero
-        self._pending, self._integral = zero, zero
+        self._saved, self._integral = zero, zero  # tokens of the budget that were left, within bounds; its trim
+        self._pending, self._pending_length = zero, zero  # tokens held by answers under way, and of their prompts
         self._n = 0
         # Two windows long, so that the last WINDOW entries always lie side by side: `_lack[i]` is spent minus limit
         # times offered, before the i-th of these requests; `_then` are the sums themselves.
@@ -81,33 +83,42 @@ class Pacer:
 
     def handed_out(self) -> Amount:
         """The budget to plan the next request with; [lanes]."""
-        saved = (self.budget * self._offered - self._spent - self._pending) / self.mean_length
+        saved = (self._saved + self.budget * self._pending_length - self._pending) / self._mean_length
         budget = np.minimum(np.maximum(self.budget + saved / self._gains.horizon + self._integral, 0.0), 1.0)
         if not self._windowed:
             return budget
-        soft = ((self._room - self._pending) / self.mean_length - 1) / SOFT
+        soft = (self._free() / self._mean_length - 1) / SOFT
         return np.maximum(np.minimum(budget, soft), self._floor)
 
     def allows(self, length: Amount) -> BoolArray | np.bool_:
         """Whether the constrained side may process `length` tokens more without breaking the window's promise."""
         if not self._windowed:
             return np.ones(np.broadcast(length, self.budget).shape, dtype=np.bool_)
-        room = self._room - self._pending + self._limit * (length - self.mean_length)
+        room = self._free() + self._limit * (length - self._mean_length)
         return np.greater_equal(room, length)
 
-    def reserve(self, length: Amount) -> None:
-        """An answer that may use the constrained side is under way."""
-        self._pending = self._pending + length
+    def _free(self) -> Amount:
+        """The headroom less what answers under way hold; their prompts are among those to come that it counts on."""
+        free: Amount = self._room - self._pending
+        return free
 
-    def settle(self, length: Amount, spent: Amount, reserved: Amount = 0.0) -> None:
+    def reserve(self, length: Amount, tokens: Amount) -> None:
+        """An answer to a prompt of `length` tokens is under way; the constrained side may process `tokens` of them."""
+        self._pending, self._pending_length = self._pending + tokens, self._pending_length + length
+
+    def release(self, length: Amount, tokens: Amount) -> None:
+        """It has ended; `settle` follows."""
+        self.reserve(-length, -tokens)
+
+    def settle(self, length: Amount, spent: Amount) -> None:
         """A request of `length` tokens had `spent` of them processed by the constrained side."""
         self._remember()
         self._spent, self._offered = self._spent + spent, self._offered + length
         self._squared = self._squared + length * length
-        self._pending = self._pending - reserved
         self._n += 1
-        saved = (self.budget * self._offered - self._spent) / self.mean_length
-        integral = self._integral + self._gains.integral * saved
+        most = MAX_DEBT * self._gains.horizon * self._mean_length
+        self._saved = np.minimum(np.maximum(self._saved + self.budget * length - spent, -most), most)
+        integral = self._integral + self._gains.integral * self._saved / self._mean_length
         self._integral = np.minimum(np.maximum(integral, -MAX_TRIM), MAX_TRIM)
         if self._windowed:
             self._room = self._headroom()
@@ -135,7 +146,7 @@ class Pacer:
         n = len(self._then)
         seen = (self._offered - self._then[0][1]) / n
         squared = (self._squared - self._then[0][2]) / n
-        return np.minimum(self.mean_length, seen), np.sqrt(np.maximum(squared - seen * seen, 0.0))
+        return np.minimum(self._mean_length, seen), np.sqrt(np.maximum(squared - seen * seen, 0.0))
 
     def _headroom(self) -> Amount:
         """Tokens that may be spent now; the least over the window that ends here and those it is a part of later.
@@ -145,7 +156,7 @@ class Pacer:
         """
         n = min(self._n, WINDOW - 1)
         if n == 0:
-            return self._limit * self.mean_length * WINDOW
+            return self._limit * self._mean_length * WINDOW
         mean, deviation = self._expected()
         # The entry of a requests ago begins a window with WINDOW - a requests missing.
         begin = self._lack[self._end - n : self._end]

@@ -69,7 +69,7 @@ class Planner:
             return Planned(plan, length)
         delay = plan.delay(self.constrained)
         reserved = length * (1.0 if delay == 0 else self.budget) if math.isfinite(delay) else 0.0
-        self.pacer.reserve(reserved)
+        self.pacer.reserve(length, reserved)
         return Planned(plan, length, reserved)
 
     def preview(self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float = 0.0) -> Plan:
@@ -108,7 +108,8 @@ class Planner:
         """Book what the answer really used, and learn from it."""
         if self.policy.learns:
             used = any(attempt.side is self.constrained for attempt in outcome.attempts)
-            self.pacer.settle(planned.length, planned.length * used, planned.reserved)
+            self.pacer.release(planned.length, planned.reserved)
+            self.pacer.settle(planned.length, planned.length * used)
         self.knowledge.learn(outcome)
         self._n_new += 1
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from ..delivery.qoe import qoe_steady
 from ..errors import ConfigError
-from ..estimation.context import PRIOR_STRENGTH, Contexts, conditioned
+from ..estimation.context import Contexts, conditioned
 from ..estimation.lengths import LengthDistribution
 from ..estimation.server_ttft import ServerTtft
-from ..estimation.survival import Survival, heavy_tail, kaplan_meier, mixture
-from ..scheduling.optimal import Optimal
+from ..estimation.survival import Survival, kaplan_meier
+from ..scheduling.optimal import KAPPA, Optimal
 from ..scheduling.outlook import Outlook
 from ..scheduling.pacer import Pacer
 from ..scheduling.paper import Paper
@@ -79,7 +79,7 @@ class Setup:
     constraints: Sequence[Side] = (Side.DEVICE, Side.SERVER)
     budgets: Sequence[float] = tuple(round(0.1 * i, 1) for i in range(1, 10))
     alpha: float = 0.05
-    kappa: float = 0.05
+    kappa: float = KAPPA
     n_seeds: int = 10
     n_requests: int = N_REQUESTS
     windowed: bool = False
@@ -132,15 +132,12 @@ class _Scene:
         estimator = ServerTtft(window=len(past), watchful=False)
         for ttft in past.tolist():
             estimator.add(ttft, censored=False)
-        times, observed, _, scores = estimator.samples()
-        # Offline, all of the first half counts alike: it is a sample, not a past that fades.
-        weights = np.ones(len(times))
-        own = kaplan_meier(times, observed)
+        own = kaplan_meier(past, np.ones(len(past), dtype=np.bool_))
         return cls(
             trace,
             own,
-            mixture([(own.n, own), (PRIOR_STRENGTH, heavy_tail(own.quantile(0.5)))]),
-            conditioned(times, observed, weights, scores),
+            estimator.curve(),
+            conditioned(*estimator.samples()),
             Recent(estimator.predictor(), estimator.levels, math.log(own.quantile(0.95)) + 0.1),
             LengthDistribution.of(seen.prompt),
             Stream.draw(future, unseen, setup.n_requests, range(setup.n_seeds)),

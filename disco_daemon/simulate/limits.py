@@ -69,6 +69,7 @@ def _price(
     else:
         cost = np.where(quick, 0.0, tokens)
         over, lost = shares * (1 - late), float((shares[~quick] * late).sum())
+    cost = np.where(over > 0, cost, 0.0)  # whom the other side serves in time anyway need not be paid for
     slack = 0.01 - lost
     if slack < 0:
         return float("inf")

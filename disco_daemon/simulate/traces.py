@@ -18,6 +18,7 @@ IntArray = NDArray[np.int64]
 
 TTFT_COLUMNS = ("ttft_s", "ttft_est_s", "latency_s")  # the first that a file has is taken
 MIN_ROWS = 10  # a trace shorter than this is left out: nothing can be fitted on half of it
+MAX_TOKENS = 1_000_000  # of a prompt or an answer: longer is a unit error
 MIN_TTFT_S = 1e-3  # estimates (latency minus decode time) can come out at zero or below
 
 
@@ -48,8 +49,10 @@ class Requests:
     output: IntArray
 
     def halves(self) -> tuple[Requests, Requests]:
-        """The first half, to fit on, and the second, to test on."""
+        """The first half, to fit on, and the second, to test on. Raises ConfigError for a single request."""
         middle = len(self.prompt) // 2
+        if middle == 0:
+            raise ConfigError("at least two rows of prompt and output lengths are needed, to fit on half of them")
         return Requests(self.prompt[:middle], self.output[:middle]), Requests(
             self.prompt[middle:], self.output[middle:]
         )
@@ -60,7 +63,8 @@ def read_traces(folder: Path, select: Iterable[str] = ("*",)) -> list[Trace]:
     patterns = tuple(select)
     traces = [trace for path in _files(folder) for trace in _traces(path)]
     if not traces:
-        msg = f"no CSV file in {folder} has the columns `trace` and one of {', '.join(TTFT_COLUMNS)}"
+        columns = ", ".join(TTFT_COLUMNS)
+        msg = f"no CSV file in {folder} has the columns `trace` and one of {columns}, and {MIN_ROWS} rows of one trace"
         raise ConfigError(msg)
     chosen = [t for t in traces if any(fnmatch(t.label, p) for p in patterns)]
     if not chosen:
@@ -74,14 +78,27 @@ def read_traces(folder: Path, select: Iterable[str] = ("*",)) -> list[Trace]:
 def read_requests(folder: Path) -> Requests:
     """The first CSV file in `folder` or its `common` with prompt and output lengths. Raises ConfigError."""
     for path in [*_files(folder / "common"), *_files(folder)]:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file)
-            if {"prompt_tokens", "output_tokens"} <= set(rows.fieldnames or ()):
-                pairs = [(_number(path, r, "prompt_tokens"), _number(path, r, "output_tokens")) for r in rows]
-                lengths = np.maximum(np.array(pairs, dtype=np.int64), 1)
-                return Requests(lengths[:, 0], lengths[:, 1])
+        names, rows = _read(path)
+        if {"prompt_tokens", "output_tokens"} <= names:
+            pairs = [[_number(path, r, c) for c in ("prompt_tokens", "output_tokens")] for r in rows]
+            if not pairs:
+                msg = f"{path} has no rows of lengths"
+                raise ConfigError(msg)
+            lengths = np.clip(np.array(pairs), 1, MAX_TOKENS).astype(np.int64)
+            return Requests(lengths[:, 0], lengths[:, 1])
     msg = f"no CSV file in {folder} or {folder / 'common'} has the columns prompt_tokens and output_tokens"
     raise ConfigError(msg)
+
+
+def _read(path: Path) -> tuple[set[str], list[dict[str, str]]]:
+    """The columns and rows of a CSV file."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
+            rows = csv.DictReader(file)
+            return set(rows.fieldnames or ()), list(rows)
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        msg = f"{path} cannot be read as a CSV file in UTF-8: {e}"
+        raise ConfigError(msg) from e
 
 
 def _files(folder: Path) -> list[Path]:
@@ -90,14 +107,12 @@ def _files(folder: Path) -> list[Path]:
 
 def _traces(path: Path) -> list[Trace]:
     found: dict[str, list[float]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        names = rows.fieldnames or ()
-        column = next((c for c in TTFT_COLUMNS if c in names), None)
-        if column is None or "trace" not in names:
-            return []
-        for row in rows:
-            found.setdefault(row["trace"], []).append(_number(path, row, column))
+    names, rows = _read(path)
+    column = next((c for c in TTFT_COLUMNS if c in names), None)
+    if column is None or "trace" not in names:
+        return []
+    for row in rows:
+        found.setdefault(row["trace"], []).append(_number(path, row, column))
     source = path.stem.removeprefix("ttft_")
     return [
         Trace(source, name, np.maximum(np.array(ttfts), MIN_TTFT_S))

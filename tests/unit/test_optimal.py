@@ -68,6 +68,16 @@ def test_it_spends_any_other_budget_that_the_pacer_hands_out(ahead: Outlook, han
     assert spend(Optimal().fit(ahead), ahead, handed_out) == pytest.approx(handed_out, abs=1e-6)
 
 
+@pytest.mark.parametrize("constrained", [DEVICE, SERVER])
+def test_lengths_that_share_a_bucket_spend_almost_the_budget(constrained: Side) -> None:
+    sigma = 0.54  # of Alpaca's logarithms
+    lengths = np.rint(16 * np.random.default_rng(0).lognormal(0.0, sigma, 5000)).astype(int) + 1
+    assert len(set(lengths.tolist())) > 60
+    for budget in (0.05, 0.1, 0.3, 0.5):
+        ahead = outlook(estimated(1), lengths, budget, constrained, k=1 / 80)
+        assert spend(Optimal().fit(ahead), ahead) == pytest.approx(budget, abs=0.006)
+
+
 @given(outlooks())
 def test_with_more_to_spend_nobody_is_started_later(ahead: Outlook) -> None:
     table = Optimal().fit(ahead)
@@ -132,6 +142,21 @@ def test_the_wait_ends_where_the_stall_begins_and_not_inside_it(budget: float) -
     table, common = Optimal().fit(ahead), ahead.lengths.shares > 0.15
     for _, rung in rungs(table, budget):
         assert table.device_s[rung, 0, common].max() < 1
+
+
+@pytest.mark.parametrize(
+    ("constrained", "budget", "better"),
+    [(DEVICE, 0.1, 0.9), (DEVICE, 0.3, 0.98), (SERVER, 0.1, 1.0), (SERVER, 0.3, 0.99)],
+)
+def test_to_heed_how_slow_the_server_was_lately_pays(constrained: Side, budget: float, better: float) -> None:
+    curves = estimated(1, 0.3, 0.3), estimated(2, 1.5, 0.3)
+    known = Contexts(np.zeros(1), np.array([0.9, 0.1]), curves)
+    server = mixture([(0.9, curves[0]), (0.1, curves[1])])
+    ahead = outlook(server, PROMPTS, budget, constrained, k=1 / 80, contexts=known)
+    heeding, not_heeding = (Optimal().fit(a) for a in (ahead, replace(ahead, contexts=None)))
+    spent = spend(not_heeding, ahead)
+    assert spent == pytest.approx(budget, abs=1e-6)
+    assert objective(heeding, ahead, KAPPA) < better * objective(not_heeding, ahead, KAPPA)
 
 
 @given(seeds, budgets)

@@ -128,7 +128,7 @@ def test_everything_is_allowed_when_everything_is_the_budget() -> None:
 def test_without_the_window_nothing_is_refused(budget: float, seed: int) -> None:
     lengths = prompts(seed, 1, 50)
     pacer = Pacer(np.array([budget]), MEAN, windowed=False)
-    pacer.reserve(1e9)
+    pacer.reserve(0.0, 1e9)
     assert np.array_equal(run(pacer, lengths, greedy), lengths)
     assert pacer.handed_out() == 0, "but nothing is handed out either"
 
@@ -175,12 +175,13 @@ def test_what_is_reserved_is_kept_back_until_it_is_settled(budget: float, length
     reserving, plain = Pacer(budget, MEAN), Pacer(budget, MEAN)
     for length in lengths:
         before = reserving.handed_out(), reserving.allows(length)
-        reserving.reserve(float(length))
+        reserving.reserve(float(length), float(length))
         assert reserving.handed_out() <= before[0]
         assert reserving.allows(length) <= before[1]
     for i in order:
         if i < len(lengths):
-            reserving.settle(float(lengths[i]), 0.0, float(lengths[i]))
+            reserving.release(float(lengths[i]), float(lengths[i]))
+            reserving.settle(float(lengths[i]), 0.0)
             plain.settle(float(lengths[i]), 0.0)
     assert reserving.handed_out() == pytest.approx(float(plain.handed_out()), abs=1e-9)
     assert reserving.allows(MEAN) == plain.allows(MEAN)
@@ -194,9 +195,10 @@ def test_the_promises_hold_with_many_answers_under_way(at_once: int, unused: flo
     for i, length in enumerate(lengths[:, 0].tolist()):
         if len(under_way) == at_once:
             number, reserved = under_way.popleft()
-            pacer.settle(float(lengths[number, 0]), reserved, reserved)
+            pacer.release(float(lengths[number, 0]), reserved)
+            pacer.settle(float(lengths[number, 0]), reserved)
         spent[i] = length * bool(draws[i] < pacer.handed_out() and pacer.allows(length))
-        pacer.reserve(float(spent[i, 0]))
+        pacer.reserve(length, float(spent[i, 0]))
         under_way.append((i, float(spent[i, 0])))
     assert worst_window(spent, lengths)[0] <= budget + SLACK
     assert budget - unused <= spent.sum() / lengths.sum() <= budget + 0.01

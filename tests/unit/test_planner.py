@@ -43,16 +43,21 @@ class Recording(Pacer):
 
     def __init__(self, budget: float) -> None:
         super().__init__(budget, 20.0)
-        self.reserved: list[Amount] = []
-        self.settled: list[tuple[Amount, Amount, Amount]] = []
+        self.reserved: list[tuple[Amount, Amount]] = []
+        self.released: list[tuple[Amount, Amount]] = []
+        self.settled: list[tuple[Amount, Amount]] = []
 
-    def reserve(self, length: Amount) -> None:
-        self.reserved.append(length)
-        super().reserve(length)
+    def reserve(self, length: Amount, tokens: Amount) -> None:
+        self.reserved.append((length, tokens))
+        super().reserve(length, tokens)
 
-    def settle(self, length: Amount, spent: Amount, reserved: Amount = 0.0) -> None:
-        self.settled.append((length, spent, reserved))
-        super().settle(length, spent, reserved)
+    def release(self, length: Amount, tokens: Amount) -> None:
+        self.released.append((length, tokens))
+        super().reserve(-length, -tokens)
+
+    def settle(self, length: Amount, spent: Amount) -> None:
+        self.settled.append((length, spent))
+        super().settle(length, spent)
 
 
 def attempt(side: Side, ttft_s: float = 0.5, *, censored: bool = False, error: str | None = None) -> Attempt:
@@ -174,6 +179,25 @@ def test_a_device_that_is_loading_or_busy_is_expected_later_and_not_started_soon
         assert asking.device_s(n, busy) > asking.device_s(n, idle)
         waits = [asking.preview(n, {DEVICE: ready}, 0.5).device_s for ready in (idle, loading, busy)]
         assert min(waits[1:]) >= waits[0]
+    hopeless = [Readiness(load_s=100.0), Readiness(n_busy=1000)]
+    first, *later = (asking.preview(10, {DEVICE: ready}, 0.5).device_s for ready in (Readiness(), *hopeless))
+    assert min(later) > first
+
+
+def test_after_slow_answers_another_context_holds_and_other_plans_are_made() -> None:
+    asking, random = planner(draw=Draws()), np.random.default_rng(8)
+    slow = np.repeat(np.tile([0.0, 1.0], 10), 10)  # the server's hours: ten answers quick, ten slow
+    for log_ttft in slow + random.normal(0.0, 0.1, len(slow)):
+        asking.knowledge.server.add(0.4 * math.exp(log_ttft), censored=False)
+    asking.refit()
+    told = []
+    for log_ttft in (0.0, 1.0):
+        for _ in range(8):
+            asking.knowledge.server.add(0.4 * math.exp(log_ttft), censored=False)
+        told.append((asking.explain(10, {})["context"], tuple(previews(asking))))
+    (quick, quick_plans), (slower, slower_plans) = told
+    assert quick < slower
+    assert quick_plans != slower_plans
 
 
 def test_the_speed_that_the_engine_measured_is_news_until_there_are_samples() -> None:
@@ -199,11 +223,11 @@ def test_each_plan_reserves_and_each_settlement_releases_once(name: str, constra
     asking = planner(name, constrained, draw=Draws())
     asking.pacer = books = Recording(0.3)
     under_way = [asking.plan(n, {}) for n in LENGTHS * 5]
-    assert books.reserved == [planned.reserved for planned in under_way]
+    assert books.reserved == [(planned.length, planned.reserved) for planned in under_way]
     for planned in reversed(under_way):
         asking.settle(planned, raced(planned, 0.6))
-    assert [entry[0] for entry in books.settled] == [planned.length for planned in reversed(under_way)]
-    assert sorted(float(entry[2]) for entry in books.settled) == sorted(float(r) for r in books.reserved)
+    assert [length for length, _ in books.settled] == [planned.length for planned in reversed(under_way)]
+    assert books.released == books.reserved[::-1]
 
 
 def test_what_starts_at_once_is_reserved_in_full_what_waits_in_part_and_what_is_not_started_not_at_all() -> None:
@@ -224,7 +248,8 @@ def test_what_was_really_started_is_booked_once(constrained: Side, sides: tuple[
     asking.pacer = books = Recording(0.3)
     planned = asking.plan(40, {})
     asking.settle(planned, outcome(*map(attempt, sides), prompt_tokens=44))
-    assert books.settled == [(40, 40 * (constrained in spent), planned.reserved)]
+    assert books.settled == [(40, 40 * (constrained in spent))]
+    assert books.released == books.reserved == [(40, planned.reserved)]
 
 
 def test_a_disturbed_attempt_teaches_nothing_but_is_paid_for() -> None:
@@ -461,6 +486,33 @@ def test_after_a_regime_shift_it_does_not_overspend(budget: float, constrained: 
     used, offered = tokens_used(asking, stream(4, shift_at=1000))
     assert asking.knowledge.server.n_shifts > 0
     assert used[1000:].sum() / offered[1000:].sum() <= budget + 0.05
+
+
+class Eavesdropper(Planner):
+    """Remembers what it was told."""
+
+    def settle(self, planned: Planned, outcome: Outcome) -> None:
+        self.heard = [*getattr(self, "heard", ()), outcome]
+        super().settle(planned, outcome)
+
+
+@pytest.mark.parametrize("shadow", [True, False])
+def test_it_is_told_no_more_than_the_daemon_could_see(shadow: bool) -> None:
+    asking, requests = Eavesdropper(make_policy("paper"), DEVICE, 0.3, draw=Draws(1)), stream(3, 200)
+    tokens_used(asking, requests, shadow=shadow)
+    times = {SERVER: requests.server_s[:, 0], DEVICE: PHONE.ttft_s(requests.prompt[:, 0])}
+    hidden: set[Side] = set()
+    for i, heard in enumerate(asking.heard):
+        assert heard.ttft_s is not None
+        for one in heard.attempts:
+            if one.censored:
+                hidden.add(one.side)
+                assert one.side is not heard.winner
+                assert one.started_s + one.ttft_s == pytest.approx(heard.ttft_s), "cancelled at the first token"
+                assert one.ttft_s <= times[one.side][i]
+            else:
+                assert one.ttft_s == times[one.side][i]
+    assert hidden == ({DEVICE} if shadow else {DEVICE, SERVER})
 
 
 def test_without_the_window_the_long_run_holds_all_the_same() -> None:

@@ -189,7 +189,6 @@ def test_without_lengths_it_says_where_they_are_looked_for(tmp_path: Path) -> No
         read_requests(tmp_path)
 
 
-@pytest.mark.xfail(raises=IndexError, reason="a lengths file of no rows ends in an IndexError")
 def test_an_empty_file_of_lengths_is_an_error_of_the_users(tmp_path: Path) -> None:
     write(tmp_path, "lengths.csv", "prompt_tokens,output_tokens")
     with pytest.raises(ConfigError):
@@ -303,7 +302,7 @@ def test_playing_paced_lanes_side_by_side_is_playing_each_alone(
     known = Contexts(np.array([0.1]), np.array([0.5, 0.5]), (quick, slow))
     requests, wanted = stream(6, 400, lanes=2), (0.15, 0.4)
     tables = [policy.fit(ahead(budget, constrained, known)) for budget in wanted]
-    recent = Recent(Predictor(np.array([-0.5, -0.5, -0.5]), np.array([0.5, 0.2, 0.1])), np.full(3, -0.5), math.log(1.5))
+    recent = Recent(Predictor(np.array([-0.5, -0.5, -0.5]), np.array([0.5, 0.2, 0.1])), np.full(3, -0.5), math.log(0.8))
     lanes = np.repeat(np.array(wanted)[:, None], 2, axis=1)
     played = play_paced(requests, PHONE, tables, Pacer(lanes, 18.0, windowed=windowed), constrained, recent)
     for (row, budget), lane in itertools.product(enumerate(wanted), range(2)):
@@ -344,15 +343,18 @@ def test_nobody_has_a_better_mean_than_the_clairvoyant_who_spends_as_much(
 def test_the_clairvoyant_is_within_one_request_of_the_best_choice_there_is(
     seed: int, constrained: Side, budget: float
 ) -> None:
-    requests = stream(seed, n=8)
+    requests = stream(seed)
     length, server_s = requests.prompt[:, 0], requests.server_s[:, 0]
-    device_s = PHONE.ttft_s(length)
-    other = server_s if constrained is DEVICE else device_s
-    chosen = np.array(list(itertools.product([False, True], repeat=8)))
-    means = np.where(chosen, np.minimum(server_s, device_s), other).mean(axis=1)
-    best = means[chosen @ length <= budget * length.sum()].min()
+    own, other = PHONE.ttft_s(length), server_s
+    if constrained is SERVER:
+        own, other = other, own
+    gain = np.maximum(other - own, 0.0)
+    saved = np.zeros(int(budget * length.sum()) + 1)  # the most that can be saved with so many tokens
+    for tokens, worth in zip(length.astype(int).tolist(), gain.tolist(), strict=True):
+        saved[tokens:] = np.maximum(saved[tokens:], saved[: max(0, len(saved) - tokens)] + worth)
     played = clairvoyant(requests, PHONE, np.array([budget]), constrained)
-    assert best - 1e-12 <= played.ttft_s.mean() <= best + np.abs(server_s - device_s).max() / 8
+    reached = float((other - played.ttft_s[:, 0, 0]).sum())
+    assert saved[-1] - gain.max() - 1e-9 <= reached <= saved[-1] + 1e-9
     assert played.ratio[0, 0] <= budget
 
 
@@ -377,9 +379,6 @@ def test_no_start_delays_have_a_lower_p99_than_the_limit(seed: int) -> None:
     assert reached >= best_p99(server, lengths, shares, device_s, min(1.0, spent + 1e-9), DEVICE) - 1e-6
 
 
-@pytest.mark.xfail(
-    reason="what costs but rescues nothing (over = 0) is paid for: 6.0 s and 1.0 s instead of 2.0 and 0.1"
-)
 def test_a_limit_does_not_pay_for_what_rescues_nobody() -> None:
     even, quick = np.array([0.5, 0.5]), np.array([0.995, 0.005])
     server = observed(np.linspace(0.1, 2.0, 200))
