@@ -92,7 +92,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose use the budget limits: device, server, or auto (whichever costs more per token)."""
     alpha: _Share = 0.05
     """Share of the requests whose tail `paper` protects first."""
-    kappa: _NonNegative = 0.055
+    kappa: _NonNegative = 0.058
     """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
     shadow: bool = True
     """Let a server that lost the race show its first token: about one token's cost, and its TTFT is known."""

@@ -328,9 +328,8 @@ class ServerTtft:
     def _next_levels(self, log_ttft: float) -> FloatArray:
         if not self.n:
             return np.full(len(LEVELS), log_ttft)
-        if self.n >= _MIN_FIT:
-            rank = int(_HIGH * self.n)
-            log_ttft = min(log_ttft, np.partition(self._rows()[_LOG], rank)[rank] + _MARGIN)
+        if self.n >= _MIN_FIT and (own := self._blended().own) is not None:
+            log_ttft = min(log_ttft, math.log(own.times[int(_HIGH * len(own.times))]) + _MARGIN)
         return log_ttft + LEVELS * (self._levels - log_ttft)
 
     def _store(self, sample: tuple[float, ...]) -> None:

@@ -129,10 +129,10 @@ def kaplan_meier_of_window(times: FloatArray, observed: FloatArray, weights: Flo
     time = times[order]
     if not (time[1:] > time[:-1]).all():  # ties: the slow way knows which comes first
         return kaplan_meier(times, observed > 0, weights)
-    return _product_limit(time, observed[order], weights[order])
+    return _product_limit(time, observed[order], weights[order], distinct=True)
 
 
-def _product_limit(time: FloatArray, event: NDArray[Any], weight: FloatArray) -> Survival:
+def _product_limit(time: FloatArray, event: NDArray[Any], weight: FloatArray, *, distinct: bool = False) -> Survival:
     """The estimate of ascending `time`."""
     # One factor a sample: over a tie they multiply to the usual (risk - deaths) / risk. Summed from the end, the last
     # sample's risk is its own weight, so S ends at exactly 0 where that one was observed.
@@ -141,8 +141,7 @@ def _product_limit(time: FloatArray, event: NDArray[Any], weight: FloatArray) ->
     after = np.multiply.accumulate(1.0 - lost / at_risk)
     total = float(at_risk[0])
     censored_share = 1.0 - float(np.add.reduce(lost)) / total
-    ascending = time[1:] > time[:-1]
-    if not ascending.all():
+    if not distinct and not (ascending := time[1:] > time[:-1]).all():
         last_of_tie = np.append(ascending, True)
         time, after = time[last_of_tie], after[last_of_tie]
     return Survival(time, after, total, max(censored_share, 0.0))

@@ -42,7 +42,7 @@ class Gains:
 
 
 QUICK = Gains(10.0, 1 / 40_000)  # with the window: the ratio must not wander by more than 2 points in 200 requests
-SLOW = Gains(150.0, 1 / 90_000)  # without: steers by the long-run ratio only, and disturbs the policy least
+SLOW = Gains(400.0, 1 / 90_000)  # without: steers by the long-run ratio only, and disturbs the policy least
 
 
 class Pacer:
@@ -58,7 +58,7 @@ class Pacer:
         self._windowed = windowed
         self._gains = QUICK if windowed else SLOW
         self._limit = budget + (SLACK - MARGIN)
-        self._floor = np.minimum(FLOOR, budget)
+        self._floor = _least(budget, FLOOR)
         zero = 0.0 * budget  # of the lanes' shape
         self._offered, self._squared, self._spent = zero, zero, zero
         self._saved, self._integral = zero, zero  # tokens of the budget that were left, within bounds; its trim
@@ -84,18 +84,18 @@ class Pacer:
     def handed_out(self) -> Amount:
         """The budget to plan the next request with; [lanes]."""
         saved = (self._saved + self.budget * self._pending_length - self._pending) / self._mean_length
-        budget = np.minimum(np.maximum(self.budget + saved / self._gains.horizon + self._integral, 0.0), 1.0)
+        budget = _least(_most(self.budget + saved / self._gains.horizon + self._integral, 0.0), 1.0)
         if not self._windowed:
             return budget
         soft = (self._free() / self._mean_length - 1) / SOFT
-        return np.maximum(np.minimum(budget, soft), self._floor)
+        return _most(_least(budget, soft), self._floor)
 
-    def allows(self, length: Amount) -> BoolArray | np.bool_:
+    def allows(self, length: Amount) -> BoolArray | bool:
         """Whether the constrained side may process `length` tokens more without breaking the window's promise."""
         if not self._windowed:
             return np.ones(np.broadcast(length, self.budget).shape, dtype=np.bool_)
         room = self._free() + self._limit * (length - self._mean_length)
-        return np.greater_equal(room, length)
+        return room >= length
 
     def _free(self) -> Amount:
         """The headroom less what answers under way hold; their prompts are among those to come that it counts on."""
@@ -117,9 +117,9 @@ class Pacer:
         self._squared = self._squared + length * length
         self._n += 1
         most = MAX_DEBT * self._gains.horizon * self._mean_length
-        self._saved = np.minimum(np.maximum(self._saved + self.budget * length - spent, -most), most)
+        self._saved = _least(_most(self._saved + self.budget * length - spent, -most), most)
         integral = self._integral + self._gains.integral * self._saved / self._mean_length
-        self._integral = np.minimum(np.maximum(integral, -MAX_TRIM), MAX_TRIM)
+        self._integral = _least(_most(integral, -MAX_TRIM), MAX_TRIM)
         if self._windowed:
             self._room = self._headroom()
 
@@ -146,7 +146,7 @@ class Pacer:
         n = len(self._then)
         seen = (self._offered - self._then[0][1]) / n
         squared = (self._squared - self._then[0][2]) / n
-        return np.minimum(self._mean_length, seen), np.sqrt(np.maximum(squared - seen * seen, 0.0))
+        return _least(self._mean_length, seen), _most(squared - seen * seen, 0.0) ** 0.5
 
     def _headroom(self) -> Amount:
         """Tokens that may be spent now; the least over the window that ends here and those it is a part of later.
@@ -162,10 +162,22 @@ class Pacer:
         begin = self._lack[self._end - n : self._end]
         missing, spread = (x[-n:].reshape((-1,) + (1,) * (begin.ndim - 1)) for x in (_MISSING, _SPREAD))
         room = (begin + self._limit * np.maximum(mean * missing - deviation * spread, 0.0)).min(axis=0)
-        room = room - (self._spent - self._limit * self._offered)
-        least: Amount = np.minimum(room, self._limit * mean * WINDOW)
-        return least
+        room = (room if np.ndim(room) else float(room)) - (self._spent - self._limit * self._offered)
+        return _least(room, self._limit * mean * WINDOW)
 
 
 _MISSING = np.arange(1.0, WINDOW)  # of the entries 199 … 1 requests ago, oldest first
 _SPREAD = CAUTION * np.sqrt(_MISSING)
+
+
+def _least(x: Amount, y: Amount) -> Amount:
+    """The lower of both, lane by lane; numpy's own takes five times as long on two numbers."""
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        lower: Amount = np.minimum(x, y)
+        return lower
+    return min(x, y)
+
+
+def _most(x: Amount, y: Amount) -> Amount:
+    """The higher of both, lane by lane."""
+    return -_least(-x, -y)

@@ -53,8 +53,8 @@ class Paper:
         """
         values = outlook.lengths.values
         n = len(values)
-        spent = outlook.lengths.token_shares[::-1].cumsum()  # what serving the k + 1 longest lengths takes
-        spent[-1] = 1.0
+        spent = (values * outlook.lengths.shares)[::-1].cumsum()
+        spent /= spent[-1]  # the part of the budget that serving the k + 1 longest lengths takes
         # Unless paced, the two thresholds around the budget: the draw between them splits the boundary length.
         k = int(spent.searchsorted(outlook.budget, "right"))
         served = range(n + 1) if self.paced else range(k, min(k + 1, n) + 1)

@@ -114,7 +114,7 @@ def play_paced(
     for i in range(n):
         length = stream.prompt[i]
         waits = stack.delays(length, np.asarray(pacer.handed_out()), recent.predictor.score(levels), stream.draws[i])
-        allowed = pacer.allows(length)
+        allowed = np.asarray(pacer.allows(length))
         if not allowed.all():
             waits[0 if constrained is Side.DEVICE else 1][~allowed] = np.inf
         device_wait[i], server_wait[i] = waits

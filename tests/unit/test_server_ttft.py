@@ -87,7 +87,7 @@ def test_the_95_percent_quantile_is_unbiased_where_dropping_is_not(
 def traces() -> dict[str, FloatArray]:
     """Real TTFTs of at least 300 requests each, s, in order. Not part of the package: see the skip reason."""
     named = os.environ.get("DISCO_TRACES")
-    folder = Path(named) if named else Path(__file__).parents[2].parent / "shared" / "traces"
+    folder = Path(named) if named else Path(__file__).parents[2] / "traces"
     files = {"ttft_bfcl.csv": "ttft_est_s", "ttft_llmdrift.csv": "latency_s"}
     if not all((folder / name).is_file() for name in files):
         pytest.skip(f"no real TTFT traces in {folder}; set DISCO_TRACES to the folder of {' and '.join(files)}")
