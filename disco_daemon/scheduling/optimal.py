@@ -161,6 +161,11 @@ class _Problem:
         beyond = max(1.0, tokens / float(self.lengths[-1]))
         return beyond * float(np.interp(tokens, self.lengths, self.device_s))
 
+    def of_device(self, length: int, moment: Moment) -> tuple[int, float]:
+        """Tokens the device would have to process for a prompt of `length`, and its T_d at this moment, s."""
+        tokens = max(1, length - moment.cached)
+        return tokens, moment.load_s + moment.slowdown * self.device_ttft_s(tokens)
+
     def taus(self) -> FloatArray:
         """Where the worst 1 % may begin: from the quick answers up to the slowest the device can promise."""
         slowest = float(self.grid[-1]) + self.device_s[-1]
@@ -278,9 +283,8 @@ class _WaitRevision:
     prices: FloatArray
 
     def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
-        problem = self.problem
-        curve, tokens = problem.curves[context], max(1, length - moment.cached)
-        device_s = moment.load_s + moment.slowdown * problem.device_ttft_s(tokens)
+        problem, curve = self.problem, self.problem.curves[context]
+        tokens, device_s = problem.of_device(length, moment)
         grid = problem.grid[problem.grid >= moment.waited_s]
         grid = np.concatenate([[moment.waited_s], grid])
         mean = curve.mean_below(grid + device_s)
@@ -300,9 +304,8 @@ class _ServerRevision:
     prices: FloatArray
 
     def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
-        problem = self.problem
-        curve, tokens = problem.curves[context], max(1, length - moment.cached)
-        device_s = moment.load_s + moment.slowdown * problem.device_ttft_s(tokens)
+        problem, curve = self.problem, self.problem.curves[context]
+        _, device_s = problem.of_device(length, moment)
         mean = curve.mean_below(device_s)
         late = max(device_s - self.tau, 0.0) - max(mean - curve.mean_below(self.tau), 0.0)
         gain = (device_s - mean + problem.weight * late) / (length / problem.mean_length)
