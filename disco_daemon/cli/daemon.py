@@ -39,7 +39,7 @@ from ..scheduling.planner import Planner
 from ..store import History
 from ..types import Side
 
-DECODE_TPS = 30.0  # token/s of a small model on a laptop, to compare costs; measured by issue 6's profiler
+DECODE_TPS = 30.0  # token/s of a small model on a laptop, to tell which side costs more
 SWITCH_INTERVAL_S = 0.001
 SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
 

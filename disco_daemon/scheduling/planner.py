@@ -55,7 +55,7 @@ class Planner:
         self._n_new = 0
         self._n_shifts = 0
         self._snapshot = self.knowledge.snapshot()
-        self.table, self.outlook = self.fit(self._snapshot)
+        self.table = self.fit(self._snapshot)
 
     # --- the request path ----------------------------------------------------------------------------------------
 
@@ -174,16 +174,16 @@ class Planner:
         self._n_new, self._n_shifts = 0, self.knowledge.server.n_shifts
         return self.knowledge.snapshot()
 
-    def fit(self, snapshot: Snapshot) -> tuple[Table, Outlook]:
+    def fit(self, snapshot: Snapshot) -> Table:
         """The table for a snapshot; pure, may run in any thread."""
         contexts: Contexts | None = snapshot.contexts() if self.policy.learns else None
         outlook = Outlook(snapshot.server, snapshot.lengths, snapshot.device_s, self.constrained, self.budget, contexts)
-        return self.policy.fit(outlook), outlook
+        return self.policy.fit(outlook)
 
-    def adopt(self, snapshot: Snapshot, fitted: tuple[Table, Outlook]) -> None:
+    def adopt(self, snapshot: Snapshot, table: Table) -> None:
         """Plan with the new table from now on."""
         self._snapshot = snapshot
-        self.table, self.outlook = fitted
+        self.table = table
         self.pacer.mean_length = snapshot.lengths.mean
 
     def refit(self) -> None:

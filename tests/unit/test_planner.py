@@ -352,9 +352,9 @@ def test_a_table_is_in_force_until_the_next_one_is_adopted() -> None:
         asking.settle(asking.plan(20, {}), outcome(attempt(SERVER, 20.0)))
     assert asking.table is before
     later = asking.fit(snapshot)
-    np.testing.assert_array_equal(first[0].device_s, later[0].device_s)
+    np.testing.assert_array_equal(first.device_s, later.device_s)
     asking.adopt(snapshot, later)
-    assert asking.table is later[0]
+    assert asking.table is later
 
 
 def test_plans_follow_what_was_learned() -> None:
