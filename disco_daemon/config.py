@@ -18,6 +18,10 @@ from tomlkit.exceptions import TOMLKitError
 from .errors import ConfigError
 from .net import hostname, is_http_url, is_loopback, without_credentials
 
+# As endpoints.continuation tells them apart; that room is for the daemon, and this one for every command.
+CONTINUATIONS = (
+    "auto", "token_ids", "text", "continue_final_message", "prefix", "assistant", "instruct", "none"
+)  # fmt: skip
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -67,7 +71,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key_file: str = ""
     """A file with the API key, readable by you only (chmod 600); used when the variable is not set."""
     continuation: str = "auto"
-    """How it continues a partial answer: auto, continue_final_message, prefix, assistant, none."""
+    """How it continues a partial answer: auto (known hosts, or found out by a probe), token_ids, text,
+    continue_final_message, prefix, assistant, instruct (asks in words, and trims the overlap), none."""
+    probe: bool = True
+    """With `auto`: find out once how an unknown server continues answers, after its first one; some 200 tokens."""
     stream_usage: bool = True
     """Ask for token counts at the end of a stream; turn off for servers that refuse `stream_options`."""
     first_token_timeout_s: _Positive = 20.0
@@ -100,6 +107,27 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Head start of the server in `delay`, s."""
 
 
+class DeliverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[delivery] How tokens are released where the client does not say."""
+
+    mode: str = "reserve"
+    """reserve (at once, but for a few tokens held back while a handoff is possible), paced (at most as fast as they
+    are read; `disco chat` asks for it), or off (at once)."""
+    pace_tps: _Positive = 4.8
+    """The reader's pace, token/s: 4.8 is reading, 3.3 listening."""
+    expected_ttft_s: _Positive = 1.0
+    """The TTFT that readers expect, s; for the quality of experience."""
+
+
+class HandoffSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[handoff] When a running answer moves to the other side."""
+
+    for_cost: bool = True
+    """Move an answer when that saves more than it costs; a side that fails is replaced in any case."""
+    stall_s: _Positive = 2.0
+    """Begin a handoff when the source has been silent for this long in mid-answer, s."""
+
+
 class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[history] What is remembered of past requests."""
 
@@ -118,6 +146,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: DeviceSettings = DeviceSettings()
     server: ServerSettings = ServerSettings()
     policy: PolicySettings = PolicySettings()
+    delivery: DeliverySettings = DeliverySettings()
+    handoff: HandoffSettings = HandoffSettings()
     history: HistorySettings = HistorySettings()
 
 
@@ -126,6 +156,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "device": DeviceSettings,
     "server": ServerSettings,
     "policy": PolicySettings,
+    "delivery": DeliverySettings,
+    "handoff": HandoffSettings,
     "history": HistorySettings,
 }
 SECRET_KEYS = frozenset({"api.key"})
@@ -276,10 +308,9 @@ def _check(config: Config) -> None:
     choices = {
         "policy.name": (config.policy.name, POLICIES),
         "policy.scarcer": (config.policy.scarcer, ("auto", "device", "server")),
-        "server.continuation": (
-            config.server.continuation, ("auto", "continue_final_message", "prefix", "assistant", "none")
-        ),
-    }  # fmt: skip
+        "server.continuation": (config.server.continuation, CONTINUATIONS),
+        "delivery.mode": (config.delivery.mode, ("reserve", "paced", "off")),
+    }
     for key, (value, allowed) in choices.items():
         if value not in allowed:
             msg = f"{key} = {value!r}: choose one of {', '.join(allowed)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -26,10 +26,19 @@ class Side(StrEnum):
 BOTH = frozenset(Side)
 
 
+class Delivery(StrEnum):
+    """How tokens are released to the reader (DESIGN §8)."""
+
+    RESERVE = "reserve"  # at once, but for a few held back while a handoff is possible
+    PACED = "paced"  # at most as fast as they are read
+    OFF = "off"  # at once
+
+
 class Continuation(StrEnum):
     """How well an endpoint continues a partial answer."""
 
     NONE = "none"
+    UNTRIED = "untried"  # nobody knows: tried when all else has failed, checked at the seam, never for money
     GUARDED = "guarded"  # it should, but may start the answer again: its text is checked at the seam
     EXACT = "exact"
 
@@ -65,7 +74,10 @@ class GenerationRequest:
     `messages` are OpenAI chat messages; `text_only` says that every content is plain text. `extra` holds OpenAI
     parameters that this daemon hands to a server unread (tools, response_format, …). `answer_so_far` is what the
     reader already has: an endpoint must continue right after it, never repeat it.
+    `answer_ids` are its token ids by the device's tokenizer, if known: then nothing is tokenized again.
     `max_tokens_key` is the name the client used for the limit, since some servers know only one of the two.
+    `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model.
+    `delivery` and `pace_tps` are what the client asks for; `None` is the configured default.
     """
 
     request_id: str
@@ -76,6 +88,10 @@ class GenerationRequest:
     text_only: bool = True
     max_tokens_key: str = "max_tokens"
     answer_so_far: str = ""
+    answer_ids: tuple[int, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    delivery: Delivery | None = None
+    pace_tps: float | None = None
 
     @property
     def needs(self) -> list[str]:
@@ -85,7 +101,8 @@ class GenerationRequest:
     @property
     def n_chars(self) -> int:
         """Characters of text in the prompt, for an estimate while no tokenizer is loaded."""
-        return sum(len(m["content"]) for m in self.messages if isinstance(m.get("content"), str))
+        raw = len(self.prompt) if isinstance(self.prompt, str) else 0
+        return raw + sum(len(m["content"]) for m in self.messages if isinstance(m.get("content"), str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +145,22 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …)."""
+    """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …).
+
+    `ids` are the token ids in the vocabulary of the endpoint that made it, where they are known and where the text up
+    to here is exactly theirs; a piece in the middle of something has none, and the next one carries all since.
+    """
 
     text: str
     n_tokens: int = 1
     delta: Json | None = None
     logprobs: Json | None = None
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A held answer has prefilled all it was given, and waits for more or for the word to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +205,41 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Handoff:
+    """One move of a running answer, done or dropped.
+
+    `at` tokens and `at_char` characters of the answer are from before the target took over (or, dropped, from before
+    it was begun); `reason` is `cost`, `failure` or `stall`. `took_s` is from the decision to the target's first joined
+    token; `overlap` tokens of the source were thrown away. `dropped` says why it did not happen: the source went on.
+    """
+
+    at: int
+    source: Side
+    target: Side
+    reason: str
+    took_s: float
+    overlap: int = 0
+    dropped: str | None = None
+    at_char: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a delivered answer was to read: Andes' QoE in [0, 1], the largest gap and TBT quantiles in s.
+
+    `stalled` counts the tokens that came after the reader had digested all before them, the first one aside. `ttlt_s`
+    is the end of digestion, from the request on.
+    """
+
+    qoe: float
+    ttlt_s: float
+    largest_gap_s: float
+    stalled: int
+    tbt_p50_s: float
+    tbt_p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One finished answer, the input of history, ledger and estimators."""
 
@@ -199,6 +261,9 @@ class Outcome:
     energy_j: float
     prompt: str | None = None
     answer: str | None = None
+    moves: tuple[Handoff, ...] = ()
+    reading: Reading | None = None
+    delivery: Delivery = Delivery.RESERVE
 
     @property
     def billed(self) -> tuple[int, int]:
@@ -237,9 +302,12 @@ class Outcome:
             },
             "tokens": {side.value: self.tokens.get(side, 0) for side in Side},
             "handoffs": self.handoffs,
+            "moves": [asdict(move) for move in self.moves],
             "cost_usd": self.cost_usd,
             "energy_j": self.energy_j,
-            "qoe": None,
+            "delivery": self.delivery.value,
+            "qoe": None if self.reading is None else self.reading.qoe,
+            "reading": None if self.reading is None else asdict(self.reading),
         }
 
 

@@ -165,7 +165,8 @@ def test_every_continuation_method_is_described_and_accepted(tmp_path: Path) -> 
 @pytest.mark.parametrize("row", rows(ARCHITECTURE, "Time-outs and bounds"), ids=lambda row: code(row[0])[0])
 def test_a_documented_bound_is_the_one_in_the_code(row: list[str]) -> None:
     (name,), (value,), (module,) = code(row[0]), code(row[1]), code(row[2])
-    source = (ROOT / "disco_daemon" / f"{module.replace('.', '/')}.py").read_text("utf-8")
+    path = ROOT / "disco_daemon" / module.replace(".", "/")
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
     assert re.search(rf"^\s*{name}(: .+)? = {re.escape(value)}(?=\s|$)", source, re.MULTILINE), f"{name} in {module}"
 
 

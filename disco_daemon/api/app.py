@@ -16,8 +16,10 @@ from aiohttp import web
 from ..conductor import Conductor
 from ..errors import DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
-from ..types import BOTH, Side
+from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import openai, sse
+from .metrics import CONTENT_TYPE, Metrics
+from .shapes import Chat, Shape, Text, error_body
 
 log = logging.getLogger("disco.api")
 
@@ -68,20 +70,24 @@ TURNSTILE = web.AppKey("turnstile", Turnstile)
 CONDUCTOR = web.AppKey("conductor", Conductor)
 REPORTS = web.AppKey("reports", Reports)
 CONFIG = web.AppKey("config", ApiConfig)
+METRICS = web.AppKey("metrics", Metrics)
 
 
-def make_app(conductor: Conductor, reports: Reports, config: ApiConfig) -> web.Application:
+def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
     app = web.Application(middlewares=[_errors, _guard], client_max_size=MAX_BODY)
     app[TURNSTILE] = Turnstile()
-    app[CONDUCTOR], app[REPORTS], app[CONFIG] = conductor, reports, config
+    app[CONDUCTOR], app[REPORTS], app[CONFIG], app[METRICS] = conductor, reports, config, metrics
     app.router.add_post("/v1/chat/completions", _chat)
+    app.router.add_post("/v1/completions", _complete)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/health", _health)
     app.router.add_get("/disco/v1/state", _state)
     app.router.add_get("/disco/v1/history", _history)
     app.router.add_get("/disco/v1/plan", _plan)
+    app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
+    app.router.add_get("/metrics", _metrics)
     return app
 
 
@@ -98,7 +104,7 @@ def _failure(error: DiscoError, headers: dict[str, str] | None = None) -> web.Re
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(retry_after_s)))
-    return _json(openai.error_body(error), error.status, headers)
+    return _json(error_body(error), error.status, headers)
 
 
 @web.middleware
@@ -139,30 +145,64 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     return await handler(request)
 
 
-# --- chat ---------------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------------
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    conductor = request.app[CONDUCTOR]
+    body = await _body(request)
+    chat, extra = openai.parse(body)
+    request_id = _new_id()
+    generation = openai.to_generation(chat, extra, request_id, _route(request, chat.model))
+    return await _answer(request, chat, generation, Chat(request_id, _created(request), chat.model))
+
+
+async def _complete(request: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    body = await _body(request)
+    asked, extra = openai.parse_completion(body)
+    request_id = _new_id()
+    allowed = _route(request, asked.model)
+    if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
+        msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
+        raise RequestError(msg, code="unsupported")
+    generation = openai.to_raw_generation(asked, extra, request_id, allowed)
+    return await _answer(request, asked, generation, Text(request_id, _created(request), asked.model))
+
+
+async def _body(request: web.Request) -> bytes:
     body = await request.read()
     await request.app[TURNSTILE].enter()
-    chat = openai.parse(body)
-    allowed = _routes(conductor).get(chat.model)
-    if allowed is None:
-        names = ", ".join(_routes(conductor))
-        msg = f"The model '{chat.model}' does not exist. Available: {names}."
+    return body
+
+
+def _new_id() -> str:
+    return f"req-{secrets.token_hex(8)}"
+
+
+def _created(request: web.Request) -> int:
+    return int(request.app[CONDUCTOR].stage.clock.wall())
+
+
+def _route(request: web.Request, model: str) -> frozenset[Side]:
+    """Where a model name may be served. Raises RequestError."""
+    routes = _routes(request.app[CONDUCTOR])
+    if model not in routes:
+        msg = f"The model '{model}' does not exist. Available: {', '.join(routes)}."
         raise RequestError(msg, status=404, param="model", code="model_not_found")
-    request_id = f"req-{secrets.token_hex(8)}"
-    generation = openai.to_generation(chat, openai.extra_of(body), request_id, allowed)
-    head: dict[str, Any] = {
-        "id": f"chatcmpl-{request_id}", "created": int(conductor.clock.wall()), "model": chat.model,
-    }  # fmt: skip
-    if chat.stream:
-        include_usage = bool((chat.stream_options or {}).get("include_usage"))
-        stream = sse.StreamSink(request, head, request_id, include_usage=include_usage)
+    return routes[model]
+
+
+async def _answer(
+    request: web.Request, asked: openai.Asked, generation: GenerationRequest, shape: Shape
+) -> web.StreamResponse:
+    """Have it answered, as a stream or as one body."""
+    conductor, request_id = request.app[CONDUCTOR], generation.request_id
+    wanted = bool(asked.return_token_ids)
+    if asked.stream:
+        stream = sse.StreamSink(request, shape, request_id, include_usage=asked.include_usage, token_ids=wanted)
         try:
-            outcome = await conductor.run(generation, chat.model, stream)
+            outcome = await conductor.run(generation, asked.model, stream)
             return await stream.finish(outcome)
         except ReaderGone:
             raise
@@ -170,12 +210,23 @@ async def _chat(request: web.Request) -> web.StreamResponse:
             if not stream.begun:
                 return _failure(e, sse.headers(request_id, None))
             return await stream.fail(e)
-    whole = sse.BodySink(head, request_id)
+    whole = sse.BodySink(shape, token_ids=wanted)
     try:
-        outcome = await conductor.run(generation, chat.model, whole)
+        outcome = await conductor.run(generation, asked.model, whole)
     except DiscoError as e:
         return _failure(e, sse.headers(request_id, None))
     return _json(whole.body(outcome), headers=sse.headers(request_id, outcome.winner))
+
+
+async def _adjust(request: web.Request) -> web.Response:
+    """POST /disco/v1/answers/ID: another pace or delivery for an answer that is running."""
+    request_id = request.match_info["request_id"]
+    wish = openai.parse_adjustment(await request.read())
+    delivery = None if wish.delivery is None else Delivery(wish.delivery)
+    if not request.app[CONDUCTOR].adjust(request_id, pace_tps=wish.pace_tps, delivery=delivery):
+        msg = f"No answer '{request_id}' is running."
+        raise RequestError(msg, status=404, code="not_found")
+    return _json({"request_id": request_id, "pace_tps": wish.pace_tps, "delivery": wish.delivery})
 
 
 def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
@@ -246,3 +297,9 @@ async def _plan(request: web.Request) -> web.Response:
         msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
         raise RequestError(msg, param="tokens")
     return _json(request.app[REPORTS].plan(tokens, waited_s))
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    """GET /metrics, for Prometheus."""
+    body = request.app[METRICS].render(request.app[CONDUCTOR].in_flight)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

@@ -1,36 +1,46 @@
-"""OpenAI's wire format: requests in, chunks and bodies out. Pure."""
+"""OpenAI's wire format: what requests say, in this software's words. Pure."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ..errors import DiscoError, RequestError
-from ..types import GenerationRequest, Sampling, Side, Token
+from ..errors import RequestError
+from ..types import Delivery, GenerationRequest, Sampling, Side
 
 MAX_INT = 2**63 - 1
+MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
 MAX_STOP = 4  # as OpenAI
+MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
+COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 
 
 class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The `disco` object of a request (DESIGN §9)."""
+    """The `disco` object of a request (DESIGN §9); `pace_tps` in token/s."""
 
     route: Literal["device", "server"] | None = None
     private: bool = False
+    delivery: Literal["reserve", "paced", "off"] | None = None
+    pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
 
 
-class ChatRequest(msgspec.Struct):
-    """What of a chat completion request this daemon reads itself; the rest travels in `extra`."""
+class Adjustment(msgspec.Struct, forbid_unknown_fields=True):
+    """What a reader may change of a running answer."""
+
+    delivery: Literal["reserve", "paced", "off"] | None = None
+    pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """What both endpoints take."""
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] | None = None
@@ -38,20 +48,91 @@ class ChatRequest(msgspec.Struct):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
+    return_token_ids: bool | None = False
+    disco: DiscoOptions | UnsetType = UNSET
+
+    @property
+    def options(self) -> DiscoOptions:
+        """The `disco` object, or its defaults."""
+        return DiscoOptions() if self.disco is UNSET else self.disco
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage block."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class ChatRequest(Asked, kw_only=True):
+    """What of a chat completion request this daemon reads itself; the rest travels in `extra`."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool = True
-    disco: DiscoOptions | UnsetType = UNSET
+
+
+class CompletionRequest(Asked, kw_only=True):
+    """The same of a text completion; what stands below `prompt` is taken only if it asks for nothing.
+
+    Without `max_tokens` there are COMPLETION_TOKENS, with a null as many as there will be.
+    """
+
+    prompt: Any
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = COMPLETION_TOKENS
+    echo: Any = None
+    logprobs: Any = None
+    best_of: Any = None
+    suffix: Any = None
+    logit_bias: Any = None
 
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
-_OWN = frozenset(ChatRequest.__struct_fields__)
+_A = TypeVar("_A", bound=Asked)
+_S = TypeVar("_S", bound=msgspec.Struct)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# Parameters of text completions that nothing here can honour, and the values that ask for nothing.
+_TRIVIAL: dict[str, tuple[Any, ...]] = {
+    "echo": (None, False),
+    "logprobs": (None, False),
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    "logit_bias": (None, {}),
+}
 
 
-def parse(body: bytes) -> ChatRequest:
-    """Decode and check a request body. Raises RequestError in OpenAI's terms."""
+# --- in -----------------------------------------------------------------------------------------------------------
+
+
+def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
+    """Decode and check a chat request; with it the parameters only a server understands. Raises RequestError."""
+    request, extra = _asked(body, ChatRequest)
+    for index, message in enumerate(request.messages):
+        _check_message(index, message)
+    return request, extra
+
+
+def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
+    """The same for a text completion."""
+    request, extra = _asked(body, CompletionRequest)
+    for name, trivial in _TRIVIAL.items():
+        value = getattr(request, name)
+        if not any(type(value) is type(nothing) and value == nothing for nothing in trivial):
+            msg = f"'{name}' is not supported for text completions."
+            raise RequestError(msg, param=name, code="unsupported_value")
+    return request, extra
+
+
+def parse_adjustment(body: bytes) -> Adjustment:
+    """Decode what is to change of a running answer. Raises RequestError, also where nothing is."""
+    found = _convert(_decoded(body), Adjustment)
+    if found == Adjustment():
+        raise RequestError("Nothing to change: give 'pace_tps' or 'delivery'.")
+    return found
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
     try:
-        raw = _decoder.decode(body)
+        return _decoder.decode(body)
     except msgspec.MsgspecError as e:
         msg = f"We could not parse the JSON body of your request: {e}"
         raise RequestError(msg) from e
@@ -59,68 +140,129 @@ def parse(body: bytes) -> ChatRequest:
         raise RequestError("The request body is not UTF-8.") from e
     except RecursionError as e:
         raise RequestError("The request body is nested too deeply.") from e
+
+
+def _convert(raw: dict[str, Any], kind: type[_S]) -> _S:
     try:
-        request = msgspec.convert(raw, ChatRequest)
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
         param = _param(str(e))
         msg = f"Invalid value for '{param}': {e}" if param else str(e)
         raise RequestError(msg, param=param, code="invalid_type") from e
-    for index, message in enumerate(request.messages):
-        _check_message(index, message)
+
+
+def _asked(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
+    """A request, and what of it this daemon does not read."""
+    raw = _decoded(body)
+    request = _convert(raw, kind)
     if request.n not in (None, 1):
         raise RequestError("Only n = 1 is supported: a race has one winner.", param="n", code="unsupported_value")
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if len(stop) > MAX_STOP:
-        msg = f"At most {MAX_STOP} stop sequences are supported, got {len(stop)}."
+    if len(_stop(request)) > MAX_STOP:
+        msg = f"At most {MAX_STOP} stop sequences are supported, got {len(_stop(request))}."
         raise RequestError(msg, param="stop")
-    return request
-
-
-def extra_of(body: bytes) -> dict[str, Any]:
-    """The parameters of a request that only a server understands."""
-    return {k: v for k, v in _decoder.decode(body).items() if k not in _OWN}
+    own = kind.__struct_fields__
+    return request, {k: v for k, v in raw.items() if k not in own}
 
 
 def to_generation(
     request: ChatRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
 ) -> GenerationRequest:
-    """The endpoint-neutral form."""
-    options = DiscoOptions() if request.disco is UNSET else request.disco
+    """The endpoint-neutral form of a chat."""
+    messages = [_flattened(m) for m in request.messages]
+    last = messages[-1]
+    answer_so_far = ""
+    if last["role"] == "assistant" and (request.continue_final_message or last.get("prefix") is True):
+        answer_so_far = _begun(messages.pop())
+        if not messages:
+            raise RequestError("There is no message before the one to continue.", param="messages")
+    return GenerationRequest(
+        request_id=request_id,
+        messages=tuple(messages),
+        sampling=_sampling(request, request.max_completion_tokens or request.max_tokens),
+        extra=extra,
+        allowed=_allowed(request.options, allowed),
+        text_only=all(_text_only(m) for m in messages),
+        max_tokens_key="max_completion_tokens" if request.max_completion_tokens else "max_tokens",
+        answer_so_far=answer_so_far,
+        delivery=_delivery(request),
+        pace_tps=request.options.pace_tps,
+    )
+
+
+def to_raw_generation(
+    request: CompletionRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
+) -> GenerationRequest:
+    """The endpoint-neutral form of a text completion: the device's, whose text and token ids it is about."""
+    if Side.DEVICE not in allowed:
+        msg = "Text completions are served by the device only: use the model 'disco' or 'disco/device'."
+        raise RequestError(msg, param="model", code="unsupported_value")
+    return GenerationRequest(
+        request_id=request_id,
+        messages=(),
+        sampling=_sampling(request, request.max_tokens),
+        extra=extra,
+        allowed=_allowed(request.options, frozenset({Side.DEVICE})),
+        prompt=_prompt(request.prompt),
+        delivery=_delivery(request),
+        pace_tps=request.options.pace_tps,
+    )
+
+
+def _allowed(options: DiscoOptions, allowed: frozenset[Side]) -> frozenset[Side]:
     if options.route is not None:
         allowed &= {Side(options.route)}
     if options.private:
         allowed &= {Side.DEVICE}
     if not allowed:
         raise RequestError("'model', 'disco.route' and 'disco.private' contradict each other.", param="disco")
-    messages = [_flattened(m) for m in request.messages]
-    answer_so_far = ""
-    if request.continue_final_message and messages[-1]["role"] == "assistant":
-        said = messages.pop()
-        answer_so_far = said.get("content") or ""
-        if not isinstance(answer_so_far, str) or said.get("tool_calls"):
-            raise RequestError("Only a message of plain text can be continued.", param="messages")
-        if not messages:
-            raise RequestError("There is no message before the one to continue.", param="messages")
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    sampling = Sampling(
-        max_tokens=request.max_completion_tokens or request.max_tokens,
+    return allowed
+
+
+def _delivery(request: Asked) -> Delivery | None:
+    """How the tokens are to be released; nobody watches an answer that comes in one piece."""
+    if not request.stream:
+        return Delivery.OFF
+    wish = request.options.delivery
+    return None if wish is None else Delivery(wish)
+
+
+def _stop(request: Asked) -> tuple[str, ...]:
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+
+
+def _sampling(request: Asked, max_tokens: int | None) -> Sampling:
+    return Sampling(
+        max_tokens=max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
         seed=request.seed,
-        stop=stop,
+        stop=_stop(request),
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
     )
-    return GenerationRequest(
-        request_id=request_id,
-        messages=tuple(messages),
-        sampling=sampling,
-        extra=extra,
-        allowed=allowed,
-        text_only=all(_text_only(m) for m in messages),
-        max_tokens_key="max_completion_tokens" if request.max_completion_tokens else "max_tokens",
-        answer_so_far=answer_so_far,
-    )
+
+
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
+    """One prompt: text, or token ids. Raises RequestError."""
+    if isinstance(prompt, list) and prompt and all(isinstance(p, str | list) for p in prompt):
+        if len(prompt) > 1:
+            msg = f"Only one prompt a request is supported, got {len(prompt)}."
+            raise RequestError(msg, param="prompt", code="unsupported_value")
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(i) is int and 0 <= i <= MAX_TOKEN_ID for i in prompt):
+        return tuple(prompt)
+    msg = "Invalid value for 'prompt': expected text or an array of token ids, and not an empty one."
+    raise RequestError(msg, param="prompt", code="invalid_type")
+
+
+def _begun(message: dict[str, Any]) -> str:
+    """The text of a message that is to be continued. Raises RequestError."""
+    text = message.get("content") or ""
+    if not isinstance(text, str) or message.get("tool_calls"):
+        raise RequestError("Only a message of plain text can be continued.", param="messages")
+    return text
 
 
 def _check_message(index: int, message: dict[str, Any]) -> None:
@@ -163,36 +305,3 @@ def _param(text: str) -> str | None:
     if missing := re.search(r"missing required field `([^`]+)`", text):
         return missing[1]
     return None
-
-
-# --- out ----------------------------------------------------------------------------------------------------------
-
-
-def error_body(error: DiscoError) -> dict[str, Any]:
-    """OpenAI's error shape."""
-    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
-
-
-def delta_of(token: Token, *, first: bool) -> dict[str, Any]:
-    """The `delta` of a chunk."""
-    delta: dict[str, Any] = {"role": "assistant"} if first else {}
-    if token.text or first:
-        delta["content"] = token.text
-    return delta | dict(token.delta or {})
-
-
-def chunk(
-    head: dict[str, Any], delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None
-) -> dict[str, Any]:
-    """One `chat.completion.chunk`."""
-    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-    return head | {"object": "chat.completion.chunk", "choices": [choice]}
-
-
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's usage block."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }

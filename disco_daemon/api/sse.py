@@ -1,9 +1,8 @@
-"""The two shapes an answer can leave in: a stream of server-sent events, or one JSON body."""
+"""The two ways an answer can leave: a stream of server-sent events, or one JSON body."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ from aiohttp import web
 
 from ..errors import DiscoError, ReaderGone
 from ..types import Outcome, Side, Token
-from . import openai
+from .shapes import Ids, Shape, error_body
 
 READER_TIMEOUT_S = 300.0  # a reader who takes nothing for so long holds a server's stream open for nobody
 
@@ -23,6 +22,15 @@ def event(payload: Any) -> bytes:
     return b"data: " + _encode(payload) + b"\n\n"
 
 
+def comment(text: str) -> bytes:
+    """One SSE comment, which clients skip; always one line, whatever the text.
+
+    With an empty line behind it, so that a client that cuts at empty lines does not lose the event after it.
+    """
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return f": disco {' '.join(printable.split())}\n\n".encode("utf-8", "replace")
+
+
 def headers(request_id: str, route: str | None) -> dict[str, str]:
     """The daemon's own response headers."""
     found = {"X-Disco-Request-Id": request_id}
@@ -31,16 +39,45 @@ def headers(request_id: str, route: str | None) -> dict[str, str]:
     return found
 
 
+class _TokenIds:
+    """Which token ids a client gets: those of the side that began the answer, until another one has it.
+
+    Ids of two vocabularies in one list, or a list with a hole, would be read as an answer that nobody gave.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+        self._side: Side | None = None
+        self.joint = False
+
+    def of(self, token: Token, side: Side) -> Ids | None:
+        """The ids of one token, None if not asked for or not known."""
+        if not self._wanted:
+            return None
+        self._side = self._side or side
+        self.joint = self.joint or side is not self._side
+        return None if self.joint else token.ids or None
+
+
 class StreamSink:
     """Writes tokens as they come. The response begins with the first token, so that an earlier failure is a plain
     HTTP error with the right status.
     """  # noqa: D205
 
-    def __init__(self, request: web.Request, head: dict[str, Any], request_id: str, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        shape: Shape,
+        request_id: str,
+        *,
+        include_usage: bool = False,
+        token_ids: bool = False,
+    ) -> None:
         self._request = request
-        self._head = head
+        self._shape = shape
         self._request_id = request_id
         self._include_usage = include_usage
+        self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
         self.response: web.StreamResponse | None = None
@@ -51,11 +88,15 @@ class StreamSink:
         return self._winner is not None
 
     def token(self, token: Token, winner: Side) -> None:
-        """Take one token, to be written by the next `flush`."""
+        """Take one token, to be written by the next `flush`; `winner` has the answer by now."""
         first = self._winner is None
         self._winner = winner
-        delta = openai.delta_of(token, first=first)
-        self._pending += event(openai.chunk(self._head, delta, logprobs=token.logprobs))
+        self._pending += event(self._shape.chunk(token, self._ids.of(token, winner), first=first))
+
+    def note(self, text: str) -> None:
+        """Tell of something between two tokens, in a comment. Before the first token there is nowhere to tell it."""
+        if self.begun:
+            self._pending += comment(text)
 
     async def flush(self) -> None:
         """Write what was taken; waits while the client's socket is full. Raises ReaderGone."""
@@ -65,18 +106,15 @@ class StreamSink:
     async def finish(self, outcome: Outcome) -> web.StreamResponse:
         """Write the end of a whole answer: finish_reason, usage if asked for, the disco object, [DONE]."""
         self._winner = outcome.winner
-        last = openai.chunk(self._head, {}, outcome.finish_reason or "stop")
+        ends = [self._shape.end(outcome.finish_reason or "stop")]
         if self._include_usage:
-            usage = openai.usage_of(*outcome.billed)
-            tail = self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage}
-            data = event(last) + event(tail | {"disco": outcome.to_json()})
-        else:
-            data = event(last | {"disco": outcome.to_json()})
-        return await self._write(data + b"data: [DONE]\n\n", last=True)
+            ends.append(self._shape.bill(outcome))
+        ends[-1]["disco"] = outcome.to_json()
+        return await self._write(b"".join(map(event, ends)) + b"data: [DONE]\n\n", last=True)
 
     async def fail(self, error: DiscoError) -> web.StreamResponse:
         """Tell a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
-        return await self._write(event(openai.error_body(error)), last=True)
+        return await self._write(event(error_body(error)), last=True)
 
     async def _write(self, data: bytes, *, last: bool = False) -> web.StreamResponse:
         """Write all that is pending and `data`; the response begins with the first write."""
@@ -105,61 +143,26 @@ class StreamSink:
 
 
 class BodySink:
-    """Collects an answer into one `chat.completion`."""
+    """Collects an answer into one body."""
 
-    def __init__(self, head: dict[str, Any], request_id: str) -> None:
-        self._head = head
-        self._request_id = request_id
-        self._pieces: list[str] = []
-        self._deltas: list[dict[str, Any]] = []
-        self._logprobs: list[Any] = []
+    def __init__(self, shape: Shape, *, token_ids: bool = False) -> None:
+        self._shape = shape
+        self._ids = _TokenIds(wanted=token_ids)
+        self._known: list[int] = []
+        self._tokens: list[Token] = []
+
+    def token(self, token: Token, winner: Side) -> None:
+        """Keep one token."""
+        self._tokens.append(token)
+        self._known += self._ids.of(token, winner) or ()
+
+    def note(self, text: str) -> None:
+        """A body has no comments; the `disco` object tells of handoffs."""
 
     async def flush(self) -> None:
         """Nothing leaves before the answer is whole."""
 
-    def token(self, token: Token, winner: Side) -> None:
-        """Keep one token."""
-        del winner
-        self._pieces.append(token.text)
-        if token.delta:
-            self._deltas.append(copy.deepcopy(dict(token.delta)))  # tokens are frozen, and merging writes
-        if token.logprobs:
-            self._logprobs += token.logprobs.get("content") or []
-
     def body(self, outcome: Outcome) -> dict[str, Any]:
         """The whole response body."""
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._pieces)}
-        for delta in self._deltas:
-            _merge(message, delta)
-        if message.get("tool_calls"):
-            message["tool_calls"] = [{k: v for k, v in c.items() if k != "index"} for c in message["tool_calls"]]
-            message["content"] = message["content"] or None
-        logprobs = {"content": self._logprobs} if self._logprobs else None
-        choice = {
-            "index": 0, "message": message, "logprobs": logprobs, "finish_reason": outcome.finish_reason or "stop",
-        }  # fmt: skip
-        usage = openai.usage_of(*outcome.billed)
-        return self._head | {
-            "object": "chat.completion", "choices": [choice], "usage": usage, "disco": outcome.to_json(),
-        }  # fmt: skip
-
-
-def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:
-    """Add a delta to a message: strings grow, lists are joined by `index`, the rest is set."""
-    for key, value in delta.items():
-        old = into.get(key)
-        if isinstance(value, str) and isinstance(old, str) and key not in ("id", "type", "role"):
-            into[key] = old + value
-        elif isinstance(value, dict) and isinstance(old, dict):
-            _merge(old, value)
-        elif isinstance(value, list):
-            items = into.setdefault(key, [])
-            for item in value:
-                index = item.get("index") if isinstance(item, dict) else None
-                slot = None if index is None else next((i for i in items if i.get("index") == index), None)
-                if slot is None:
-                    items.append(item)
-                else:
-                    _merge(slot, item)
-        else:
-            into[key] = value
+        ids = self._known if self._known and not self._ids.joint else None
+        return self._shape.body(self._tokens, ids, outcome)

@@ -99,7 +99,7 @@ async def bench_relay(
         async with targets(max(tokens, PAIR_TOKENS), progress) as (direct, daemon):
             pairs = await paired_ttfts(direct, daemon, n, warmup, progress)
             rates = await paired_rates(direct, daemon, streams, tokens, progress)
-            lag_ms = await loop_lag(daemon)
+            lag_ms = (await state_of(daemon))["loop_lag_ms"]["p99"]
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
         msg = f"the measurement broke off: {error!r}"
         raise BenchError(msg) from error
@@ -112,6 +112,7 @@ async def bench_relay(
         "tokens_per_s": round(rates[1], 1),
         "direct_tokens_per_s": round(rates[0], 1),
         "throughput_ratio": round(rates[1] / rates[0], 4),
+        "daemon_us_per_token": round(rates[2] * 1e6, 2),
         "loop_lag_ms_p99": lag_ms,
         "tokens_per_stream": tokens,
         "n": n,
@@ -206,14 +207,21 @@ async def ttft(target: Target, question: Question) -> float:
 
 async def paired_rates(
     direct: Target, daemon: Target, streams: int, tokens: int, progress: Progress
-) -> tuple[float, float]:
-    """Measure the throughput at both doors in turn, the limit first; token/s, medians of `ROUNDS`."""
+) -> tuple[float, float, float]:
+    """Measure the throughput at both doors in turn, the limit first; token/s, medians of `ROUNDS`.
+
+    The third figure is the CPU time that the daemon took for a token, s.
+    """
     rates: dict[str, list[float]] = {"direct": [], "daemon": []}
+    cpu_s: list[float] = []
     for i in range(ROUNDS):
         for target in (direct, daemon):
+            before = (await state_of(target))["cpu_s"] if target is daemon else 0.0
             rates[target.name].append(await rate(target, streams, tokens))
+            if target is daemon:
+                cpu_s.append(((await state_of(target))["cpu_s"] - before) / (streams * tokens))
             progress(f"throughput: round {i + 1} of {ROUNDS}, {target.name} {rates[target.name][-1]:,.0f} token/s")
-    return statistics.median(rates["direct"]), statistics.median(rates["daemon"])
+    return statistics.median(rates["direct"]), statistics.median(rates["daemon"]), statistics.median(cpu_s)
 
 
 async def rate(target: Target, streams: int, tokens: int) -> float:
@@ -239,11 +247,11 @@ async def rate(target: Target, streams: int, tokens: int) -> float:
     return streams * tokens / taken_s
 
 
-async def loop_lag(daemon: Target) -> float:
-    """Ask the daemon how late its event loop was, p99 over the last minute, ms: full load of this measurement."""
+async def state_of(daemon: Target) -> dict[str, Any]:
+    """Ask the daemon how it is: how late its event loop was over the last minute, how much CPU time it has used."""
     async with daemon.session.get(daemon.url.removesuffix("/v1") + "/disco/v1/state") as response:
-        state = await response.json()
-    return float(state["loop_lag_ms"]["p99"])
+        state: dict[str, Any] = await response.json()
+    return state
 
 
 async def check_status(response: aiohttp.ClientResponse, target: Target) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 ROWS = (
@@ -14,6 +15,7 @@ ROWS = (
     ("concurrent streams", "streams", ""),
     ("throughput, direct", "direct_tokens_per_s", "token/s"),
     ("throughput, through the daemon", "tokens_per_s", "token/s"),
+    ("the daemon's time for a token", "daemon_us_per_token", "us"),
 )
 
 
@@ -40,30 +42,101 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     policy.add_argument("--plots", metavar="DIR", help="draw refit time against samples, beside the published figures")
     policy.add_argument("--repeat", type=_count(3), default=51, help="fits of each size (default: %(default)s)")
     policy.set_defaults(run=run_policy)
+    _add_handoff(kinds)
+    _add_delivery(kinds)
+
+
+def _add_handoff(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from pathlib import Path
+
+    handoff = kinds.add_parser(
+        "handoff",
+        help="move real answers between a real engine and a real server",
+        description="Text, flow and cost of answers that move in mid-stream, both ways; another disco is the server.",
+    )
+    handoff.add_argument("--json", action="store_true", help="print one JSON document")
+    handoff.add_argument("--count", type=_count(1), default=40, help="handoffs each way (default: %(default)s)")
+    handoff.add_argument(
+        "--method", default="token_ids", choices=("token_ids", "continue_final_message", "assistant", "prefix"),
+        help="how the server is asked to continue (default: %(default)s)",
+    )  # fmt: skip
+    handoff.add_argument("--server", metavar="URL", help="a server with the default model, instead of another disco")
+    handoff.add_argument("--server-model", type=Path, metavar="GGUF", help="another model on the server's side")
+    handoff.add_argument("--shape-ttft", type=Path, metavar="CSV", help="replay a trace's TTFTs at the server")
+    handoff.add_argument("--concurrent", type=_count(1), default=1, help="answers at a time (default: %(default)s)")
+    handoff.add_argument("--delivery", default="paced", choices=("paced", "reserve"), help="(default: %(default)s)")
+    handoff.add_argument(
+        "--live", type=_count(0), default=12, help="answers that show the saving (default: %(default)s)"
+    )
+    handoff.set_defaults(run=run_handoff)
+
+
+def _add_delivery(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    delivery = kinds.add_parser(
+        "delivery",
+        help="what the token buffer costs: pass-through, pacing, jitter",
+        description="Time the token buffer on a real event loop, beside a plain queue and a task for each stream.",
+    )
+    delivery.add_argument("--json", action="store_true", help="print one JSON document")
+    delivery.set_defaults(run=run_delivery)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; progress goes to stderr."""
+    from disco_daemon.bench.relay import bench_relay
+
+    figures = _measured(bench_relay(n=args.n, streams=args.streams, tokens=args.tokens, progress=_progress))
+    if figures is None:
+        return 1
+    print(json.dumps(figures) if args.json else table(figures))
+    return 0
+
+
+def run_handoff(args: argparse.Namespace) -> int:
+    """Move answers; progress goes to stderr."""
+    from disco_daemon.bench.handoff import Setup, bench_handoff, table
+
+    setup = Setup(
+        args.count, args.method, args.server, args.server_model, args.shape_ttft, args.concurrent, args.delivery,
+        args.live,
+    )  # fmt: skip
+    figures = _measured(bench_handoff(setup, _progress))
+    if figures is None:
+        return 1
+    print(json.dumps(figures) if args.json else table(figures))
+    return 0
+
+
+def run_delivery(args: argparse.Namespace) -> int:
+    """Time the token buffer in this process."""
+    import asyncio
+
+    from disco_daemon.bench.delivery import bench_delivery, table
+
+    figures = asyncio.run(bench_delivery(progress=_progress))
+    print(json.dumps(figures) if args.json else table(figures))
+    return 0
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _measured(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+    """Run a measurement that has children; none of them outlives this process. None when it was ended by SIGTERM."""
     import asyncio
     import signal
 
-    from disco_daemon.bench.relay import bench_relay
-
-    def progress(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     async def measure() -> dict[str, Any] | None:
-        task = asyncio.ensure_future(bench_relay(n=args.n, streams=args.streams, tokens=args.tokens, progress=progress))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # no child outlives this process
+        task = asyncio.ensure_future(work)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 
     figures = asyncio.run(measure())
     if figures is None:
-        progress("ended by SIGTERM")
-        return 1
-    print(json.dumps(figures) if args.json else table(figures))
-    return 0
+        _progress("ended by SIGTERM")
+    return figures
 
 
 def run_policy(args: argparse.Namespace) -> int:

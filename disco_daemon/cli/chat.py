@@ -16,6 +16,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--system", help="system prompt")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float)
+    parser.add_argument(
+        "--delivery",
+        choices=("paced", "reserve", "off"),
+        help="how the text comes (default: paced, as it is read; off where nobody reads along)",
+    )
+    parser.add_argument("--pace", type=float, metavar="TPS", help="reading speed, tokens a second")
     parser.add_argument("--url", help="daemon to ask (default from the configuration)")
     parser.add_argument("--json", action="store_true", help="print the answer and how it came about as JSON")
     parser.set_defaults(run=run)
@@ -54,6 +60,11 @@ class Talk:
         """Forget all turns but the system prompt."""
         self.messages = [{"role": "system", "content": self._args.system}] if self._args.system else []
 
+    def _delivery(self) -> str:
+        """As asked for; else at reading speed for a terminal, and at once for a program."""
+        reader = sys.stdout.isatty() and not self._args.json
+        return str(self._args.delivery or ("paced" if reader or self._args.pace is not None else "off"))
+
     def ask(self, question: str) -> None:
         """Send one turn and print the answer as it comes; a turn that fails is taken back."""
         from .. import client
@@ -63,6 +74,7 @@ class Talk:
         payload: dict[str, Any] = {"model": args.model, "messages": self.messages}
         payload |= {"max_tokens": args.max_tokens} if args.max_tokens is not None else {}
         payload |= {"temperature": args.temperature} if args.temperature is not None else {}
+        payload["disco"] = {"delivery": self._delivery()} | ({"pace_tps": args.pace} if args.pace is not None else {})
         answer, told = "", None
         try:
             for chunk in client.stream_chat(self._root, payload, self._key):

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,14 @@ from aiohttp import web
 
 from .. import __version__
 from ..api.app import ApiConfig, make_app
+from ..api.metrics import Metrics
 from ..clock import Clock, SystemClock
-from ..conductor import Conductor
+from ..conductor import Conductor, Manner, Stage
 from ..config import Config, data_path, require_complete, server_api_key
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server, ServerConfig
-from ..endpoints.shaper import Shaped, read_trace
+from ..endpoints.shaper import Shape, Shaped
 from ..engine.supervisor import Engine, EngineConfig
 from ..errors import ConfigError
 from ..estimation.knowledge import DEVICE_TPS
@@ -33,13 +35,15 @@ from ..learning import Learner
 from ..models import default_model_path
 from ..money.prices import Prices
 from ..net import without_credentials
+from ..prober import Prober
 from ..pulse import Pulse
 from ..scheduling.make import make_policy
+from ..scheduling.migrate import Costs
+from ..scheduling.mover import DECODE_TPS, CostMover, Forced, Mover, Stay
 from ..scheduling.planner import Planner
 from ..store import History
-from ..types import Side
+from ..types import Delivery, Outcome, Side
 
-DECODE_TPS = 30.0  # token/s of a small model on a laptop, to tell which side costs more
 SWITCH_INTERVAL_S = 0.001
 SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
 
@@ -47,11 +51,18 @@ SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIG
 class Daemon:
     """All parts of one daemon; `serving()` starts and stops them in order."""
 
-    def __init__(self, config: Config, *, trace: Path | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        shape: Shape | None = None,
+        force: tuple[int, int] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         require_complete(config)
         self.config = config
         self.clock = clock or SystemClock()
-        self.endpoints = make_endpoints(config, self.clock, trace)
+        self.endpoints = make_endpoints(config, self.clock, shape)
         self.history = History(
             Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite",
             max_rows=config.history.max_rows,
@@ -60,18 +71,39 @@ class Daemon:
         self.prices = make_prices(config)
         self.pulse = Pulse(self.clock)
         self.learner = Learner(make_planner(config, self.prices), self.history, self.clock, _names(config))
-        self.conductor = Conductor(
+        self.metrics = Metrics()
+        server = self.endpoints.get(Side.SERVER)
+        self.prober = (
+            Prober(server, self.history, self.clock, enabled=config.server.probe)
+            if isinstance(server, Server)
+            else None
+        )
+        stage = Stage(
             endpoints=self.endpoints,
             planner=self.learner.planner,
+            mover=make_mover(config, self.learner.planner, self.prices, force),
             clock=self.clock,
             prices=self.prices,
-            record=self.learner.record,
             disturbed=self.pulse.disturbed,
             shadow=config.policy.shadow,
             keep_text=config.history.keep_text,
+            manner=Manner(
+                Delivery(config.delivery.mode),
+                config.delivery.pace_tps,
+                config.delivery.expected_ttft_s,
+                config.handoff.stall_s,
+            ),
         )
+        self.conductor = Conductor(stage, self._record)
         self._started = self.clock.now()
         self.url = ""
+
+    def _record(self, outcome: Outcome) -> None:
+        """One finished answer goes to everybody who keeps count; none of them blocks."""
+        self.learner.record(outcome)
+        self.metrics.observe(outcome)
+        if self.prober is not None:
+            self.prober.saw(outcome)
 
     def state(self) -> dict[str, Any]:
         """What `disco status` shows."""
@@ -80,8 +112,9 @@ class Daemon:
             "version": __version__,
             "pid": os.getpid(),
             "url": self.url,
+            "cpu_s": round(time.process_time(), 4),
             "uptime_s": round(self.clock.now() - self._started, 1),
-            "policy": conductor.planner.policy.name,
+            "policy": self.learner.planner.policy.name,
             "endpoints": {side.value: endpoint.status() for side, endpoint in self.endpoints.items()},
             "in_flight": conductor.in_flight,
             "served": conductor.n_served,
@@ -94,7 +127,7 @@ class Daemon:
         """What would be done now with a prompt of so many tokens, and why."""
         readiness = {side: endpoint.readiness() for side, endpoint in self.endpoints.items()}
         explained = self.learner.planner.explain(tokens, readiness, waited_s)
-        costs = self.prices.per_token(self._prefill_tps(), DECODE_TPS)
+        costs = self.prices.per_token(self._prefill_tps(), DECODE_TPS[Side.DEVICE])
         return explained | {"usd_per_kwh": self.prices.usd_per_kwh, "costs_usd_per_token": costs}
 
     def _prefill_tps(self) -> float:
@@ -108,13 +141,15 @@ class Daemon:
     async def serving(self) -> AsyncIterator[str]:
         """Listen; yields the base URL. Raises ConfigError when the port is taken."""
         api = self.config.api
-        app = make_app(self.conductor, _Reports(self), ApiConfig(api.host, api.key))
+        app = make_app(self.conductor, _Reports(self), ApiConfig(api.host, api.key), self.metrics)
         # Without handler_cancellation a client's disconnect would go unnoticed until the next write.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
             await asyncio.to_thread(self.learner.restore)
+            if self.prober is not None:
+                await asyncio.to_thread(self.prober.restore)
             for endpoint in self.endpoints.values():
                 await endpoint.start()
                 stack.push_async_callback(endpoint.close)
@@ -133,6 +168,8 @@ class Daemon:
                 asyncio.create_task(self.pulse.run(), name="pulse"),
                 asyncio.create_task(self.learner.run(), name="learner"),
             ]
+            if self.prober is not None:
+                tasks.append(asyncio.create_task(self.prober.run(), name="prober"))
             try:
                 yield self.url
             finally:
@@ -155,13 +192,14 @@ class _Reports:
         return self.daemon.plan(tokens, waited_s)
 
 
-def make_endpoints(config: Config, clock: Clock, trace: Path | None) -> dict[Side, Endpoint]:
+def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Side, Endpoint]:
     """The configured endpoints. Raises ConfigError when there is none."""
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
-        endpoints[Side.DEVICE] = _device(config, clock, trace)
+        endpoints[Side.DEVICE] = _device(config, clock, shape)
     if config.server.base_url:
         settings = config.server
+        device = endpoints.get(Side.DEVICE)
         endpoints[Side.SERVER] = Server(
             ServerConfig(
                 base_url=settings.base_url,
@@ -171,7 +209,9 @@ def make_endpoints(config: Config, clock: Clock, trace: Path | None) -> dict[Sid
                 token_timeout_s=settings.token_timeout_s,
                 continuation=settings.continuation,
                 stream_usage=settings.stream_usage,
-            )
+            ),
+            clock=clock,
+            tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
         )
     if not endpoints:
         msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
@@ -179,11 +219,11 @@ def make_endpoints(config: Config, clock: Clock, trace: Path | None) -> dict[Sid
     return endpoints
 
 
-def _device(config: Config, clock: Clock, trace: Path | None) -> Endpoint:
+def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
     settings = config.device
     if settings.base_url:
-        if trace is not None:
-            raise ConfigError("--shape-ttft works with the engine only, not with device.base_url")
+        if shape is not None:
+            raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = Path(settings.model).expanduser() if settings.model else default_model_path()
     if not path.exists():
@@ -193,7 +233,7 @@ def _device(config: Config, clock: Clock, trace: Path | None) -> Endpoint:
     # One core stays free for the daemon: with all of them taken a decode can go from 8 to 500 ms on a busy machine.
     threads = settings.n_threads or max(1, (os.cpu_count() or 2) - 1)
     device = Device(Engine(EngineConfig(path, settings.n_ctx, threads, settings.n_gpu_layers), clock))
-    return device if trace is None else Shaped(device, read_trace(trace), clock)
+    return device if shape is None else Shaped(device, shape, clock)
 
 
 def make_prices(config: Config) -> Prices:
@@ -202,11 +242,25 @@ def make_prices(config: Config) -> Prices:
     return Prices(server.input_usd_per_mtok, server.output_usd_per_mtok, device.watts, device.usd_per_kwh)
 
 
+def make_mover(config: Config, planner: Planner, prices: Prices, force: tuple[int, int] | None) -> Mover:
+    """Who decides about moves: the costs, nobody, or an experiment."""
+
+    def costs(prefill_tps: float, decode_tps: float) -> Costs:
+        return Costs(**prices.per_token(prefill_tps, decode_tps))
+
+    mover = CostMover(planner, costs)
+    if force is not None:
+        return Forced(mover, *force)
+    return mover if config.handoff.for_cost else Stay()
+
+
 def make_planner(config: Config, prices: Prices) -> Planner:
     """The planner for the configured policy; the scarcer side is the dearer one unless told otherwise."""
     settings = config.policy
     policy = make_policy(settings.name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
-    constrained = Side(settings.scarcer) if settings.scarcer != "auto" else prices.scarcer(DEVICE_TPS, DECODE_TPS)
+    constrained = (
+        Side(settings.scarcer) if settings.scarcer != "auto" else prices.scarcer(DEVICE_TPS, DECODE_TPS[Side.DEVICE])
+    )
     return Planner(policy, constrained, settings.budget, draw=random.random)
 
 

@@ -8,12 +8,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ..simulate.evaluate import Cell, Setup
     from ..simulate.player import Phone
 
 ONLINE_POLICIES = "paper,paper-paced,optimal"
+HANDOFF_POLICIES = "paper,optimal"
+SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
 DEFAULT_POLICIES = "stochastic,stochastic-concurrent,paper,paper-paced,optimal,clairvoyant,best-p99"
 
 
@@ -26,21 +28,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--traces", required=True, metavar="DIR", help="folder with CSV files; see docs/evaluation.md")
     parser.add_argument(
-        "--select", default="*", help="traces, as comma-separated patterns of FILE/TRACE, e.g. 'bfcl/*'"
+        "--select",
+        help="traces, as comma-separated patterns of FILE/TRACE, e.g. 'bfcl/*' (default: all; with --handoff: four)",
     )
     parser.add_argument("--devices", default="", help="NAME:PREFILL_TPS:DECODE_TPS,… (default: the paper's phones)")
     parser.add_argument("--start", type=float, default=0.0, metavar="S", help="constant c of the device's TTFT, s")
     parser.add_argument("--constraint", choices=("device", "server", "both"), default="both")
     parser.add_argument(
-        "--policies", help=f"comma-separated (default: {DEFAULT_POLICIES}; with --online: {ONLINE_POLICIES})"
+        "--policies",
+        help=f"comma-separated (default: {DEFAULT_POLICIES}; "
+        f"--online: {ONLINE_POLICIES}; --handoff: {HANDOFF_POLICIES})",
     )
     parser.add_argument("--budgets", default="0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9")
     parser.add_argument("--alpha", type=float, default=0.05, help="tail share of the paper's policy")
     parser.add_argument("--kappa", type=float, default=0.058, help="weight of the CVaR in optimal")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, help=f"default: {SEEDS}; with --handoff: {HANDOFF_SEEDS}")
     parser.add_argument("--requests", type=int, default=2000, help="requests of each seed")
     parser.add_argument("--window", action="store_true", help="keep b + 2 points over any 200 requests, as the daemon")
-    parser.add_argument("--online", action="store_true", help="learn while it goes, from censored samples")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--online", action="store_true", help="learn while it goes, from censored samples")
+    kind.add_argument("--handoff", action="store_true", help="what moving running answers saves")
+    parser.add_argument(
+        "--dearer",
+        type=float,
+        default=2.0,
+        metavar="X",
+        help="with --handoff, device-constrained: the cheapest device token costs X times the dearest of the server",
+    )
+    parser.add_argument("--server-tps", type=float, default=60.0, help="with --handoff: speed of the servers, token/s")
     parser.add_argument("--json", action="store_true", help="print all cells as one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the paper's figures from these numbers")
     parser.set_defaults(run=run)
@@ -50,23 +65,46 @@ def run(args: argparse.Namespace) -> int:
     """Simulate with a progress bar; the result goes to stdout."""
     from pathlib import Path
 
-    from ..simulate import report
-    from ..simulate.evaluate import as_json, evaluate
-    from ..simulate.online import evaluate_online
+    from ..simulate import handoff_report, report
+    from ..simulate.evaluate import as_json
     from ..simulate.traces import read_requests, read_traces
 
     setup = _setup(args)
     folder = Path(args.traces)
-    traces, requests = read_traces(folder, args.select.split(",")), read_requests(folder)
+    traces, requests = read_traces(folder, _select(args)), read_requests(folder)
     if args.plots:
         report.require_plots()
-    how = evaluate_online if args.online else evaluate
+    how = _how(args)
     cells = list(_with_progress(len(traces) * setup.n_groups, lambda tick: how(traces, requests, setup, tick)))
     if args.plots:
-        for path in report.draw(cells, Path(args.plots)):
+        figures = Path(args.plots)
+        for path in [handoff_report.draw_handoff(cells, figures)] if args.handoff else report.draw(cells, figures):
             print(f"drew {path}", file=sys.stderr)
-    print(json.dumps({"cells": [as_json(c) for c in cells]}) if args.json else report.summary(cells))
+    summary = handoff_report.handoff_summary if args.handoff else report.summary
+    print(json.dumps({"cells": [as_json(c) for c in cells]}) if args.json else summary(cells))
     return 0
+
+
+def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
+    from functools import partial
+
+    from ..simulate.evaluate import evaluate
+    from ..simulate.handoff import evaluate_handoffs
+    from ..simulate.online import evaluate_online
+
+    if args.handoff:
+        return partial(evaluate_handoffs, dearer=args.dearer, server_tps=args.server_tps)
+    return evaluate_online if args.online else evaluate
+
+
+def _select(args: argparse.Namespace) -> list[str]:
+    """The patterns asked for; otherwise all traces, with handoffs those of the paper's services."""
+    from ..simulate.report import SERVICES
+
+    if args.select is not None:
+        patterns: list[str] = args.select.split(",")
+        return patterns
+    return [f"*/{trace}" for trace in SERVICES.values()] if args.handoff else ["*"]
 
 
 def _setup(args: argparse.Namespace) -> Setup:
@@ -81,14 +119,15 @@ def _setup(args: argparse.Namespace) -> Setup:
     except ValueError as e:
         msg = f"--budgets takes numbers, --devices NAME:PREFILL_TPS:DECODE_TPS: {e}"
         raise ConfigError(msg) from e
+    default = ONLINE_POLICIES if args.online else HANDOFF_POLICIES if args.handoff else DEFAULT_POLICIES
     return Setup(
-        policies=tuple((args.policies or (ONLINE_POLICIES if args.online else DEFAULT_POLICIES)).split(",")),
+        policies=tuple((args.policies or default).split(",")),
         phones=tuple(_started(p, args.start) for p in phones),
         constraints=sides,
         budgets=budgets,
         alpha=args.alpha,
         kappa=args.kappa,
-        n_seeds=args.seeds,
+        n_seeds=args.seeds or (HANDOFF_SEEDS if args.handoff else SEEDS),
         n_requests=args.requests,
         windowed=args.window,
     )

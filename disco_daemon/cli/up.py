@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..endpoints.shaper import Shape
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,9 +24,31 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--config", type=Path, help="another config.toml")
     parser.add_argument("--history", help="another history file")
     parser.add_argument("--shape-ttft", type=Path, metavar="CSV", help="replay a trace's TTFTs, for experiments")
+    parser.add_argument("--shape-tps", type=float, metavar="N", help="at most N token/s an answer, for experiments")
+    parser.add_argument(
+        "--force-handoff", type=_span, metavar="A-B", help="move each answer once, after A to B tokens, for experiments"
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--json", action="store_true", help="print one JSON line with the URL once it listens")
     parser.set_defaults(run=run)
+
+
+def _span(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    span = int(low), int(high or low)
+    if not 1 <= span[0] <= span[1]:
+        raise argparse.ArgumentTypeError("must be like 5-40, from 1 on")
+    return span
+
+
+def _shape(args: argparse.Namespace) -> Shape | None:
+    from math import inf
+
+    from ..endpoints.shaper import Shape, read_trace
+
+    if args.shape_ttft is None and args.shape_tps is None:
+        return None
+    return Shape(tuple(read_trace(args.shape_ttft)) if args.shape_ttft else (), args.shape_tps or inf)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if not is_loopback(config.api.host) and not config.api.key:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
-    daemon = Daemon(config, trace=args.shape_ttft)
+    daemon = Daemon(config, shape=_shape(args), force=args.force_handoff)
     asyncio.run(run_until_signal(daemon, announce_json if args.json else _announce))
     return 0
 

@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..types import Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
+from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Go back to the end of what was given, keep its prefill, and wait; tokens made so far are thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Answer text that came from elsewhere, and its token ids if the device's own; with `go` generate from there."""
+
+    text: str
+    ids: tuple[int, ...] = ()
+    go: bool = False
+
+
+class Reins:
+    """How the conductor steers an answer that an endpoint is working on; `held`: it waits from the start.
+
+    Commands given before the endpoint has bound them are carried out then, in order. After the answer's end they are
+    nobody's any more.
+    """
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.held = held
+        self._early: list[Hold | Append] = []
+        self._obey: Callable[[Hold | Append], None] = self._early.append
+
+    def bind(self, obey: Callable[[Hold | Append], None]) -> None:
+        """The endpoint's side: carry out what came early, then all that comes."""
+        early, self._early = self._early, []
+        self._obey = obey
+        for command in early:
+            obey(command)
+
+    def give(self, command: Hold | Append) -> None:
+        """The conductor's side; never blocks, raises nothing: a dead endpoint says so in its stream."""
+        self._obey(command)
 
 
 class Endpoint(Protocol):
@@ -13,10 +52,19 @@ class Endpoint(Protocol):
 
     side: Side
     model: str
-    continuation: Continuation
+    can_hold: bool
+
+    @property
+    def continuation(self) -> Continuation:
+        """How well it continues a partial answer."""
+        ...
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """Why this endpoint can never serve such a request (a missing capability), or None."""
+        ...
+
+    def overlap_of(self, request: GenerationRequest) -> str | None:
+        """What this endpoint will repeat before it continues `request.answer_so_far`; None where it goes right on."""
         ...
 
     def may_serve(self) -> bool:
@@ -31,8 +79,13 @@ class Endpoint(Protocol):
         """Prompt length in tokens, or None when this endpoint has no tokenizer at hand."""
         ...
 
-    def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
+    def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
         """Yield tokens and, last, one Finish; keeps `usage` up to date.
+
+        An endpoint with `can_hold` obeys `reins`, and yields CaughtUp while held, whenever it has nothing left to
+        prefill. Others ignore them.
 
         Closing the generator stops the generation at the endpoint. Raises EndpointError, and nothing else.
         """

@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine import wire
+from ..engine.inbox import EngineAnswer
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
-from ..types import Continuation, Finish, GenerationRequest, Json, Readiness, Side, Token, Usage
+from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Json, Readiness, Side, Token, Usage
+from .base import Append, Hold, Reins
 
+Event = Token | CaughtUp | Finish
 LOAD_WAIT_S = 120.0  # a first token later than this is no answer
 
 
@@ -20,6 +23,7 @@ class Device:
 
     side = Side.DEVICE
     continuation = Continuation.EXACT
+    can_hold = True
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -53,12 +57,22 @@ class Device:
 
     async def count(self, request: GenerationRequest) -> int | None:
         """Prompt length in tokens; None while loading."""
-        return await self._engine.count(_renamed(request.messages)) if request.text_only else None
+        return await self._engine.count(_readable(request)) if request.text_only else None
 
-    async def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
+    async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
+        """Token ids of the prompt and the answer so far, by this model's vocabulary; None while loading."""
+        return await self._engine.token_ids(_readable(request)) if request.text_only else None
+
+    def overlap_of(self, request: GenerationRequest) -> None:
+        """Goes right on."""
+        del request
+
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Run the answer on the engine; waits for the rest of a load first."""
         try:
-            async with aclosing(self._generate(request, usage)) as events:
+            async with aclosing(self._generate(request, usage, reins or Reins())) as events:
                 async for event in events:
                     yield event
         except EndpointError as e:
@@ -66,17 +80,21 @@ class Device:
                 self.last_error = str(e)
             raise
 
-    async def _generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
+    async def _generate(self, request: GenerationRequest, usage: Usage, reins: Reins) -> AsyncGenerator[Event, None]:
         await self._engine.ready(LOAD_WAIT_S)
-        answer = self._engine.open(replace(request, messages=tuple(_renamed(request.messages))))
+        answer = self._engine.open(_readable(request), hold=reins.held)
+        reins.bind(lambda order: _obey(answer, order))
         try:
             while True:
                 match await anext(answer):  # ends: the supervisor kills an engine that hangs
-                    case wire.Progress(n_past=n_past):
-                        usage.prompt_tokens = n_past
-                    case wire.Piece(text=text, n_tokens=n_tokens):
+                    case wire.Progress() as progress:
+                        usage.prompt_tokens = progress.n_past
+                        if progress.caught_up and answer.up_to_date:
+                            yield CaughtUp()
+                    case wire.Piece(text=text, n_tokens=n_tokens, ids=ids):
                         usage.completion_tokens += n_tokens
-                        yield Token(text, n_tokens)
+                        if not answer.outdated:
+                            yield Token(text, n_tokens, ids=ids)
                     case wire.Done(reason=reason):
                         yield Finish(reason)
                         return
@@ -112,6 +130,18 @@ class Device:
     async def close(self) -> None:
         """Stop the engine."""
         await self._engine.close()
+
+
+def _obey(answer: EngineAnswer, order: Hold | Append) -> None:
+    match order:
+        case Hold():
+            answer.hold()
+        case Append(text=text, ids=ids, go=go):
+            answer.append(text, ids, go=go)
+
+
+def _readable(request: GenerationRequest) -> GenerationRequest:
+    return replace(request, messages=tuple(_renamed(request.messages)))
 
 
 def _renamed(messages: Sequence[Json]) -> list[dict[str, Any]]:

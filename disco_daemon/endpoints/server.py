@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,7 +20,24 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 from ..clock import Clock, SystemClock
 from ..errors import EndpointError
 from ..net import is_loopback, without_credentials
-from ..types import Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
+from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
+from .base import Reins
+from .continuation import (
+    CHAT,
+    CONTINUATIONS,
+    METHODS,
+    RAW_DEFAULT,
+    RAW_METHODS,
+    Ask,
+    Profile,
+    Way,
+    chat,
+    completion,
+    last_words,
+)
+from .stream import Bytes, Patience, Reader, count, json_events, one_line
+
+__all__ = ["CONTINUATIONS", "Server", "ServerConfig"]
 
 log = logging.getLogger("disco.server")
 
@@ -31,11 +48,12 @@ CLOSE_TIMEOUT_S = 1.0
 RATE_LIMITED_S = 5.0  # after a 429 that names no time
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
 
-MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
+Events = AsyncGenerator[Token | Finish, None]
 
-Bytes = AsyncIterator[bytes]
-
-CONTINUATIONS = ("auto", "continue_final_message", "prefix", "assistant", "none")
+# What the device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None:
+# it cannot say now.
+Tokens = Callable[[GenerationRequest], Awaitable[tuple[int, ...] | None]]
+Render = Callable[[GenerationRequest], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +72,17 @@ class ServerConfig:
 class Server:
     """`Endpoint` over `openai.AsyncOpenAI`; retries are the conductor's business, so the client makes none."""
 
-    def __init__(self, config: ServerConfig, side: Side = Side.SERVER, clock: Clock | None = None) -> None:
+    can_hold = False
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        side: Side = Side.SERVER,
+        clock: Clock | None = None,
+        *,
+        tokens: Tokens | None = None,
+        render: Render | None = None,
+    ) -> None:
         self.side = side
         self._clock = clock or SystemClock()
         self._down_until = -math.inf  # by its own Retry-After
@@ -62,9 +90,41 @@ class Server:
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0
-        self._method = _method(config)
-        self.continuation = _trust(config, self._method)
+        self._tokens = tokens
+        self._render = render
+        self._way = Way.configured(config.continuation, config.base_url)
+        self.profile: Profile | None = None
         self._client: AsyncOpenAI | None = None
+
+    @property
+    def name(self) -> str:
+        """Whom a profile is about: address and model, no credentials."""
+        return f"{without_credentials(self.config.base_url)} {self.model}"
+
+    @property
+    def continuation(self) -> Continuation:
+        """How far its way to continue is to be trusted."""
+        return self._way.trust
+
+    @property
+    def should_probe(self) -> bool:
+        """Whether nobody knows yet how this server continues: no user, no table of hosts and no probe."""
+        return not self._way.known
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that can be tried here, best first: all that need no more than the device tells."""
+        told = {"token_ids": self._tokens is not None, "text": self._render is not None}
+        return tuple(method for method in METHODS if told.get(method, True))
+
+    def adopt(self, profile: Profile) -> None:
+        """Continue as the probe found best. What the user has set stands, and another server's profile is ignored."""
+        if profile.server == self.name and self.config.continuation == "auto":
+            self.profile, self._way = profile, Way.of(profile)
+
+    def overlap_of(self, request: GenerationRequest) -> str | None:
+        """The end of the answer so far that this server is told to repeat first; None if it is not."""
+        return last_words(request.answer_so_far) or None if self._way.method == "instruct" else None
 
     async def start(self) -> None:
         """Make the client; nothing is sent."""
@@ -87,8 +147,10 @@ class Server:
             await client.close()
 
     def refuses(self, request: GenerationRequest) -> str | None:
-        """A server takes everything, except to continue where it has no way to."""
-        if request.answer_so_far and self._method == "none":
+        """A server takes every chat, except to continue where it has no way to."""
+        if request.prompt is not None:
+            return "a raw prompt is for the device's model only"
+        if request.answer_so_far and self._way.method == "none":
             return "this server cannot continue a partial answer"
         return None
 
@@ -112,7 +174,8 @@ class Server:
             "base_url": without_credentials(self.config.base_url),
             "model": self.model,
             "state": "configured",
-            "continuation": self._method,
+            "continuation": self._way.method,
+            "probed": None if self.profile is None else self.profile.to_json(),
             "failures": self.n_failures,
             "down_s": round(self.readiness().down_s, 1),
             "last_error": self.last_error,
@@ -120,10 +183,13 @@ class Server:
 
     # --- one answer ----------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
-        """Stream one answer; the stream is closed on the way out, however that is."""
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
+        """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
+        del reins
         try:
-            async with aclosing(self._generate(request, usage)) as events:
+            async with aclosing(self.ask(request, usage)) as events:
                 async for event in events:
                     yield event
         except EndpointError as e:
@@ -132,21 +198,26 @@ class Server:
                 self.last_error = str(e)
             raise
 
-    async def _generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
-        refusal = self.refuses(request)
+    async def ask(self, request: GenerationRequest, usage: Usage, method: str | None = None) -> Events:
+        """As `generate`, with a continuation method to try; nothing is noted of a failure. For the probe."""
+        refusal = self.refuses(request) if method is None else None
         if refusal is not None:
             raise EndpointError(self.side, "no_continuation", refusal)
-        patience = _Patience(self.config.first_token_timeout_s, self.config.token_timeout_s)
+        patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s)
         with self._translate():
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout_at(patience.until()):
-                    body = await self._open(stack, request)
-                chunks = await stack.enter_async_context(aclosing(_sse(body, patience)))
-                events = await stack.enter_async_context(aclosing(self._read(chunks, usage)))
+                    asked = await self._asked(request, method)
+                    body = await self._open(stack, asked)
+                chunks = await stack.enter_async_context(aclosing(json_events(body, patience)))
+                reader = Reader(ids_back="return_token_ids" in asked.body)
+                events = await stack.enter_async_context(aclosing(self._read(chunks, usage, reader)))
                 async for event in events:
                     if isinstance(event, Finish):
                         if self.config.stream_usage:
                             await self._settle(events)
+                        if event.reason == "length" and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
+                            raise self._error("cut", "the server cut an answer that had no limit to its own default")
                         yield event
                         return
                     patience.heard()
@@ -154,7 +225,7 @@ class Server:
                 text = "the server ended its stream without a finish_reason: the answer was cut"
                 raise self._error("cut", text)
 
-    async def _settle(self, events: AsyncGenerator[Token | Finish, None]) -> None:
+    async def _settle(self, events: Events) -> None:
         """Read on for the usage chunk; the answer is whole, so nothing that happens here is an error."""
         try:
             with self._translate():
@@ -164,55 +235,72 @@ class Server:
         except EndpointError as e:
             log.debug("no usage after the answer: %s", e)
 
-    async def _open(self, stack: AsyncExitStack, request: GenerationRequest) -> Bytes:
+    async def _asked(self, request: GenerationRequest, method: str | None) -> Ask:
+        """What is sent. Raises EndpointError when the device cannot say what the method needs."""
+        # With stop strings a server may hold text back whose ids it has told already.
+        ids_back = self._way.vocab and not request.sampling.stop
+        if not request.answer_so_far:
+            return chat(request, "none", ids_back=ids_back)
+        chosen = method or self._way.method
+        if chosen in RAW_METHODS:
+            prompt = await self._raw(request, chosen)
+            if prompt:
+                return completion(request, prompt, ids_back=ids_back)
+            if method is not None or self._way.fallback == "none":
+                raise self._error("no_continuation", f"the device does not tell what {chosen} needs")
+            chosen = self._way.fallback
+        return chat(request, chosen, ids_back=ids_back)
+
+    async def _raw(self, request: GenerationRequest, method: str) -> str | tuple[int, ...] | None:
+        if method == "token_ids":
+            return await self._tokens(request) if self._tokens else None
+        return await self._render(request) if self._render else None
+
+    async def _open(self, stack: AsyncExitStack, asked: Ask) -> Bytes:
         """Send the request; the response's body as it comes. `stack` closes it.
 
-        The body is read by `_sse` instead of the client's own chunk models: those cost more than all the rest of
+        The body is read by `json_events`, not by the client's own chunk models: those cost more than all the rest of
         the relay together (`disco bench relay`), and their decoder trips over what real servers send.
         """
-        assert self._client is not None, "start() comes first"
-        body = self._body(request)
-        opening = self._client.chat.completions.with_streaming_response.create(
-            model=self.model, messages=body.pop("messages"), stream=True, extra_body=body
-        )
-        response = await opening.__aenter__()
+        try:
+            opening = self._opening(asked)
+            response = await opening.__aenter__()
+        except openai.APIConnectionError as e:
+            if _dropped(e) is None:
+                raise
+            opening = self._opening(asked)
+            response = await opening.__aenter__()
         stack.push_async_callback(_close, opening)
-        return response.iter_bytes()
+        return cast("Bytes", response.iter_bytes())
 
-    def _body(self, request: GenerationRequest) -> dict[str, Any]:
-        s = request.sampling
-        limit = {request.max_tokens_key: s.max_tokens}
-        sampling = {
-            "temperature": s.temperature, "top_p": s.top_p, "seed": s.seed, "stop": list(s.stop) or None,
-            "frequency_penalty": s.frequency_penalty, "presence_penalty": s.presence_penalty,
-        }  # fmt: skip
-        body = {k: v for k, v in (limit | sampling).items() if v is not None} | dict(request.extra)
-        messages = [dict(m) for m in request.messages]
-        if request.answer_so_far:
-            partial: dict[str, Any] = {"role": "assistant", "content": request.answer_so_far}
-            if self._method == "prefix":
-                partial["prefix"] = True
-            elif self._method == "continue_final_message":
-                body |= {"continue_final_message": True, "add_generation_prompt": False}
-            messages.append(partial)
+    def _opening(self, asked: Ask) -> Any:
+        """The request as the client's context manager; nothing is sent yet."""
+        assert self._client is not None, "start() comes first"
+        body = dict(asked.body)
         if self.config.stream_usage:
             body["stream_options"] = {"include_usage": True}
-        return body | {"messages": messages}
+        if asked.path == CHAT:
+            return self._client.chat.completions.with_streaming_response.create(
+                model=self.model, messages=body.pop("messages"), stream=True, extra_body=body
+            )
+        return self._client.completions.with_streaming_response.create(
+            model=self.model, prompt=body.pop("prompt"), stream=True, extra_body=body
+        )
 
-    async def _read(self, chunks: AsyncIterator[dict[str, Any]], usage: Usage) -> AsyncGenerator[Token | Finish, None]:
+    async def _read(self, chunks: AsyncIterator[dict[str, Any]], usage: Usage, reader: Reader) -> Events:
         """OpenAI's chunks as tokens; `usage` follows."""
         n_tokens = 0
         async for chunk in chunks:
             if error := chunk.get("error"):
                 message = error.get("message") if isinstance(error, dict) else error
-                raise self._error("server_error", f"the server reports: {_brief_text(str(message))}")
+                raise self._error("server_error", f"the server reports: {one_line(str(message))}")
             if billed := chunk.get("usage"):
-                usage.prompt_tokens = _count(billed, "prompt_tokens") or usage.prompt_tokens
-                usage.completion_tokens = _count(billed, "completion_tokens") or usage.completion_tokens
+                usage.prompt_tokens = count(billed, "prompt_tokens") or usage.prompt_tokens
+                usage.completion_tokens = count(billed, "completion_tokens") or usage.completion_tokens
             for choice in chunk.get("choices") or ():
-                token = _token(choice)
+                token = reader.token(choice)
                 if token is not None:
-                    n_tokens += 1
+                    n_tokens += token.n_tokens
                     usage.completion_tokens = max(usage.completion_tokens, n_tokens)
                     yield token
                 if choice.get("finish_reason"):
@@ -228,9 +316,11 @@ class Server:
         except TimeoutError as e:
             raise self._error("timeout", "the server gave no token in time") from e
         except openai.APITimeoutError as e:
-            # The client's aiohttp transport reports a refused connection as a connect time-out.
+            # The client's aiohttp transport reports a connection refused or dropped as a time-out.
             if (cause := _cause(e, aiohttp.ClientConnectorError)) is not None:
                 raise self._error("unreachable", f"the server cannot be reached: {_brief(cause)}") from e
+            if (cause := _dropped(e)) is not None:
+                raise self._error("cut", f"the connection to the server broke: {_brief(cause)}") from e
             raise self._error("timeout", "the server did not answer in time") from e
         except openai.APIStatusError as e:
             raise self._status_error(e) from e
@@ -272,92 +362,22 @@ class Server:
 _HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
 
 
+def _dropped(e: BaseException) -> BaseException | None:
+    """How the server closed the connection before it answered; None if it did not.
+
+    On a kept connection that says nothing about this request: llama-server closes after an answer, and tells it too
+    late for a request that follows at once.
+    """
+    cause = _cause(e, aiohttp.ServerDisconnectedError) or _cause(e, aiohttp.ClientOSError)
+    return None if isinstance(cause, aiohttp.ClientConnectorError) else cause
+
+
 def _cause(e: BaseException, kind: type[BaseException]) -> BaseException | None:
     """The first error of that kind in the chain of causes."""
     cause: BaseException | None = e
     while cause is not None and not isinstance(cause, kind):
         cause = cause.__cause__ or cause.__context__
     return cause
-
-
-def _count(billed: dict[str, Any], key: str) -> int:
-    """A token count of a usage block. Raises TypeError for what is none: it would be booked and stored."""
-    n = billed.get(key) or 0
-    if not isinstance(n, int) or n < 0:
-        msg = f"usage.{key} is no count"
-        raise TypeError(msg)
-    return n
-
-
-def _token(choice: dict[str, Any]) -> Token | None:
-    """One chunk's choice as a Token, None if it carries nothing."""
-    delta = choice.get("delta") or {}
-    logprobs = choice.get("logprobs") or None
-    if not isinstance(logprobs, dict | None):
-        raise TypeError("logprobs is no object")
-    text = delta.get("content") or ""
-    if not isinstance(text, str):
-        raise TypeError("delta.content is no string")
-    if len(delta) > 1 or not text:
-        delta = {k: v for k, v in delta.items() if k not in ("content", "role") and v not in (None, "", [], {})}
-        if not text and not delta:
-            return None
-        return Token(text, 1, delta or None, logprobs)
-    return Token(text, 1, None, logprobs)
-
-
-class _Patience:
-    """How long to wait for the server's next bytes: until a first token, then from token to token, s.
-
-    Comments and empty chunks do not prolong it; the time a slow reader takes does, since it is not the server's.
-    """
-
-    def __init__(self, first_token_s: float, token_s: float) -> None:
-        self._now = asyncio.get_running_loop().time
-        self._token_s = token_s
-        self._until = self._now() + first_token_s
-        self._heard = False
-
-    def heard(self) -> None:
-        """A token has come."""
-        self._heard = True
-
-    def until(self) -> float:
-        """Deadline of a wait that begins now, in the event loop's time."""
-        if self._heard:
-            self._heard, self._until = False, self._now() + self._token_s
-        return self._until
-
-
-async def _sse(body: Bytes, patience: _Patience) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of an event stream, up to `[DONE]` or its end.
-
-    Raises ValueError for what is none, TimeoutError when `patience` is over.
-
-    Cut at line feeds in the bytes, so that neither a character split between two reads nor a U+2028 inside a text
-    can cut a line. Comments, `id:` and `event:` lines are skipped.
-    """
-    buffer = b""
-    while True:
-        async with asyncio.timeout_at(patience.until()):  # once a read, not once a token: a read may carry many
-            data = await anext(body, None)
-        if data is None:
-            break
-        *lines, buffer = (buffer + data).split(b"\n")
-        if len(buffer) > MAX_LINE:
-            msg = f"a line of more than {MAX_LINE} bytes"
-            raise ValueError(msg)
-        for line in lines:
-            if line.startswith(b"data:"):
-                payload = line[5:].strip()
-                if payload == b"[DONE]":
-                    return
-                yield _decode(payload)
-    if buffer.startswith(b"data:") and buffer[5:].strip() != b"[DONE]":
-        yield _decode(buffer[5:].strip())
-
-
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 async def _close(opening: Any) -> None:
@@ -368,43 +388,9 @@ async def _close(opening: Any) -> None:
         log.debug("closing a server stream: %s", _brief(e))
 
 
-def _method(config: ServerConfig) -> str:
-    """How this server continues a partial answer; `auto` knows some hosts, and tries the common way elsewhere."""
-    if config.continuation != "auto":
-        return config.continuation
-    host = urlsplit(config.base_url).hostname or ""
-    for known, method in _KNOWN_HOSTS.items():
-        if host == known or host.endswith("." + known):
-            return method
-    return "continue_final_message"
-
-
-def _trust(config: ServerConfig, method: str) -> Continuation:
-    """A method that is known to work there is believed; the guess for unknown hosts is checked at the seam."""
-    if method == "none":
-        return Continuation.NONE
-    guessed = config.continuation == "auto" and method == "continue_final_message"
-    return Continuation.GUARDED if guessed else Continuation.EXACT
-
-
-_KNOWN_HOSTS: Mapping[str, str] = {
-    "openai.com": "none",
-    "anthropic.com": "none",
-    "openai.azure.com": "none",
-    "deepseek.com": "prefix",
-    "mistral.ai": "prefix",
-    "openrouter.ai": "assistant",
-}
-
-
 def _brief(e: BaseException) -> str:
     """One line of an error, never a page of HTML."""
-    return _brief_text(str(getattr(e, "message", "") or e)) or type(e).__name__
-
-
-def _brief_text(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 200 else text[:200] + "…"
+    return one_line(str(getattr(e, "message", "") or e)) or type(e).__name__
 
 
 def _number(text: str | None) -> float | None:

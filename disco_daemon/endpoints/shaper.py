@@ -1,7 +1,7 @@
 """An endpoint with somebody else's latency: replays a real TTFT trace in front of a real one (`disco up --shape-ttft`).
 
 For demonstrations and experiments without a key or a network: the answer and its tokens are real, the time to first
-token is the recorded one, or the endpoint's own where that is longer.
+token is the recorded one, or the endpoint's own where that is longer; the tokens come at most at a given speed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..clock import Clock
 from ..errors import ConfigError
-from ..types import Finish, GenerationRequest, Readiness, Token, Usage
+from ..types import CaughtUp, Finish, GenerationRequest, Readiness, Token, Usage
+from .base import Reins
 from .device import Device
 
 N_REMEMBERED = 1024  # prompts
@@ -38,17 +40,27 @@ def read_trace(path: Path) -> list[float]:
     return values
 
 
-class Shaped:
-    """`Endpoint` around a device whose first token comes when the trace says so."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """TTFTs to replay, s (none: the endpoint's own), and the most token/s."""
 
-    def __init__(self, inner: Device, trace: list[float], clock: Clock) -> None:
+    ttft_s: tuple[float, ...] = ()
+    tps: float = math.inf
+
+
+class Shaped:
+    """`Endpoint` around a device whose tokens come when the shape says so."""
+
+    def __init__(self, inner: Device, shape: Shape, clock: Clock) -> None:
         self._inner = inner
-        self._trace = itertools.cycle(trace)
+        self._trace = itertools.cycle(shape.ttft_s or (0.0,))
+        self._step_s = 1 / shape.tps
         self._drawn: OrderedDict[int, float] = OrderedDict()
         self._clock = clock
         self.side = inner.side
         self.model = inner.model
         self.continuation = inner.continuation
+        self.can_hold = inner.can_hold
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """As the endpoint behind."""
@@ -66,20 +78,35 @@ class Shaped:
         """As the endpoint behind."""
         return await self._inner.count(request)
 
-    async def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
-        """Wait as in a server's queue, then compute, so that the first token falls on the recorded time."""
+    async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
+        """As the endpoint behind."""
+        return await self._inner.token_ids(request)
+
+    def overlap_of(self, request: GenerationRequest) -> None:
+        """As the endpoint behind."""
+        self._inner.overlap_of(request)
+
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
+        """Wait as in a server's queue, then compute, so that the first token falls on the recorded time.
+
+        A continued answer waits too, as for any request; what `reins` say meanwhile is carried out after the queue.
+        """
         due = self._clock.now() + self._ttft_s(request)
         length = await self._inner.count(request)
         compute_s = (length or 0) / (self._inner.prefill_tps or float("inf"))
         await asyncio.sleep(max(0.0, due - compute_s - self._clock.now()))
-        async with aclosing(self._inner.generate(request, usage)) as events:
+        async with aclosing(self._inner.generate(request, usage, reins)) as events:
             async for event in events:
                 await asyncio.sleep(max(0.0, due - self._clock.now()))
                 yield event
+                if isinstance(event, Token):
+                    due = max(due, self._clock.now() - self._step_s) + event.n_tokens * self._step_s
 
     def _ttft_s(self, request: GenerationRequest) -> float:
         """The next recorded TTFT; the same prompt meets the same one again, so that alone and raced compare."""
-        key = hash(str(request.messages))
+        key = hash((str(request.messages), request.prompt))
         if key not in self._drawn:
             self._drawn[key] = next(self._trace)
             if len(self._drawn) > N_REMEMBERED:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from . import wire
-from .llama import ABORTED, N_SEQ_MAX, NO_KV_SLOT, Llama, Sampler
+from .llama import ABORTED, N_SEQ_MAX, NO_KV_SLOT, Llama, PromptError, Sampler
 from .text import TextStream
 
 PREFILL_BESIDE_DECODE = 64  # tokens; bounds how long running answers wait behind a long prompt
@@ -25,19 +25,39 @@ class Send(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One answer in the engine. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache."""
+    """One answer in the engine. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache.
+
+    Given were `prompt`, and of the answer the text `answer` with the tokens `given`; `exact` says that its end is the
+    end of a token. `n_first` of these tokens were there at the start; `n_prompt` tokens are prefilled, not drawn, and
+    those below `n_counted` are in `n_prefilled`. While the last token is being healed, `dropped` are its bytes, and
+    `candidates` may stand in its place. `n_drawn` tokens were drawn since the last order, `n_completion` in all.
+    """
 
     request: wire.Generate
-    tokens: list[int]
-    n_prompt: int
-    sampler: Sampler
-    text: TextStream
+    prompt: list[int]
+    answer: str
+    given: list[int]
+    exact: bool
     held: bool
+    held_at: float
+    n_first: int
+    tokens: list[int] = field(default_factory=list)
+    n_prompt: int = 0
+    text: TextStream = field(default_factory=TextStream)
+    sampler: Sampler | None = None
+    dropped: bytes = b""
+    candidates: list[int] = field(default_factory=list)
     slot: int = -1
     n_past: int = 0
+    n_counted: int = 0
     n_prefilled: int = 0
+    n_drawn: int = 0
     n_completion: int = 0
     n_unsent: int = 0
+    unsent_ids: list[int] = field(default_factory=list)
+    has_ids: bool = True
+    n_orders: int = 0
+    told: bool = False
     busy_s: float = 0.0
 
     @property
@@ -46,9 +66,10 @@ class Sequence:
         return self.n_past < len(self.tokens) - 1
 
     @property
-    def may_generate(self) -> bool:
-        """Whether the next token may be drawn once the prefill is through."""
-        return not self.held
+    def full(self) -> bool:
+        """Whether the answer has all the tokens that were asked for, appended ones included."""
+        limit = self.request.max_tokens
+        return limit is not None and self.n_drawn + len(self.given) - self.n_first >= limit
 
 
 @dataclass(slots=True)
@@ -82,33 +103,98 @@ class Batcher:
             self.send(wire.Failed(request.id, "overloaded", "the device's queue is full; try again later", False))
             return
         prompt = self.llama.prompt_tokens(request)
+        given = self.llama.answer_tokens(request.answer_so_far, request.answer_ids)
         if len(prompt) >= self.llama.n_ctx:
             message = (
                 f"This model's maximum context length is {self.llama.n_ctx} tokens, but the prompt has {len(prompt)}. "
-                "Shorten the messages, or raise device.n_ctx."
+                "Shorten the prompt, or raise device.n_ctx."
             )
             self.send(wire.Failed(request.id, "context_length_exceeded", message, True))
             return
-        tokens = prompt + self.llama.tokenize(request.answer_so_far)
+        exact = bool(request.answer_ids)
         sequence = Sequence(
-            request, tokens, len(tokens), self.llama.sampler(request), TextStream(request.stop), request.hold
-        )
-        if len(tokens) >= self.llama.n_ctx:
-            self._finish(sequence, "length")
-        else:
-            self.waiting.append(sequence)
+            request, prompt, request.answer_so_far, given, exact, request.hold, self.clock(), len(given)
+        )  # fmt: skip
+        self.waiting.append(sequence)
+        self._rewind(sequence, 0)
+        if not sequence.held:
+            self._go(sequence)
+
+    def hold(self, request_id: str) -> None:
+        """Cut a sequence back to what it was given, and let it wait; an unknown id has ended by itself."""
+        sequence = self._find(request_id)
+        if sequence is None:
+            return
+        sequence.n_orders += 1
+        if not sequence.held:
+            sequence.held, sequence.held_at = True, self.clock()
+            self._rewind(sequence, sequence.n_prompt)
+        self._progress(sequence)
 
     def append(self, message: wire.Append) -> None:
-        """Grow a held sequence by text from elsewhere; `go` lets it generate."""
+        """Grow a held sequence by text from elsewhere; `go` lets it generate. An unknown id has ended by itself."""
         sequence = self._find(message.id)
-        if sequence is None or not sequence.held:
-            self.send(wire.Failed(message.id, "not_held", "append to an answer that is not held", False))
+        if sequence is None:
             return
-        sequence.tokens += self.llama.tokenize(message.text)
-        sequence.n_prompt = len(sequence.tokens)
-        sequence.held = not message.go
-        if len(sequence.tokens) >= self.llama.n_ctx:
-            self._finish(sequence, "length")
+        if not sequence.held:
+            self._fail(sequence, "append to an answer that is not held", "not_held")
+            return
+        sequence.n_orders += 1
+        try:
+            self._give(sequence, message)
+        except PromptError as e:
+            self._fail(sequence, str(e))
+            return
+        if message.go:
+            self._go(sequence)
+
+    def _give(self, s: Sequence, message: wire.Append) -> None:
+        """Take over text from elsewhere; without ids the whole answer is tokenized anew, as one text."""
+        s.answer += message.text
+        before = s.given
+        if message.ids:
+            s.given = before + self.llama.checked(message.ids)
+        elif message.text:
+            s.given = self.llama.answer_tokens(s.answer)
+        s.exact = bool(message.ids) or (s.exact and not message.text)
+        same = next((i for i, (a, b) in enumerate(zip(before, s.given, strict=False)) if a != b), len(before))
+        self._rewind(s, len(s.prompt) + min(same, len(s.given)))
+
+    def _rewind(self, s: Sequence, n_same: int) -> None:
+        """Begin again after the given answer; the first `n_same` tokens are as before, and stay computed."""
+        self._close_sampler(s)
+        s.dropped, s.candidates = b"", []
+        s.tokens = s.prompt + s.given
+        s.text, s.has_ids, s.told = TextStream(s.request.stop), True, False
+        s.n_prompt = len(s.tokens)
+        s.n_drawn = s.n_unsent = 0
+        s.unsent_ids = []
+        self._keep(s, n_same)
+        if len(s.tokens) >= self.llama.n_ctx:
+            self._finish(s, "length")
+
+    def _go(self, s: Sequence) -> None:
+        """Let a sequence generate; if the end of its text may be the middle of a token, that token is drawn again."""
+        if s not in (*self.running, *self.waiting):
+            return
+        s.held = False
+        if s.given and not s.exact:
+            s.candidates = self.llama.extensions(s.given[-1])
+            if s.candidates:
+                s.dropped = self.llama.piece(s.tokens.pop())
+        s.n_prompt = len(s.tokens)
+        self._keep(s, s.n_prompt)
+        s.sampler = self.llama.sampler(s.request, s.tokens[len(s.prompt) :])
+        if s.full:
+            self._finish(s, "length")
+
+    def _keep(self, s: Sequence, n: int) -> None:
+        """Forget what is computed beyond `n` tokens, and the last token: its logits are wanted again."""
+        s.n_counted = min(s.n_counted, n)
+        n = min(n, len(s.tokens) - 1)
+        if s.n_past > n:
+            s.n_past = n
+            self.llama.forget(s.slot, n)
 
     def cancel(self, request_id: str) -> None:
         """End a sequence; unknown ids are ignored, they have ended by themselves."""
@@ -122,6 +208,9 @@ class Batcher:
         """Admit, build one batch, decode it, hand out what it gave. False if there was nothing to compute."""
         self._admit()
         rows, shares = self._build()
+        for s in (*self.running, *(() if rows else self.waiting)):
+            if s.held and not s.told and (s.slot < 0 or not s.prefilling):
+                self._progress(s, idle=True)
         if not rows:
             return False
         started = self.clock()
@@ -137,20 +226,29 @@ class Batcher:
         return True
 
     def _admit(self) -> None:
-        free = set(range(N_SEQ_MAX)) - {s.slot for s in self.running}
-        used = sum(len(s.tokens) for s in self.running)
-        while self.waiting and free and (not self.running or used + len(self.waiting[0].tokens) < self.llama.n_ctx):
-            sequence = self.waiting.popleft()
-            sequence.slot = free.pop()
-            used += len(sequence.tokens)
-            self.running.append(sequence)
+        """Give slots to waiting sequences. Held ones come last, and make room for one that wants to generate."""
+        while self.waiting:
+            s = next((s for s in self.waiting if not s.held), self.waiting[0])
+            if not self._fits(s, self.running):
+                held = [r for r in self.running if r.held]
+                if s.held or not held or not self._fits(s, [r for r in self.running if not r.held]):
+                    return
+                self._preempt(min(held, key=lambda r: r.held_at))
+                continue
+            self.waiting.remove(s)
+            s.slot = min(set(range(N_SEQ_MAX)) - {r.slot for r in self.running})
+            self.running.append(s)
+
+    def _fits(self, s: Sequence, beside: list[Sequence]) -> bool:
+        n_tokens = sum(len(r.tokens) for r in beside) + len(s.tokens)
+        return not beside or (len(beside) < N_SEQ_MAX and n_tokens < self.llama.n_ctx)
 
     def _build(self) -> tuple[list[tuple[int, int, int, bool]], list[tuple[Sequence, int, int]]]:
         """Rows for llama_decode, and (sequence, number of its rows, row to sample from or -1)."""
         rows: list[tuple[int, int, int, bool]] = []
         shares: list[tuple[Sequence, int, int]] = []
         for s in self.running:
-            if not s.prefilling and s.may_generate:
+            if not s.prefilling and not s.held:
                 rows.append((s.tokens[s.n_past], s.n_past, s.slot, True))
                 shares.append((s, 1, len(rows) - 1))
         room = PREFILL_BESIDE_DECODE if rows else wire.PREFILL_CHUNK
@@ -168,13 +266,19 @@ class Batcher:
     def _collect(self, shares: list[tuple[Sequence, int, int]]) -> None:
         for s, n, row in shares:
             s.n_past += n
-            new_prompt = max(0, min(s.n_past, s.n_prompt) - s.n_prefilled)
+            new_prompt = max(0, min(s.n_past, s.n_prompt) - s.n_counted)
+            s.n_counted += new_prompt
             s.n_prefilled += new_prompt
             self.totals.prompt_tokens += new_prompt
             if row >= 0:
-                self._take(s, self.llama.sample(s.sampler, row))
+                assert s.sampler is not None
+                self._take(s, self.llama.sample(s.sampler, row, s.candidates))
             else:
-                self.send(wire.Progress(s.request.id, s.n_past, s.n_prompt))
+                self._progress(s, idle=s.held and not s.prefilling)
+
+    def _progress(self, s: Sequence, *, idle: bool = False) -> None:
+        s.told = idle
+        self.send(wire.Progress(s.request.id, s.n_past, s.n_prompt, idle, s.n_orders))
 
     def _take(self, s: Sequence, token: int) -> None:
         """Add a drawn token to its answer; end the answer where it ends."""
@@ -182,20 +286,33 @@ class Batcher:
             self._finish(s, "stop")
             return
         s.tokens.append(token)
+        piece = self.llama.piece(token)
+        if s.candidates:
+            healed, s.dropped, s.candidates = s.dropped, b"", []
+            piece = piece[len(healed) :]
+            if not piece:  # the very token that was there before
+                s.n_prompt += 1
+                return
+            s.has_ids = False  # from here on no text is exactly that of some tokens
+        s.n_drawn += 1
         s.n_completion += 1
         s.n_unsent += 1
+        s.unsent_ids.append(token)
         self.totals.completion_tokens += 1
-        self._emit(s, s.text.feed(self.llama.piece(token)))
-        limit = s.request.max_tokens
+        self._emit(s, s.text.feed(piece))
         if s.text.stopped:
             self._finish(s, "stop")
-        elif (limit is not None and s.n_completion >= limit) or len(s.tokens) >= self.llama.n_ctx:
+        elif s.full or len(s.tokens) >= self.llama.n_ctx:
             self._finish(s, "length")
 
     def _emit(self, s: Sequence, text: str) -> None:
-        if text:
-            self.send(wire.Piece(s.request.id, text, s.n_unsent))
-            s.n_unsent = 0
+        if not text:
+            return
+        ids: tuple[int, ...] = ()
+        if s.has_ids and s.text.whole:
+            ids, s.unsent_ids = tuple(s.unsent_ids), []
+        self.send(wire.Piece(s.request.id, text, s.n_unsent, ids))
+        s.n_unsent = 0
 
     def _recover(self, rc: int, shares: list[tuple[Sequence, int, int]]) -> None:
         """Bring KV cache and sequences back in step after a decode that did not go through."""
@@ -204,7 +321,8 @@ class Batcher:
         if rc == ABORTED:
             return  # the next iteration has read the Cancel that asked for it, and computes the rest again
         if rc == NO_KV_SLOT and len(self.running) > 1:
-            self._preempt(self.running[-1])
+            held = [s for s in self.running if s.held]
+            self._preempt(min(held, key=lambda s: s.held_at) if held else self.running[-1])
             return
         for s, _, _ in shares:
             if rc == NO_KV_SLOT:
@@ -213,10 +331,10 @@ class Batcher:
                 self._fail(s, f"llama_decode returned {rc}")
 
     def _preempt(self, s: Sequence) -> None:
-        """Put the youngest answer back in the queue; it is computed again, token for token, when there is room."""
+        """Put an answer back in the queue; it is computed again, token for token, when there is room."""
         self.running.remove(s)
         self.llama.forget(s.slot)
-        s.slot, s.n_past = -1, 0
+        s.slot, s.n_past, s.told = -1, 0, False
         self.waiting.appendleft(s)
 
     def _finish(self, s: Sequence, reason: str) -> None:
@@ -225,9 +343,9 @@ class Batcher:
         self._release(s)
         self.send(wire.Done(s.request.id, reason, s.n_prefilled, s.n_completion, s.busy_s))
 
-    def _fail(self, s: Sequence, message: str) -> None:
+    def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
         self._release(s)
-        self.send(wire.Failed(s.request.id, "engine_error", message, False))
+        self.send(wire.Failed(s.request.id, reason, message, False))
 
     def _release(self, s: Sequence) -> None:
         if s in self.running:
@@ -235,7 +353,12 @@ class Batcher:
             self.llama.forget(s.slot)
         elif s in self.waiting:
             self.waiting.remove(s)
-        s.sampler.close()
+        self._close_sampler(s)
+
+    def _close_sampler(self, s: Sequence) -> None:
+        if s.sampler is not None:
+            s.sampler.close()
+            s.sampler = None
 
     def _find(self, request_id: str) -> Sequence | None:
         return next((s for s in (*self.running, *self.waiting) if s.request.id == request_id), None)

@@ -6,10 +6,14 @@ import ctypes
 import ctypes.util
 import os
 import time
+import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
 from .template import ChatTemplate
 from .wire import Count, Generate, Load
@@ -18,9 +22,19 @@ N_SEQ_MAX = 8  # answers in one context; bounded because each costs a sampler an
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
 DEFAULT_MIN_P = 0.05
+ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
+GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
 ABORTED = 2  # llama_decode's return value after the abort callback said stop
 NO_KV_SLOT = 1
+
+
+_NO_TEXT = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN | llama_cpp.LLAMA_TOKEN_ATTR_UNUSED
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+class PromptError(ValueError):
+    """A raw prompt, or ids, that this model cannot take; the message is fit for a user."""
 
 
 class ModelError(RuntimeError):
@@ -70,6 +84,7 @@ class Llama:
             msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
             raise ModelError(msg)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
         self.n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
         self._ctx = self._new_context(load, abort)
         self._memory = llama_cpp.llama_get_memory(self._ctx)
@@ -89,6 +104,10 @@ class Llama:
         params.n_batch = params.n_ubatch = N_BATCH
         params.n_seq_max = N_SEQ_MAX
         params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
+        if not load.n_gpu_layers:
+            # With K and V of one type, flash attention on the CPU has three code paths, by rows and threads, that round
+            # differently; with two types it has one: what is prefilled is then bit for bit what was generated.
+            params.type_v = GGML_TYPE_BF16
         params.n_threads = params.n_threads_batch = load.n_threads
         params.abort_callback = abort.callback
         params.abort_callback_data = abort.data
@@ -101,12 +120,42 @@ class Llama:
     # --- text and tokens -----------------------------------------------------------------------------------------
 
     def prompt_tokens(self, request: Generate | Count) -> list[int]:
-        """Token ids of the rendered messages, without the answer so far. Raises TemplateError."""
+        """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError."""
+        if request.prompt is not None:
+            return self._raw_tokens(request.prompt)
         tokens: list[int] = []
         for index, (text, is_template) in enumerate(self._template.segments(request.messages, self._control)):
             add_bos = index == 0 and not (self._bos and text.startswith(self._bos))
             tokens += self.tokenize(text, add_special=add_bos, parse_special=is_template)
         return tokens
+
+    def _raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        known = isinstance(prompt, str)
+        tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.checked(prompt)
+        if not tokens:
+            raise PromptError("The prompt is empty." if known else "The prompt has no token ids.")
+        return tokens
+
+    def checked(self, ids: Sequence[int]) -> list[int]:
+        """The same ids, all of this vocabulary. Raises PromptError."""
+        if ids and not (min(ids) >= 0 and max(ids) < self.n_vocab):
+            msg = f"A token id is not in the model's vocabulary of {self.n_vocab} tokens."
+            raise PromptError(msg)
+        return list(ids)
+
+    def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
+        """Token ids of answer text, which follows other text: `ids` if they are known. Raises PromptError."""
+        if ids or not text:
+            return self.checked(ids)
+        if not self._adds_space:
+            return self.tokenize(text)
+        anchor, tokens = self.tokenize(ANCHOR), self.tokenize(ANCHOR + text)
+        return tokens[len(anchor) :] if tokens[: len(anchor)] == anchor else self.tokenize(text)
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether the tokenizer puts a space in front of a text, as many SentencePiece vocabularies do."""
+        return b"".join(map(self.piece, self.tokenize("a"))) == b" a"
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Token ids of `text`; `parse_special` lets control tokens be spelled out."""
@@ -127,6 +176,25 @@ class Llama:
             buffer = ctypes.create_string_buffer(-n)
             n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, -n, 0, special)
         return buffer.raw[:n]
+
+    def extensions(self, token: int) -> list[int]:
+        """Ids of all tokens whose bytes begin with this one's, itself among them; none if it is no plain text."""
+        start, (pieces, ids) = self.piece(token), self._index
+        if not start or not self._is_text(token):
+            return []
+        low = high = bisect_left(pieces, start)
+        while high < len(pieces) and pieces[high].startswith(start):
+            high += 1
+        return ids[low:high]
+
+    @cached_property
+    def _index(self) -> tuple[list[bytes], list[int]]:
+        """Bytes of all text tokens, sorted, and their ids. Built when first needed; takes 0.1 s for 50,000 tokens."""
+        found = sorted((self.piece(t), t) for t in range(self.n_vocab) if self._is_text(t))
+        return [piece for piece, _ in found], [t for _, t in found]
+
+    def _is_text(self, token: int) -> bool:
+        return not (llama_cpp.llama_vocab_get_attr(self._vocab, token) & _NO_TEXT or self.ends(token))
 
     def ends(self, token: int) -> bool:
         """Whether the token ends an answer."""
@@ -165,13 +233,25 @@ class Llama:
         """Free the KV cells of a sequence from `from_pos` on."""
         llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
 
-    def sampler(self, request: Generate) -> Sampler:
-        """A sampler chain in C for one answer."""
-        return Sampler(request, llama_cpp.llama_vocab_n_tokens(self._vocab))
+    def sampler(self, request: Generate, answer: Sequence[int] = ()) -> Sampler:
+        """A sampler chain in C for an answer that has the tokens `answer` already."""
+        return Sampler(request, self.n_vocab, answer)
 
-    def sample(self, sampler: Sampler, row: int) -> int:
-        """Draw the next token from the logits of batch row `row`."""
-        return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
+    def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
+        """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
+        sampler.seed()
+        if not among:
+            return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.n_vocab,))
+        data = np.zeros(len(among), _CANDIDATE)
+        data["id"], data["logit"] = among, logits[np.asarray(among)]
+        candidates = llama_cpp.llama_token_data_array(
+            data.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data)), len(among), -1, False
+        )
+        llama_cpp.llama_sampler_apply(sampler.chain, ctypes.byref(candidates))
+        token = int(candidates.data[max(0, candidates.selected)].id)
+        llama_cpp.llama_sampler_accept(sampler.chain, token)
+        return token
 
     def _warm_up(self) -> float:
         """Prefill a few tokens, so that the first request meets warm caches; token/s."""
@@ -188,9 +268,15 @@ class Llama:
 
 
 class Sampler:
-    """A llama.cpp sampler chain for one answer; freed with `close`."""
+    """A llama.cpp sampler chain for one answer; freed with `close`.
 
-    def __init__(self, request: Generate, n_vocab: int) -> None:
+    It goes on where an answer stands: the penalties know the tokens in `answer`, and with a seed the draw of the n-th
+    token depends on the seed and n alone, so a continued answer draws what the unbroken one would have drawn.
+    """
+
+    def __init__(self, request: Generate, n_vocab: int, answer: Sequence[int] = ()) -> None:
+        self._seed: int | None = None
+        self._n_drawn = len(answer)
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
         if frequency or presence:
@@ -205,9 +291,21 @@ class Sampler:
             elif request.top_p < 1:
                 llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_p(request.top_p, 1))
             llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(temperature))
-            seed = llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed & 0xFFFFFFFF
-            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
+            self._seed = request.seed
+            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(llama_cpp.LLAMA_DEFAULT_SEED))
         self.chain = chain
+        if frequency or presence:
+            for token in answer[-PENALTY_WINDOW:]:
+                llama_cpp.llama_sampler_accept(chain, token)
+
+    def seed(self) -> None:
+        """Make the next draw a function of the seed and of the token's number; without a seed, of chance."""
+        if self._seed is not None:
+            last = llama_cpp.llama_sampler_chain_n(self.chain) - 1
+            llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self.chain, last))
+            mixed = zlib.crc32(f"{self._seed} {self._n_drawn}".encode()) & 0x7FFFFFFF  # never LLAMA_DEFAULT_SEED
+            llama_cpp.llama_sampler_chain_add(self.chain, llama_cpp.llama_sampler_init_dist(mixed))
+        self._n_drawn += 1
 
     def close(self) -> None:
         """Free the chain; idempotent."""

@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ..clock import Clock
-from ..errors import EndpointError
-from ..types import GenerationRequest, Side
+from ..types import GenerationRequest
 from . import wire
+from .inbox import EngineAnswer, EngineGone, Inbox, Order
 
 log = logging.getLogger("disco.engine")
 
@@ -30,7 +29,7 @@ HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off an
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
 HANG_S = 15.0  # a decode takes well under a second, a prefill chunk a few on the slowest machines
 STOP_TIMEOUT_S = 2.0  # after the socket is closed; then SIGKILL
-CANCEL_TIMEOUT_S = 0.5  # the abort callback stops a decode in 0.5-20 ms; more means a hang
+IDS_TIMEOUT_S = 0.5  # for a handoff: the answer goes on meanwhile, so there is time
 COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the server, an estimate will do
 LOAD_GUESS_S = 2.0  # for the first load of a model; what it took is known from then on
 LOAD_LEAST_S = 0.1  # while it is not loaded, however long that takes already
@@ -57,17 +56,6 @@ class EngineState(StrEnum):
     FAILED = "failed"
 
 
-class EngineGone(EndpointError):
-    """The engine process died, or cannot be used; running answers must go on elsewhere."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(Side.DEVICE, "engine_gone", message)
-
-
-Answer = wire.Progress | wire.Piece | wire.Done | wire.Failed
-_Reply = wire.FromEngine | EngineGone
-
-
 class Engine:
     """One supervised engine process.
 
@@ -84,7 +72,7 @@ class Engine:
         self.pid: int | None = None
         self._clock = clock
         self._ids = itertools.count(1)
-        self._inboxes: dict[str, asyncio.Queue[_Reply]] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Condition()
         self._heard_at = self._born = clock.now()
@@ -102,7 +90,11 @@ class Engine:
     @property
     def silent_s(self) -> float:
         """How long the engine has owed an answer and said nothing, s; 0 while it owes none."""
-        return self._clock.now() - self._heard_at if self._inboxes else 0.0
+        return self._clock.now() - self._heard_at if self._owes else 0.0
+
+    @property
+    def _owes(self) -> bool:
+        return not all(inbox.idle for inbox in self._inboxes.values())
 
     @property
     def load_wait_s(self) -> float:
@@ -237,7 +229,7 @@ class Engine:
             raise TypeError(msg)
         inbox = self._inboxes.get(message.id)
         if inbox is not None:  # else: nobody waits any more, as after a cancelled count
-            inbox.put_nowait(message)
+            inbox.put(message)
 
     async def _bury(self, process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
         """End the process for certain, tell all who wait, say why."""
@@ -261,7 +253,7 @@ class Engine:
             self.last_error = f"the engine process {ending}{detail}"
         gone = EngineGone(self.last_error or "the engine has stopped")
         for inbox in self._inboxes.values():
-            inbox.put_nowait(gone)
+            inbox.put(gone)
 
     async def _enter(self, state: EngineState) -> None:
         async with self._changed:
@@ -270,18 +262,32 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    async def count(self, messages: list[dict[str, Any]]) -> int | None:
+    async def count(self, request: GenerationRequest) -> int | None:
         """Prompt length in tokens; None while no model is loaded or the engine is too slow to say."""
+        counted = await self._counted(request, COUNT_TIMEOUT_S, ids=False)
+        return None if counted is None else counted.n_tokens
+
+    async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
+        """Token ids of prompt and answer so far; None while no model is loaded or the engine is too slow to say."""
+        counted = await self._counted(request, IDS_TIMEOUT_S, ids=True)
+        return None if counted is None else counted.ids
+
+    async def _counted(self, request: GenerationRequest, timeout_s: float, *, ids: bool) -> wire.Counted | None:
         if self.state is not EngineState.READY:
             return None
+        messages = [dict(m) for m in request.messages]
         with self._inbox() as (request_id, inbox):
             try:
-                self._write(wire.Count(request_id, messages))
-                async with asyncio.timeout(COUNT_TIMEOUT_S):
-                    reply = await inbox.get()
+                self._write(
+                    wire.Count(
+                        request_id, messages, request.prompt, ids, request.answer_so_far, request.answer_ids
+                    )
+                )  # fmt: skip
+                async with asyncio.timeout(timeout_s):
+                    reply = await inbox.replies.get()
             except (EngineGone, TimeoutError):
                 return None
-            return reply.n_tokens if isinstance(reply, wire.Counted) else None
+            return reply if isinstance(reply, wire.Counted) else None
 
     async def stats(self, timeout_s: float = 1.0) -> wire.Stats | None:
         """Counters of the running engine; None when it does not answer in time."""
@@ -289,7 +295,7 @@ class Engine:
             try:
                 self._write(wire.AskStats(request_id))
                 async with asyncio.timeout(timeout_s):
-                    reply = await inbox.get()
+                    reply = await inbox.replies.get()
             except (EngineGone, TimeoutError):
                 return None
             return reply if isinstance(reply, wire.Stats) else None
@@ -302,24 +308,33 @@ class Engine:
             self._write(
                 wire.Generate(
                     request_id, [dict(m) for m in request.messages], request.answer_so_far, hold, s.max_tokens,
-                    s.temperature, s.top_p, s.seed, s.stop, s.frequency_penalty, s.presence_penalty,
+                    s.temperature, s.top_p, s.seed, s.stop, s.frequency_penalty, s.presence_penalty, request.prompt,
+                    request.answer_ids,
                 )
             )  # fmt: skip
         except EngineGone:
             del self._inboxes[request_id]
             raise
-        return EngineAnswer(self, request_id, inbox)
+        return EngineAnswer(request_id, inbox, self._order, self._forget)
 
-    def _expect(self, kind: str) -> tuple[str, asyncio.Queue[_Reply]]:
+    def _expect(self, kind: str) -> tuple[str, Inbox]:
         """A new inbox. An idle engine's silence is no hang: it counts from the first thing it owes."""
-        if not self._inboxes:
+        if not self._owes:
             self._heard_at = self._clock.now()
         request_id = f"{kind}{next(self._ids)}"
-        inbox = self._inboxes[request_id] = asyncio.Queue()
+        inbox = self._inboxes[request_id] = Inbox()
         return request_id, inbox
 
+    def _order(self, inbox: Inbox, message: Order) -> None:
+        """Tell an answer in flight what to do; the engine owes a reply from now on. Raises EngineGone."""
+        if not self._owes:
+            self._heard_at = self._clock.now()
+        inbox.idle = False
+        inbox.n_orders += not isinstance(message, wire.Cancel)
+        self._write(message)
+
     @contextlib.contextmanager
-    def _inbox(self) -> Iterator[tuple[str, asyncio.Queue[_Reply]]]:
+    def _inbox(self) -> Iterator[tuple[str, Inbox]]:
         request_id, inbox = self._expect("q")
         try:
             yield request_id, inbox
@@ -333,58 +348,6 @@ class Engine:
 
     def _forget(self, request_id: str) -> None:
         self._inboxes.pop(request_id, None)
-
-
-class EngineAnswer:
-    """One answer in flight: iterate it for messages, `close` it in any case. `done` is the final count, once known."""
-
-    def __init__(self, engine: Engine, request_id: str, inbox: asyncio.Queue[_Reply]) -> None:
-        self._engine = engine
-        self._id = request_id
-        self._inbox = inbox
-        self._ended = False
-        self.done: wire.Done | None = None
-
-    def __aiter__(self) -> EngineAnswer:
-        return self
-
-    async def __anext__(self) -> Answer:
-        if self._ended:
-            raise StopAsyncIteration
-        message = await self._inbox.get()
-        match message:
-            case EngineGone():
-                self._ended = True
-                raise message
-            case wire.Done():
-                self._ended, self.done = True, message
-                return message
-            case wire.Failed():
-                self._ended = True
-                return message
-            case wire.Progress() | wire.Piece():
-                return message
-            case other:
-                msg = f"unexpected {type(other).__name__}"
-                raise TypeError(msg)
-
-    def append(self, text: str, *, go: bool) -> None:
-        """Grow a held answer by text from elsewhere; `go` lets it generate. Raises EngineGone."""
-        self._engine._write(wire.Append(self._id, text, go))
-
-    async def close(self) -> None:
-        """Cancel if still running, and wait shortly for the final counts; idempotent, safe while being cancelled."""
-        try:
-            if not self._ended:
-                self._engine._write(wire.Cancel(self._id))
-                async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                    async for _ in self:
-                        pass
-        except (EngineGone, TimeoutError):
-            pass
-        finally:
-            self._ended = True
-            self._engine._forget(self._id)
 
 
 async def _spawn(fd: int) -> asyncio.subprocess.Process:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 
 class TextStream:
     """Joins token bytes into text.
@@ -16,11 +18,19 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(s for s in stop if s)
         self._held = ""
+        self._faithful = True
         self.stopped = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all text shown is exactly what the bytes taken spell: nothing held back, cut off or replaced."""
+        return self._faithful and not self.stopped and not self._held and not self._utf8.getstate()[0]
 
     def feed(self, piece: bytes) -> str:
         """Take one token's bytes; return what may be shown now. Sets `stopped` when a stop string is complete."""
-        self._held += self._utf8.decode(piece)
+        text = self._utf8.decode(piece)
+        self._faithful = self._faithful and REPLACEMENT not in text  # a true U+FFFD is rare: ids are then not known
+        self._held += text
         return self._release()
 
     def flush(self) -> str:

@@ -35,14 +35,23 @@ class Load(Message, frozen=True):
 
 
 class Count(Message, frozen=True):
-    """Ask for the prompt length of rendered `messages`."""
+    """Ask for the length of a prompt; with `ids`, also for the token ids of it and of the answer so far."""
 
     id: str
     messages: list[dict[str, Any]]
+    prompt: str | tuple[int, ...] | None = None
+    ids: bool = False
+    answer: str = ""
+    answer_ids: tuple[int, ...] = ()
 
 
 class Generate(Message, frozen=True):
-    """Prefill the rendered `messages` and `answer_so_far`, then generate, unless `hold` asks to wait for an Append."""
+    """Prefill prompt and `answer_so_far`, then generate, unless `hold` asks to wait for an Append.
+
+    The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
+    `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
+    from the end of `answer_so_far` on, appended tokens included.
+    """
 
     id: str
     messages: list[dict[str, Any]]
@@ -55,14 +64,23 @@ class Generate(Message, frozen=True):
     stop: tuple[str, ...] = ()
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    prompt: str | tuple[int, ...] | None = None
+    answer_ids: tuple[int, ...] = ()
+
+
+class Hold(Message, frozen=True):
+    """Cut a sequence back to what it was given, keep the prefill of that, and wait for an Append."""
+
+    id: str
 
 
 class Append(Message, frozen=True):
-    """Add answer text that came from elsewhere to a held sequence; with `go` it generates from there."""
+    """Add answer text that came from elsewhere, and its ids where known, to a held sequence; with `go` it generates."""
 
     id: str
     text: str
     go: bool
+    ids: tuple[int, ...] = ()
 
 
 class Cancel(Message, frozen=True):
@@ -97,26 +115,42 @@ class LoadFailed(Message, frozen=True):
 
 
 class Counted(Message, frozen=True):
-    """Prompt length in tokens."""
+    """Prompt length in tokens; `ids` of prompt and answer so far when asked for."""
 
     id: str
     n_tokens: int
+    ids: tuple[int, ...] = ()
 
 
 class Progress(Message, frozen=True):
-    """A prefill chunk is done: `n_past` of `n_prompt` tokens are in the KV cache."""
+    """A prefill chunk is done, or an order was obeyed: `n_past` of `n_prompt` tokens are in the KV cache.
+
+    `idle`: the sequence is held, and no more will be heard of it before an order, or room for it, comes. It has caught
+    up if all but its last token are in the KV cache. `n_orders` of its Hold and Append messages have been obeyed.
+    """
 
     id: str
     n_past: int
     n_prompt: int
+    idle: bool = False
+    n_orders: int = 0
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether a held sequence has nothing left to prefill."""
+        return self.idle and self.n_past >= self.n_prompt - 1
 
 
 class Piece(Message, frozen=True):
-    """Text of `n_tokens` further tokens, cut at whole code points."""
+    """Text of `n_tokens` further tokens, cut at whole code points.
+
+    `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none.
+    """
 
     id: str
     text: str
     n_tokens: int
+    ids: tuple[int, ...] = ()
 
 
 class Done(Message, frozen=True):
@@ -149,7 +183,7 @@ class Stats(Message, frozen=True):
     busy_s: float
 
 
-ToEngine = Load | Count | Generate | Append | Cancel | AskStats
+ToEngine = Load | Count | Generate | Hold | Append | Cancel | AskStats
 FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Done | Failed | Stats
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,7 +18,7 @@ import msgspec
 
 from . import wire
 from .batch import Batcher
-from .llama import N_SEQ_MAX, AbortFlag, Llama, ModelError
+from .llama import N_SEQ_MAX, AbortFlag, Llama, ModelError, PromptError
 from .template import TemplateError
 
 
@@ -70,8 +70,10 @@ class Worker:
                 case wire.Generate() as request:
                     try:
                         batcher.add(request)
-                    except TemplateError as e:
+                    except (TemplateError, PromptError) as e:
                         self.send(wire.Failed(request.id, "bad_messages", str(e), True))
+                case wire.Hold(id=request_id):
+                    batcher.hold(request_id)
                 case wire.Append() as message:
                     batcher.append(message)
                 case wire.Cancel(id=request_id):
@@ -105,14 +107,17 @@ class Worker:
 
     def _count(self, message: wire.Count, llama: Llama) -> None:
         try:
-            self.send(wire.Counted(message.id, len(llama.prompt_tokens(message))))
-        except TemplateError as e:
+            prompt = llama.prompt_tokens(message)
+            ids = (*prompt, *llama.answer_tokens(message.answer, message.answer_ids)) if message.ids else ()
+            self.send(wire.Counted(message.id, len(prompt), ids))
+        except (TemplateError, PromptError) as e:
             self.send(wire.Failed(message.id, "bad_messages", str(e), True))
 
 
 def main() -> None:
     """Run on the inherited socket whose number is the only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
+    os.nice(5)
     Worker(socket.socket(fileno=int(sys.argv[1]))).run()
 
 

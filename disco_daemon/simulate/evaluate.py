@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from ..delivery.qoe import qoe_steady
 from ..errors import ConfigError
 from ..estimation.context import Contexts, conditioned
-from ..estimation.lengths import LengthDistribution
+from ..estimation.lengths import LengthDistribution, OutputLengths
 from ..estimation.server_ttft import ServerTtft
 from ..estimation.survival import Survival, kaplan_meier
+from ..scheduling.migrate import Costs
 from ..scheduling.optimal import KAPPA, Optimal
 from ..scheduling.outlook import Outlook
 from ..scheduling.pacer import Pacer
@@ -50,7 +52,11 @@ POLICIES = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of the result: means over the seeds. TTFTs and gaps in s, `cost_usd` per request."""
+    """One row of the result: means over the seeds. TTFTs and gaps in s, `cost_usd` and `handoffs` per request.
+
+    `handoff` is the variant that was simulated, or `none`; with one, `delayed_mean` and `delayed_p99` are the tokens
+    that came too late for the reader, per handoff.
+    """
 
     trace: str
     device: str
@@ -68,6 +74,9 @@ class Cell:
     qoe_strict: float
     handoffs: float
     largest_gap_s: float
+    handoff: str = "none"
+    delayed_mean: float = 0.0
+    delayed_p99: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +121,24 @@ def make(name: str, setup: Setup) -> Policy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Scene:
-    """One trace fitted on its first half, to be tested on its second."""
+class Scene:
+    """One trace fitted on its first half, to be tested on its second. `past` [n] are the TTFTs of the first, s."""
 
     trace: Trace
+    past: FloatArray
     samples: Survival
     fitted: Survival
     contexts: Contexts
     recent: Recent
     lengths: LengthDistribution
+    answers: OutputLengths
     stream: Stream
     tested: Survival
     tested_lengths: LengthDistribution
 
     @classmethod
-    def of(cls, trace: Trace, requests: Requests, setup: Setup) -> _Scene:
+    def of(cls, trace: Trace, requests: Requests, setup: Setup) -> Scene:
+        """Fit on the first halves of the trace and the lengths, and draw from the second ones."""
         past, future = trace.halves()
         seen, unseen = requests.halves()
         estimator = ServerTtft(window=len(past), watchful=False)
@@ -135,11 +147,13 @@ class _Scene:
         own = kaplan_meier(past, np.ones(len(past), dtype=np.bool_))
         return cls(
             trace,
+            past,
             own,
             estimator.curve(),
             conditioned(*estimator.samples()),
             Recent(estimator.predictor(), estimator.levels, math.log(own.quantile(0.95)) + 0.1),
             LengthDistribution.of(seen.prompt),
+            _answers(seen.output),
             Stream.draw(future, unseen, setup.n_requests, range(setup.n_seeds)),
             kaplan_meier(future, np.ones(len(future), dtype=np.bool_)),
             LengthDistribution.of(unseen.prompt),
@@ -153,12 +167,19 @@ class _Scene:
         return Outlook(server, self.lengths, device_s, constrained, budget, contexts)
 
 
+def _answers(output: NDArray[np.int64]) -> OutputLengths:
+    answers = OutputLengths()
+    for tokens in output.tolist():
+        answers.add(tokens, censored=False)
+    return answers
+
+
 def evaluate(
     traces: Sequence[Trace], requests: Requests, setup: Setup, advance: Callable[[], None] = lambda: None
 ) -> Iterator[Cell]:
     """All cells, in the order of their names; `advance` is called after each group of a trace, phone and constraint."""
     for trace in traces:
-        scene = _Scene.of(trace, requests, setup)
+        scene = Scene.of(trace, requests, setup)
         for constrained in setup.constraints:
             for phone in setup.phones:
                 for name in setup.policies:
@@ -166,7 +187,7 @@ def evaluate(
                 advance()
 
 
-def _cells(scene: _Scene, phone: Phone, constrained: Side, name: str, setup: Setup) -> Iterator[Cell]:
+def _cells(scene: Scene, phone: Phone, constrained: Side, name: str, setup: Setup) -> Iterator[Cell]:
     budgets = np.array(setup.budgets)
     if name == "best-p99":
         yield from _best_p99(scene, phone, constrained, setup)
@@ -174,13 +195,14 @@ def _cells(scene: _Scene, phone: Phone, constrained: Side, name: str, setup: Set
     played = (
         clairvoyant(scene.stream, phone, budgets, constrained)
         if name == "clairvoyant"
-        else _play(scene, phone, constrained, make(name, setup), name, setup)
+        else play_policy(scene, phone, constrained, make(name, setup), name, setup)
     )
     for i, budget in enumerate(setup.budgets):
         yield measure(scene.stream, scene.trace.name, phone, constrained, name, budget, played, i)
 
 
-def _play(scene: _Scene, phone: Phone, constrained: Side, policy: Policy, name: str, setup: Setup) -> Played:
+def play_policy(scene: Scene, phone: Phone, constrained: Side, policy: Policy, name: str, setup: Setup) -> Played:
+    """What `policy` makes of the test half at every budget of the set-up; `name` says what it is fitted to."""
     budgets = np.array(setup.budgets)
     tables = [policy.fit(scene.outlook(phone, constrained, b, name)) for b in setup.budgets]
     if not isinstance(policy, Optimal) and not (isinstance(policy, Paper) and policy.paced):
@@ -210,7 +232,7 @@ def measure(
         p99_ttft_s=float(p99),
         cvar_ttft_s=float(worst.mean()),
         realised_ratio=float(played.ratio[i].mean()),
-        cost_usd=float(_cost(stream, phone, played, i, won).mean()),
+        cost_usd=float(paid(stream, played.at(i), prices(phone, USD_PER_KWH)).mean()),
         qoe=qoe,
         qoe_strict=strict,
         handoffs=0.0,
@@ -218,22 +240,29 @@ def measure(
     )
 
 
-def _cost(stream: Stream, phone: Phone, played: Played, i: int, device_won: NDArray[np.bool_]) -> FloatArray:
-    """$ of each request: every prompt that was started is paid for in full, the answer by who gave it."""
-    device_s = (
-        played.device_ran[:, i] * stream.prompt / phone.prefill_tps + device_won * stream.output / phone.decode_tps
-    )
-    server = played.server_ran[:, i] * stream.prompt * SERVER_USD[0] + ~device_won * stream.output * SERVER_USD[1]
-    return device_s * WATTS / 3.6e6 * USD_PER_KWH + server
+def prices(phone: Phone, usd_per_kwh: float) -> Costs:
+    """$ per token of that phone at that price of its energy, and of the server."""
+    usd_per_s = WATTS / 3.6e6 * usd_per_kwh
+    return Costs(usd_per_s / phone.prefill_tps, usd_per_s / phone.decode_tps, *SERVER_USD)
 
 
-def _best_p99(scene: _Scene, phone: Phone, constrained: Side, setup: Setup) -> Iterator[Cell]:
+def paid(stream: Stream, played: Played, costs: Costs) -> FloatArray:
+    """$ of each request [requests, budgets, seeds]: every prompt that was started, and the answer by who gave it."""
+    prompts = played.device_ran * costs.device_prefill + played.server_ran * costs.server_prefill
+    answers = np.where(played.device_won, costs.device_decode, costs.server_decode)
+    total: FloatArray = prompts * stream.prompt[:, None, :] + answers * stream.output[:, None, :]
+    return total
+
+
+def _best_p99(scene: Scene, phone: Phone, constrained: Side, setup: Setup) -> Iterator[Cell]:
     """A bound on one figure only: the others are not defined."""
     lengths, nan = scene.tested_lengths, float("nan")
     for budget in setup.budgets:
         device_s = phone.ttft_s(lengths.values)
         p99 = best_p99(scene.tested, lengths.values, lengths.shares, device_s, budget, constrained)
-        row = dict.fromkeys((f for f in Cell.__dataclass_fields__ if f.endswith("_s") or f.startswith("qoe")), nan)
+        row: dict[str, Any] = dict.fromkeys(
+            (f for f in Cell.__dataclass_fields__ if f.endswith("_s") or f.startswith("qoe")), nan
+        )
         yield Cell(
             scene.trace.name, phone.name, constrained.value, "best-p99", budget,
             **{**row, "p99_ttft_s": p99, "realised_ratio": nan, "cost_usd": nan, "handoffs": nan},

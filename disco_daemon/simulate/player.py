@@ -55,13 +55,23 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What came of it: [requests, budgets, seeds]."""
+    """What came of it: [requests, budgets, seeds]. `lead_s` is how long the device had run by the first token, s."""
 
     ttft_s: FloatArray
     device_won: BoolArray
     device_ran: BoolArray
     server_ran: BoolArray
     ratio: FloatArray  # [budgets, seeds]
+    lead_s: FloatArray | None = None  # where it was played
+
+    def at(self, i: int) -> Played:
+        """The `i`-th budget alone."""
+        one = slice(i, i + 1)
+        lead = None if self.lead_s is None else self.lead_s[:, one]
+        return Played(
+            self.ttft_s[:, one], self.device_won[:, one], self.device_ran[:, one], self.server_ran[:, one],
+            self.ratio[one], lead,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +145,9 @@ def _outcome(
     used = device_ran if constrained is Side.DEVICE else server_ran
     length = stream.prompt[:, None, :]
     ratio = (used * length).sum(axis=0) / length.sum(axis=0)
-    return Played(np.minimum(server_at, device_at), device_at < server_at, device_ran, server_ran, ratio)
+    ttft = np.minimum(server_at, device_at)
+    lead = np.where(device_ran, ttft - device_wait, 0.0)
+    return Played(ttft, device_at < server_at, device_ran, server_ran, ratio, lead)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,18 +69,18 @@ def _policies(cells: Sequence[Cell]) -> str:
     head = ("policy", "mean s", "P50 s", "P95 s", "P99 s", "CVaR s", "off budget", "$/1000", "QoE", "QoE strict")
     rows = [[name, *_figures(list(_places(cells, name).values()))] for name in _names(cells)]
     note = "off budget: realised ratio - b in points, where it is largest; $/1000: cost of 1000 requests"
-    return f"{_aligned(head, rows)}\n{note}"
+    return f"{aligned(head, rows)}\n{note}"
 
 
 def _figures(cells: Sequence[Cell]) -> list[str]:
     times = (_geometric_mean(getattr(c, f"{f}_ttft_s") for c in cells) for f in ("mean", "p50", "p95", "p99", "cvar"))
     off = max((c.realised_ratio - c.budget for c in cells), key=lambda x: -1.0 if math.isnan(x) else abs(x))
     return [
-        *(_number(t, 3) for t in times),
-        _number(100 * off, 1, "+"),
-        _number(1000 * _mean(c.cost_usd for c in cells), 4),
-        _number(_mean(c.qoe for c in cells), 4),
-        _number(_mean(c.qoe_strict for c in cells), 4),
+        *(number(t, 3) for t in times),
+        number(100 * off, 1, "+"),
+        number(1000 * mean(c.cost_usd for c in cells), 4),
+        number(mean(c.qoe for c in cells), 4),
+        number(mean(c.qoe_strict for c in cells), 4),
     ]
 
 
@@ -94,10 +94,10 @@ def _changes(cells: Sequence[Cell]) -> list[str]:
     rows = []
     for base in bases:
         ratios = [_ratios(_pairs(cells, "optimal", base), field) for field in fields]
-        changes = [_number(100 * (_geometric_mean(r) - 1), 1, "+") for r in ratios]
-        rows.append([base, *changes, *(_number(100 * _mean(x > 1 + WORSE for x in r), 1) for r in ratios)])
+        changes = [number(100 * (_geometric_mean(r) - 1), 1, "+") for r in ratios]
+        rows.append([base, *changes, *(number(100 * mean(x > 1 + WORSE for x in r), 1) for r in ratios)])
     note = f"worse: share of the cells where it is more than {100 * WORSE:.0f} % higher"
-    return ["\n".join([_aligned(head, rows), note]), *(_extremes(cells, base) for base in bases)]
+    return ["\n".join([aligned(head, rows), note]), *(_extremes(cells, base) for base in bases)]
 
 
 def _extremes(cells: Sequence[Cell], base: str) -> str:
@@ -106,10 +106,10 @@ def _extremes(cells: Sequence[Cell], base: str) -> str:
     for pair in _pairs(cells, "optimal", base):
         by_trace.setdefault(pair[0].trace, []).append(pair)
     changes = sorted((100 * (_geometric_mean(_ratios(p, "p99_ttft_s")) - 1), name) for name, p in by_trace.items())
-    rows = [[name, _number(change, 1, "+")] for change, name in changes]
+    rows = [[name, number(change, 1, "+")] for change, name in changes]
     if len(rows) > 2 * N_EXTREMES:
         rows = [*rows[:N_EXTREMES], ["…", ""], *rows[-N_EXTREMES:]]
-    return _aligned([f"optimal against {base}, by trace", "P99 %"], rows)
+    return aligned([f"optimal against {base}, by trace", "P99 %"], rows)
 
 
 def _limits(cells: Sequence[Cell]) -> list[str]:
@@ -120,14 +120,14 @@ def _limits(cells: Sequence[Cell]) -> list[str]:
     rows = [
         [
             name,
-            _number(_geometric_mean(_ratios(_pairs(cells, name, "clairvoyant"), "mean_ttft_s")), 3),
-            _number(100 * _share_of_gain(cells, name), 0),
-            _number(_geometric_mean(_ratios(_pairs(cells, name, "best-p99"), "p99_ttft_s")), 3),
+            number(_geometric_mean(_ratios(_pairs(cells, name, "clairvoyant"), "mean_ttft_s")), 3),
+            number(100 * _share_of_gain(cells, name), 0),
+            number(_geometric_mean(_ratios(_pairs(cells, name, "best-p99"), "p99_ttft_s")), 3),
         ]
         for name in _names(cells)
         if name not in LIMITS
     ]
-    return [_aligned(head, rows) + "\nshare of gain: (paper - policy) / (paper - clairvoyant), of the mean s above"]
+    return [aligned(head, rows) + "\nshare of gain: (paper - policy) / (paper - clairvoyant), of the mean s above"]
 
 
 def _share_of_gain(cells: Sequence[Cell], name: str) -> float:
@@ -145,22 +145,22 @@ def _against_stochastic(cells: Sequence[Cell]) -> list[str]:
     bases = ("stochastic", "stochastic-concurrent")
     rows = []
     for service, side, device, group in _service_groups(cells):
-        p99, mean = ([_reduction(group, base, f"{f}_ttft_s") for base in bases] for f in ("p99", "mean"))
+        p99, means = ([_reduction(group, base, f"{f}_ttft_s") for base in bases] for f in ("p99", "mean"))
         published = PUBLISHED.get((service, side, device), math.nan)
-        rows.append([service, side, device, *(_number(x, 1) for x in p99), _number(published, 2)])
-        rows[-1] += [_number(x, 1) for x in mean]
+        rows.append([service, side, device, *(number(x, 1) for x in p99), number(published, 2)])
+        rows[-1] += [number(x, 1) for x in means]
     if not rows:
         return []
     title = "reduction by paper against stochastic: exclusive and concurrent baseline, mean over the budgets"
     note = "published: tail TTFT, second-hand, - not known; abstract: tail 11 to 52 %, mean 6 to 78 %"
-    return ["\n".join([title, _aligned(("service", "constrained", "device", *figures), rows, n_left=3), note])]
+    return ["\n".join([title, aligned(("service", "constrained", "device", *figures), rows, n_left=3), note])]
 
 
 def _service_groups(cells: Sequence[Cell]) -> Iterable[tuple[str, str, str, list[Cell]]]:
     for service, trace in SERVICES.items():
         own = [c for c in cells if c.trace == trace]
         for side in (Side.SERVER.value, Side.DEVICE.value):
-            for device in _unique(c.device for c in own):
+            for device in unique(c.device for c in own):
                 group = [c for c in own if (c.constraint, c.device) == (side, device)]
                 if any(_pairs(group, "paper", base) for base in ("stochastic", "stochastic-concurrent")):
                     yield service, side, device, group
@@ -168,17 +168,18 @@ def _service_groups(cells: Sequence[Cell]) -> Iterable[tuple[str, str, str, list
 
 def _reduction(cells: Sequence[Cell], base: str, field: str) -> float:
     """Mean over the budgets of the reduction at each of them, %."""
-    return 100 * _mean(1 - ratio for ratio in _ratios(_pairs(cells, "paper", base), field))
+    return 100 * mean(1 - ratio for ratio in _ratios(_pairs(cells, "paper", base), field))
 
 
 # --- the numbers in them ------------------------------------------------------------------------------------------
 
 
 def _names(cells: Iterable[Cell]) -> list[str]:
-    return _unique(c.policy for c in cells)
+    return unique(c.policy for c in cells)
 
 
-def _unique(names: Iterable[str]) -> list[str]:
+def unique(names: Iterable[str]) -> list[str]:
+    """Each name once, in the order of its first place."""
     return list(dict.fromkeys(names))
 
 
@@ -198,20 +199,21 @@ def _ratios(pairs: Iterable[tuple[Cell, Cell]], field: str) -> list[float]:
 
 
 def _geometric_mean(values: Iterable[float]) -> float:
-    return math.exp(_mean(math.log(v) for v in values))
+    return math.exp(mean(math.log(v) for v in values))
 
 
-def _mean(values: Iterable[float]) -> float:
+def mean(values: Iterable[float]) -> float:
     """The arithmetic mean; NaN of nothing, or where a value is not defined."""
     numbers = list(values)
     return math.fsum(numbers) / len(numbers) if numbers else math.nan
 
 
-def _number(value: float, digits: int, sign: str = "") -> str:
+def number(value: float, digits: int, sign: str = "") -> str:
+    """The number with so many digits, "-" where it is not defined."""
     return "-" if math.isnan(value) else f"{value:{sign}z.{digits}f}"
 
 
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
     """Columns two spaces apart: the first `n_left` flush left, numbers flush right."""
     table = [head, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
@@ -260,9 +262,9 @@ def draw(cells: Sequence[Cell], folder: Path) -> list[Path]:
     drawn = []
     for side, name in ((Side.DEVICE, "fig5-mean-device.png"), (Side.SERVER, "fig6-mean-server.png")):
         if own := [c for c in cells if c.constraint == side.value]:
-            drawn.append(_save(_mean_figure(own, side), folder / name))
+            drawn.append(save(_mean_figure(own, side), folder / name))
     if any(c.policy not in LIMITS for c in cells):
-        drawn.append(_save(_cost_figure(cells), folder / "fig7-cost.png"))
+        drawn.append(save(_cost_figure(cells), folder / "fig7-cost.png"))
     return drawn
 
 
@@ -275,7 +277,7 @@ def draw_overhead(figures: Mapping[str, Any], folder: Path) -> Path:
     """
     require_plots()
     folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = _panels(1, 1, (6.2, 4.2))
+    figure, axes = panels(1, 1, (6.2, 4.2))
     panel = axes[0][0]
     for side, color, marker in (("device", "#0072B2", "o"), ("server", "#E69F00", "^")):
         _refit_line(panel, figures.get(f"paper_{side}_ms"), f"paper, {side}-constrained, here", color, marker, "-")
@@ -286,7 +288,7 @@ def draw_overhead(figures: Mapping[str, Any], folder: Path) -> Path:
     _refit_line(panel, figures.get("optimal_ms"), "optimal, here", "#D55E00", "D", "-")
     panel.set(xscale="log", yscale="log", xlabel="samples in the fit", ylabel="time of one refit, ms")
     figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
-    return _save(figure, folder / "fig9-overhead.png")
+    return save(figure, folder / "fig9-overhead.png")
 
 
 def _refit_line(
@@ -300,32 +302,32 @@ def _refit_line(
 
 def _mean_figure(cells: Sequence[Cell], side: Side) -> Figure:
     """Mean TTFT against the budget: services side by side, devices one above the other."""
-    services, devices = _shown(cells), _unique(c.device for c in cells)
-    figure, axes = _panels(len(devices), len(services))
+    services, devices = shown(cells), unique(c.device for c in cells)
+    figure, axes = panels(len(devices), len(services))
     for row, device in zip(axes, devices, strict=True):
         for panel, trace in zip(row, services.values(), strict=True):
             _lines(panel, [c for c in cells if (c.trace, c.device) == (trace, device)], "mean_ttft_s", 1.0)
-    _label(figure, axes, list(services), devices)
+    label(figure, axes, list(services), devices)
     _axis_labels(figure, side.value, "mean TTFT, s")
     return figure
 
 
 def _cost_figure(cells: Sequence[Cell]) -> Figure:
     """Cost against the budget, mean over the devices: services side by side, constraints one above the other."""
-    services, sides = _shown(cells), _unique(c.constraint for c in cells)
-    figure, axes = _panels(len(sides), len(services))
+    services, sides = shown(cells), unique(c.constraint for c in cells)
+    figure, axes = panels(len(sides), len(services))
     for row, side in zip(axes, sides, strict=True):
         for panel, trace in zip(row, services.values(), strict=True):
             own = [c for c in cells if (c.trace, c.constraint) == (trace, side) and c.policy not in LIMITS]
             _lines(panel, own, "cost_usd", 1000.0)
-    _label(figure, axes, list(services), [f"{side}-constrained" for side in sides])
+    label(figure, axes, list(services), [f"{side}-constrained" for side in sides])
     _axis_labels(figure, "constrained side", "cost per 1000 requests, $")
     return figure
 
 
-def _shown(cells: Sequence[Cell]) -> dict[str, str]:
+def shown(cells: Sequence[Cell]) -> dict[str, str]:
     """The traces to draw by their titles: the paper's services, or else the first four there are."""
-    traces = _unique(c.trace for c in cells)
+    traces = unique(c.trace for c in cells)
     if set(SERVICES.values()) <= set(traces):
         return {f"{service}\n{trace}": trace for service, trace in SERVICES.items()}
     return {trace: trace for trace in traces[: len(SERVICES)]}
@@ -338,13 +340,13 @@ def _lines(panel: Axes, cells: Sequence[Cell], field: str, scale: float) -> None
         by_budget: dict[float, list[float]] = {}
         for cell in _places(cells, name).values():
             by_budget.setdefault(cell.budget, []).append(scale * getattr(cell, field))
-        points = sorted((b, _mean(values)) for b, values in by_budget.items())
+        points = sorted((b, mean(values)) for b, values in by_budget.items())
         if not any(math.isnan(value) for _, value in points):
             color, marker, line = STYLES[name]
             panel.plot(*zip(*points, strict=True), color=color, marker=marker, ls=line, ms=3.5, lw=1.2, label=name)
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float] = PANEL) -> tuple[Figure, list[list[Axes]]]:
+def panels(rows: int, columns: int, size: tuple[float, float] = PANEL) -> tuple[Figure, list[list[Axes]]]:
     """An empty figure with its panels; kept apart from pyplot, whose state is the whole process's."""
     from matplotlib.figure import Figure
 
@@ -359,7 +361,7 @@ def _panels(rows: int, columns: int, size: tuple[float, float] = PANEL) -> tuple
     return figure, panels
 
 
-def _label(figure: Figure, axes: Sequence[Sequence[Axes]], above: Sequence[str], beside: Sequence[str]) -> None:
+def label(figure: Figure, axes: Sequence[Sequence[Axes]], above: Sequence[str], beside: Sequence[str]) -> None:
     """Titles of columns and rows, and one legend for all panels."""
     for panel, text in zip(axes[0], above, strict=True):
         panel.set_title(text, fontsize=8)
@@ -375,6 +377,7 @@ def _axis_labels(figure: Figure, who: str, what: str) -> None:
     figure.supylabel(what, fontsize=10)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure as a PNG file; return its path."""
     figure.savefig(path, dpi=DPI)
     return path

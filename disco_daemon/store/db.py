@@ -9,12 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from disco_daemon.errors import DiscoError, Unavailable
-from disco_daemon.types import Attempt, Outcome, Side, finite
+from disco_daemon.types import Attempt, Outcome, Reading, Side, finite
 
 from .migrations import give_back_free_pages, is_damage, open_database
 
@@ -35,21 +35,27 @@ SELECT count(*) AS requests, coalesce(sum(device_tokens), 0) AS device, coalesce
   total(cost_usd) AS cost_usd, total(energy_j) AS energy_j, count(error) AS errors
 FROM requests
 """
-_SAVE = """
+_SAVE_LEARNED = """
 INSERT INTO estimators (endpoints, saved, state) VALUES (?, ?, ?)
 ON CONFLICT (endpoints) DO UPDATE SET saved = excluded.saved, state = excluded.state
 """
+_SAVE_PROFILE = """
+INSERT INTO profiles (name, updated, state) VALUES (?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET updated = excluded.updated, state = excluded.state
+"""
 _MAX_ID = (1 << 63) - 1
+_READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # What one odd outcome can cause; the disk is well, so only that outcome is lost, not its batch.
 _SQL_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _ROW_FAULTS: tuple[type[Exception], ...] = (*_SQL_FAULTS, ValueError, TypeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Learned:
-    """The state of the estimators at one time, to be written."""
+class _State:
+    """Something's state at one time, JSON, to be written under its name by the statement `save`."""
 
-    endpoints: str
+    save: str
+    name: str
     saved: float
     state: str
 
@@ -79,7 +85,7 @@ class History:
         self._queue_limit = queue_limit
         self._busy_timeout_s = busy_timeout_s
         self._changed = threading.Condition()
-        self._queue: deque[Outcome | _Learned] = deque()
+        self._queue: deque[Outcome | _State] = deque()
         self._accepted = self._settled = self._dropped = 0
         self._running = False
         self._thread: threading.Thread | None = None
@@ -126,18 +132,29 @@ class History:
 
     def save_learned(self, endpoints: str, saved: float, state: Mapping[str, Any]) -> None:
         """Queue the estimators' state, JSON, under the name of the endpoints it is about; `saved` is Unix time, s."""
-        self._put(_Learned(endpoints, saved, json.dumps(state, allow_nan=False)))
+        self._put(_State(_SAVE_LEARNED, endpoints, saved, json.dumps(state, allow_nan=False)))
 
     def learned(self, endpoints: str) -> dict[str, Any] | None:
         """Return the state saved last under that name; None where there is none, or what is there is no JSON object."""
-        rows = self._read("SELECT state FROM estimators WHERE endpoints = ?", (endpoints,))
+        return self._state("SELECT state FROM estimators WHERE endpoints = ?", endpoints)
+
+    def save_profile(self, name: str, now: float, state: Mapping[str, Any]) -> None:
+        """Queue what is known of a server, JSON, under its name; `now` is Unix time, s."""
+        self._put(_State(_SAVE_PROFILE, name, now, json.dumps(state, allow_nan=False)))
+
+    def profile(self, name: str) -> dict[str, Any] | None:
+        """Return the profile saved last under that name; None where there is none. Blocks on disk."""
+        return self._state("SELECT state FROM profiles WHERE name = ?", name)
+
+    def _state(self, sql: str, name: str) -> dict[str, Any] | None:
+        rows = self._read(sql, (_text(name),))
         try:
             state = json.loads(rows[0]["state"]) if rows else None
         except ValueError:
             return None
         return state if isinstance(state, dict) else None
 
-    def _put(self, item: Outcome | _Learned) -> None:
+    def _put(self, item: Outcome | _State) -> None:
         with self._changed:
             if not self._running or len(self._queue) >= self._queue_limit:
                 self._dropped += 1
@@ -164,9 +181,12 @@ class History:
             self._thread = None
 
     def recent(self, limit: int, before_id: int | None = None) -> list[dict[str, Any]]:
-        """Return the newest requests, newest first; the next page starts with `before_id` = the last `id`."""
+        """Return the newest requests, newest first; the next page starts with `before_id` = the last `id`.
+
+        `moves` is a list, empty too where an older version wrote the row.
+        """
         rows = self._read(_RECENT, (_MAX_ID if before_id is None else before_id, max(0, limit)))
-        return [dict(row) for row in rows]
+        return [{**dict(row), "moves": json.loads(row["moves"] or "[]")} for row in rows]
 
     def samples(self, side: Side, model: str, limit: int) -> list[dict[str, Any]]:
         """Return the newest TTFT samples of one endpoint, newest first; times in s.
@@ -205,14 +225,14 @@ class History:
         finally:
             self._drop_connection()
 
-    def _take(self) -> list[Outcome | _Learned]:
+    def _take(self) -> list[Outcome | _State]:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or not self._running)
             batch = list(self._queue)
             self._queue.clear()
             return batch
 
-    def _store(self, batch: Sequence[Outcome | _Learned]) -> int:
+    def _store(self, batch: Sequence[Outcome | _State]) -> int:
         """Write one batch; how many of it were lost."""
         try:
             if self._writer is None or self._doubted:
@@ -243,13 +263,13 @@ class History:
             self._writer = None
 
 
-def _write(connection: sqlite3.Connection, batch: Sequence[Outcome | _Learned], max_rows: int, keep_text: bool) -> int:
+def _write(connection: sqlite3.Connection, batch: Sequence[Outcome | _State], max_rows: int, keep_text: bool) -> int:
     lost = 0
     connection.execute("BEGIN IMMEDIATE")
     try:
         for item in batch:
-            if isinstance(item, _Learned):
-                connection.execute(_SAVE, (_text(item.endpoints), item.saved, item.state))
+            if isinstance(item, _State):
+                connection.execute(item.save, (_text(item.name), item.saved, item.state))
             else:
                 lost += not _insert(connection, item, keep_text)
         connection.execute("DELETE FROM requests WHERE id <= (SELECT max(id) FROM requests) - ?", (max_rows,))
@@ -284,7 +304,8 @@ def _put(connection: sqlite3.Connection, table: str, row: Mapping[str, object]) 
 
 
 def _request_row(outcome: Outcome, keep_text: bool) -> dict[str, object]:
-    return {
+    reading = dict.fromkeys(_READING) if outcome.reading is None else asdict(outcome.reading)
+    return reading | {
         "request_id": _text(outcome.request_id),
         "created": outcome.created,
         "model": _text(outcome.model),
@@ -304,6 +325,8 @@ def _request_row(outcome: Outcome, keep_text: bool) -> dict[str, object]:
         "energy_j": outcome.energy_j,
         "prompt": _text(outcome.prompt) if keep_text else None,
         "answer": _text(outcome.answer) if keep_text else None,
+        "delivery": outcome.delivery.value,
+        "moves": json.dumps([asdict(move) for move in outcome.moves], allow_nan=False),
     }
 
 

@@ -78,7 +78,25 @@ CREATE TABLE estimators (
 );
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2)
+# How the answer was to read (NULL: nothing was, or an older version wrote the row), its handoffs as JSON, and what the
+# probe found out about each server.
+_V3 = """
+ALTER TABLE requests ADD COLUMN qoe REAL;
+ALTER TABLE requests ADD COLUMN ttlt_s REAL;
+ALTER TABLE requests ADD COLUMN largest_gap_s REAL;
+ALTER TABLE requests ADD COLUMN stalled INTEGER;
+ALTER TABLE requests ADD COLUMN tbt_p50_s REAL;
+ALTER TABLE requests ADD COLUMN tbt_p99_s REAL;
+ALTER TABLE requests ADD COLUMN delivery TEXT;
+ALTER TABLE requests ADD COLUMN moves TEXT;
+CREATE TABLE profiles (
+  name TEXT PRIMARY KEY,
+  updated REAL NOT NULL,
+  state TEXT NOT NULL
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ import pytest_asyncio
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.supervisor import Engine, EngineAnswer, EngineConfig, EngineGone, EngineState
+from disco_daemon.engine.inbox import EngineAnswer, EngineGone
+from disco_daemon.engine.llama import N_SEQ_MAX
+from disco_daemon.engine.supervisor import Engine, EngineConfig, EngineState
 from disco_daemon.models import default_model_path
 from disco_daemon.types import GenerationRequest, Sampling
 
@@ -39,8 +42,8 @@ async def told(answer: EngineAnswer) -> tuple[str, wire.Done]:
 
 
 @asynccontextmanager
-async def loaded(n_ctx: int = 2048, model: Path | None = None) -> AsyncIterator[Engine]:
-    engine = Engine(EngineConfig(model or default_model_path(), n_ctx, n_threads=1), SystemClock())
+async def loaded(n_ctx: int = 2048, model: Path | None = None, threads: int = 1) -> AsyncIterator[Engine]:
+    engine = Engine(EngineConfig(model or default_model_path(), n_ctx, threads), SystemClock())
     engine.start()
     try:
         yield engine
@@ -87,19 +90,152 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one(engine: Engine) -> No
     await long.close()
 
 
-async def test_a_held_answer_swallows_text_and_goes_on_from_there(engine: Engine) -> None:
-    whole, _ = await told(engine.open(question("Tell me a story about a fox.", max_tokens=24)))
-    answer = engine.open(question("Tell me a story about a fox.", max_tokens=24), hold=True)
+PROMPTS = ["Tell me a story about a fox.", "Count from one to twenty.", "Why is the sky blue? Answer with emoji."]
+
+
+def rest_of(request: GenerationRequest, so_far: str, ids: tuple[int, ...] = ()) -> GenerationRequest:
+    """The same request, when its answer is known up to somewhere."""
+    limit = request.sampling.max_tokens
+    assert limit is not None
+    sampling = replace(request.sampling, max_tokens=limit - len(ids))
+    return replace(request, sampling=sampling, answer_so_far=so_far, answer_ids=ids)
+
+
+async def pieces_of(engine: Engine, request: GenerationRequest) -> list[wire.Piece]:
+    answer = engine.open(request)
+    try:
+        return [m async for m in answer if isinstance(m, wire.Piece)]
+    finally:
+        await answer.close()
+
+
+def cuts_of(pieces: list[wire.Piece], every: int) -> list[tuple[str, tuple[int, ...], str]]:
+    """Text, ids and rest at every few places where the text is exactly that of the ids."""
+    cuts = []
+    for i in range(1, len(pieces), every):
+        if pieces[i - 1].ids:
+            ids = tuple(t for p in pieces[:i] for t in p.ids)
+            cuts.append(("".join(p.text for p in pieces[:i]), ids, "".join(p.text for p in pieces[i:])))
+    return cuts
+
+
+async def caught_up(answer: EngineAnswer) -> None:
     async for message in answer:
-        assert isinstance(message, wire.Progress)
-        if message.n_past >= message.n_prompt - 1:
-            break
-    cut = whole.index(" ", len(whole) // 2)
-    half = whole.index(" ", 5)  # at a token's end: a token split in two is another matter
-    answer.append(whole[:half], go=False)
-    answer.append(whole[half:cut], go=True)
-    rest, _ = await told(answer)
-    assert rest[:8] == whole[cut : cut + 8]
+        if isinstance(message, wire.Progress) and message.caught_up and answer.up_to_date:
+            return
+    pytest.fail("the answer ended while it was held")
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("seed", [None, 7])
+async def test_a_continuation_by_ids_is_the_rest_of_the_unbroken_answer(
+    engine: Engine, prompt: str, seed: int | None
+) -> None:
+    request = question(prompt, max_tokens=48)
+    if seed is not None:
+        sampling = replace(request.sampling, temperature=0.9, seed=seed, frequency_penalty=0.4, presence_penalty=0.2)
+        request = replace(request, sampling=sampling)
+    pieces = await pieces_of(engine, request)
+    assert len(cuts_of(pieces, 5)) > 4
+    for text, ids, rest in cuts_of(pieces, 5):
+        assert (await told(engine.open(rest_of(request, text, ids))))[0] == rest
+
+
+async def test_a_long_prefill_gives_the_very_numbers_of_generating() -> None:
+    """Beyond 512 tokens llama.cpp splits the attention of a lone row over its threads."""
+    async with loaded(threads=2) as engine:
+        await engine.ready(60)
+        request = question("Here is a list of words: " + "one two three four " * 110 + "Go on.", max_tokens=16)
+        for text, ids, rest in cuts_of(await pieces_of(engine, request), 7):
+            assert (await told(engine.open(rest_of(request, text, ids))))[0] == rest
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+async def test_a_held_answer_fed_in_odd_pieces_goes_on_as_the_unbroken_one(engine: Engine, prompt: str) -> None:
+    request = question(prompt, max_tokens=48)
+    for text, ids, rest in cuts_of(await pieces_of(engine, request), 13):
+        for known in (ids, ()):
+            answer = engine.open(request, hold=True)
+            for at in range(0, len(text), 7):
+                answer.append("" if known else text[at : at + 7], go=False)
+                if at % 2:
+                    await caught_up(answer)
+            answer.append(text if known else "", known, go=False)
+            await caught_up(answer)
+            answer.append("", go=True)
+            got, done = await told(answer)
+            assert got == rest if known else rest.startswith(got[:4]), (text, got, rest)
+            assert done.n_completion == 48 - len(ids) if known and done.reason == "length" else done.n_completion <= 48
+
+
+async def test_a_loser_that_is_held_after_some_tokens_continues_the_winners_answer(engine: Engine) -> None:
+    request = question(PROMPTS[0], max_tokens=40)
+    for text, ids, rest in cuts_of(await pieces_of(engine, request), 11):
+        answer = engine.open(request)
+        async for message in answer:
+            if isinstance(message, wire.Piece):
+                break
+        answer.hold()
+        answer.append(text, ids, go=True)
+        shown = ""
+        async for message in answer:
+            if isinstance(message, wire.Piece) and not answer.outdated:
+                shown += message.text
+        assert shown == rest
+        await answer.close()
+
+
+async def test_a_parked_prefill_is_not_computed_again(engine: Engine) -> None:
+    answer = engine.open(question("word " * 400, max_tokens=8))
+    await anext(answer)  # the first chunk is through
+    answer.hold()
+    await caught_up(answer)
+    answer.append("Yes, words", go=True)
+    _, done = await told(answer)
+    assert 400 < done.n_prompt < 460, "the prompt is billed once, with the few tokens appended"
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+async def test_an_answer_cut_inside_a_word_is_healed(engine: Engine, prompt: str) -> None:
+    request = question(prompt, max_tokens=32)
+    whole, _ = await told(engine.open(request))
+    agree = []
+    for cut in range(3, len(whole) - 12, 7):
+        rest, _ = await told(engine.open(replace(rest_of(request, whole[:cut]), sampling=request.sampling)))
+        agree.append(rest[:4] == whole[cut : cut + 4])
+        assert "\N{REPLACEMENT CHARACTER}" not in rest
+    assert sum(agree) >= 0.8 * len(agree), f"{sum(agree)} of {len(agree)} cuts"
+
+
+async def test_a_raw_prompt_is_taken_as_it_is(engine: Engine) -> None:
+    raw = replace(question("", 8), messages=(), prompt="The capital of France is")
+    text, done = await told(engine.open(raw))
+    ids = await engine.token_ids(raw)
+    assert ids is not None
+    assert done.n_prompt == len(ids) == await engine.count(raw)
+    assert (await told(engine.open(replace(raw, prompt=ids))))[0] == text
+    chat = question("Hi", 8)
+    ids = await engine.token_ids(chat)
+    assert (await told(engine.open(replace(raw, prompt=ids))))[0] == (await told(engine.open(chat)))[0]
+
+
+@pytest.mark.parametrize("prompt", ["", (), (-1,), (1, 10**6)])
+async def test_a_raw_prompt_that_is_none_is_refused(engine: Engine, prompt: str | tuple[int, ...]) -> None:
+    answer = engine.open(replace(question("", 8), messages=(), prompt=prompt))
+    failed = await anext(answer)
+    assert isinstance(failed, wire.Failed)
+    assert (failed.reason, failed.your_fault) == ("bad_messages", True)
+    await answer.close()
+
+
+async def test_held_answers_make_room_for_one_that_wants_to_generate(engine: Engine) -> None:
+    held = [engine.open(question(f"Hi number {i}", 4), hold=True) for i in range(N_SEQ_MAX + 1)]
+    text, _ = await told(engine.open(question("Name three colours.", 4)))
+    assert text
+    for answer in held:
+        answer.append("", go=True)
+    for answer in held:
+        assert (await told(answer))[1].n_completion > 0
 
 
 async def test_an_answer_continues_from_what_the_reader_has(engine: Engine) -> None:
@@ -131,7 +267,7 @@ async def test_more_answers_than_the_context_holds_all_come_through() -> None:
 async def test_counting_does_not_wait_for_a_running_prefill(engine: Engine) -> None:
     answer = engine.open(question("word " * 1500))
     began = time.perf_counter()
-    assert await engine.count([{"role": "user", "content": "Hello!"}])
+    assert await engine.count(question("Hello!"))
     assert time.perf_counter() - began < 0.1
     await answer.close()
 
@@ -206,3 +342,40 @@ async def test_an_idle_hour_is_no_hang() -> None:
         await told(answer)
     finally:
         await engine.close()
+
+
+async def test_a_held_answer_that_has_caught_up_is_silent_by_design_and_no_hang() -> None:
+    clock = Jumping()
+    engine = Engine(EngineConfig(default_model_path(), 512, n_threads=1), clock)
+    engine.start()
+    try:
+        await engine.ready(60)
+        answers = [engine.open(question("Hi", max_tokens=2), hold=True) for _ in range(N_SEQ_MAX + 1)]
+        for answer in answers[:N_SEQ_MAX]:
+            await caught_up(answer)
+        while engine._owes:  # the one without a slot says so last
+            await anext(answers[-1])
+        clock.ahead_s = 3600.0
+        assert engine.silent_s == 0
+        answers[0].append("Hello", go=True)
+        assert 0 < engine.silent_s < 1, "it owes from the order on"
+        await told(answers[0])
+        for answer in answers[1:]:
+            await answer.close()
+            assert answer.done is not None
+        assert engine.restarts == 0
+    finally:
+        await engine.close()
+
+
+async def test_an_order_to_an_engine_that_has_died_is_told_in_the_stream_only() -> None:
+    async with loaded() as engine:
+        await engine.ready(60)
+        answer = engine.open(question("Hi"), hold=True)
+        await caught_up(answer)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineGone):
+            await told(answer)
+        answer.append("text", go=True)
+        answer.hold()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.batch import MAX_WAITING, Batcher
-from disco_daemon.engine.llama import ABORTED, N_SEQ_MAX, NO_KV_SLOT
+from disco_daemon.engine.batch import Sequence as Sequence_
+from disco_daemon.engine.llama import ABORTED, N_SEQ_MAX, NO_KV_SLOT, PromptError
 
 PIECES = (b"", b"a", b"b", b" ", b"\xe2", b"\x82\xac", b"ST", b"OP", b"x")  # token 0 ends an answer
 N_CTX = 40
+Y, PQ = 122, 210  # the tokens of "y", and of "pq" where it is tokenized in one go
+EXTENSIONS = {Y: [Y, 201, 202]}
+PIECES_OF = dict(enumerate(PIECES)) | {Y: b"y", 201: b"ya", 202: b"y\xe2\x82\xac"}
 
 
 def oracle(tokens: Sequence[int]) -> int:
@@ -23,7 +28,7 @@ def oracle(tokens: Sequence[int]) -> int:
 
 
 def tokens_of(text: str) -> list[int]:
-    return [1 + ord(c) % 200 for c in text]
+    return [PQ if c == "pq" else 1 + ord(c) % 200 for c in re.findall("pq|.", text)]
 
 
 @dataclass
@@ -47,11 +52,21 @@ class FakeLlama:
     def prompt_tokens(self, request: wire.Generate) -> list[int]:
         return tokens_of("".join(m["content"] for m in request.messages))
 
-    tokenize = staticmethod(tokens_of)
-    piece = staticmethod(PIECES.__getitem__)
+    piece = staticmethod(PIECES_OF.__getitem__)
     ends = staticmethod((0).__eq__)
 
-    def sampler(self, request: wire.Generate) -> FakeSampler:
+    def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
+        return self.checked(ids) if ids else tokens_of(text)
+
+    def checked(self, ids: Sequence[int]) -> list[int]:
+        if any(token > 255 for token in ids):
+            raise PromptError("no such token")
+        return list(ids)
+
+    def extensions(self, token: int) -> list[int]:
+        return EXTENSIONS.get(token, [])
+
+    def sampler(self, request: wire.Generate, answer: Sequence[int]) -> FakeSampler:
         self.samplers.append(FakeSampler())
         return self.samplers[-1]
 
@@ -68,30 +83,51 @@ class FakeLlama:
                 self.logits[i] = list(self.cells[slot])
         return rc
 
-    def sample(self, sampler: FakeSampler, row: int) -> int:
+    def sample(self, sampler: FakeSampler, row: int, among: Sequence[int]) -> int:
         assert not sampler.closed
-        return oracle(self.logits[row])
+        drawn = oracle(self.logits[row])
+        return among[drawn % len(among)] if among else drawn
 
     def forget(self, slot: int, from_pos: int = 0) -> None:
         del self.cells[slot][from_pos:]
 
 
-def expected(request: wire.Generate, appended: str = "") -> tuple[str, str, int]:
-    """Text, finish reason and number of tokens of an undisturbed answer."""
-    tokens = tokens_of(request.messages[0]["content"] + request.answer_so_far + appended)
-    answer: list[int] = []
-    text, reason = "", "length"
-    while len(tokens) + len(answer) < N_CTX and len(answer) != request.max_tokens:
-        token = oracle(tokens + answer)
-        if token == 0:
-            reason = "stop"
-            break
-        answer.append(token)
-        text = b"".join(PIECES[t] for t in answer).decode("utf-8", "replace")
-        if hits := [text.find(s) for s in request.stop if s in text]:
-            return text[: min(hits)], "stop", len(answer)
-    half = bool(answer) and PIECES[answer[-1]] == b"\xe2"  # half a character is no text
-    return text[: len(text) - half], reason, len(answer)
+@dataclass
+class Given:
+    """What a request was given last, and what the model makes of it."""
+
+    request: wire.Generate
+    answer: str
+    exact: bool
+    n_first: int = 0
+    since: int = 0  # messages sent before this are of an answer that was thrown away
+    reworked: bool = False
+
+    def expected(self) -> tuple[str, str, int, int]:
+        """Text, finish reason, tokens drawn and tokens prefilled of an undisturbed answer."""
+        request, given = self.request, tokens_of(self.answer)
+        before = tokens_of(request.messages[0]["content"]) + given
+        limit = None if request.max_tokens is None else request.max_tokens - (len(given) - self.n_first)
+        if len(before) >= N_CTX or (limit is not None and limit <= 0):
+            return "", "length", 0, len(before)
+        answer: list[int] = []
+        data = b""
+        if given and not self.exact and (among := EXTENSIONS.get(given[-1])):
+            token = among[oracle(before[:-1]) % len(among)]
+            if token != given[-1]:
+                answer, before, data = [token], before[:-1], PIECES_OF[token][1:]
+        while True:
+            text = data.decode("utf-8", "replace")
+            if hits := [text.find(s) for s in request.stop if s in text]:
+                return text[: min(hits)], "stop", len(answer), len(before)
+            text = text[: len(text) - data.endswith(b"\xe2")]  # half a character is no text
+            if len(before) + len(answer) >= N_CTX or len(answer) == limit:
+                return text, "length", len(answer), len(before)
+            token = oracle(before + answer)
+            if token == 0:
+                return text, "stop", len(answer), len(before)
+            answer.append(token)
+            data += PIECES[token]
 
 
 class Bench:
@@ -102,22 +138,43 @@ class Bench:
         self.sent: list[wire.Message] = []
         ticks = iter(range(10**9))
         self.batcher = Batcher(cast(Any, self.llama), cast(Any, self.sent.append), clock=lambda: float(next(ticks)))
-        self.requests: dict[str, wire.Generate] = {}
-        self.appended: dict[str, str] = {}
+        self.given: dict[str, Given] = {}
         self.shortened: set[str] = set()
 
     def add(self, prompt: str = "hello", **more: Any) -> str:
-        request = wire.Generate(f"r{len(self.requests)}", [{"role": "user", "content": prompt}], **more)
-        self.requests[request.id] = request
+        if more.pop("exact", False):
+            more["answer_ids"] = tuple(tokens_of(more.get("answer_so_far", "")))
+        request = wire.Generate(f"r{len(self.given)}", [{"role": "user", "content": prompt}], **more)
+        n_first = len(tokens_of(request.answer_so_far))
+        self.given[request.id] = Given(request, request.answer_so_far, bool(request.answer_ids), n_first)
         self.batcher.add(request)
         return request.id
 
-    def append(self, id_: str, text: str, *, go: bool) -> None:
-        held = [s for s in (*self.batcher.running, *self.batcher.waiting) if s.request.id == id_ and s.held]
-        self.batcher.append(wire.Append(id_, text, go))
-        self.appended[id_] = self.appended.get(id_, "") + (text if held else "")
-        if not held:
-            assert self.sent.pop() == wire.Failed(id_, "not_held", "append to an answer that is not held", False)
+    def find(self, id_: str) -> Sequence_ | None:
+        return next((s for s in (*self.batcher.running, *self.batcher.waiting) if s.request.id == id_), None)
+
+    def append(self, id_: str, text: str, *, go: bool, known: bool = False) -> None:
+        s = self.find(id_)
+        if s is not None and s.held:
+            given = self.given[id_]
+            splits = (given.answer[-1:], text[:1]) == ("p", "q")
+            known = known and not splits  # the oracle reads the answer as one text
+            given.reworked |= splits
+            given.answer += text
+            given.exact = (known and bool(text)) or (given.exact and not text)
+            given.since = len(self.sent)
+            self.batcher.append(wire.Append(id_, text, go, tuple(tokens_of(text)) if known else ()))
+        elif s is None:
+            n_sent = len(self.sent)
+            self.batcher.append(wire.Append(id_, text, go))
+            assert len(self.sent) == n_sent, "it has ended by itself"
+
+    def hold(self, id_: str) -> None:
+        s = self.find(id_)
+        if s is not None:
+            self.given[id_].reworked |= not s.held
+            self.given[id_].since = len(self.sent)
+        self.batcher.hold(id_)
 
     def step(self, fault: tuple[int, int] | None = None) -> bool:
         self.llama.faults = [fault] if fault else []
@@ -148,19 +205,31 @@ class Bench:
         return cast(wire.Done, found)
 
     def text(self, id_: str) -> str:
-        return "".join(p.text for p in self.of(wire.Piece) if p.id == id_)
+        since = self.given[id_].since
+        return "".join(p.text for p in self.sent[since:] if isinstance(p, wire.Piece) and p.id == id_)
+
+    def check_ids(self, id_: str) -> None:
+        """Wherever pieces have ids, the text up to there is exactly theirs."""
+        text, data = "", b""
+        for p in self.sent[self.given[id_].since :]:
+            if isinstance(p, wire.Piece) and p.id == id_:
+                text += p.text
+                data += b"".join(PIECES_OF[t] for t in p.ids)
+                assert not p.ids or data.decode() == text
 
     def check_answer(self, id_: str) -> None:
-        request, done, text = self.requests[id_], self.done(id_), self.text(id_)
-        whole, reason, n = expected(request, self.appended.get(id_, ""))
+        given, done, text = self.given[id_], self.done(id_), self.text(id_)
+        whole, reason, n, n_prompt = given.expected()
+        self.check_ids(id_)
         assert sum(p.n_tokens for p in self.of(wire.Piece) if p.id == id_) <= done.n_completion
         if done.reason == "cancelled" or id_ in self.shortened:
             assert whole.startswith(text) or id_ in self.shortened  # the end of a shortened answer shows what was held
-            assert done.n_completion <= n
+            assert done.n_completion <= n or given.reworked
             return
-        assert (text, done.reason, done.n_completion) == (whole, reason, n)
-        prompt = tokens_of(request.messages[0]["content"] + request.answer_so_far + self.appended.get(id_, ""))
-        assert done.n_prompt == len(prompt) or len(prompt) >= N_CTX
+        assert (text, done.reason) == (whole, reason)
+        assert done.n_completion >= n if given.reworked else done.n_completion == n
+        if n:
+            assert done.n_prompt >= n_prompt if given.reworked else done.n_prompt == n_prompt
 
     def check_rest(self) -> None:
         self.check()
@@ -177,6 +246,7 @@ adds = st.fixed_dictionaries(
     {"prompt": prompts},
     optional={
         "answer_so_far": st.text("xy", max_size=12),
+        "exact": st.booleans(),
         "hold": st.booleans(),
         "max_tokens": st.integers(1, 12),
         "stop": st.lists(st.sampled_from(["STOP", "a", "€", "xb", "b "]), max_size=2).map(tuple),
@@ -190,7 +260,8 @@ ops: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
     steps,
     steps,
     st.tuples(st.just("cancel"), whom),
-    st.tuples(st.just("append"), whom, st.text("pq", max_size=8), st.booleans()),
+    st.tuples(st.just("append"), whom, st.text("pqy", max_size=8), st.booleans(), st.booleans()),
+    st.tuples(st.just("hold"), whom),
 )
 
 
@@ -206,14 +277,16 @@ def test_whatever_happens_each_answer_is_what_the_model_says(script: list[tuple[
                 bench.step(fault)
             case "cancel", int() as n:
                 bench.batcher.cancel(f"r{n}")
-            case "append", int() as n, str() as text, bool() as go:
-                bench.append(f"r{n}", text, go=go)
+            case "append", int() as n, str() as text, bool() as go, bool() as known:
+                bench.append(f"r{n}", text, go=go, known=known)
+            case "hold", int() as n:
+                bench.hold(f"r{n}")
         bench.check()
     for s in (*bench.batcher.running, *bench.batcher.waiting):
         if s.held:
             bench.append(s.request.id, "", go=True)
     bench.drain()
-    for id_ in bench.requests:
+    for id_ in bench.given:
         bench.check_answer(id_)
     bench.check_rest()
 
@@ -232,15 +305,96 @@ def test_a_held_answer_waits_with_its_prompt_computed_until_it_may_go() -> None:
     bench.check_rest()
 
 
-def test_an_engine_that_can_compute_nothing_rests() -> None:
+def idle(bench: Bench, id_: str) -> list[tuple[int, int]]:
+    return [(p.n_past, p.n_orders) for p in bench.of(wire.Progress) if p.id == id_ and p.idle]
+
+
+def test_a_held_answer_gives_way_and_is_computed_again_later() -> None:
     bench = Bench()
     held = bench.add("a" * (N_CTX - 5), hold=True)
     bench.drain()
-    waiting = bench.add("b" * 10)
-    assert bench.step() is False
-    bench.batcher.cancel(held)
+    answer = bench.add("b" * 10, max_tokens=3)
+    while not bench.of(wire.Done):
+        assert bench.step()
+        assert [s.request.id for s in bench.batcher.running] in ([answer], [])
+    bench.check_answer(answer)
     bench.drain()
-    bench.check_answer(waiting)
+    assert idle(bench, held) == [(N_CTX - 6, 0), (N_CTX - 6, 0)], "it says again that it has caught up"
+    bench.append(held, "", go=True)
+    bench.drain()
+    bench.check_answer(held)
+    bench.check_rest()
+
+
+def test_of_held_answers_the_one_held_longest_gives_up_its_slot() -> None:
+    bench = Bench()
+    held = [bench.add("a", hold=True) for _ in range(N_SEQ_MAX)]
+    bench.drain()
+    bench.add("b", max_tokens=2)
+    bench.step()
+    assert [s.request.id for s in bench.batcher.waiting] == held[:1]
+
+
+def test_a_held_answer_without_room_says_so_once_and_the_engine_rests() -> None:
+    bench = Bench()
+    ids = [bench.add("ab", hold=True) for _ in range(N_SEQ_MAX + 1)]
+    bench.drain()
+    assert bench.step() is False
+    assert [idle(bench, id_) for id_ in ids] == [[(1, 0)]] * N_SEQ_MAX + [[(0, 0)]]
+    bench.batcher.cancel(ids[0])
+    bench.drain()
+    assert idle(bench, ids[-1]) == [(0, 0), (1, 0)]
+
+
+def test_every_order_is_acknowledged() -> None:
+    bench = Bench()
+    id_ = bench.add("hello", max_tokens=9)
+    while not bench.of(wire.Piece):
+        assert bench.step()
+    bench.hold(id_)
+    bench.drain()
+    bench.append(id_, "x", go=False)
+    bench.drain()
+    bench.hold(id_)
+    bench.append(id_, "", go=False)
+    bench.drain()
+    assert idle(bench, id_) == [(4, 1), (5, 2), (5, 4)]
+
+
+def test_what_is_appended_counts_against_the_limit() -> None:
+    bench = Bench()
+    id_ = bench.add("abc", hold=True, max_tokens=3, answer_so_far="xx")
+    bench.append(id_, "ppp", go=True)
+    assert bench.done(id_) == wire.Done(id_, "length", 0, 0, 0.0)
+    bench.check_rest()
+
+
+def test_a_longest_common_prefix_stays_computed_when_text_is_tokenized_anew() -> None:
+    bench = Bench()
+    id_ = bench.add("abc", hold=True)
+    bench.append(id_, "xpp", go=False)
+    bench.drain()
+    bench.append(id_, "qx", go=False)
+    (s,) = bench.batcher.running or bench.batcher.waiting
+    assert s.given == tokens_of("xppqx")
+    assert s.n_past == 5, "abc, x and the first p"
+
+
+def test_ids_of_no_vocabulary_fail_the_held_answer_only() -> None:
+    bench = Bench()
+    id_, other = bench.add("abc", hold=True), bench.add("a", max_tokens=1)
+    bench.batcher.append(wire.Append(id_, "x", False, (999,)))
+    assert [f.id for f in bench.of(wire.Failed)] == [id_]
+    bench.drain()
+    bench.check_answer(other)
+
+
+def test_appending_to_an_answer_that_is_not_held_ends_it() -> None:
+    bench = Bench()
+    id_ = bench.add("abc")
+    bench.batcher.append(wire.Append(id_, "x", True))
+    assert [(f.id, f.reason) for f in bench.of(wire.Failed)] == [(id_, "not_held")]
+    bench.check_rest()
 
 
 def test_what_was_aborted_is_computed_again_and_a_cancelled_prompt_is_billed_for_what_was_done() -> None:

@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from disco_daemon.api import openai
-from disco_daemon.api.sse import BodySink, event
+from disco_daemon.api.shapes import Chat, Shape, Text, error_body
+from disco_daemon.api.sse import BodySink, comment, event
 from disco_daemon.engine import wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
-from disco_daemon.types import BOTH, GenerationRequest, Outcome, Plan, Side, Token
+from disco_daemon.types import BOTH, Delivery, GenerationRequest, Outcome, Plan, Side, Token
 
 HI = [{"role": "user", "content": "Hi"}]
-HEAD = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "disco"}
+CHAT = Chat("1", 1_700_000_000, "disco")
+TEXT = Text("1", 1_700_000_000, "disco")
 
 
 def body(**more: Any) -> bytes:
@@ -24,8 +27,12 @@ def body(**more: Any) -> bytes:
 
 
 def generation(**more: Any) -> GenerationRequest:
-    data = body(**more)
-    return openai.to_generation(openai.parse(data), openai.extra_of(data), "r", BOTH)
+    return openai.to_generation(*openai.parse(body(**more)), "r", BOTH)
+
+
+def raw(**more: Any) -> GenerationRequest:
+    data = json.dumps({"model": "disco"} | more).encode()
+    return openai.to_raw_generation(*openai.parse_completion(data), "r", BOTH)
 
 
 def outcome(finish_reason: str | None = "stop") -> Outcome:
@@ -35,8 +42,8 @@ def outcome(finish_reason: str | None = "stop") -> Outcome:
     )
 
 
-async def whole(*tokens: Token, reason: str | None = "stop") -> dict[str, Any]:
-    sink = BodySink(HEAD, "r")
+def whole(*tokens: Token, reason: str | None = "stop") -> dict[str, Any]:
+    sink = BodySink(CHAT)
     for token in tokens:
         sink.token(token, Side.SERVER)
     found = sink.body(outcome(reason))
@@ -94,13 +101,21 @@ async def whole(*tokens: Token, reason: str | None = "stop") -> dict[str, Any]:
         (body(disco={"route": "moon"}), "disco.route"),
         (body(disco={"rout": "device"}), "disco"),
         (body(disco={"private": 1}), "disco.private"),
+        (body(disco={"max_cost_usd": 1}), "disco"),
+        (body(disco={"delivery": "slow"}), "disco.delivery"),
+        (body(disco={"delivery": 1}), "disco.delivery"),
+        (body(disco={"pace_tps": 0}), "disco.pace_tps"),
+        (body(disco={"pace_tps": -1}), "disco.pace_tps"),
+        (body(disco={"pace_tps": 1001}), "disco.pace_tps"),
+        (body(disco={"pace_tps": "fast"}), "disco.pace_tps"),
+        (body(return_token_ids="yes"), "return_token_ids"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_refused_and_the_parameter_named(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
         openai.parse(data)
     assert caught.value.param == param
-    assert openai.error_body(caught.value)["error"]["type"] == "invalid_request_error"
+    assert error_body(caught.value)["error"]["type"] == "invalid_request_error"
     assert str(caught.value)
 
 
@@ -145,8 +160,8 @@ valid = st.fixed_dictionaries(
 def test_whatever_comes_is_a_request_or_refused(value: Any) -> None:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     try:
-        request = openai.parse(data)
-        found = openai.to_generation(request, openai.extra_of(data), "r", BOTH)
+        request, extra = openai.parse(data)
+        found = openai.to_generation(request, extra, "r", BOTH)
     except RequestError:
         return
     assert found.messages
@@ -160,7 +175,7 @@ def test_whatever_comes_is_a_request_or_refused(value: Any) -> None:
 def test_every_request_that_is_let_in_fits_through_the_engines_door(value: dict[str, Any]) -> None:
     data = json.dumps(value).encode()
     try:
-        found = openai.to_generation(openai.parse(data), {}, "r", BOTH)
+        found = openai.to_generation(*openai.parse(data), "r", BOTH)
     except RequestError:
         return
     s, sent = found.sampling, [dict(m) for m in found.messages]
@@ -177,9 +192,8 @@ def test_text_parts_become_one_text_and_other_parts_stay() -> None:
 
 
 def test_extra_is_what_only_a_server_understands() -> None:
-    assert openai.extra_of(body(tools=[], logit_bias={"1": 2}, seed=1, disco={}, n=1)) == {
-        "tools": [], "logit_bias": {"1": 2},
-    }  # fmt: skip
+    _, extra = openai.parse(body(tools=[], logit_bias={"1": 2}, seed=1, disco={}, n=1, return_token_ids=True))
+    assert extra == {"tools": [], "logit_bias": {"1": 2}}
 
 
 def test_the_options_arrive_where_they_belong() -> None:
@@ -208,11 +222,125 @@ def test_an_answer_to_continue_is_taken_off_the_messages() -> None:
             generation(messages=messages, continue_final_message=True)
 
 
+@pytest.mark.parametrize("mark", [{"prefix": True}, {}])
+def test_a_last_message_marked_as_prefix_is_continued(mark: dict[str, Any]) -> None:
+    found = generation(messages=[*HI, {"role": "assistant", "content": "Once"} | mark])
+    assert found.answer_so_far == ("Once" if mark else "")
+    assert len(found.messages) == (1 if mark else 2)
+
+
+def test_delivery_and_pace_are_the_clients_where_somebody_watches() -> None:
+    assert (generation(stream=True).delivery, generation(stream=True).pace_tps) == (None, None)
+    found = generation(stream=True, disco={"delivery": "paced", "pace_tps": 7})
+    assert (found.delivery, found.pace_tps) == (Delivery.PACED, 7)
+    assert generation(disco={"delivery": "paced"}).delivery is Delivery.OFF
+    assert raw(prompt="Once").delivery is Delivery.OFF
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("Once", "Once"),
+        (["Once"], "Once"),
+        ([1, 2], (1, 2)),
+        ([[1, 2]], (1, 2)),
+        ([0], (0,)),
+    ],
+)
+def test_a_text_completion_is_for_the_device_alone(prompt: Any, read: Any) -> None:
+    found = raw(prompt=prompt, seed=3, stop=["."])
+    assert found.prompt == read
+    assert found.messages == ()
+    assert found.allowed == {Side.DEVICE}
+    assert (found.sampling.max_tokens, found.sampling.seed, found.sampling.stop) == (16, 3, (".",))
+    assert raw(prompt=prompt, max_tokens=5).sampling.max_tokens == 5
+    assert raw(prompt=prompt, max_tokens=None).sampling.max_tokens is None, "as many as there will be"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [""]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["Once", "Twice"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": [1, "Once"]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [2**31]}, "prompt"),
+        ({"prompt": {"text": "Once"}}, "prompt"),
+        ({"prompt": "Once", "echo": True}, "echo"),
+        ({"prompt": "Once", "logprobs": 0}, "logprobs"),
+        ({"prompt": "Once", "logprobs": 3}, "logprobs"),
+        ({"prompt": "Once", "best_of": 2}, "best_of"),
+        ({"prompt": "Once", "best_of": True}, "best_of"),
+        ({"prompt": "Once", "suffix": "end"}, "suffix"),
+        ({"prompt": "Once", "logit_bias": {"1": 1}}, "logit_bias"),
+        ({"prompt": "Once", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "Once", "n": 2}, "n"),
+        ({"prompt": "Once", "disco": {"route": "server"}}, "disco"),
+    ],
+)
+def test_a_text_completion_that_cannot_be_honoured_is_refused(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        raw(**more)
+    assert caught.value.param == param
+
+
+def test_a_text_completion_may_name_what_it_does_not_use() -> None:
+    assert raw(prompt="Once", echo=False, logprobs=None, best_of=1, suffix="", logit_bias={}, n=1, user="me").extra == {
+        "user": "me"
+    }
+    with pytest.raises(RequestError, match="device only"):
+        openai.to_raw_generation(
+            *openai.parse_completion(b'{"model": "x", "prompt": "a"}'), "r", frozenset({Side.SERVER})
+        )
+
+
+@settings(max_examples=200)
+@given(json_values, json_values)
+def test_whatever_prompt_comes_is_read_or_refused(prompt: Any, suffix: Any) -> None:
+    try:
+        found = raw(prompt=prompt, suffix=suffix)
+    except RequestError:
+        return
+    assert found.prompt
+    assert found.n_chars >= 0
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b"{}", None),
+        (b"[]", None),
+        (b'{"pace_tps": null}', None),
+        (b'{"pace_tps": 0}', "pace_tps"),
+        (b'{"pace_tps": 1e9}', "pace_tps"),
+        (b'{"delivery": "slow"}', "delivery"),
+        (b'{"route": "device"}', None),
+    ],
+)
+def test_an_adjustment_that_says_nothing_or_nonsense_is_refused(data: bytes, param: str | None) -> None:
+    with pytest.raises(RequestError) as caught:
+        openai.parse_adjustment(data)
+    assert caught.value.param == param
+
+
+def test_an_adjustment_may_change_one_thing_or_both() -> None:
+    assert openai.parse_adjustment(b'{"pace_tps": 9.5}') == openai.Adjustment(pace_tps=9.5)
+    assert openai.parse_adjustment(b'{"delivery": "off", "pace_tps": 2}') == openai.Adjustment("off", 2.0)
+
+
 # --- out ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_is_a_chat_completion() -> None:
-    found = await whole(Token("Hi"), Token(" there"), Token("", 0))
+def test_a_body_is_a_chat_completion() -> None:
+    found = whole(Token("Hi"), Token(" there"), Token("", 0))
     assert found["choices"][0]["message"] == {"role": "assistant", "content": "Hi there"}
     assert found["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
     assert found["disco"]["winner"] == "server"
@@ -227,7 +355,7 @@ def opened(index: int, name: str) -> dict[str, Any]:
     return {"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": function}]}
 
 
-async def test_tool_calls_come_together_from_their_deltas() -> None:
+def test_tool_calls_come_together_from_their_deltas() -> None:
     deltas = [
         opened(0, "add"),
         call(0, arguments='{"a":'),
@@ -237,7 +365,7 @@ async def test_tool_calls_come_together_from_their_deltas() -> None:
     ]
     kept = copy.deepcopy(deltas)
     tokens = [Token("", delta=d) for d in deltas]
-    message = (await whole(*tokens, reason="tool_calls"))["choices"][0]["message"]
+    message = whole(*tokens, reason="tool_calls")["choices"][0]["message"]
     assert message == {
         "role": "assistant",
         "content": None,
@@ -249,39 +377,94 @@ async def test_tool_calls_come_together_from_their_deltas() -> None:
     assert deltas == kept, "tokens are frozen values"
 
 
-async def test_other_deltas_grow_beside_the_text_and_log_probabilities_add_up() -> None:
+def test_other_deltas_grow_beside_the_text_and_log_probabilities_add_up() -> None:
     one = {"token": "Hi", "logprob": -0.1, "bytes": None, "top_logprobs": []}
     tokens = (
         Token("", delta={"reasoning_content": "a"}),
         Token("Hi", 1, {"reasoning_content": "b"}, {"content": [one]}),
     )
-    choice = (await whole(*tokens))["choices"][0]
+    choice = whole(*tokens)["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hi", "reasoning_content": "ab"}
     assert choice["logprobs"] == {"content": [one]}
 
 
-async def test_list_items_without_an_index_are_kept_apart() -> None:
+def test_list_items_without_an_index_are_kept_apart() -> None:
     notes = [
         {"type": "url_citation", "url_citation": {"url": u, "title": u, "start_index": 0, "end_index": 1}} for u in "ab"
     ]
-    found = await whole(Token("Hi"), Token("", delta={"annotations": notes, "citations": ["a"]}))
+    found = whole(Token("Hi"), Token("", delta={"annotations": notes, "citations": ["a"]}))
     assert found["choices"][0]["message"]["annotations"] == notes
 
 
+def delta(token: Token, *, first: bool) -> Any:
+    return CHAT.chunk(token, None, first=first)["choices"][0]["delta"]
+
+
 def test_chunks_are_chat_completion_chunks() -> None:
-    deltas = [openai.delta_of(Token("Hi"), first=True), openai.delta_of(Token("", delta=opened(0, "add")), first=False)]
-    for made in [*(openai.chunk(HEAD, d) for d in deltas), openai.chunk(HEAD, {}, "stop")]:
+    tool = Token("", delta=opened(0, "add"))
+    chunks = [CHAT.chunk(Token("Hi"), [1], first=True), CHAT.chunk(tool, None, first=False), CHAT.end("stop")]
+    for made in [*chunks, CHAT.bill(outcome())]:
         sent = event(made)
         assert sent.startswith(b"data: {")
         assert sent.endswith(b"}\n\n")
         ChatCompletionChunk.model_validate(json.loads(sent.removeprefix(b"data: ")))
+    assert CHAT.end("stop")["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_chunks_and_bodies_of_text_are_completions() -> None:
+    sink = BodySink(TEXT)
+    for text in ("Once", " upon"):
+        sink.token(Token(text), Side.DEVICE)
+    found = sink.body(outcome("length"))
+    assert found["choices"] == [{"index": 0, "text": "Once upon", "logprobs": None, "finish_reason": "length"}]
+    assert found["usage"]["completion_tokens"] == 5
+    assert found["disco"]["winner"] == "server"
+    for made in (found, TEXT.end("stop"), TEXT.bill(outcome())):
+        Completion.model_validate(made)
+    assert TEXT.chunk(Token("Once"), None, first=True)["choices"] == [
+        {"index": 0, "text": "Once", "logprobs": None, "finish_reason": None}
+    ]
+    assert {made["object"] for made in (found, TEXT.end("stop"), TEXT.bill(outcome()))} == {"text_completion"}
 
 
 def test_only_the_first_chunk_has_a_role() -> None:
-    assert openai.delta_of(Token("Hi"), first=True) == {"role": "assistant", "content": "Hi"}
-    assert openai.delta_of(Token(""), first=True) == {"role": "assistant", "content": ""}
-    assert openai.delta_of(Token("Hi"), first=False) == {"content": "Hi"}
-    assert openai.delta_of(Token("", delta={"refusal": "no"}), first=False) == {"refusal": "no"}
+    assert delta(Token("Hi"), first=True) == {"role": "assistant", "content": "Hi"}
+    assert delta(Token(""), first=True) == {"role": "assistant", "content": ""}
+    assert delta(Token("Hi"), first=False) == {"content": "Hi"}
+    assert delta(Token("", delta={"refusal": "no"}), first=False) == {"refusal": "no"}
+
+
+@pytest.mark.parametrize("shape", [CHAT, TEXT])
+def test_token_ids_are_given_where_they_are_asked_for_and_known(shape: Shape) -> None:
+    tokens = [Token("On", ids=(3,)), Token("", ids=()), Token("ce", 2, ids=(4, 5))]
+    shown = {}
+    for wanted in (True, False):
+        sink = BodySink(shape, token_ids=wanted)
+        for token in tokens:
+            sink.token(token, Side.DEVICE)
+        shown[wanted] = sink.body(outcome())["choices"][0].get("token_ids")
+    assert shown == {True: [3, 4, 5], False: None}
+    assert shape.chunk(tokens[2], tokens[2].ids, first=False)["choices"][0]["token_ids"] == (4, 5)
+    assert "token_ids" not in shape.chunk(tokens[1], None, first=False)["choices"][0]
+
+
+def test_ids_of_two_vocabularies_never_come_in_one_list() -> None:
+    sink = BodySink(CHAT, token_ids=True)
+    for side in (Side.DEVICE, Side.SERVER, Side.DEVICE):
+        sink.token(Token("a", ids=(1,)), side)
+    assert "token_ids" not in sink.body(outcome())["choices"][0]
+
+
+@given(st.text())
+def test_a_comment_is_one_line_whatever_it_says(text: str) -> None:
+    sent = comment(text)
+    assert sent.startswith(b": disco ")
+    assert sent.endswith(b"\n\n")
+    assert len(sent.decode().splitlines()) == 2
+
+
+def test_a_comment_keeps_its_words() -> None:
+    assert comment("handoff device → server\ndata: {}") == ": disco handoff device → server data: {}\n\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -294,5 +477,5 @@ def test_only_the_first_chunk_has_a_role() -> None:
     ],
 )
 def test_errors_have_openais_shape(error: DiscoError, kind: str, code: str | None) -> None:
-    shown = openai.error_body(error)["error"]
+    shown = error_body(error)["error"]
     assert shown == {"message": str(error), "type": kind, "param": error.param, "code": code}

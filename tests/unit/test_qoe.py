@@ -6,7 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from disco_daemon.delivery.qoe import largest_gap, qoe, qoe_steady
+from disco_daemon.delivery.qoe import NOTICED_S, largest_gap, qoe, qoe_steady, reading
+from disco_daemon.types import Reading
 
 FloatArray = NDArray[np.float64]
 
@@ -141,3 +142,46 @@ def test_nonsense_steady_answers_are_refused(ttft: float, n: float) -> None:
 def test_the_largest_gap() -> None:
     assert largest_gap(np.array([5.0])) == 0, "the wait for the first token is the TTFT"
     assert largest_gap(np.array([5.0, 5.0, 7.0, 8.0])) == 2
+
+
+@given(arrivals, ttfts, paces)
+def test_a_reading_agrees_with_its_parts(at: FloatArray, expected: float, pace: float) -> None:
+    read = reading(at, expected, pace)
+    assert read.qoe == qoe(at, expected, pace)
+    assert read.ttlt_s == pytest.approx(begun(at, pace)[-1] + 1 / pace)
+    assert read.largest_gap_s == pytest.approx(largest_gap(at))
+    gaps = np.diff(at) if len(at) > 1 else np.zeros(1)
+    assert (read.tbt_p50_s, read.tbt_p99_s) == pytest.approx(tuple(np.quantile(gaps, [0.5, 0.99])))
+
+
+def test_only_waits_that_a_reader_notices_are_stalls() -> None:
+    pace = 4.8
+    steady = np.linspace(1.0, 1.0 + 19 / pace, 20)
+    jitter = np.random.default_rng(0).uniform(0, NOTICED_S / 2, 20)
+    late: FloatArray = np.add(steady, jitter, dtype=np.float64)
+    assert reading(late, 1.0, pace).stalled == 0
+    steady[7:] += 0.5
+    assert reading(steady, 1.0, pace).stalled == 1, "the rest is in step again"
+    assert reading(np.arange(20, dtype=np.float64), 1.0, pace).stalled == 19, "the first token is not late"
+
+
+def test_a_burst_gives_the_reader_a_stock() -> None:
+    at = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.9])
+    read = reading(at, 1.0, 5.0)
+    assert (read.stalled, read.largest_gap_s) == (0, 0.9)
+    assert read.ttlt_s == pytest.approx(1.2)
+    at[-1] = 1.1
+    assert reading(at, 1.0, 5.0).stalled == 1
+
+
+def test_a_reading_of_one_token() -> None:
+    assert reading(np.array([2.0]), 1.0, 5.0) == Reading(
+        qoe=qoe(np.array([2.0]), 1.0, 5.0), ttlt_s=2.2, largest_gap_s=0.0, stalled=0, tbt_p50_s=0.0, tbt_p99_s=0.0
+    )
+
+
+def test_nonsense_has_no_reading() -> None:
+    with pytest.raises(ValueError, match="without tokens"):
+        reading(np.array([]), 1.0, 5.0)
+    with pytest.raises(ValueError, match="expected TTFT"):
+        reading(np.ones(3), 1.0, 0.0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
 from disco_daemon.simulate.evaluate import LIMITS, POLICIES, Cell, Setup, evaluate
+from disco_daemon.simulate.handoff import VARIANTS, evaluate_handoffs
+from disco_daemon.simulate.handoff_report import PUBLISHED_MOST, draw_handoff, handoff_summary
 from disco_daemon.simulate.report import SERVICES, STYLES, draw, draw_overhead, require_plots, summary
 from disco_daemon.simulate.traces import read_requests, read_traces
 
@@ -194,3 +198,68 @@ def test_without_matplotlib_the_error_says_what_to_install(
             attempt()
     assert not (tmp_path / "none").exists()
     assert summary(cells)  # the tables need no matplotlib
+
+
+# --- handoffs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
+    folder = tmp_path_factory.mktemp("traces")
+    write_traces(folder)
+    setup = Setup(("paper", "optimal"), budgets=(0.2, 0.5), n_requests=100, n_seeds=1)
+    return list(evaluate_handoffs(read_traces(folder), read_requests(folder), setup))
+
+
+def test_handoffs_have_a_row_for_each_policy_and_variant_beside_the_published_figure(moved: list[Cell]) -> None:
+    text = handoff_summary(moved)
+    for number, (side, published) in enumerate(PUBLISHED_MOST.items()):
+        assert f"cost saved by handoffs, {side}-constrained: 2 traces x 3 devices x 2 budgets" in text
+        lines = [line.split() for line in text.split("\n\n")[number].splitlines()[2:-2]]
+        assert [line[:2] for line in lines] == [[p, v] for p in ("paper", "optimal") for v in VARIANTS]
+        assert all(line[5:7] == ["<=", str(published)] for line in lines)
+    assert "mean over the budgets / most" not in text  # none of the paper's services is among the traces
+
+
+def test_a_row_of_the_handoffs_is_what_the_cells_say() -> None:
+    plain = [replace(CELL, trace=SERVICES["GPT"], cost_usd=10.0), replace(CELL, trace=SERVICES["LLaMA"], cost_usd=20.0)]
+    kept = [
+        replace(c, handoff="kept", cost_usd=cost, handoffs=0.5, delayed_mean=2.0, delayed_p99=p99, largest_gap_s=gap)
+        for c, cost, p99, gap in zip(plain, (4.0, 18.0), (7.0, 9.0), (0.3, 0.2), strict=True)
+    ]
+    others = [replace(c, handoff=v) for c in plain for v in VARIANTS if v != "kept"]
+    text = handoff_summary([*plain, *kept, *others])
+    row = next(line.split() for line in text.splitlines() if line.startswith("paper ") and "kept" in line)
+    assert row == ["paper", "kept", "35.0", "60.0", "10.0", "<=", "72.7", "50.0", "2.00", "9.0", "0.300"]
+    gpt = next(line for line in text.splitlines() if line.startswith("GPT"))
+    assert gpt.split()[:3] == ["GPT", "device", "phone"]
+    assert " ".join(gpt.split()[3:]) == "0.0 / 0.0 60.0 / 60.0 0.0 / 0.0 0.0 / 0.0"
+    assert handoff_summary([]) == "nothing was evaluated"
+
+
+def test_handoffs_are_drawn(moved: list[Cell], tmp_path: Path) -> None:
+    path = draw_handoff(moved, tmp_path / "new")
+    assert path == tmp_path / "new" / "fig7-handoff.png"
+    assert_drawn(path)
+
+
+def test_the_verb_prints_and_draws_handoffs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_traces(tmp_path)
+    line = ["eval", "--traces", str(tmp_path), "--requests", "50", "--budgets", "0.5", "--seeds", "1", "--handoff"]
+    assert main([*line, "--select", "*/quick", "--plots", str(tmp_path / "drawn")]) == 0
+    assert "server-constrained: 1 trace x 3 devices x 1 budget" in capsys.readouterr().out
+    assert_drawn(tmp_path / "drawn" / "fig7-handoff.png")
+    assert main([*line, "--select", "*/quick", "--json", "--server-tps", "20", "--dearer", "5"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert {c["handoff"] for c in cells} == {"none", *VARIANTS}
+    assert max(c["handoffs"] for c in cells) > 0
+    assert main(line) == 1  # by default the paper's four services, which are not among these
+    assert "gpt-4o-mini" in capsys.readouterr().err
+
+
+def test_the_verb_without_it_plays_all_traces_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_traces(tmp_path)
+    line = ["eval", "--traces", str(tmp_path), "--requests", "50", "--budgets", "0.5", "--policies", "paper", "--json"]
+    assert main(line) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert {(c["trace"], c["handoff"]) for c in cells} == {("quick", "none"), ("slow", "none")}

@@ -11,16 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.clock import SystemClock
+from disco_daemon.endpoints.base import Reins
 from disco_daemon.endpoints.device import Device
-from disco_daemon.endpoints.shaper import N_REMEMBERED, Shaped, read_trace
+from disco_daemon.endpoints.shaper import N_REMEMBERED, Shape, Shaped, read_trace
 from disco_daemon.errors import ConfigError
-from disco_daemon.types import Continuation, Finish, GenerationRequest, Side, Token, Usage
+from disco_daemon.types import CaughtUp, Continuation, Finish, GenerationRequest, Side, Token, Usage
 
 
 class Inner:
     """A device that answers at once."""
 
     side, model, prefill_tps, continuation = Side.SERVER, "m", 100.0, Continuation.EXACT
+    can_hold = True
 
     def refuses(self, request: GenerationRequest) -> str | None:
         return "no" if request.extra else None
@@ -31,7 +33,14 @@ class Inner:
     async def count(self, request: GenerationRequest) -> int | None:
         return request.n_chars
 
-    async def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
+    async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
+        return (1, 2)
+
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
+        if reins is not None and reins.held:
+            yield CaughtUp()
         usage.prompt_tokens = request.n_chars
         yield Token("Hi")
         yield Finish("stop")
@@ -41,7 +50,7 @@ class Inner:
 
 
 def shaped(trace: list[float]) -> Shaped:
-    return Shaped(cast(Device, Inner()), trace, SystemClock())
+    return Shaped(cast(Device, Inner()), Shape(tuple(trace)), SystemClock())
 
 
 def ask(text: str, **more: Any) -> GenerationRequest:
@@ -107,7 +116,20 @@ async def test_a_shaped_endpoint_answers_as_the_one_behind() -> None:
     assert endpoint.refuses(ask("Hello")) is None
     assert endpoint.refuses(ask("Hello", extra={"tools": [1]})) == "no"
     assert await endpoint.count(ask("Hello")) == 5
+    assert await endpoint.token_ids(ask("Hello")) == (1, 2)
+    assert endpoint.can_hold
+    held = [e async for e in endpoint.generate(ask("Hello"), usage, Reins(held=True))]
+    assert held == [CaughtUp(), Token("Hi"), Finish("stop")]
     assert endpoint.status() == {"kind": "engine", "shaped": True}
+
+
+async def test_a_continued_answer_waits_again() -> None:
+    endpoint, clock = shaped([0.1]), SystemClock()
+    began = clock.now()
+    events = endpoint.generate(ask("Hello", answer_so_far="Well, "), Usage())
+    assert await anext(events) == Token("Hi")
+    assert clock.now() - began > 0.09
+    await events.aclose()
 
 
 def test_the_same_prompt_meets_the_same_ttft_and_a_new_one_the_next() -> None:

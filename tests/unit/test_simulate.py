@@ -268,6 +268,9 @@ def test_playing_all_at_once_is_playing_one_by_one(
         ]
         results = one_by_one(requests, lane, plans, constrained)
         same(played, row, lane, results)
+        assert played.lead_s is not None
+        leads = [max(0.0, ttft - plan.device_s) for (ttft, *_), plan in zip(results, plans, strict=True)]
+        np.testing.assert_allclose(played.lead_s[:, row, lane], leads, atol=1e-12)
         used = np.array([r[2 if constrained is DEVICE else 3] for r in results])
         length = requests.prompt[:, lane]
         assert played.ratio[row, lane] == pytest.approx(length @ used / length.sum())
@@ -434,7 +437,10 @@ def test_the_figures_of_a_small_case_are_those_reckoned_by_hand() -> None:
         "qoe_strict": float(np.mean(qoe_steady(ttft, output, 0.3, READER_TPS))),
         "handoffs": 0.0,
         "largest_gap_s": max(1 / 20, 1 / SERVER_TPS),
+        "delayed_mean": 0.0,
+        "delayed_p99": 0.0,
     }
+    assert cell.pop("handoff") == "none"
     assert cell == pytest.approx(by_hand)
 
 

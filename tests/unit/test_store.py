@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.store import History
 from disco_daemon.store.migrations import MIGRATIONS, migrate, open_database
-from disco_daemon.types import Attempt, Outcome, Plan, Side, Usage
+from disco_daemon.types import Attempt, Delivery, Handoff, Outcome, Plan, Reading, Side, Usage
 
 WAIT_S = 30.0  # far more than any disk needs: only a hang gets there
 WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75))
@@ -40,7 +40,11 @@ OUTCOME = Outcome(
     attempts=(WON, LATE),
     cost_usd=0.002,
     energy_j=4.5,
+    moves=(Handoff(8, Side.SERVER, Side.DEVICE, "cost", 0.5, overlap=3),),
+    reading=Reading(0.98, 7.5, 0.25, 2, 0.2, 0.24),
+    delivery=Delivery.PACED,
 )
+MOVE = asdict(OUTCOME.moves[0])  # sides are strings
 
 
 def outcome(number: int, **changes: Any) -> Outcome:
@@ -109,6 +113,14 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "energy_j": 4.5,
             "prompt": None,
             "answer": None,
+            "qoe": 0.98,
+            "ttlt_s": 7.5,
+            "largest_gap_s": 0.25,
+            "stalled": 2,
+            "tbt_p50_s": 0.2,
+            "tbt_p99_s": 0.24,
+            "delivery": "paced",
+            "moves": [MOVE],
         }
         (won,) = history.samples(Side.DEVICE, "tiny", 10)
         assert won == {
@@ -128,6 +140,43 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
         (late,) = history.samples(Side.SERVER, "gpt", 10)
         assert (late["censored"], late["ttft_s"], late["started_s"], late["error"]) == (True, 1.5, 0.25, "timeout")
         assert history.dropped == 0
+
+
+def test_an_answer_nobody_could_read_has_no_reading(path: Path) -> None:
+    with History(path) as history:
+        put(history, outcome(1, reading=None, moves=(), winner=None))
+        (row,) = history.recent(1)
+    assert [row[k] for k in ("qoe", "ttlt_s", "largest_gap_s", "stalled", "tbt_p50_s", "tbt_p99_s")] == [None] * 6
+    assert (row["moves"], row["delivery"]) == ([], "paced")
+
+
+def test_a_profile_is_kept_under_its_name_and_replaced_by_a_newer_one(path: Path) -> None:
+    name = "http://127.0.0.1:1/v1 tiny\ud83d"  # half a pair: a name comes from the configuration
+    with History(path) as history:
+        assert history.profile(name) is None
+        history.save_profile(name, 1.0, {"method": "none"})
+        history.save_profile(name, 2.0, {"method": "text", "verdicts": {"text": "exact"}})
+        history.save_profile("other", 3.0, {})
+        history.save_learned(name, 4.0, {"of": "the estimators"})
+        history.flush(WAIT_S)
+        assert history.profile(name) == {"method": "text", "verdicts": {"text": "exact"}}
+        assert history.profile("other") == {}
+        assert history.learned(name) == {"of": "the estimators"}
+    assert ask(path, "SELECT name, updated FROM profiles ORDER BY updated") == [
+        ("http://127.0.0.1:1/v1 tiny?", 2.0), ("other", 3.0),
+    ]  # fmt: skip
+    with pytest.raises(ValueError):
+        history.save_profile(name, 5.0, {"seconds": math.nan})
+
+
+@pytest.mark.parametrize("state", ["{", "[]", "3", ""])
+def test_a_profile_that_is_no_object_is_none(path: Path, state: str) -> None:
+    with History(path) as history:
+        history.save_profile("x", 1.0, {})
+        history.flush(WAIT_S)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE profiles SET state = ?", (state,))
+        assert history.profile("x") is None
 
 
 def test_samples_belong_to_one_endpoint_and_come_newest_first(path: Path) -> None:
@@ -366,10 +415,11 @@ def test_all_of_a_migration_happens_or_nothing(path: Path) -> None:
     assert "mood" not in History(path).recent(1)[0]
 
 
-def test_a_migration_keeps_the_rows_of_the_first_schema(path: Path) -> None:
+def stored_by(path: Path, version: int) -> None:
+    """A file as that version of the schema left it, with a row in each table."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        migrate(connection, MIGRATIONS[:1])
+        migrate(connection, MIGRATIONS[:version])
         connection.execute(
             "INSERT INTO requests (request_id, created, model, policy, prompt_tokens, duration_s, handoffs,"
             " device_tokens, server_tokens, cost_usd, energy_j) VALUES ('old', 1, 'm', 'p', 3, 1, 0, 2, 0, 0, 0)"
@@ -378,14 +428,31 @@ def test_a_migration_keeps_the_rows_of_the_first_schema(path: Path) -> None:
             "INSERT INTO ttft_samples (request, created, side, model, started_s, ttft_s, censored, prompt_tokens,"
             " processed_tokens, completion_tokens, busy_s) VALUES (1, 1, 'device', 'tiny', 0, 0.5, 1, 3, 3, 0, 0)"
         )
-        # Today's newest schema, and one step that a later version may add.
-        migrate(connection, [*MIGRATIONS, "ALTER TABLE requests ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm';"])
-        assert connection.execute("SELECT request_id, mood FROM requests").fetchall() == [("old", "calm")]
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        if version >= 2:
+            connection.execute("INSERT INTO estimators VALUES ('both', 1, '{\"k\": 2}')")
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS) + 1))
+def test_a_migration_keeps_the_rows_of_each_older_schema(path: Path, version: int) -> None:
+    stored_by(path, version)
     with History(path) as history:
         put(history, outcome(2))
-        assert [row["request_id"] for row in history.recent(9)] == ["r-2", "old"]
+        new, old = history.recent(9)
+        assert (new["request_id"], new["qoe"], new["moves"]) == ("r-2", 0.98, [MOVE])
+        assert (old["request_id"], old["qoe"], old["delivery"], old["moves"]) == ("old", None, None, [])
         assert [s["censored"] for s in history.samples(Side.DEVICE, "tiny", 9)] == [False, True]
+        assert history.learned("both") == ({"k": 2} if version >= 2 else None)
+        history.save_profile("x", 1.0, {"method": "none"})
+        history.flush(WAIT_S)
+        assert history.profile("x") == {"method": "none"}
+    assert ask(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+
+
+def test_a_step_that_a_later_version_adds_keeps_todays_rows(path: Path) -> None:
+    stored_by(path, len(MIGRATIONS))
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate(connection, [*MIGRATIONS, "ALTER TABLE requests ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm';"])
+        assert connection.execute("SELECT request_id, mood FROM requests").fetchall() == [("old", "calm")]
 
 
 def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:

@@ -119,3 +119,28 @@ def test_a_stopped_stream_shows_no_more() -> None:
     stream = TextStream(["."])
     assert stream.feed(b"a.b") == "a"
     assert (stream.feed(b"c"), stream.flush(), stream.stopped) == ("", "", True)
+
+
+@given(any_text, cuts)
+def test_text_is_whole_exactly_where_it_is_that_of_all_bytes(text: str, at: list[int]) -> None:
+    stream, shown, data = TextStream(), "", b""
+    for piece in chunked(text.encode(), at):
+        shown += stream.feed(piece)
+        data += piece
+        assert stream.whole == (shown.encode() == data and "\N{REPLACEMENT CHARACTER}" not in shown)
+
+
+@given(st.binary(max_size=12))
+def test_replaced_bytes_are_never_whole_again(data: bytes) -> None:
+    stream, shown = TextStream(), b""
+    for byte in data:
+        shown += stream.feed(bytes([byte])).encode()
+    assert not stream.whole or shown == data
+
+
+def test_what_may_become_a_stop_string_is_not_whole_yet() -> None:
+    stream, whole = TextStream(["STOP"]), []
+    for piece in (b"one ST", b"AR", b" STOP"):
+        stream.feed(piece)
+        whole.append(stream.whole)
+    assert whole == [False, True, False]

@@ -24,6 +24,7 @@ fields: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     str: st.text(),
     bool: st.booleans(),
+    tuple[int, ...]: st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(tuple),
     tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
     list[dict[str, Any]]: st.lists(st.dictionaries(st.text(), json_values, max_size=3), max_size=3),
 }
@@ -33,8 +34,8 @@ def of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type; `X | None` gives both."""
     if kind in fields:
         return fields[kind]
-    some, _ = typing.get_args(kind)
-    return st.none() | fields[some]
+    *some, _ = typing.get_args(kind)
+    return st.one_of(st.none(), *(fields[s] for s in some))
 
 
 def messages(*kinds: type[wire.Message]) -> st.SearchStrategy[wire.Message]:

@@ -1,0 +1,123 @@
+"""OpenAI's wire format: the chunks and bodies that answers leave in. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import DiscoError
+from ..types import Outcome, Token
+
+Ids = Sequence[int]
+
+
+def error_body(error: DiscoError) -> dict[str, Any]:
+    """OpenAI's error shape."""
+    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+class Shape:
+    """One of the shapes; `piece` and `whole` name what a stream and a body consist of."""
+
+    prefix = piece = whole = ""
+
+    def __init__(self, request_id: str, created: int, model: str) -> None:
+        self._head = {"id": self.prefix + request_id, "created": created, "model": model}
+        self._piece = self._head | {"object": self.piece}
+
+    def chunk(self, token: Token, ids: Ids | None, *, first: bool) -> dict[str, Any]:
+        """One token of a stream, with its `ids` where the client wants them and they are known."""
+        choice = self._choice(token, first=first)
+        if ids is not None:
+            choice["token_ids"] = ids
+        return self._piece | {"choices": [choice]}
+
+    def end(self, finish_reason: str) -> dict[str, Any]:
+        """The last chunk with a choice."""
+        return self._piece | {"choices": [self._choice(Token("", 0), first=False) | {"finish_reason": finish_reason}]}
+
+    def bill(self, outcome: Outcome) -> dict[str, Any]:
+        """The chunk after the last, with the usage block."""
+        return self._piece | {"choices": [], "usage": _usage(outcome)}
+
+    def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
+        """A whole answer."""
+        choice = self._joined(tokens) | {"finish_reason": outcome.finish_reason or "stop"}
+        if ids is not None:
+            choice["token_ids"] = ids
+        found = self._head | {"object": self.whole, "choices": [choice]}
+        return found | {"usage": _usage(outcome), "disco": outcome.to_json()}
+
+    def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Text(Shape):
+    """`text_completion`, in chunks and whole. Only plain text comes this way."""
+
+    prefix, piece, whole = "cmpl-", "text_completion", "text_completion"
+
+    def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
+        del first
+        return {"index": 0, "text": token.text, "logprobs": None, "finish_reason": None}
+
+    def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": None}
+
+
+class Chat(Shape):
+    """`chat.completion.chunk` and `chat.completion`."""
+
+    prefix, piece, whole = "chatcmpl-", "chat.completion.chunk", "chat.completion"
+
+    def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if token.text or first:
+            delta["content"] = token.text
+        if token.delta:
+            delta |= token.delta
+        return {"index": 0, "delta": delta, "logprobs": token.logprobs, "finish_reason": None}
+
+    def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(t.text for t in tokens)}
+        logprobs: list[Any] = []
+        for token in tokens:
+            if token.delta:
+                _merge(message, copy.deepcopy(dict(token.delta)))  # tokens are frozen, and merging writes
+            if token.logprobs:
+                logprobs += token.logprobs.get("content") or []
+        if message.get("tool_calls"):
+            message["tool_calls"] = [{k: v for k, v in c.items() if k != "index"} for c in message["tool_calls"]]
+            message["content"] = message["content"] or None
+        return {"index": 0, "message": message, "logprobs": {"content": logprobs} if logprobs else None}
+
+
+def _usage(outcome: Outcome) -> dict[str, int]:
+    """OpenAI's usage block."""
+    prompt, completion = outcome.billed
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:
+    """Add a delta to a message: strings grow, lists are joined by `index`, the rest is set."""
+    for key, value in delta.items():
+        old = into.get(key)
+        if isinstance(value, str) and isinstance(old, str) and key not in ("id", "type", "role"):
+            into[key] = old + value
+        elif isinstance(value, dict) and isinstance(old, dict):
+            _merge(old, value)
+        elif isinstance(value, list):
+            items = into.setdefault(key, [])
+            for item in value:
+                index = item.get("index") if isinstance(item, dict) else None
+                slot = None if index is None else next((i for i in items if i.get("index") == index), None)
+                if slot is None:
+                    items.append(item)
+                else:
+                    _merge(slot, item)
+        else:
+            into[key] = value

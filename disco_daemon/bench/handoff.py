@@ -1,0 +1,326 @@
+"""Real handoffs between a real engine and a real second server: is the text whole, and does it flow.
+
+Three processes: a daemon that is the server (device only), a daemon that has a device and that server, and this one,
+the reader. Every answer is moved once, after a number of tokens that differs from answer to answer. What it says is
+held against the answer that the same model gives unbroken; where two models take part, against what each of them says
+alone: the first part must begin the source's own answer, the second be the target's own continuation of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import tomlkit
+
+from ..models import fetch_default_model
+from .child import LOG_TAIL, BenchError, child
+from .demo import PASSAGE
+from .seams import Compared, compare
+
+REQUEST_S = 300.0
+PACE_TPS = 4.8  # a reader, as in the paper
+GAP_SLACK_S = 0.02  # a token later than the pace by more than this is a delayed one
+BURST_S = 0.005  # tokens this close together at the end are the flush of a finished answer
+N_PROMPTS = 40
+MAX_TOKENS = 64
+CUTS = (3, 12)  # tokens after which an answer is moved
+CONCURRENT = 1  # several at once change how tokens are batched, and with it roundings
+SERVER_TPS = 60.0  # of our own server, as hosted models have it: an engine beside another has as much as it has cores
+LIVE_ANSWERS, LIVE_TOKENS = 12, 160  # of the run whose ledger shows the saving
+N_KNOWN = 6  # short answers of the server first: nobody moves to a server whose time to first token is unknown
+DEAR_KWH = 100.0  # $/kWh at which the device's tokens cost more than gpt-4o-mini's
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Heard:
+    """One streamed answer: its text, when each piece came (s), and what the daemon says of it."""
+
+    text: str = ""
+    times: list[float] = field(default_factory=list)
+    disco: dict[str, Any] = field(default_factory=dict)
+    finish: str | None = None
+
+    @property
+    def move(self) -> dict[str, Any] | None:
+        """The handoff that took place, if one did."""
+        return next((m for m in self.disco.get("moves", []) if m["dropped"] is None), None)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Times between pieces, s, without the flush at the end."""
+        times = list(self.times)
+        while len(times) > 1 and times[-1] - times[-2] < BURST_S:
+            times.pop()
+        return [b - a for a, b in itertools.pairwise(times[:-1])]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to measure: `count` handoffs each way, by `method`, with the daemon's own server or the one at `server_url`.
+
+    `server_model` is another GGUF for our own server; `trace` replays its TTFTs.
+    """
+
+    count: int = 100
+    method: str = "token_ids"
+    server_url: str | None = None
+    server_model: Path | None = None
+    trace: Path | None = None
+    concurrent: int = CONCURRENT
+    delivery: str = "paced"
+    live: int = LIVE_ANSWERS
+
+    @property
+    def same_model(self) -> bool:
+        """Whether both sides run the same weights, so that one unbroken answer is the reference."""
+        return self.server_model is None
+
+
+async def bench_handoff(setup: Setup, progress: Progress) -> dict[str, Any]:
+    """Run it all. Raises BenchError."""
+    model = await asyncio.to_thread(fetch_default_model, progress)
+    try:
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-handoff-")))
+            server = setup.server_url
+            if server is None:
+                server = await stack.enter_async_context(_own_server(folder, setup, model))
+            timeout = aiohttp.ClientTimeout(total=REQUEST_S)
+            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, read_bufsize=2**20))
+            figures = {}
+            for name, policy in (("to_device", "all-server"), ("to_server", "all-device")):
+                argv = _daemon(folder, name, setup, server, model, policy, force=True)
+                async with child(argv, folder, name) as url:
+                    figures[name] = await _one_way(session, url, name, setup, progress)
+            live = await _live(session, folder, setup, server, model, progress) if setup.live else {}
+    except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+        msg = f"the measurement broke off: {error!r}"
+        raise BenchError(msg) from error
+    return figures | {
+        "cost_reduction": live.pop("both", None),
+        "live": live,
+        "ideal_tbt_s": round(1 / PACE_TPS, 4),
+        "method": setup.method,
+        "delivery": setup.delivery,
+        "server_tps": SERVER_TPS if setup.server_url is None else None,
+        "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
+    }
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _own_server(folder: Path, setup: Setup, model: Path) -> AsyncIterator[str]:
+    shape = ["--shape-tps", str(SERVER_TPS), *(["--shape-ttft", str(setup.trace)] if setup.trace else [])]
+    argv = _up(folder, "server", {}, setup.server_model or model, "--policy", "all-device", "--device-only", *shape)
+    async with child(argv, folder, "server") as url:
+        yield url
+
+
+def _daemon(
+    folder: Path, name: str, setup: Setup, server: str, model: Path, policy: str, *, force: bool, **changes: Any
+) -> list[str]:
+    settings: dict[str, Any] = {
+        "server": {"base_url": server, "model": "disco/device", "continuation": setup.method, "probe": False},
+        "handoff": {"for_cost": True},
+        "policy": {"shadow": False},
+    }
+    for key, value in changes.items():
+        settings[key] = settings.get(key, {}) | value
+    forced = ["--force-handoff", f"{CUTS[0]}-{CUTS[1]}"] if force else []
+    return _up(folder, name, settings, model, "--policy", policy, *forced)
+
+
+def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, *more: str) -> list[str]:
+    config = folder / f"{name}.toml"
+    config.write_text(tomlkit.dumps(settings), encoding="utf-8")
+    threads = max(1, (os.cpu_count() or 2) // 2)  # two engines compute at once: half of the cores each
+    return [
+        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--config", str(config),
+        "--history", str(folder / f"{name}.sqlite"), "--model", str(model), "--threads", str(threads),
+        "--log-level", "warning", *more,
+    ]  # fmt: skip
+
+
+# --- one answer ---------------------------------------------------------------------------------------------------
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Heard:
+    """Stream one answer; the times are those of the pieces' arrival here."""
+    heard = Heard()
+    async with session.post(f"{url}/chat/completions", json=body | {"stream": True, "temperature": 0}) as response:
+        if response.status != 200:
+            msg = f"{body['model']} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
+            raise BenchError(msg)
+        async for line in response.content:
+            now = time.perf_counter()
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                msg = f"{body['model']}: the stream carried an error: {chunk['error']}"
+                raise BenchError(msg)
+            for choice in chunk["choices"]:
+                heard.finish = choice["finish_reason"] or heard.finish
+                if text := choice["delta"].get("content"):
+                    heard.text += text
+                    heard.times.append(now)
+            heard.disco = chunk.get("disco", heard.disco)
+    return heard
+
+
+def prompts() -> list[str]:
+    """Short and middling questions, each of its own words: a few sentences of a passage at a time."""
+    words = PASSAGE.split()
+    asks = ("Write a story that begins like this:", "Explain what this is about:", "Go on with this text:", "Rewrite:")
+    return [f"{asks[i % 4]} {' '.join(words[5 * i : 5 * i + 8 + 5 * (i % 3)])}" for i in range(N_PROMPTS)]
+
+
+def _body(prompt: str, model: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **more}
+
+
+# --- one direction ------------------------------------------------------------------------------------------------
+
+
+async def _one_way(
+    session: aiohttp.ClientSession, url: str, name: str, setup: Setup, progress: Progress
+) -> dict[str, Any]:
+    """`count` answers that move in one direction, and what became of them."""
+    source = "disco/server" if name == "to_device" else "disco/device"
+    whole: dict[str, str] = {}
+    for prompt in prompts()[: min(N_PROMPTS, setup.count)]:
+        whole[prompt] = (await _ask(session, url, _body(prompt, source, MAX_TOKENS))).text
+    progress(f"{name}: {len(whole)} unbroken answers")
+    manner = {"delivery": setup.delivery, "pace_tps": PACE_TPS}
+    heard: list[tuple[str, Heard]] = []
+    turnstile = asyncio.Semaphore(setup.concurrent)
+
+    async def one(prompt: str) -> None:
+        async with turnstile:
+            heard.append((prompt, await _ask(session, url, _body(prompt, "disco", MAX_TOKENS, disco=manner))))
+        if len(heard) % 50 == 0:
+            progress(f"{name}: {len(heard)} of {setup.count}")
+
+    order = itertools.cycle(whole)
+    while (missing := setup.count - sum(h.move is not None for _, h in heard)) > 0 and len(heard) < 3 * setup.count:
+        async with asyncio.TaskGroup() as group:
+            for prompt in itertools.islice(order, missing):
+                group.create_task(one(prompt))
+    target = "disco/device" if name == "to_device" else "disco/server"
+    compared = [await _compared(session, url, target, whole[p], p, h, setup) for p, h in heard if h.move]
+    return _figures([h for _, h in heard], compared)
+
+
+async def _compared(
+    session: aiohttp.ClientSession, url: str, target: str, whole: str, prompt: str, heard: Heard, setup: Setup
+) -> Compared:
+    """Hold a moved answer against the unbroken one; where it differs, ask the target for its own continuation."""
+    assert heard.move is not None
+    at = heard.move["at_char"]
+    if setup.same_model and heard.text == whole:
+        return Compared(identical=True)
+    before = heard.text[:at]
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": before}]
+    body = {"model": target, "messages": messages, "max_tokens": MAX_TOKENS, "continue_final_message": True}
+    rest = (await _ask(session, url, body)).text if before else whole
+    return compare(heard.text, at, whole, rest)
+
+
+def _figures(heard: Sequence[Heard], compared: Sequence[Compared]) -> dict[str, Any]:
+    moved = [h for h in heard if h.move]
+    gaps = np.array([gap for h in moved for gap in h.gaps] or [0.0])
+    late = np.array([sum(gap > 1 / PACE_TPS + GAP_SLACK_S for gap in h.gaps) for h in moved] or [0])
+    moves = [h.move for h in moved if h.move]
+    dropped = [m["dropped"] for h in heard for m in h.disco.get("moves", []) if m["dropped"] is not None]
+    return {
+        "answers": len(heard),
+        "handoffs": len(moved),
+        "identical": sum(c.identical for c in compared),
+        "lost_chars": sum(c.lost for c in compared),
+        "doubled_chars": sum(c.doubled for c in compared),
+        "unexplained": sum(not c.explained for c in compared),
+        "tbt_p99_s": round(float(np.quantile(gaps, 0.99)), 4),
+        "tbt_p50_s": round(float(np.quantile(gaps, 0.5)), 4),
+        "n_gaps": len(gaps),
+        "delayed_tokens_mean": round(float(late.mean()), 4),
+        "delayed_tokens_p99": float(np.quantile(late, 0.99)),
+        "largest_gap_s": round(float(gaps.max()), 4),
+        "took_s_p50": round(float(np.median([m["took_s"] for m in moves] or [0.0])), 4),
+        "overlap_tokens_mean": round(float(np.mean([m["overlap"] for m in moves] or [0.0])), 2),
+        "dropped": {why: dropped.count(why) for why in sorted(set(dropped))},
+        "different": [c.note for c in compared if not c.identical][:10],
+    }
+
+
+# --- what it saves ------------------------------------------------------------------------------------------------
+
+
+async def _live(
+    session: aiohttp.ClientSession, folder: Path, setup: Setup, server: str, model: Path, progress: Progress
+) -> dict[str, Any]:
+    """The same answers with and without handoffs for money: what the ledger says, $."""
+    spent: dict[str, float] = {}
+    for name, policy, price in (("to_device", "all-server", 0.30), ("to_server", "all-device", DEAR_KWH)):
+        for moving in (False, True):
+            changes = {"device": {"usd_per_kwh": price}, "handoff": {"for_cost": moving}}
+            label = f"live-{name}-{'moving' if moving else 'staying'}"
+            argv = _daemon(folder, label, setup, server, model, policy, force=False, **changes)
+            async with child(argv, folder, label) as url:
+                for prompt in prompts()[:N_KNOWN]:
+                    await _ask(session, url, _body(prompt, "disco/server", 2))
+                asked = prompts()[: setup.live]
+                answers = [await _ask(session, url, _body(prompt, "disco", LIVE_TOKENS)) for prompt in asked]
+            spent[label] = sum(h.disco["cost_usd"] for h in answers)
+            n_moved = sum(h.move is not None for h in answers)
+            progress(f"{label}: {n_moved} of {len(answers)} moved, ${spent[label]:.3g}")
+    saved = {
+        name: round(1 - spent[f"live-{name}-moving"] / spent[f"live-{name}-staying"], 4)
+        for name in ("to_device", "to_server")
+    }
+    return saved | {"spent_usd": spent, "both": round(sum(saved.values()) / 2, 4)}
+
+
+ROWS = (
+    ("handoffs", "handoffs", ""),
+    ("text equal to the unbroken run", "identical", ""),
+    ("characters lost", "lost_chars", ""),
+    ("characters doubled", "doubled_chars", ""),
+    ("differences not explained", "unexplained", ""),
+    ("time between tokens, p99", "tbt_p99_s", "s"),
+    ("delayed tokens a handoff, mean", "delayed_tokens_mean", ""),
+    ("delayed tokens a handoff, p99", "delayed_tokens_p99", ""),
+    ("largest gap", "largest_gap_s", "s"),
+    ("decision to take-over, p50", "took_s_p50", "s"),
+)
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Both directions side by side, the ideal first."""
+    lines = [f"{'':<34}{'to the device':>15}{'to the server':>15}"]
+    for label, key, unit in ROWS:
+        cells = "".join(f"{figures[way][key]:>15,}" for way in ("to_device", "to_server"))
+        lines.append(f"{label:<34}{cells} {unit}".rstrip())
+    lines.append(f"time between tokens at {PACE_TPS} token/s, ideal: {figures['ideal_tbt_s']} s (paper: 0.209-0.217 s)")
+    if live := figures["live"]:
+        lines.append(f"cost saved live: to the device {live['to_device']:.1%}, to the server {live['to_server']:.1%}")
+    host = figures["host"]
+    lines.append(f"{figures['method']}, Python {host['python']}, {host['cpus']} CPUs, {host['platform']}")
+    return "\n".join(lines)

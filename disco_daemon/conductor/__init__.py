@@ -1,0 +1,91 @@
+"""Lets answers be played: checks who can serve a request, plays it, keeps track of what is under way.
+
+`Conductor.run` is the request path; `performance` plays one answer on the `stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..clock import Clock
+from ..endpoints.base import Endpoint
+from ..errors import RequestError, Unavailable
+from ..types import Delivery, GenerationRequest, Outcome, Side
+from .performance import Performance
+from .stage import Manner, Sink, Stage
+
+__all__ = ["Conductor", "Manner", "Sink", "Stage"]
+
+MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
+CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
+
+
+@dataclass(slots=True)
+class Conductor:
+    """Answers requests on a stage. All that changes over time is `playing`, by request id, and `n_served`."""
+
+    stage: Stage
+    record: Callable[[Outcome], None]
+    playing: dict[str, Performance] = field(default_factory=dict)
+    n_served: int = 0
+
+    @property
+    def endpoints(self) -> Mapping[Side, Endpoint]:
+        """The configured endpoints."""
+        return self.stage.endpoints
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that all answers go by."""
+        return self.stage.clock
+
+    @property
+    def in_flight(self) -> int:
+        """Answers under way."""
+        return len(self.playing)
+
+    async def run(self, request: GenerationRequest, model: str, sink: Sink) -> Outcome:
+        """Answer one request into `sink`.
+
+        Raises DiscoError when it cannot be completed: before the first token nothing was written, after it the
+        reader's part stands and the error must be told in-band. A cancellation stops both sides and is recorded too.
+        """
+        if self.in_flight >= MAX_IN_FLIGHT:
+            msg = f"{MAX_IN_FLIGHT} answers are running already; try again later"
+            raise Unavailable(msg)
+        available = self._available(request)
+        length = await self._length(request, available)
+        performance = Performance(self.stage, request, sink, available, length, model)
+        self.playing[request.request_id] = performance
+        try:
+            return await performance.play(self.record)
+        finally:
+            del self.playing[request.request_id]
+            self.n_served += 1
+
+    def adjust(self, request_id: str, pace_tps: float | None, delivery: Delivery | None) -> bool:
+        """Deliver a running answer in another manner from now on; False if there is none of that name."""
+        performance = self.playing.get(request_id)
+        if performance is not None:
+            performance.adjust(pace_tps, delivery)
+        return performance is not None
+
+    def _available(self, request: GenerationRequest) -> frozenset[Side]:
+        """The endpoints that can serve this request at all. Raises RequestError or Unavailable."""
+        wanted = {side: endpoint for side, endpoint in self.endpoints.items() if side in request.allowed}
+        if not wanted:
+            names = " or ".join(sorted(request.allowed))
+            msg = f"no {names} is configured; see `disco config` for how to set one up"
+            raise Unavailable(msg)
+        refusals = {side: endpoint.refuses(request) for side, endpoint in wanted.items()}
+        available = frozenset(side for side, refusal in refusals.items() if refusal is None)
+        if not available:
+            raise RequestError("; ".join(r for r in refusals.values() if r), code="unsupported")
+        return available
+
+    async def _length(self, request: GenerationRequest, available: frozenset[Side]) -> int:
+        """Prompt length by the device's tokenizer, or an estimate while none is loaded; tokens."""
+        device = self.endpoints.get(Side.DEVICE)
+        counted = await device.count(request) if device is not None and Side.DEVICE in available else None
+        return counted if counted is not None else max(1, request.n_chars // CHARS_PER_TOKEN)

@@ -1,0 +1,409 @@
+"""One answer being played: plan, race, relay, hand over, deliver (DESIGN §3)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from ..answer import (
+    Answer,
+    Arrived,
+    Begin,
+    Broke,
+    Cancel,
+    Complete,
+    Deliver,
+    Due,
+    Effect,
+    Ended,
+    Fail,
+    Feed,
+    Followed,
+    Move,
+    Note,
+    SetTimer,
+    Start,
+    State,
+    Tick,
+)
+from ..delivery.buffer import TokenBuffer
+from ..endpoints.base import Append, Endpoint, Hold, Reins
+from ..errors import DiscoError, EndpointError, ReaderGone
+from ..scheduling.mover import View
+from ..types import CaughtUp, Continuation, Delivery, GenerationRequest, Outcome, Side, Token
+from .record import attempt_of, reading_of, transcript
+from .stage import Inbox, Run, Sink, Stage
+
+log = logging.getLogger("disco.answer")
+
+MAX_COALESCED = 16  # events; tokens that are there at the same time leave in one write
+SHADOW_S = 10.0  # a server that lost the race is listened to for this long; longer says only "slow"
+MAX_PARKED_BESIDE = 4  # answers on the device; with more of them a loser's prefill is not kept, its place is wanted
+STALL_STEP_S = 0.01  # between two looks at a source's silence, at least
+
+
+class Performance:
+    """One answer being played. Owns its tasks, timers, inbox and `Answer`; nobody else touches them."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        request: GenerationRequest,
+        sink: Sink,
+        available: frozenset[Side],
+        length: int,
+        model: str,
+    ) -> None:
+        self._stage = stage
+        self._clock = stage.clock
+        self._request = request
+        self._sink = sink
+        self._length = length
+        self._model = model
+        readiness = {side: stage.endpoints[side].readiness() for side in available}
+        self._planned = stage.planner.plan(length, readiness)
+        self._delivery = request.delivery or stage.manner.delivery
+        self._pace_tps = request.pace_tps or stage.manner.pace_tps
+        endpoints = stage.endpoints
+        self._answer = Answer(
+            self._planned.plan,
+            available,
+            request.sampling.max_tokens,
+            request.sampling.stop,
+            {side: endpoint.continuation for side, endpoint in endpoints.items()},
+            frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
+            joinable=not request.needs,
+            overlap=self._overlap,
+            buffer=TokenBuffer(self._delivery, self._pace_tps),
+        )
+        self._inbox = Inbox()
+        self._loop = asyncio.get_running_loop()
+        self._current: dict[Side, Run] = {}
+        self._runs: list[Run] = []
+        self._parked: Run | None = None
+        self._timers: dict[Side, asyncio.TimerHandle] = {}
+        self._release: asyncio.TimerHandle | None = None
+        self._release_at = 0.0
+        self._stall: asyncio.TimerHandle | None = None
+        self._next_check = 1  # generated tokens at which a move is considered again
+        self._created = stage.clock.wall()
+        self._began = self._now = stage.clock.now()
+        self._first_at: float | None = None
+        self._reason: str | None = None
+        self._error: DiscoError | None = None
+
+    async def play(self, record: Callable[[Outcome], None]) -> Outcome:
+        """Run to the end; the outcome is recorded whatever happens."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    await self._perform(group)
+                finally:
+                    self._stop_all()
+        except asyncio.CancelledError:
+            self._reason = "cancelled"
+            raise
+        except ExceptionGroup:  # a bug of ours, in the loop or in an endpoint: told like any other failure
+            log.exception("answer.failed %s", self._request.request_id)
+            self._error = DiscoError("internal error; the daemon's log has the details")
+        finally:
+            outcome = self._outcome()
+            self._stage.planner.settle(self._planned, outcome)
+            record(outcome)
+        if self._error is not None:
+            raise self._error
+        return outcome
+
+    async def _perform(self, group: asyncio.TaskGroup) -> None:
+        """Event in, effects out, until the answer is whole or lost."""
+        answer = self._answer
+        effects = answer.on(Begin(), self._now)
+        log.debug("answer.plan %s %s l=%d", self._request.request_id, answer.plan, self._length)
+        n_events = 0
+        while True:
+            for effect in effects:
+                if self._carry_out(effect, group):
+                    return
+            n_events += 1
+            if self._inbox.empty or n_events % MAX_COALESCED == 0:
+                self._arm()
+                try:
+                    await self._sink.flush()
+                except ReaderGone as e:
+                    self._reason, self._error = "cancelled", e
+                    return
+            run, event = await self._inbox.get()
+            stale = run is not None and self._current.get(run.side) is not run
+            self._now = self._clock.now()
+            effects = [] if stale else answer.on(event, self._now)
+            if answer.n_generated >= self._next_check and answer.movable:
+                effects += self._considered()
+
+    def _carry_out(self, effect: Effect, group: asyncio.TaskGroup) -> bool:
+        """Execute one effect; True when the answer has ended."""
+        match effect:
+            case Deliver(token=token):
+                if self._first_at is None:
+                    self._first_at = self._now
+                assert self._answer.winner is not None
+                self._sink.token(token, self._answer.winner)
+            case Start():
+                self._start(effect, group)
+            case Feed(side=side, text=text, ids=ids, go=go):
+                self._current[side].reins.give(Append(text, ids, go))
+            case SetTimer(side=side, delay_s=delay_s):
+                self._timers[side] = self._loop.call_later(delay_s, self._inbox.post, Due(side))
+            case Cancel(side=side):
+                self._lose(side)
+            case Note(text=text):
+                self._sink.note(text)
+                log.info("answer.handoff %s %s", self._request.request_id, text)
+            case Complete(reason=reason):
+                self._reason = reason
+                return True
+            case Fail(error=error):
+                self._error = error
+                return True
+        return False
+
+    def adjust(self, pace_tps: float | None, delivery: Delivery | None) -> None:
+        """Deliver in another manner from now on."""
+        buffer, now = self._answer.buffer, self._clock.now()
+        if pace_tps is not None:
+            self._pace_tps = pace_tps
+            buffer.set_pace(pace_tps, now)
+        if delivery is not None:
+            self._delivery = delivery
+            buffer.set_delivery(delivery, now)
+        self._inbox.post(Tick())
+
+    # --- timers --------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """One timer for the next release, and one for the source's silence. An early release timer may stand."""
+        due = self._answer.buffer.due_at
+        if due is not None and (self._release is None or due < self._release_at):
+            if self._release is not None:
+                self._release.cancel()
+            self._release_at = due
+            self._release = self._loop.call_later(due - self._now, self._ring)
+        if self._stall is None and self._answer.source is not None:
+            self._stall = self._loop.call_later(self._stage.manner.stall_s, self._listen)
+
+    def _ring(self) -> None:
+        self._release = None
+        self._inbox.post(Tick())
+
+    def _listen(self) -> None:
+        """Begin a handoff if the source has said nothing for long; our own backlog is no silence."""
+        source = self._current.get(self._answer.source) if self._answer.source is not None else None
+        patience_s = self._stage.manner.stall_s
+        silent_s = 0.0
+        if source is not None and source.first_at is not None and self._inbox.empty:
+            silent_s = self._clock.now() - max(source.last_at, self._now)
+            if silent_s >= patience_s:
+                self._inbox.post(Move(source.side.other, "stall"))
+                silent_s = 0.0
+        self._stall = self._loop.call_later(max(STALL_STEP_S, patience_s - silent_s), self._listen)
+
+    # --- moving --------------------------------------------------------------------------------------------------
+
+    def _considered(self) -> list[Effect]:
+        """Ask whether a move would pay now. Its reserve must be there before it begins."""
+        answer = self._answer
+        assert answer.source is not None
+        if self._delivery is Delivery.OFF:
+            self._next_check = 1 << 62
+            return []
+        view = self._view(answer.source.other)
+        reserve = self._stage.mover.advise(view)
+        answer.buffer.reserve = reserve or 0
+        if reserve is None:
+            self._next_check = self._stage.mover.next_check(view.generated)
+            return []
+        if answer.buffer.n_held < reserve:
+            return []
+        self._next_check = self._stage.mover.next_check(view.generated)
+        return answer.on(Move(view.target, "cost"), self._now)
+
+    def _view(self, target: Side) -> View:
+        """The answer as it stands, for the decision."""
+        answer, parked = self._answer, self._parked
+        source = self._current.get(target.other)
+        kept = parked is not None and parked.side is target and parked.ended_at is None
+        return View(
+            key=self._request.request_id,
+            target=target,
+            prompt=self._length,
+            generated=answer.n_generated,
+            cached=parked.usage.prompt_tokens if kept and parked is not None else 0,
+            max_tokens=self._request.sampling.max_tokens,
+            source_tps=source.tps if source is not None else None,
+            pace_tps=self._pace_tps,
+            readiness=self._stage.endpoints[target].readiness(),
+            handoffs=answer.handoffs,
+            follows=self._stage.endpoints[target].can_hold,
+        )
+
+    # --- endpoints -----------------------------------------------------------------------------------------------
+
+    def _start(self, effect: Start, group: asyncio.TaskGroup) -> None:
+        side = effect.side
+        if (timer := self._timers.pop(side, None)) is not None:
+            timer.cancel()
+        parked, self._parked = self._parked, None
+        if parked is not None and parked.side is side and parked.ended_at is None:
+            self._current[side] = parked
+            parked.reins.give(Append(effect.answer_so_far, effect.ids, go=not effect.held))
+            return
+        endpoint = self._stage.endpoints[side]
+        reins = Reins(held=effect.held)
+        run = Run(side, endpoint.model, self._clock.now(), endpoint.readiness(), effect.n_tokens, reins=reins)
+        self._runs.append(run)
+        self._current[side] = run
+        run.task = group.create_task(self._pump(run, endpoint, self._continued(effect)))
+        log.debug("answer.%s.started %s after=%d tokens", side, self._request.request_id, effect.n_tokens)
+
+    def _overlap(self, side: Side, text: str) -> str | None:
+        request = replace(self._request, answer_so_far=self._request.answer_so_far + text)
+        return self._stage.endpoints[side].overlap_of(request)
+
+    def _continued(self, effect: Start) -> GenerationRequest:
+        request = self._request
+        if not effect.answer_so_far:
+            return request
+        sampling = request.sampling
+        exact = self._stage.endpoints[effect.side].continuation is Continuation.EXACT
+        if (
+            sampling.max_tokens is not None and exact
+        ):  # another may repeat the answer first; the answer itself counts too
+            sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens - effect.n_tokens))
+        return replace(
+            request,
+            sampling=sampling,
+            answer_so_far=request.answer_so_far + effect.answer_so_far,
+            answer_ids=() if request.answer_so_far else effect.ids,
+        )
+
+    async def _pump(self, run: Run, endpoint: Endpoint, request: GenerationRequest) -> None:
+        """Move one endpoint's tokens into the inbox. A full one pauses it, and with it the endpoint's stream."""
+        try:
+            async with aclosing(endpoint.generate(request, run.usage, run.reins)) as events:
+                async for event in events:
+                    if isinstance(event, Token):
+                        run.last_at = self._clock.now()
+                        if run.first_at is None:
+                            run.first_at = run.last_at
+                        if run.shadow is not None:
+                            return
+                        run.n_tokens += event.n_tokens
+                        await self._inbox.put(run, Arrived(run.side, event))
+                    elif isinstance(event, CaughtUp):
+                        await self._inbox.put(run, Followed(run.side))
+                    else:
+                        await self._inbox.put(run, Ended(run.side, event))
+        except EndpointError as e:
+            run.error = e
+            log.warning("%s failed (%s): %s", run.side, e.reason, e)
+            await self._inbox.put(run, Broke(run.side, e))
+        finally:
+            run.ended_at = self._clock.now()
+            if run.shadow is not None:
+                run.shadow.cancel()
+
+    def _lose(self, side: Side) -> None:
+        """A side is not wanted any more: it is heard on for its first token, parked for a handoff, or stopped."""
+        run = self._current.get(side)
+        lost_race = self._answer.state is State.RELAYING and run is not None and run.first_at is None
+        if run is not None and lost_race and not self._answer.handoffs:
+            if self._worth_hearing(side):
+                self._listen_on(run)
+                return
+            if self._worth_keeping(side, run):
+                self._park(run)
+                return
+        self._stop(side)
+
+    def _worth_hearing(self, side: Side) -> bool:
+        """Whether a server that has just lost the race is worth its first token: its prompt is billed already.
+
+        That costs one output token, and turns "slower than the device" into a TTFT to learn from.
+        """
+        stage = self._stage
+        return side is Side.SERVER and stage.shadow and stage.planner.policy.learns
+
+    def _worth_keeping(self, side: Side, run: Run) -> bool:
+        """Whether the prefill of a device that has just lost is worth finishing, for a handoff soon."""
+        endpoint = self._stage.endpoints[side]
+        if not endpoint.can_hold or not self._answer.joinable or self._delivery is Delivery.OFF:
+            return False
+        if endpoint.readiness().n_busy > MAX_PARKED_BESIDE:
+            return False
+        view = replace(self._view(side), cached=run.usage.prompt_tokens)
+        return self._stage.mover.foresees(view)
+
+    def _listen_on(self, run: Run) -> None:
+        del self._current[run.side]
+        assert run.task is not None
+        run.shadow = self._loop.call_later(SHADOW_S, run.task.cancel)
+
+    def _park(self, run: Run) -> None:
+        del self._current[run.side]
+        run.lost_at = self._now
+        run.reins.give(Hold())
+        self._parked = run
+
+    def _stop(self, side: Side) -> None:
+        """Cancel one side at once; its pump task lives on only until the endpoint has confirmed."""
+        if (timer := self._timers.pop(side, None)) is not None:
+            timer.cancel()
+        run = self._current.pop(side, None)
+        if run is not None and run.task is not None:
+            run.ended_at = self._clock.now()
+            run.task.cancel()
+
+    def _stop_all(self) -> None:
+        for side in Side:
+            self._stop(side)
+        for timer in (self._release, self._stall):
+            if timer is not None:
+                timer.cancel()
+        for run in self._runs:
+            if run.task is not None and not run.task.done():
+                run.task.cancel()
+
+    # --- the record ----------------------------------------------------------------------------------------------
+
+    def _outcome(self) -> Outcome:
+        answer, stage = self._answer, self._stage
+        attempts = tuple(attempt_of(run, stage, self._began, self._length) for run in self._runs)
+        for run in self._runs:
+            if (tps := run.tps) is not None:
+                stage.mover.saw(run.side, tps)
+        failed, now = self._error, self._clock.now()
+        return Outcome(
+            request_id=self._request.request_id,
+            created=self._created,
+            model=self._model,
+            policy=stage.planner.policy.name,
+            plan=answer.plan,
+            prompt_tokens=self._length,
+            winner=answer.winner,
+            finish_reason=self._reason,
+            error=None if failed is None else failed.code or type(failed).__name__,
+            ttft_s=None if self._first_at is None else self._first_at - self._began,
+            duration_s=now - self._began,
+            handoffs=answer.handoffs,
+            tokens=dict(answer.tokens),
+            attempts=attempts,
+            cost_usd=sum(stage.prices.cost_usd(a) for a in attempts),
+            energy_j=sum(stage.prices.energy_j(a) for a in attempts),
+            prompt=transcript(self._request) if stage.keep_text else None,
+            answer=answer.text if stage.keep_text else None,
+            moves=tuple(answer.moves),
+            reading=reading_of(answer.buffer.arrivals, self._began, stage.manner.expected_ttft_s, self._pace_tps),
+            delivery=self._delivery,
+        )

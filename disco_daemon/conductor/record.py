@@ -1,0 +1,52 @@
+"""What is recorded of a performance: what each start came to, and how the answer was to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..delivery.qoe import reading
+from ..types import Attempt, GenerationRequest, Reading, Side
+from .stage import Run, Stage
+
+# A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
+UNBILLED = frozenset(
+    {"unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation"}
+)
+
+
+def attempt_of(run: Run, stage: Stage, began: float, length: int) -> Attempt:
+    """What one start came to. A server that was asked and told nothing is booked for the whole prompt."""
+    first_at = run.first_at if run.lost_at is None else None  # a parked loser's first token is of the handoff
+    end = next((t for t in (first_at, run.lost_at, run.ended_at) if t is not None), stage.clock.now())
+    usage = replace(run.usage)
+    turned_away = run.error is not None and run.error.reason in UNBILLED and not usage.completion_tokens
+    if run.side is Side.SERVER and usage.prompt_tokens == 0 and not turned_away:
+        usage.prompt_tokens = length + run.n_before
+    return Attempt(
+        side=run.side,
+        model=run.model,
+        started_s=run.started - began,
+        ttft_s=end - run.started,
+        censored=first_at is None,
+        usage=usage,
+        error=run.error.reason if run.error else None,
+        load_s=run.met.load_s,
+        n_busy=run.met.n_busy,
+        continued=run.n_before > 0,
+        disturbed=stage.disturbed(run.started, end),
+    )
+
+
+def reading_of(arrivals: Sequence[float], began: float, expected_ttft_s: float, pace_tps: float) -> Reading | None:
+    """How an answer was to read whose tokens were shown at `arrivals`, s; None when nothing was."""
+    return reading(np.array(arrivals) - began, expected_ttft_s, pace_tps) if len(arrivals) else None
+
+
+def transcript(request: GenerationRequest) -> str:
+    """The prompt as text, for a history that keeps it."""
+    if request.prompt is not None:
+        return request.prompt if isinstance(request.prompt, str) else f"{len(request.prompt)} token ids"
+    return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in request.messages)

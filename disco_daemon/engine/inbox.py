@@ -1,0 +1,127 @@
+"""What the engine says of one request, as the daemon hears it, and the orders it is given meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..errors import EndpointError
+from ..types import Side
+from . import wire
+
+CANCEL_TIMEOUT_S = 0.5  # the abort callback stops a decode in 0.5-20 ms; more means a hang
+
+
+class EngineGone(EndpointError):
+    """The engine process died, or cannot be used; running answers must go on elsewhere."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Side.DEVICE, "engine_gone", message)
+
+
+Answer = wire.Progress | wire.Piece | wire.Done | wire.Failed
+Reply = wire.FromEngine | EngineGone
+
+
+@dataclass(slots=True, eq=False)
+class Inbox:
+    """What the engine has sent for one request.
+
+    `n_orders` Hold and Append messages were sent for it; `idle`: the engine has obeyed them all, and owes nothing.
+    """
+
+    replies: asyncio.Queue[Reply] = field(default_factory=asyncio.Queue)
+    n_orders: int = 0
+    idle: bool = False
+
+    def put(self, message: Reply) -> None:
+        """Take a message; a held answer that waits for orders or for room is silent by design."""
+        if isinstance(message, wire.Progress):
+            self.idle = message.idle and message.n_orders == self.n_orders
+        self.replies.put_nowait(message)
+
+
+Order = wire.Hold | wire.Append | wire.Cancel
+Tell = Callable[[Inbox, Order], None]
+
+
+class EngineAnswer:
+    """One answer in flight: iterate it for messages, `close` it in any case. `done` is the final count, once known."""
+
+    def __init__(self, request_id: str, inbox: Inbox, tell: Tell, forget: Callable[[str], None]) -> None:
+        self._tell, self._forget = tell, forget
+        self._id = request_id
+        self._inbox = inbox
+        self._ended = False
+        self._n_obeyed = 0  # orders, as far as the messages read tell
+        self._held_at = 0  # number of orders up to the last Hold
+        self.done: wire.Done | None = None
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the message just read was sent after all orders were obeyed."""
+        return self._n_obeyed == self._inbox.n_orders
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the piece just read was made before a Hold that throws it away."""
+        return self._n_obeyed < self._held_at
+
+    def __aiter__(self) -> EngineAnswer:
+        return self
+
+    async def __anext__(self) -> Answer:
+        if self._ended:
+            raise StopAsyncIteration
+        message = await self._inbox.replies.get()
+        match message:
+            case EngineGone():
+                self._ended = True
+                raise message
+            case wire.Done():
+                self._ended, self.done = True, message
+                return message
+            case wire.Failed():
+                self._ended = True
+                return message
+            case wire.Progress(n_orders=n_orders):
+                self._n_obeyed = n_orders
+                return message
+            case wire.Piece():
+                return message
+            case other:
+                msg = f"unexpected {type(other).__name__}"
+                raise TypeError(msg)
+
+    def append(self, text: str, ids: tuple[int, ...] = (), *, go: bool) -> None:
+        """Grow a held answer by text from elsewhere, and its ids if known; `go` lets it generate.
+
+        Like `hold`, it raises nothing: of an engine that has died the messages tell.
+        """
+        self._order(wire.Append(self._id, text, go, ids))
+
+    def hold(self) -> None:
+        """Go back to the end of what was given, and wait; pieces made so far are outdated."""
+        self._order(wire.Hold(self._id))
+        self._held_at = self._inbox.n_orders
+
+    def _order(self, message: wire.Hold | wire.Append) -> None:
+        if not self._ended:
+            with contextlib.suppress(EngineGone):
+                self._tell(self._inbox, message)
+
+    async def close(self) -> None:
+        """Cancel if still running, and wait shortly for the final counts; idempotent, safe while being cancelled."""
+        try:
+            if not self._ended:
+                self._tell(self._inbox, wire.Cancel(self._id))
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    async for _ in self:
+                        pass
+        except (EngineGone, TimeoutError):
+            pass
+        finally:
+            self._ended = True
+            self._forget(self._id)

@@ -1,0 +1,64 @@
+"""Finds out once how the server continues a partial answer, and remembers it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from .clock import Clock
+from .endpoints.continuation import Profile
+from .endpoints.probe import probe
+from .endpoints.server import Server
+from .errors import DiscoError
+from .store import History
+from .types import Outcome, Side
+
+log = logging.getLogger("disco.prober")
+
+FIRST_PAUSE, MAX_PAUSE = 8, 4096  # good answers to wait after a probe in vain, doubling: each costs the user's money
+
+
+class Prober:
+    """Owns the probing task. The first good answer of the server starts it: one that is down cannot be asked."""
+
+    def __init__(self, server: Server, history: History, clock: Clock, *, enabled: bool) -> None:
+        self._server = server
+        self._history = history
+        self._clock = clock
+        self._enabled = enabled
+        self._answered = asyncio.Event()
+        self._pause, self._n_waiting = FIRST_PAUSE, 0
+
+    def restore(self) -> None:
+        """Use what was found before; blocks on disk."""
+        try:
+            state = self._history.profile(self._server.name)
+            if state is not None:
+                self._server.adopt(Profile.from_json(state))
+        except (DiscoError, ValueError) as e:
+            log.warning("the server is probed again: %s", e)
+
+    def saw(self, outcome: Outcome) -> None:
+        """Take a finished answer; never blocks."""
+        served = any(a.side is Side.SERVER and not a.censored and a.error is None for a in outcome.attempts)
+        if served and self._enabled and self._due:
+            self._n_waiting -= 1
+            if self._n_waiting <= 0:
+                self._answered.set()
+
+    @property
+    def _due(self) -> bool:
+        """Nobody knows yet, or a better method could not be tried while the device was loading."""
+        profile = self._server.profile
+        return self._server.should_probe or (profile is not None and not profile.complete)
+
+    async def run(self) -> None:
+        """Probe after good answers of the server, ever more rarely, until there is a verdict; until cancelled."""
+        while True:
+            await self._answered.wait()
+            profile = await probe(self._server, self._clock)
+            self._answered.clear()
+            self._n_waiting, self._pause = self._pause, min(MAX_PAUSE, 2 * self._pause)
+            if profile is not None:
+                self._server.adopt(profile)
+                self._history.save_profile(self._server.name, self._clock.wall(), profile.to_json())

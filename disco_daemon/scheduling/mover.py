@@ -1,0 +1,189 @@
+"""Says of a running answer whether it should move, from what is known now. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..types import Readiness, Side
+from .migrate import Costs, Prospect, catch_up_s, margin, next_check, reserve, worth
+from .planner import Planner
+
+DECODE_TPS = {Side.DEVICE: 30.0, Side.SERVER: 60.0}  # token/s until some have been seen: a laptop, a hosted model
+SEEN = 0.2  # weight of the latest answer's decode speed
+STEP_TOKENS = 12  # what a follower has to compute between the word to go and its first token, generously
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A running answer as the decision sees it. Lengths in tokens, speeds in token/s.
+
+    `cached` tokens of the prompt are in the target's KV cache; `follows`: the target can be held. `key` names it.
+    """
+
+    key: str
+    target: Side
+    prompt: int
+    generated: int
+    cached: int
+    max_tokens: int | None
+    source_tps: float | None
+    pace_tps: float
+    readiness: Readiness
+    handoffs: int
+    follows: bool
+
+
+class Mover(Protocol):
+    """Decides about moves for money."""
+
+    def advise(self, view: View) -> int | None:
+        """The reserve B to move with now, tokens; None to stay."""
+        ...
+
+    def foresees(self, view: View) -> bool:
+        """Whether a move of this answer is likely, so that the prefill of a loser is worth finishing."""
+        ...
+
+    def next_check(self, generated: int) -> int:
+        """How long the answer should be when it is asked again, tokens."""
+        ...
+
+    def saw(self, side: Side, tps: float) -> None:
+        """Take the decode speed of one run, token/s."""
+        ...
+
+
+class CostMover:
+    """Moves an answer when that saves more than it costs (DESIGN §7).
+
+    `costs(prefill_tps, decode_tps)` are the prices of a token for a device of those speeds.
+    """
+
+    def __init__(self, planner: Planner, costs: Callable[[float, float], Costs]) -> None:
+        self._planner = planner
+        self._costs = costs
+        self.decode_tps = dict(DECODE_TPS)
+
+    def next_check(self, generated: int) -> int:
+        """As the function of that name."""
+        return next_check(generated)
+
+    def saw(self, side: Side, tps: float) -> None:
+        """An exponential mean: a throttled or shared device shows within a few answers."""
+        self.decode_tps[side] += SEEN * (tps - self.decode_tps[side])
+
+    def foresees(self, view: View) -> bool:
+        """If it would pay now, it will in a moment, with the prefill done."""
+        return self.advise(view) is not None
+
+    def advise(self, view: View) -> int | None:
+        """The reserve B to move with now, tokens; None where nothing is to be gained or the target is not to be had."""
+        if view.readiness.down_s > 0 or not self._affordable(view):
+            return None
+        device = self._planner.knowledge.device
+        costs = self._costs(1 / device.k, self.decode_tps[Side.DEVICE])
+        if costs.cheaper is not view.target:
+            return None
+        if not worth(self.prospect(view), costs, view.pace_tps, margin=margin(view.handoffs)):
+            return None
+        return self.reserve(view)
+
+    def reserve(self, view: View) -> int:
+        """B for the time the reader may have to wait in: a follower's last step, or the server's whole TTFT."""
+        return reserve(view.pace_tps, self._prefill_s(view, last_step=view.follows)[1])
+
+    def prospect(self, view: View) -> Prospect:
+        """What a handoff now would meet."""
+        know = self._planner.knowledge
+        remaining = know.outputs.expected_remaining(view.generated)
+        if view.max_tokens is not None:
+            remaining = min(remaining, max(0, view.max_tokens - view.generated))
+        prefill_s, prefill95_s = self._prefill_s(view)
+        return Prospect(
+            source=view.target.other,
+            target=view.target,
+            prompt=view.prompt,
+            generated=view.generated,
+            cached=view.cached,
+            remaining=remaining,
+            source_tps=self._source_tps(view),
+            target_tps=self.decode_tps[view.target],
+            prefill_s=prefill_s,
+            prefill95_s=prefill95_s,
+            p_fail=0.0 if view.target is Side.DEVICE else 1 - know.server.availability(),
+            exact_follow=view.follows,
+        )
+
+    def _source_tps(self, view: View) -> float:
+        return view.source_tps if view.source_tps is not None else self.decode_tps[view.target.other]
+
+    def _prefill_s(self, view: View, *, last_step: bool = False) -> tuple[float, float]:
+        """Time to the target's first token, s: expected, and its 95th percentile."""
+        know = self._planner.knowledge
+        if view.target is Side.SERVER:
+            curve = know.server.curve()
+            slow_s = float(curve.quantile(0.95))  # a target that is slower is overtaken by the source
+            return float(curve.mean_below(slow_s)), slow_s
+        device, busy = know.device, view.readiness.n_busy
+        if last_step:
+            expected = float(device.predict(STEP_TOKENS, busy)) + 1 / self.decode_tps[Side.DEVICE]
+        else:
+            missing = view.prompt + view.generated - view.cached
+            slowdown = float(device.predict(max(1, missing), busy) / device.predict(max(1, missing)))
+            speed = 1 / (device.k * slowdown)
+            expected = catch_up_s(missing, speed, self._source_tps(view), device.c + view.readiness.load_s)
+        return expected, 1.5 * expected
+
+    def _affordable(self, view: View) -> bool:
+        """A handoff lets its target process the prompt: the scarcer side must have that left."""
+        planner = self._planner
+        return view.target is not planner.constrained or bool(planner.pacer.allows(view.prompt))
+
+
+class Stay:
+    """Moves nothing for money."""
+
+    def advise(self, view: View) -> None:
+        """Never."""
+        del view
+
+    def foresees(self, view: View) -> bool:
+        """Never."""
+        del view
+        return False
+
+    def next_check(self, generated: int) -> int:
+        """Hardly ever."""
+        return generated + (1 << 30)
+
+    def saw(self, side: Side, tps: float) -> None:
+        """Of no interest."""
+        del side, tps
+
+
+class Forced:
+    """For experiments: moves each answer once, after between `low` and `high` tokens, whatever it costs."""
+
+    def __init__(self, inner: CostMover, low: int, high: int) -> None:
+        self._inner = inner
+        self._low, self._high = low, high
+
+    def advise(self, view: View) -> int | None:
+        """The reserve, from the drawn token on."""
+        at = self._low + zlib.crc32(view.key.encode()) % (self._high - self._low + 1)
+        return None if view.handoffs or view.generated < at else self._inner.reserve(view)
+
+    def foresees(self, view: View) -> bool:
+        """Always, until it has moved."""
+        return not view.handoffs
+
+    def next_check(self, generated: int) -> int:
+        """At every token."""
+        return generated + 1
+
+    def saw(self, side: Side, tps: float) -> None:
+        """As usual."""
+        self._inner.saw(side, tps)

@@ -1,0 +1,122 @@
+"""What people see of `disco eval --handoff`: what handoffs save, beside the published figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..types import Side
+from .evaluate import Cell
+from .handoff import VARIANTS, saved
+from .report import SERVICES, aligned, label, mean, number, panels, require_plots, save, shown, unique
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# "Up to" so much of the cost, from the same second-hand note as the other published figures; its settings are unknown.
+PUBLISHED_MOST = {Side.DEVICE: 72.7, Side.SERVER: 83.6}  # %
+STYLES = {
+    "handoff": ("#D55E00", "D", "-"),
+    "kept": ("#0072B2", "o", "--"),
+    "paused": ("#009E73", "s", "-"),
+    "paper": ("#999999", "^", ":"),
+}
+NOTE = (
+    "saved: 1 - cost with / cost without handoffs at the same place, mean, most and least over them; moved: share of\n"
+    "the requests; delayed: tokens too late for the reader, per handoff (published: 3 to 17); P99 and gap: the largest"
+)
+
+Saving = tuple[Cell, float]
+
+
+def handoff_summary(cells: Sequence[Cell]) -> str:
+    """The tables as plain text: by policy and variant, and by service and device."""
+    pairs = saved(cells)
+    parts = [_variants(side, own) for side in Side if (own := _of(pairs, side))]
+    return "\n\n".join([*parts, *_services(pairs)]) or "nothing was evaluated"
+
+
+def _variants(side: Side, pairs: Sequence[Saving]) -> str:
+    head = ("policy", "handoff", "saved %", "most %", "least %", "published %", "moved %", "delayed", "P99", "gap s")
+    rows = []
+    for policy in unique(c.policy for c, _ in pairs):
+        for variant in VARIANTS:
+            own = [(c, s) for c, s in pairs if (c.policy, c.handoff) == (policy, variant)]
+            shares = [100 * s for _, s in own]
+            rows.append([
+                policy, variant, *(number(x, 1) for x in (mean(shares), max(shares), min(shares))),
+                f"<= {PUBLISHED_MOST[side]}", number(100 * mean(c.handoffs for c, _ in own), 1),
+                number(mean(c.delayed_mean for c, _ in own), 2), number(max(c.delayed_p99 for c, _ in own), 1),
+                number(max(c.largest_gap_s for c, _ in own), 3),
+            ])  # fmt: skip
+    counts = [(len({getattr(c, field) for c, _ in pairs}), field) for field in ("trace", "device", "budget")]
+    shape = " x ".join(f"{n} {field}{'s' if n > 1 else ''}" for n, field in counts)
+    return f"cost saved by handoffs, {side.value}-constrained: {shape}\n{aligned(head, rows, n_left=2)}\n{NOTE}"
+
+
+def _services(pairs: Sequence[Saving]) -> list[str]:
+    """Mean and largest saving over the budgets by the last policy; no table where none of the services is there."""
+    rows = []
+    for service, trace in SERVICES.items():
+        for side in Side:
+            for device in unique(c.device for c, _ in pairs):
+                own = [
+                    (c, s)
+                    for c, s in _of(pairs, side)
+                    if (c.trace, c.device, c.policy) == (trace, device, _last(pairs))
+                ]
+                if own:
+                    rows.append([service, side.value, device, *(_mean_and_most(own, v) for v in VARIANTS)])
+    if not rows:
+        return []
+    table = aligned(("service", "constrained", "device", *VARIANTS), rows, n_left=3)
+    return [f"cost saved by handoffs of {_last(pairs)}, %: mean over the budgets / most\n{table}"]
+
+
+def _mean_and_most(pairs: Sequence[Saving], variant: str) -> str:
+    shares = [100 * s for c, s in pairs if c.handoff == variant]
+    return f"{number(mean(shares), 1)} / {number(max(shares), 1)}"
+
+
+def _of(pairs: Sequence[Saving], side: Side) -> list[Saving]:
+    return [(c, s) for c, s in pairs if c.constraint == side.value]
+
+
+def _last(pairs: Sequence[Saving]) -> str:
+    return unique(c.policy for c, _ in pairs)[-1]
+
+
+def draw_handoff(cells: Sequence[Cell], folder: Path) -> Path:
+    """Write fig7-handoff.png: what each variant saves against the budget, mean over the devices; return its path.
+
+    The policy is the last one. Raises ConfigError where matplotlib is not installed.
+    """
+    require_plots()
+    folder.mkdir(parents=True, exist_ok=True)
+    return save(_figure(cells), folder / "fig7-handoff.png")
+
+
+def _figure(cells: Sequence[Cell]) -> Figure:
+    pairs, services = saved(cells), shown(cells)
+    sides = [side for side in Side if _of(pairs, side)]
+    figure, axes = panels(len(sides), len(services))
+    for row, side in zip(axes, sides, strict=True):
+        for panel, trace in zip(row, services.values(), strict=True):
+            own = [(c, s) for c, s in _of(pairs, side) if (c.trace, c.policy) == (trace, _last(pairs))]
+            panel.set(xlim=(0, 1), ylim=(-5, 100))
+            panel.axhline(PUBLISHED_MOST[side], color="#000000", lw=0.8, ls=(0, (4, 4)), label="published, up to")
+            for variant, (color, marker, line) in STYLES.items():
+                points = _by_budget(own, variant)
+                panel.plot(
+                    *zip(*points, strict=True), color=color, marker=marker, ls=line, ms=3.5, lw=1.2, label=variant
+                )
+    label(figure, axes, list(services), [f"{side.value}-constrained" for side in sides])
+    figure.supxlabel("budget b: share of all prompt tokens that the constrained side may process", fontsize=10)
+    figure.supylabel("cost saved by handoffs, %", fontsize=10)
+    return figure
+
+
+def _by_budget(pairs: Sequence[Saving], variant: str) -> list[tuple[float, float]]:
+    budgets = sorted({c.budget for c, _ in pairs})
+    return [(b, 100 * mean(s for c, s in pairs if (c.budget, c.handoff) == (b, variant))) for b in budgets]

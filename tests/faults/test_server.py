@@ -1,0 +1,129 @@
+"""Connections that a server closes at the wrong moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from disco_daemon.endpoints.server import Server, ServerConfig
+from disco_daemon.errors import EndpointError
+from disco_daemon.types import Finish, GenerationRequest, Sampling, Token, Usage
+
+BODY = b"""data: {"choices":[{"delta":{"content":"hi"},"finish_reason":null}]}
+
+data: {"choices":[{"delta":{},"finish_reason":"stop"}]}
+
+data: [DONE]
+
+"""
+CUT = b"""data: {"choices":[{"text":" and","finish_reason":null}]}
+
+data: {"choices":[{"text":"","finish_reason":"length"}]}
+
+data: [DONE]
+
+"""
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+REQUEST = GenerationRequest("r", ({"role": "user", "content": "x"},))
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(handle: Handler) -> AsyncIterator[Server]:
+    """A client of a server that does with each connection what `handle` does."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handle(reader, writer)
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    server = Server(ServerConfig(f"http://127.0.0.1:{port}/v1", "m", "k", stream_usage=False))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+        listener.close()
+        await listener.wait_closed()
+
+
+async def read_request(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
+    await reader.readexactly(length)
+
+
+async def ask(server: Server) -> list[Token | Finish]:
+    async with aclosing(server.ask(REQUEST, Usage())) as events:
+        return [event async for event in events]
+
+
+async def test_a_request_on_a_kept_connection_that_the_server_has_given_up_is_sent_again() -> None:
+    n_connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n_connections
+        n_connections += 1
+        await read_request(reader)
+        writer.write(ANSWER)
+        await writer.drain()
+        await read_request(reader)  # the next one on this connection is never answered
+
+    async with serving(handle) as server:
+        for _ in range(3):
+            assert await ask(server) == [Token("hi"), Finish("stop")]
+    assert n_connections == 3
+
+
+async def test_a_server_that_drops_every_connection_is_asked_twice_and_no_more() -> None:
+    n_connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n_connections
+        n_connections += 1
+        await read_request(reader)
+
+    async with serving(handle) as server:
+        with pytest.raises(EndpointError) as failed:
+            await ask(server)
+        assert failed.value.reason == "cut"
+    assert n_connections == 2
+
+
+@pytest.mark.parametrize(("limit", "whole"), [(None, False), (1, True)])
+async def test_a_server_that_takes_no_limit_for_its_default_has_cut_the_answer(limit: int | None, whole: bool) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(CUT), CUT))
+        await writer.drain()
+
+    async def told(request: GenerationRequest) -> str:
+        return f"<user>x<assistant>{request.answer_so_far}"
+
+    request = replace(REQUEST, answer_so_far="one", sampling=Sampling(max_tokens=limit))
+    async with serving(handle) as server:
+        server._render = told
+        events: list[Token | Finish] = []
+        if whole:
+            await collect(server, request, events)
+            assert events == [Token(" and"), Finish("length")]
+            return
+        with pytest.raises(EndpointError) as failed:
+            await collect(server, request, events)
+        assert events == [Token(" and")]
+        assert failed.value.reason == "cut"
+
+
+async def collect(server: Server, request: GenerationRequest, into: list[Token | Finish]) -> None:
+    async with aclosing(server.ask(request, Usage(), "text")) as answer:
+        async for event in answer:
+            into.append(event)
