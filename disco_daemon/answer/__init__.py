@@ -388,6 +388,7 @@ class Answer:
         if shown or n_shown:
             self._entries.append(Token(shown, n_shown))
         self._moving, self.state, self.source, self._ids_come = None, State.RELAYING, target, False
+        self.buffer.reserve = 0  # it has done its service
         self.handoffs += 1
         at, took_s = self.n_generated, self._now - moving.begun_s
         self.moves.append(Handoff(at, source, target, moving.reason, took_s, n_removed, at_char=len(self.text)))
@@ -410,6 +411,7 @@ class Answer:
         assert moving is not None
         assert self.source is not None
         self._dropped.add(moving.target)
+        self.buffer.reserve = 0
         self.buffer.adopt()
         took_s = self._now - moving.begun_s
         self.moves.append(

@@ -187,7 +187,9 @@ async def _stage(model: Path, live: Live | None, say: Say) -> AsyncIterator[str]
             env = {}
         else:
             server, env = {"base_url": live.base_url, "model": live.model}, {"OPENAI_API_KEY": live.api_key}
-        argv = _up(folder, "daemon", {"server": server}, model, threads, "--policy", "race")
+        # The race is what is shown here; `disco bench handoff` shows answers that move.
+        settings = {"server": server | {"probe": False}, "handoff": {"for_cost": False}}
+        argv = _up(folder, "daemon", settings, model, threads, "--policy", "race")
         say("starting the daemon")
         yield await stack.enter_async_context(child(argv, folder, "daemon", env))
 

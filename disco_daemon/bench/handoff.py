@@ -27,6 +27,7 @@ import numpy as np
 import tomlkit
 
 from ..models import fetch_default_model
+from . import llama_server
 from .child import LOG_TAIL, BenchError, child
 from .demo import PASSAGE
 from .seams import Compared, compare
@@ -35,6 +36,7 @@ REQUEST_S = 300.0
 PACE_TPS = 4.8  # a reader, as in the paper
 GAP_SLACK_S = 0.02  # a token later than the pace by more than this is a delayed one
 BURST_S = 0.005  # tokens this close together at the end are the flush of a finished answer
+OWN, LLAMA = "disco", "llama-server"  # servers that the benchmark starts itself
 N_PROMPTS = 40
 MAX_TOKENS = 64
 CUTS = (3, 12)  # tokens after which an answer is moved
@@ -72,19 +74,20 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to measure: `count` handoffs each way, by `method`, with the daemon's own server or the one at `server_url`.
+    """What to measure: `count` handoffs each way, by `method`, with a `server`: our own, llama-server, or a URL.
 
-    `server_model` is another GGUF for our own server; `trace` replays its TTFTs.
+    `server_model` is another GGUF for the first two; `trace` replays TTFTs at our own.
     """
 
     count: int = 100
     method: str = "token_ids"
-    server_url: str | None = None
+    server: str = OWN
     server_model: Path | None = None
     trace: Path | None = None
     concurrent: int = CONCURRENT
     delivery: str = "paced"
     live: int = LIVE_ANSWERS
+    ways: tuple[str, ...] = ("to_device", "to_server")
 
     @property
     def same_model(self) -> bool:
@@ -98,13 +101,12 @@ async def bench_handoff(setup: Setup, progress: Progress) -> dict[str, Any]:
     try:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-handoff-")))
-            server = setup.server_url
-            if server is None:
-                server = await stack.enter_async_context(_own_server(folder, setup, model))
+            server = await stack.enter_async_context(_server(folder, setup, model))
             timeout = aiohttp.ClientTimeout(total=REQUEST_S)
             session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, read_bufsize=2**20))
             figures = {}
-            for name, policy in (("to_device", "all-server"), ("to_server", "all-device")):
+            for name in setup.ways:
+                policy = "all-server" if name == "to_device" else "all-device"
                 argv = _daemon(folder, name, setup, server, model, policy, force=True)
                 async with child(argv, folder, name) as url:
                     figures[name] = await _one_way(session, url, name, setup, progress)
@@ -116,9 +118,10 @@ async def bench_handoff(setup: Setup, progress: Progress) -> dict[str, Any]:
         "cost_reduction": live.pop("both", None),
         "live": live,
         "ideal_tbt_s": round(1 / PACE_TPS, 4),
+        "server": setup.server,
         "method": setup.method,
         "delivery": setup.delivery,
-        "server_tps": SERVER_TPS if setup.server_url is None else None,
+        "server_tps": SERVER_TPS if setup.server == OWN else None,
         "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
     }
 
@@ -127,9 +130,16 @@ async def bench_handoff(setup: Setup, progress: Progress) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _own_server(folder: Path, setup: Setup, model: Path) -> AsyncIterator[str]:
-    shape = ["--shape-tps", str(SERVER_TPS), *(["--shape-ttft", str(setup.trace)] if setup.trace else [])]
-    argv = _up(folder, "server", {}, setup.server_model or model, "--policy", "all-device", "--device-only", *shape)
+async def _server(folder: Path, setup: Setup, model: Path) -> AsyncIterator[str]:
+    """The other side: what the user runs, llama.cpp's server, or ours behind the shaper."""
+    if setup.server not in (OWN, LLAMA):
+        yield setup.server
+        return
+    if setup.server == LLAMA:
+        argv = llama_server.argv(setup.server_model or model)
+    else:
+        shape = ["--shape-tps", str(SERVER_TPS), *(["--shape-ttft", str(setup.trace)] if setup.trace else [])]
+        argv = _up(folder, "server", {}, setup.server_model or model, "--policy", "all-device", "--device-only", *shape)
     async with child(argv, folder, "server") as url:
         yield url
 
@@ -206,27 +216,29 @@ async def _one_way(
     """`count` answers that move in one direction, and what became of them."""
     source = "disco/server" if name == "to_device" else "disco/device"
     whole: dict[str, str] = {}
-    for prompt in prompts()[: min(N_PROMPTS, setup.count)]:
-        whole[prompt] = (await _ask(session, url, _body(prompt, source, MAX_TOKENS))).text
+    for prompt in prompts()[: min(N_PROMPTS, max(4, setup.count))]:
+        heard = await _ask(session, url, _body(prompt, source, MAX_TOKENS))
+        if heard.finish == "length":  # a shorter one is over before anybody can take over
+            whole[prompt] = heard.text
     progress(f"{name}: {len(whole)} unbroken answers")
     manner = {"delivery": setup.delivery, "pace_tps": PACE_TPS}
-    heard: list[tuple[str, Heard]] = []
+    answers: list[tuple[str, Heard]] = []
     turnstile = asyncio.Semaphore(setup.concurrent)
 
     async def one(prompt: str) -> None:
         async with turnstile:
-            heard.append((prompt, await _ask(session, url, _body(prompt, "disco", MAX_TOKENS, disco=manner))))
-        if len(heard) % 50 == 0:
-            progress(f"{name}: {len(heard)} of {setup.count}")
+            answers.append((prompt, await _ask(session, url, _body(prompt, "disco", MAX_TOKENS, disco=manner))))
+        if len(answers) % 50 == 0:
+            progress(f"{name}: {len(answers)} of {setup.count}")
 
     order = itertools.cycle(whole)
-    while (missing := setup.count - sum(h.move is not None for _, h in heard)) > 0 and len(heard) < 3 * setup.count:
+    while (missing := setup.count - sum(h.move is not None for _, h in answers)) > 0 and len(answers) < 3 * setup.count:
         async with asyncio.TaskGroup() as group:
             for prompt in itertools.islice(order, missing):
                 group.create_task(one(prompt))
     target = "disco/device" if name == "to_device" else "disco/server"
-    compared = [await _compared(session, url, target, whole[p], p, h, setup) for p, h in heard if h.move]
-    return _figures([h for _, h in heard], compared)
+    compared = [await _compared(session, url, target, whole[p], p, h, setup) for p, h in answers if h.move]
+    return _figures([h for _, h in answers], compared)
 
 
 async def _compared(
@@ -314,9 +326,10 @@ ROWS = (
 
 def table(figures: dict[str, Any]) -> str:
     """Both directions side by side, the ideal first."""
-    lines = [f"{'':<34}{'to the device':>15}{'to the server':>15}"]
+    ways = [way for way in ("to_device", "to_server") if way in figures]
+    lines = [" " * 34 + "".join(f"{way.replace('_', ' the '):>15}" for way in ways)]
     for label, key, unit in ROWS:
-        cells = "".join(f"{figures[way][key]:>15,}" for way in ("to_device", "to_server"))
+        cells = "".join(f"{figures[way][key]:>15,}" for way in ways)
         lines.append(f"{label:<34}{cells} {unit}".rstrip())
     lines.append(f"time between tokens at {PACE_TPS} token/s, ideal: {figures['ideal_tbt_s']} s (paper: 0.209-0.217 s)")
     if live := figures["live"]:

@@ -60,11 +60,14 @@ def _add_handoff(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--method", default="token_ids", choices=("token_ids", "continue_final_message", "assistant", "prefix"),
         help="how the server is asked to continue (default: %(default)s)",
     )  # fmt: skip
-    handoff.add_argument("--server", metavar="URL", help="a server with the default model, instead of another disco")
+    handoff.add_argument(
+        "--server", default="disco", metavar="disco|llama-server|URL", help="the other side (default: %(default)s)"
+    )
     handoff.add_argument("--server-model", type=Path, metavar="GGUF", help="another model on the server's side")
     handoff.add_argument("--shape-ttft", type=Path, metavar="CSV", help="replay a trace's TTFTs at the server")
     handoff.add_argument("--concurrent", type=_count(1), default=1, help="answers at a time (default: %(default)s)")
     handoff.add_argument("--delivery", default="paced", choices=("paced", "reserve"), help="(default: %(default)s)")
+    handoff.add_argument("--way", choices=("to_device", "to_server"), help="one direction only")
     handoff.add_argument(
         "--live", type=_count(0), default=12, help="answers that show the saving (default: %(default)s)"
     )
@@ -98,7 +101,7 @@ def run_handoff(args: argparse.Namespace) -> int:
 
     setup = Setup(
         args.count, args.method, args.server, args.server_model, args.shape_ttft, args.concurrent, args.delivery,
-        args.live,
+        args.live, (args.way,) if args.way else ("to_device", "to_server"),
     )  # fmt: skip
     figures = _measured(bench_handoff(setup, _progress))
     if figures is None:

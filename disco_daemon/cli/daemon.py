@@ -212,6 +212,7 @@ def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Si
             ),
             clock=clock,
             tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
+            render=device.rendered if isinstance(device, Device | Shaped) else None,
         )
     if not endpoints:
         msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"

@@ -176,7 +176,7 @@ class Performance:
             self._pace_tps = pace_tps
             buffer.set_pace(pace_tps, now)
         if delivery is not None:
-            self._delivery = delivery
+            self._delivery, self._next_check = delivery, 1
             buffer.set_delivery(delivery, now)
         self._inbox.post(Tick())
 
@@ -189,7 +189,7 @@ class Performance:
             if self._release is not None:
                 self._release.cancel()
             self._release_at = due
-            self._release = self._loop.call_later(due - self._now, self._ring)
+            self._release = self._loop.call_later(due - self._clock.now(), self._ring)
         if self._stall is None and self._answer.source is not None:
             self._stall = self._loop.call_later(self._stage.manner.stall_s, self._listen)
 
@@ -317,8 +317,8 @@ class Performance:
     def _lose(self, side: Side) -> None:
         """A side is not wanted any more: it is heard on for its first token, parked for a handoff, or stopped."""
         run = self._current.get(side)
-        lost_race = self._answer.state is State.RELAYING and run is not None and run.first_at is None
-        if run is not None and lost_race and not self._answer.handoffs:
+        lost_race = run is not None and run.first_at is None and not run.n_before
+        if run is not None and lost_race and self._answer.state is State.RELAYING:
             if self._worth_hearing(side):
                 self._listen_on(run)
                 return

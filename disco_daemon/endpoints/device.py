@@ -63,6 +63,10 @@ class Device:
         """Token ids of the prompt and the answer so far, by this model's vocabulary; None while loading."""
         return await self._engine.token_ids(_readable(request)) if request.text_only else None
 
+    async def rendered(self, request: GenerationRequest) -> str | None:
+        """Prompt and answer so far as the text that the model reads; None where that cannot be told."""
+        return await self._engine.rendered(_readable(request)) if request.text_only else None
+
     def overlap_of(self, request: GenerationRequest) -> None:
         """Goes right on."""
         del request

@@ -82,6 +82,10 @@ class Shaped:
         """As the endpoint behind."""
         return await self._inner.token_ids(request)
 
+    async def rendered(self, request: GenerationRequest) -> str | None:
+        """As the endpoint behind."""
+        return await self._inner.rendered(request)
+
     def overlap_of(self, request: GenerationRequest) -> None:
         """As the endpoint behind."""
         self._inner.overlap_of(request)

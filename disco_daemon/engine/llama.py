@@ -129,6 +129,13 @@ class Llama:
             tokens += self.tokenize(text, add_special=add_bos, parse_special=is_template)
         return tokens
 
+    def prompt_text(self, request: Count) -> str:
+        """The rendered messages as text; none of a raw prompt, and none where a message spells a control token."""
+        if request.prompt is not None:
+            return ""
+        parts = self._template.segments(request.messages, self._control)
+        return parts[0][0] if len(parts) == 1 else ""
+
     def _raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         known = isinstance(prompt, str)
         tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.checked(prompt)

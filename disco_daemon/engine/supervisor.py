@@ -272,6 +272,11 @@ class Engine:
         counted = await self._counted(request, IDS_TIMEOUT_S, ids=True)
         return None if counted is None else counted.ids
 
+    async def rendered(self, request: GenerationRequest) -> str | None:
+        """Prompt and answer so far as text; None where `token_ids` is, and for messages that spell control tokens."""
+        counted = await self._counted(request, IDS_TIMEOUT_S, ids=True)
+        return counted.text or None if counted is not None else None
+
     async def _counted(self, request: GenerationRequest, timeout_s: float, *, ids: bool) -> wire.Counted | None:
         if self.state is not EngineState.READY:
             return None

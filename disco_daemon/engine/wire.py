@@ -115,11 +115,15 @@ class LoadFailed(Message, frozen=True):
 
 
 class Counted(Message, frozen=True):
-    """Prompt length in tokens; `ids` of prompt and answer so far when asked for."""
+    """Prompt length in tokens; when asked for, `ids` and `text` of prompt and answer so far.
+
+    No text stands for messages that spell control tokens: whoever reads it would take them for such.
+    """
 
     id: str
     n_tokens: int
     ids: tuple[int, ...] = ()
+    text: str = ""
 
 
 class Progress(Message, frozen=True):

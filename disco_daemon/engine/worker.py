@@ -108,8 +108,12 @@ class Worker:
     def _count(self, message: wire.Count, llama: Llama) -> None:
         try:
             prompt = llama.prompt_tokens(message)
-            ids = (*prompt, *llama.answer_tokens(message.answer, message.answer_ids)) if message.ids else ()
-            self.send(wire.Counted(message.id, len(prompt), ids))
+            if not message.ids:
+                self.send(wire.Counted(message.id, len(prompt)))
+                return
+            ids = (*prompt, *llama.answer_tokens(message.answer, message.answer_ids))
+            text = llama.prompt_text(message)
+            self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
         except (TemplateError, PromptError) as e:
             self.send(wire.Failed(message.id, "bad_messages", str(e), True))
 

@@ -159,3 +159,21 @@ async def test_bench_relay_prints_its_figures(tmp_path: Path) -> None:
     figures = json.loads(out)
     assert set(figures) >= {"direct_ttft_ms_p50", "added_ttft_ms_p50", "added_ttft_ms_p99", "streams", "tokens_per_s"}
     assert figures["streams"] == 10
+
+
+@pytest.mark.slow
+async def test_bench_handoff_moves_real_answers_and_prints_its_figures(tmp_path: Path) -> None:
+    models = os.environ.get("DISCO_MODELS_DIR")
+    env = {"DISCO_MODELS_DIR": models} if models else {"HOME": os.environ["HOME"]}
+    code, out, err = await disco("bench", "handoff", "--json", "--count", "3", "--live", "0", home=tmp_path, env=env)
+    assert code == 0, err
+    figures = json.loads(out)
+    assert "cost_reduction" in figures
+    for way in ("to_device", "to_server"):
+        found = figures[way]
+        assert set(found) >= {
+            "handoffs", "identical", "lost_chars", "doubled_chars", "tbt_p99_s", "delayed_tokens_mean",
+            "delayed_tokens_p99", "largest_gap_s",
+        }  # fmt: skip
+        assert found["handoffs"] == found["identical"] == 3, found
+        assert found["lost_chars"] == found["doubled_chars"] == 0

@@ -199,9 +199,9 @@ async def test_a_parked_prefill_is_not_computed_again(engine: Engine) -> None:
 async def test_an_answer_cut_inside_a_word_is_healed(engine: Engine, prompt: str) -> None:
     request = question(prompt, max_tokens=32)
     whole, _ = await told(engine.open(request))
-    agree = []
+    agree, short = [], replace(request.sampling, max_tokens=6)
     for cut in range(3, len(whole) - 12, 7):
-        rest, _ = await told(engine.open(replace(rest_of(request, whole[:cut]), sampling=request.sampling)))
+        rest, _ = await told(engine.open(replace(rest_of(request, whole[:cut]), sampling=short)))
         agree.append(rest[:4] == whole[cut : cut + 4])
         assert "\N{REPLACEMENT CHARACTER}" not in rest
     assert sum(agree) >= 0.8 * len(agree), f"{sum(agree)} of {len(agree)} cuts"

@@ -22,9 +22,9 @@ LONG = "Summarise this text. " + "The lighthouse keeper climbed the stairs every
 
 @asynccontextmanager
 async def pair(folder: Path, policy: str, method: str, *more: str, **sections: Any) -> AsyncIterator[DaemonProcess]:
-    """A daemon with a device, and another one, device only, as its server."""
+    """A daemon with a device, and another one, device only, as its server: slow enough to be overtaken."""
     settings = {"server": {"model": "disco/device", "continuation": method, "stream_usage": True}} | sections
-    async with running(folder / "server", policy="all-device") as server:
+    async with running(folder / "server", policy="all-device", more=("--shape-tps", "30")) as server:
         await server.device_ready()
         async with running(folder / "d", server=server.url, policy=policy, settings=settings, more=more) as daemon:
             await daemon.device_ready()
@@ -159,9 +159,9 @@ async def test_a_probe_that_finds_no_way_keeps_answers_on_the_device(tmp_path: P
 
 async def test_a_stop_string_is_found_behind_the_seam_and_the_stream_ends_once(tmp_path: Path) -> None:
     async with pair(tmp_path, "all-device", "token_ids", *FORCED) as daemon:
-        whole = (await ask(daemon, STORY, model="disco/device", max_tokens=120)).text
-        stop = whole[400:410]
-        body = {"model": "disco", "messages": [{"role": "user", "content": STORY}], "temperature": 0, "max_tokens": 120}
+        whole = (await ask(daemon, STORY, model="disco/device", max_tokens=240)).text
+        stop = whole[-60:-50]
+        body = {"model": "disco", "messages": [{"role": "user", "content": STORY}], "temperature": 0, "max_tokens": 240}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         async with daemon.session.post(
             f"{daemon.url}/chat/completions", json=body | stream | {"stop": [stop]}

@@ -338,3 +338,12 @@ def test_a_server_that_nobody_has_tried_gets_an_answer_only_by_need() -> None:
 
 def test_a_move_to_the_source_itself_is_none() -> None:
     assert played(said(DEVICE, "Hi"), TO_DEVICE)[1] == []
+
+
+def test_the_reserve_is_given_back_when_the_handoff_is_over() -> None:
+    for ending in (said(DEVICE, " drei"), broke(DEVICE)):
+        watch, _ = to_follower()
+        watch.answer.buffer.reserve = 3
+        watch.on(Followed(DEVICE))
+        watch.on(ending)
+        assert watch.answer.buffer.reserve == 0, "nothing is held back where no handoff is possible"
