@@ -229,7 +229,9 @@ async def _one_way(
         async with turnstile:
             answers.append((prompt, await _ask(session, url, _body(prompt, "disco", MAX_TOKENS, disco=manner))))
         if len(answers) % 50 == 0:
-            progress(f"{name}: {len(answers)} of {setup.count}")
+            moved = [(p, h) for p, h in answers if h.move]
+            same = sum(h.text == whole[p] for p, h in moved)
+            progress(f"{name}: {len(moved)} of {setup.count} moved, {same} as unbroken, {len(answers)} answers")
 
     order = itertools.cycle(whole)
     while (missing := setup.count - sum(h.move is not None for _, h in answers)) > 0 and len(answers) < 3 * setup.count:
