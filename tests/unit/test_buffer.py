@@ -121,6 +121,8 @@ class AnyOrder(RuleBasedStateMachine):
         del self.ids[len(self.ids) - len(ids) :]
         self.n_kept -= count_of(taken)
         self.marked = False
+        # What showed that the last cluster was whole may have been taken back, and something else may follow now.
+        self.borders = [at for at in self.borders if at != len(self.shown)]
 
     @rule()
     def adopt(self) -> None:
