@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ def error_body(error: DiscoError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
-class Shape:
+class Shape(ABC):
     """One of the shapes; `piece` and `whole` name what a stream and a body consist of."""
 
     prefix = piece = whole = ""
@@ -49,11 +50,13 @@ class Shape:
         found = self._head | {"object": self.whole, "choices": [choice]}
         return found | {"usage": _usage(outcome), "disco": outcome.to_json()}
 
+    @abstractmethod
     def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """One token, or none, as the choice of a chunk."""
 
+    @abstractmethod
     def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        raise NotImplementedError
+        """All tokens as the choice of a body."""
 
 
 class Text(Shape):

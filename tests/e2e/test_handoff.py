@@ -93,7 +93,7 @@ async def test_the_prefill_of_a_loser_is_kept_for_the_handoff(tmp_path: Path) ->
         assert set(heard.disco["endpoints"]) == {"device", "server"}, "the device was started twice"
         device = heard.disco["endpoints"]["device"]
         assert device["censored"], "it lost the race: its TTFT is not known"
-        assert device["prompt_tokens"] < 1.5 * heard.disco["prompt_tokens"] + move["at"], (
+        assert device["prompt_tokens"] < heard.disco["prompt_tokens"] + move["at"] + 16, (
             "the prompt was prefilled twice"
         )
         assert heard.text.startswith("".join(upstream.exchanges[0].tokens)[: move["at_char"]])
