@@ -139,7 +139,6 @@ class Answer:
     _pending: set[Side] = field(default_factory=set)
     _moving: _Moving | None = None
     _scan: StopScan | None = None
-    _n_unsaid: int = 0  # tokens whose text the scan holds back; they count when it is said
     _dropped: set[Side] = field(default_factory=set)  # targets that a move for money was tried with in vain
     _n_died_midway: int = 0  # deaths of the engine after the reader had got something
     _now: float = 0.0
@@ -279,8 +278,8 @@ class Answer:
 
     def _limited(self, side: Side) -> Iterable[Effect]:
         """Across a seam nobody else counts: a follower cannot know how much it will have been given."""
-        over = self.max_tokens is not None and self.n_generated + self._n_unsaid >= self.max_tokens
-        if over and self.state in (State.RELAYING, State.HANDOFF):
+        n = self.n_generated + (self._scan.n_waiting if self._scan is not None else 0)
+        if self.max_tokens is not None and n >= self.max_tokens and self.state in (State.RELAYING, State.HANDOFF):
             yield from self._stop(side, "length")
 
     def _stop(self, side: Side, reason: str) -> Iterable[Effect]:
@@ -291,22 +290,11 @@ class Answer:
         yield from self._complete(reason)
 
     def _scanned(self, side: Side, token: Token) -> Iterable[Effect]:
-        """A token not far behind a seam: a stop string may have begun before it."""
+        """A token behind a seam: a stop string may have begun before it."""
         assert self._scan is not None
-        if token.delta:
-            yield from self._rest_of_scan(self._scan)
-            yield from self._accept(side, token)
-            return
-        text, stopped = self._scan.feed(token.text)
-        n = self._n_unsaid + token.n_tokens
-        if text:
-            same = text == token.text and not self._n_unsaid
-            self._n_unsaid = 0
-            yield from self._keep(side, token if same else Token(text, n, None, token.logprobs))
-        elif token.text:
-            self._n_unsaid = n
-        else:
-            yield from self._keep(side, token)
+        said, stopped = self._scan.take(token)
+        for piece in said:
+            yield from self._keep(side, piece)
         if stopped:
             yield from self._stop(side, "stop")
         elif side in self._running:
@@ -392,7 +380,7 @@ class Answer:
         self.handoffs += 1
         at, took_s = self.n_generated, self._now - moving.begun_s
         self.moves.append(Handoff(at, source, target, moving.reason, took_s, n_removed, at_char=len(self.text)))
-        self._scan, self._n_unsaid = StopScan(self.stop, self.text) if self.stop else None, 0
+        self._scan = StopScan(self.stop, self.text) if self.stop else None
         if source is not target:  # a restarted device continues its own answer
             yield from self._cancel(source)
         yield Note(f"handoff {source} to {target} after {at} tokens ({moving.reason})")
@@ -464,19 +452,18 @@ class Answer:
             yield from self._complete(finish.reason)
 
     def _complete(self, reason: str) -> Iterable[Effect]:
-        if self._scan is not None:
-            yield from self._rest_of_scan(self._scan)
+        yield from self._rest_of_scan()
         for token in self.buffer.flush(self._now):
             yield Deliver(token)
         self.state = State.DONE
         yield Complete(reason)
 
-    def _rest_of_scan(self, scan: StopScan) -> Iterable[Effect]:
+    def _rest_of_scan(self) -> Iterable[Effect]:
         """What might have grown into a stop string, and has not."""
-        self._scan, n, self._n_unsaid = None, self._n_unsaid, 0
-        assert self.source is not None
-        if rest := scan.flush():
-            yield from self._keep(self.source, Token(rest, n))
+        scan, self._scan = self._scan, None
+        for token in scan.rest() if scan is not None else ():
+            assert self.source is not None
+            yield from self._keep(self.source, token)
 
     def _broke(self, side: Side, error: EndpointError) -> Iterable[Effect]:
         self._running.discard(side)
@@ -537,8 +524,7 @@ class Answer:
 
     def _fail(self, error: DiscoError) -> Iterable[Effect]:
         """What was generated is shown, then the error."""
-        if self._scan is not None:
-            yield from self._rest_of_scan(self._scan)
+        yield from self._rest_of_scan()
         for token in self.buffer.flush(self._now):
             yield Deliver(token)
         self.state = State.FAILED

@@ -43,6 +43,8 @@ MAX_TRIES = 10  # answers for each handoff wanted; on a busy machine many are ov
 CUTS = (3, 12)  # tokens after which an answer is moved
 CONCURRENT = 1  # several at once change how tokens are batched, and with it roundings
 SERVER_TPS = 60.0  # of our own server, as hosted models have it: an engine beside another has as much as it has cores
+# The server stands for another machine: what it computes must not keep the daemon and the reader off their cores.
+ELSEWHERE = ("nice", "-n", "19")
 LIVE_ANSWERS, LIVE_TOKENS = 12, 160  # of the run whose ledger shows the saving
 N_KNOWN = 6  # short answers of the server first: nobody moves to a server whose time to first token is unknown
 DEAR_KWH = 100.0  # $/kWh at which the device's tokens cost more than gpt-4o-mini's
@@ -141,7 +143,7 @@ async def _server(folder: Path, setup: Setup, model: Path) -> AsyncIterator[str]
     else:
         shape = ["--shape-tps", str(SERVER_TPS), *(["--shape-ttft", str(setup.trace)] if setup.trace else [])]
         argv = _up(folder, "server", {}, setup.server_model or model, "--policy", "all-device", "--device-only", *shape)
-    async with child(argv, folder, "server") as url:
+    async with child([*ELSEWHERE, *argv], folder, "server") as url:
         yield url
 
 

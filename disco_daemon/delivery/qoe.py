@@ -80,15 +80,6 @@ def reading(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> 
     )
 
 
-def largest_gap(arrivals_s: FloatArray) -> float:
-    """The longest time between two tokens that arrived at `arrivals_s` [n], s; 0 for one token.
-
-    The wait for the first token is not a gap. Raises ValueError as `qoe` does.
-    """
-    _check_arrivals(arrivals_s)
-    return float(np.diff(arrivals_s).max(initial=0.0))
-
-
 def _begun(arrivals_s: FloatArray, step: float) -> FloatArray:
     """When each token's digestion begins: when it is there and the one before is done."""
     paced: FloatArray = np.multiply(np.arange(len(arrivals_s)), step, dtype=np.float64)

@@ -45,10 +45,9 @@ class Seam:
     # Characters of preamble ("Sure, here it goes on:") before the words that a target was asked to repeat.
     MAX_PREAMBLE = 64
 
-    def __init__(self, before: str, *, guarded: bool, stop: tuple[str, ...] = (), overlap: str | None = None) -> None:
+    def __init__(self, before: str, *, guarded: bool, overlap: str | None = None) -> None:
         self._before = before
         self._guarded = guarded
-        self._stop = stop
         self._tokens: list[Token] = []
         self._text = ""
         self._delta_at: int | None = None  # characters of text before the first token that is more than text
@@ -89,10 +88,6 @@ class Seam:
         if len(self._text) - start < len(committed):
             raise Diverged("short", "the continuation ended before all that the reader has")
         return self._after(start + len(committed))
-
-    def stop_scan(self, committed: str) -> StopScan:
-        """What to run the joined tokens through, so that a stop string across the seam ends the answer."""
-        return StopScan(self._stop, self._before + committed)
 
     def _start(self, committed: str) -> int | None:
         """Where in the target's text the continuation begins; None while that is open."""
@@ -174,27 +169,35 @@ class StopScan:
         self._waiting: list[Token] = []
         self.stopped = False
 
+    @property
+    def n_waiting(self) -> int:
+        """Tokens held back."""
+        return sum(token.n_tokens for token in self._waiting)
+
     def take(self, token: Token) -> tuple[list[Token], bool]:
-        """As `feed`, for tokens: what is held back stays with its tokens, which are cut where a stop string begins."""
+        """Return the tokens that may be shown now, and whether a stop string has ended the answer.
+
+        What is held back stays with its tokens, which are cut where a stop string begins; a token that is cut counts
+        with its last character, and not at all if that is part of the stop string.
+        """
         if self.stopped:
             return [], True
         if token.delta is not None:
             return [*self.rest(), token], False
         self._waiting.append(token)
-        text, stopped = self.feed(token.text)
+        text, stopped = self._feed(token.text)
         out, self._waiting = split(self._waiting, len(text))
         return out, stopped
 
     def rest(self) -> list[Token]:
-        """As `flush`, for tokens."""
-        self.flush()
+        """What was held back, at the regular end of the answer."""
+        self._shown = len(self._text)
         out, self._waiting = ([] if self.stopped else self._waiting), []
         return out
 
-    def feed(self, text: str) -> tuple[str, bool]:
-        """Return what of the text so far may be shown now, and whether a stop string has ended the answer."""
-        if self.stopped or not self._stop:
-            return ("" if self.stopped else text), self.stopped
+    def _feed(self, text: str) -> tuple[str, bool]:
+        if not self._stop:
+            return text, False
         n_old = len(self._text)
         self._text += text
         end = len(self._text)
@@ -208,14 +211,6 @@ class StopScan:
         forget = max(0, end - self._room)
         self._text, self._shown = self._text[forget:], end - forget
         return out, self.stopped
-
-    def flush(self) -> str:
-        """What was held back, at the regular end of the answer."""
-        if self.stopped:
-            return ""
-        out = self._text[self._shown :]
-        self._shown = len(self._text)
-        return out
 
     def _first(self, n_old: int) -> int | None:
         """Where the stop string begins that is complete first, of those that end beyond character `n_old`."""

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from disco_daemon.delivery.qoe import NOTICED_S, largest_gap, qoe, qoe_steady, reading
+from disco_daemon.delivery.qoe import NOTICED_S, qoe, qoe_steady, reading
 from disco_daemon.types import Reading
 
 FloatArray = NDArray[np.float64]
@@ -72,7 +72,7 @@ def test_eq_1_is_blind_to_a_stall_before_the_last_token() -> None:
     stalled = np.append(late[:-1], 1000.0)
     assert qoe(late, 1.0, 5.0) == pytest.approx(0.5)
     assert qoe(stalled, 1.0, 5.0) > 0.97
-    assert largest_gap(stalled) > 900
+    assert reading(stalled, 1.0, 5.0).largest_gap_s > 900
 
 
 @given(st.integers(1, 200), ttfts, ttfts, paces, st.floats(1, 1000))
@@ -117,7 +117,7 @@ def test_nonsense_arrivals_are_refused(at: list[float]) -> None:
     with pytest.raises(ValueError, match=r"without tokens|ascend"):
         qoe(np.array(at), 1.0, 5.0)
     with pytest.raises(ValueError, match=r"without tokens|ascend"):
-        largest_gap(np.array(at))
+        reading(np.array(at), 1.0, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_nonsense_steady_answers_are_refused(ttft: float, n: float) -> None:
 
 
 def test_the_largest_gap() -> None:
-    assert largest_gap(np.array([5.0])) == 0, "the wait for the first token is the TTFT"
-    assert largest_gap(np.array([5.0, 5.0, 7.0, 8.0])) == 2
+    assert reading(np.array([5.0]), 1.0, 5.0).largest_gap_s == 0, "the wait for the first token is the TTFT"
+    assert reading(np.array([5.0, 5.0, 7.0, 8.0]), 1.0, 5.0).largest_gap_s == 2
 
 
 @given(arrivals, ttfts, paces)
@@ -149,8 +149,8 @@ def test_a_reading_agrees_with_its_parts(at: FloatArray, expected: float, pace: 
     read = reading(at, expected, pace)
     assert read.qoe == qoe(at, expected, pace)
     assert read.ttlt_s == pytest.approx(begun(at, pace)[-1] + 1 / pace)
-    assert read.largest_gap_s == pytest.approx(largest_gap(at))
     gaps = np.diff(at) if len(at) > 1 else np.zeros(1)
+    assert read.largest_gap_s == pytest.approx(gaps.max())
     assert (read.tbt_p50_s, read.tbt_p99_s) == pytest.approx(tuple(np.quantile(gaps, [0.5, 0.99])))
 
 

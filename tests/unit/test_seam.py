@@ -284,13 +284,13 @@ def test_repeated_words_and_the_tail() -> None:
 
 def scanned(stop: tuple[str, ...], before: str, pieces: list[str]) -> tuple[str, bool]:
     scan = StopScan(stop, before)
-    out = ""
+    out: list[Token] = []
     for piece in pieces:
-        text, stopped = scan.feed(piece)
-        out += text
+        some, stopped = scan.take(Token(piece))
+        out += some
         if stopped:
-            return out, True
-    return out + scan.flush(), False
+            return text_of(out), True
+    return text_of(out + scan.rest()), False
 
 
 def by_the_letter(stop: tuple[str, ...], before: str, text: str) -> tuple[str, bool]:
@@ -320,8 +320,8 @@ def test_only_what_may_become_a_stop_string_is_held(
     scan = StopScan(stop, before)
     fed = out = ""
     for piece in chunked(text, at):
-        shown, stopped = scan.feed(piece)
-        fed, out = fed + piece, out + shown
+        shown, stopped = scan.take(Token(piece))
+        fed, out = fed + piece, out + text_of(shown)
         if stopped:
             return
         n_held = len(fed) - len(out)
@@ -330,11 +330,12 @@ def test_only_what_may_become_a_stop_string_is_held(
 
 
 def test_a_stop_string_across_the_seam_ends_the_answer() -> None:
-    scan = Seam("The end\n", guarded=False, stop=("\n\nQ:",)).stop_scan("")
-    assert scan.feed("\nQ") == ("", False)
-    assert scan.feed(": more") == ("", True)
-    assert scan.feed("and more") == ("", True)
-    assert scan.flush() == ""
+    scan = StopScan(("\n\nQ:",), "The end\n")
+    assert scan.take(Token("\nQ")) == ([], False)
+    assert scan.n_waiting == 1
+    assert scan.take(Token(": more")) == ([], True)
+    assert scan.take(Token("and more")) == ([], True)
+    assert scan.rest() == []
 
 
 def test_a_stop_string_within_the_old_text_is_none() -> None:
