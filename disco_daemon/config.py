@@ -7,7 +7,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import platformdirs
@@ -48,9 +48,16 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base_url: str = ""
     """A local OpenAI-compatible server (llama-server, Ollama, LM Studio) to use as the device instead."""
     n_ctx: Annotated[int, Meta(ge=0)] = 4096
-    """Context length in tokens, shared by all running answers; 0 = as the model was trained."""
+    """Context length in tokens of one answer with its prompt; 0 = as the model was trained. Less if memory is short."""
+    n_cells: Annotated[int, Meta(ge=0)] = 0
+    """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice n_ctx if memory allows."""
+    scheduler: Literal["andes", "fcfs", "round-robin"] = "andes"
+    """Who runs when not all can: andes (whose reader gains most), fcfs (first come, first served), round-robin."""
     n_threads: Annotated[int, Meta(ge=0)] = 0
     """CPU threads; 0 = one fewer than the cores, at least 1."""
+    rounding: Literal["auto", "exact", "fast"] = "auto"
+    """exact: an answer taken over from elsewhere goes on as if it had never been interrupted, to the bit; fast: prompts
+    are read 15 % faster (512 tokens), and greedy answers may part after a handoff. auto: exact if there is a server."""
     n_gpu_layers: int = 0
     """Layers to put on a GPU, if llama.cpp was built for one; -1 = all."""
     watts: _NonNegative = 15.0

@@ -135,12 +135,22 @@ class Readiness:
 
     `load_s` until it can begin (a model that is still loading), `n_busy` answers it is working on already, `down_s`
     for which it asks not to be asked at all (a rate limit's Retry-After). `prefill_tps` is what it measured, token/s.
+    `cached` tokens of the prompt in question are in its KV cache.
     """
 
     load_s: float = 0.0
     n_busy: int = 0
     down_s: float = 0.0
     prefill_tps: float | None = None
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLength:
+    """Length of a rendered prompt, tokens; `cached` of them are in the device's KV cache already."""
+
+    tokens: int
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +184,14 @@ class Finish:
 class Usage:
     """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
 
-    `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s.
+    `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
+    the prompt were in the device's KV cache and not processed; they are none of `prompt_tokens`.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     busy_s: float = 0.0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,10 @@ async def _server(folder: Path, setup: Setup, model: Path) -> AsyncIterator[str]
         argv = llama_server.argv(setup.server_model or model)
     else:
         shape = ["--shape-tps", str(SERVER_TPS), *(["--shape-ttft", str(setup.trace)] if setup.trace else [])]
-        argv = _up(folder, "server", {}, setup.server_model or model, "--policy", "all-device", "--device-only", *shape)
+        settings = {"device": {"rounding": "exact"}}
+        argv = _up(
+            folder, "server", settings, setup.server_model or model, "--policy", "all-device", "--device-only", *shape
+        )
     async with child([*ELSEWHERE, *argv], folder, "server") as url:
         yield url
 

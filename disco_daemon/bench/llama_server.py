@@ -1,7 +1,7 @@
 """llama.cpp's own llama-server, out of the wheel `xllamacpp`: a server that nobody here wrote.
 
-`python -m disco_daemon.bench.llama_server MODEL` listens on a free port of 127.0.0.1, prints `{"url": …}`, and serves
-until the end of its stdin.
+`python -m disco_daemon.bench.llama_server MODEL [OPTIONS]` listens on a free port of 127.0.0.1, prints `{"url": …}`,
+and serves until the end of its stdin. OPTIONS is a JSON object with the fields of `Options`.
 """
 
 from __future__ import annotations
@@ -10,30 +10,59 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from .child import BenchError
 
-N_CTX = 2048  # tokens
-N_PARALLEL = 2  # answers at a time
+PACKAGE = "xllamacpp"
 
 
-def argv(model: Path) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How it runs; everything else is as llama.cpp has it.
+
+    `n_ctx` tokens are divided among the `n_parallel` slots (answers at a time), unless `kv_unified` lets each slot use
+    what the others leave. `n_batch` tokens at most go to one llama_decode, `n_ubatch` of them are computed at once.
+    `cache_ram_mib` bounds the prompts kept in memory outside of the KV cache, MiB.
+    """
+
+    n_ctx: int = 2048
+    n_parallel: int = 2
+    n_threads: int = 1
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    kv_unified: bool = False
+    cache_ram_mib: int = 8192
+
+
+def argv(model: Path, options: Options | None = None) -> list[str]:
     """The command that starts it. Raises BenchError where the wheel is not installed."""
-    if find_spec("xllamacpp") is None:
-        raise BenchError("llama-server is not installed: pip install xllamacpp")
-    return [sys.executable, "-P", "-m", "disco_daemon.bench.llama_server", str(model)]
+    if find_spec(PACKAGE) is None:
+        msg = f"llama-server is not installed: pip install {PACKAGE}"
+        raise BenchError(msg)
+    told = json.dumps(asdict(options or Options()))
+    return [sys.executable, "-P", "-m", "disco_daemon.bench.llama_server", str(model), told]
+
+
+def peer() -> dict[str, str]:
+    """Name and version, as a measurement says whom it was held against."""
+    return {"name": f"llama-server ({PACKAGE})", "version": version(PACKAGE)}
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serve."""
     import xllamacpp
 
+    options = Options(**json.loads(arguments[1])) if len(arguments) > 1 else Options()
     params = xllamacpp.CommonParams()
     params.model.path = arguments[0]
-    params.n_ctx, params.n_parallel, params.port = N_CTX, N_PARALLEL, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.n_ctx, params.n_parallel, params.port = options.n_ctx, options.n_parallel, 0
+    params.n_batch, params.n_ubatch = options.n_batch, options.n_ubatch
+    params.kv_unified, params.cache_ram_mib = options.kv_unified, options.cache_ram_mib
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.n_threads
     params.warmup = False
     server = xllamacpp.Server(params)  # its HTTP server runs in threads of its own
     print(json.dumps({"url": f"{server.listening_address}/v1"}), flush=True)

@@ -233,7 +233,9 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
         raise ConfigError(msg)
     # One core stays free for the daemon: with all of them taken a decode can go from 8 to 500 ms on a busy machine.
     threads = settings.n_threads or max(1, (os.cpu_count() or 2) - 1)
-    device = Device(Engine(EngineConfig(path, settings.n_ctx, threads, settings.n_gpu_layers), clock))
+    sizes = (settings.n_ctx, threads, settings.n_gpu_layers, settings.n_cells)
+    exact = bool(config.server.base_url) if settings.rounding == "auto" else settings.rounding == "exact"
+    device = Device(Engine(EngineConfig(path, *sizes, settings.scheduler, exact), clock))
     return device if shape is None else Shaped(device, shape, clock)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..clock import Clock
 from ..endpoints.base import Endpoint
 from ..errors import RequestError, Unavailable
-from ..types import Delivery, GenerationRequest, Outcome, Side
+from ..types import Delivery, GenerationRequest, Outcome, PromptLength, Side
 from .performance import Performance
 from .stage import Manner, Sink, Stage
 
@@ -84,8 +84,8 @@ class Conductor:
             raise RequestError("; ".join(r for r in refusals.values() if r), code="unsupported")
         return available
 
-    async def _length(self, request: GenerationRequest, available: frozenset[Side]) -> int:
-        """Prompt length by the device's tokenizer, or an estimate while none is loaded; tokens."""
+    async def _length(self, request: GenerationRequest, available: frozenset[Side]) -> PromptLength:
+        """Prompt length by the device's tokenizer, or an estimate while none is loaded."""
         device = self.endpoints.get(Side.DEVICE)
         counted = await device.count(request) if device is not None and Side.DEVICE in available else None
-        return counted if counted is not None else max(1, request.n_chars // CHARS_PER_TOKEN)
+        return counted or PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN))

@@ -33,7 +33,7 @@ from ..delivery.buffer import TokenBuffer
 from ..endpoints.base import Append, Endpoint, Hold, Reins
 from ..errors import DiscoError, EndpointError, ReaderGone
 from ..scheduling.mover import View
-from ..types import CaughtUp, Continuation, Delivery, GenerationRequest, Outcome, Side, Token
+from ..types import CaughtUp, Continuation, Delivery, GenerationRequest, Outcome, PromptLength, Side, Token
 from .record import attempt_of, reading_of, transcript
 from .stage import Inbox, Run, Sink, Stage
 
@@ -54,17 +54,19 @@ class Performance:
         request: GenerationRequest,
         sink: Sink,
         available: frozenset[Side],
-        length: int,
+        length: PromptLength,
         model: str,
     ) -> None:
         self._stage = stage
         self._clock = stage.clock
         self._request = request
         self._sink = sink
-        self._length = length
+        self._length = length.tokens
         self._model = model
         readiness = {side: stage.endpoints[side].readiness() for side in available}
-        self._planned = stage.planner.plan(length, readiness)
+        if Side.DEVICE in readiness:
+            readiness[Side.DEVICE] = replace(readiness[Side.DEVICE], cached=length.cached)
+        self._planned = stage.planner.plan(length.tokens, readiness)
         self._delivery = request.delivery or stage.manner.delivery
         self._pace_tps = request.pace_tps or stage.manner.pace_tps
         endpoints = stage.endpoints
@@ -239,7 +241,7 @@ class Performance:
             target=target,
             prompt=self._length,
             generated=answer.n_generated,
-            cached=parked.usage.prompt_tokens if kept and parked is not None else 0,
+            cached=_there(parked) if kept and parked is not None else 0,
             max_tokens=self._request.sampling.max_tokens,
             source_tps=source.tps if source is not None else None,
             pace_tps=self._pace_tps,
@@ -342,7 +344,7 @@ class Performance:
             return False
         if endpoint.readiness().n_busy > MAX_PARKED_BESIDE:
             return False
-        view = replace(self._view(side), cached=run.usage.prompt_tokens)
+        view = replace(self._view(side), cached=_there(run))
         return self._stage.mover.foresees(view)
 
     def _listen_on(self, run: Run) -> None:
@@ -407,3 +409,8 @@ class Performance:
             reading=reading_of(answer.buffer.arrivals, self._began, stage.manner.expected_ttft_s, self._pace_tps),
             delivery=self._delivery,
         )
+
+
+def _there(run: Run) -> int:
+    """Tokens that the device has in its KV cache for a run."""
+    return run.usage.prompt_tokens + run.usage.cached_tokens

@@ -177,8 +177,8 @@ class StopScan:
     def take(self, token: Token) -> tuple[list[Token], bool]:
         """Return the tokens that may be shown now, and whether a stop string has ended the answer.
 
-        What is held back stays with its tokens, which are cut where a stop string begins; a token that is cut counts
-        with its last character, and not at all if that is part of the stop string.
+        What is held back stays with its tokens, which are cut where a stop string begins. A token that is cut there
+        counts; those that are wholly part of the stop string do not.
         """
         if self.stopped:
             return [], True
@@ -187,6 +187,8 @@ class StopScan:
         self._waiting.append(token)
         text, stopped = self._feed(token.text)
         out, self._waiting = split(self._waiting, len(text))
+        if stopped and out and not out[-1].n_tokens and self._waiting:
+            out[-1] = Token(out[-1].text, self._waiting[0].n_tokens)
         return out, stopped
 
     def rest(self) -> list[Token]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
+from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Endpoint(Protocol):
         """What a request started now would meet; for the plan."""
         ...
 
-    async def count(self, request: GenerationRequest) -> int | None:
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Prompt length in tokens, or None when this endpoint has no tokenizer at hand."""
         ...
 

@@ -7,11 +7,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ..engine import wire
 from ..engine.inbox import EngineAnswer
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
-from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Json, Readiness, Side, Token, Usage
+from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Json, PromptLength, Readiness, Side, Token, Usage
 from .base import Append, Hold, Reins
 
 Event = Token | CaughtUp | Finish
@@ -55,8 +57,8 @@ class Device:
         """Prefill speed measured at load, token/s."""
         return self._engine.info.prefill_tps if self._engine.info else None
 
-    async def count(self, request: GenerationRequest) -> int | None:
-        """Prompt length in tokens; None while loading."""
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
+        """Prompt length; None while loading."""
         return await self._engine.count(_readable(request)) if request.text_only else None
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
@@ -92,7 +94,7 @@ class Device:
             while True:
                 match await anext(answer):  # ends: the supervisor kills an engine that hangs
                     case wire.Progress() as progress:
-                        usage.prompt_tokens = progress.n_past
+                        usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
                         if progress.caught_up and answer.up_to_date:
                             yield CaughtUp()
                     case wire.Piece(text=text, n_tokens=n_tokens, ids=ids):
@@ -107,7 +109,7 @@ class Device:
         finally:
             await answer.close()
             if answer.done is not None:
-                usage.prompt_tokens = answer.done.n_prompt
+                usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
                 usage.completion_tokens = answer.done.n_completion
                 usage.busy_s = answer.done.busy_s
 
@@ -122,6 +124,9 @@ class Device:
             "in_flight": engine.in_flight,
             "restarts": engine.restarts,
             "n_ctx": info.n_ctx if info else None,
+            "n_cells": info.n_cells if info else None,
+            "bytes_per_token": info.bytes_per_token if info else None,
+            "engine": msgspec.to_builtins(engine.stats) if engine.stats else None,
             "prefill_tps": round(info.prefill_tps, 1) if info else None,
             "load_s": round(info.load_s, 3) if info else None,
             "last_error": engine.last_error or self.last_error,

@@ -20,7 +20,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 from ..clock import Clock, SystemClock
 from ..errors import EndpointError
 from ..net import is_loopback, without_credentials
-from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Readiness, Side, Token, Usage
+from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
 from .base import Reins
 from .continuation import (
     CHAT,
@@ -162,7 +162,7 @@ class Server:
         """Nothing to load; down for as long as it asked to be left alone."""
         return Readiness(down_s=max(0.0, self._down_until - self._clock.now()))
 
-    async def count(self, request: GenerationRequest) -> int | None:
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Unknown: servers do not tell before they bill."""
         del request
         return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..clock import Clock
 from ..errors import ConfigError
-from ..types import CaughtUp, Finish, GenerationRequest, Readiness, Token, Usage
+from ..types import CaughtUp, Finish, GenerationRequest, PromptLength, Readiness, Token, Usage
 from .base import Reins
 from .device import Device
 
@@ -74,7 +74,7 @@ class Shaped:
         """As the endpoint behind."""
         return self._inner.readiness()
 
-    async def count(self, request: GenerationRequest) -> int | None:
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
         """As the endpoint behind."""
         return await self._inner.count(request)
 
@@ -99,7 +99,8 @@ class Shaped:
         """
         due = self._clock.now() + self._ttft_s(request)
         length = await self._inner.count(request)
-        compute_s = (length or 0) / (self._inner.prefill_tps or float("inf"))
+        n_missing = length.tokens - length.cached if length is not None else 0
+        compute_s = n_missing / (self._inner.prefill_tps or float("inf"))
         await asyncio.sleep(max(0.0, due - compute_s - self._clock.now()))
         async with aclosing(self._inner.generate(request, usage, reins)) as events:
             async for event in events:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..serving.latency import Load
+from ..serving.timeline import Timeline
 from . import wire
-from .llama import ABORTED, N_SEQ_MAX, NO_KV_SLOT, Llama, PromptError, Sampler
+from .admission import Admission
+from .llama import ABORTED, NO_KV_SLOT, Llama, PromptError
+from .sequence import Sequence
 from .text import TextStream
 
-PREFILL_BESIDE_DECODE = 64  # tokens; bounds how long running answers wait behind a long prompt
+MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
+EXPECTED_TTFT_S = 1.0  # of a reader who does not say
+
+
+Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted
+Share = tuple[Sequence, int, int]  # a sequence, the number of its rows, and the row to sample from or -1
 
 
 class Send(Protocol):
@@ -23,55 +31,6 @@ class Send(Protocol):
         """Send one message."""
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One answer in the engine. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache.
-
-    Given were `prompt`, and of the answer the text `answer` with the tokens `given`; `exact` says that its end is the
-    end of a token. `n_first` of these tokens were there at the start; `n_prompt` tokens are prefilled, not drawn, and
-    those below `n_counted` are in `n_prefilled`. While the last token is being healed, `dropped` are its bytes, and
-    `candidates` may stand in its place. `n_drawn` tokens were drawn since the last order, `n_completion` in all.
-    """
-
-    request: wire.Generate
-    prompt: list[int]
-    answer: str
-    given: list[int]
-    exact: bool
-    held: bool
-    held_at: float
-    n_first: int
-    tokens: list[int] = field(default_factory=list)
-    n_prompt: int = 0
-    text: TextStream = field(default_factory=TextStream)
-    sampler: Sampler | None = None
-    dropped: bytes = b""
-    candidates: list[int] = field(default_factory=list)
-    slot: int = -1
-    n_past: int = 0
-    n_counted: int = 0
-    n_prefilled: int = 0
-    n_drawn: int = 0
-    n_completion: int = 0
-    n_unsent: int = 0
-    unsent_ids: list[int] = field(default_factory=list)
-    has_ids: bool = True
-    n_orders: int = 0
-    told: bool = False
-    busy_s: float = 0.0
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether more than the last token is still to be computed."""
-        return self.n_past < len(self.tokens) - 1
-
-    @property
-    def full(self) -> bool:
-        """Whether the answer has all the tokens that were asked for, appended ones included."""
-        limit = self.request.max_tokens
-        return limit is not None and self.n_drawn + len(self.given) - self.n_first >= limit
-
-
 @dataclass(slots=True)
 class Totals:
     """Counters since the start."""
@@ -79,27 +38,27 @@ class Totals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     busy_s: float = 0.0
+    sample_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Batcher:
-    """Continuous batching over one context: running answers get a token each, one prompt gets a chunk.
+    """Continuous batching over one context: chosen answers get a token each, the shortest prompts a chunk.
 
-    All mutable state: `waiting`, `running`, `totals` and the KV cache behind `llama`.
+    All mutable state: `totals`, and what `admission` and the KV cache behind `llama` have.
     """
 
     llama: Llama
     send: Send
-    waiting: deque[Sequence] = field(default_factory=deque)
-    running: list[Sequence] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
+    admission: Admission
     clock: Callable[[], float] = time.perf_counter
+    totals: Totals = field(default_factory=Totals)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
     def add(self, request: wire.Generate) -> None:
         """Queue an answer, or refuse it with a Failed that says why."""
-        if len(self.waiting) >= MAX_WAITING:
+        if len(self.admission.waiting) >= MAX_WAITING:
             self.send(wire.Failed(request.id, "overloaded", "the device's queue is full; try again later", False))
             return
         prompt = self.llama.prompt_tokens(request)
@@ -111,29 +70,37 @@ class Batcher:
             )
             self.send(wire.Failed(request.id, "context_length_exceeded", message, True))
             return
-        exact = bool(request.answer_ids)
+        now, exact = self.clock(), bool(request.answer_ids)
+        timeline = self._timeline(request, now)
         sequence = Sequence(
-            request, prompt, request.answer_so_far, given, exact, request.hold, self.clock(), len(given)
+            request, prompt, request.answer_so_far, given, exact, request.hold, now, len(given), timeline, now
         )  # fmt: skip
-        self.waiting.append(sequence)
+        self.admission.sequences[request.id] = sequence
+        self.admission.changed()
         self._rewind(sequence, 0)
         if not sequence.held:
             self._go(sequence)
 
+    def _timeline(self, request: wire.Generate, now: float) -> Timeline:
+        """The reader's, from now on; one without a pace reads as fast as the device can write for him alone."""
+        pace_tps = request.pace_tps or 1.0 / self.admission.latency.predict(1)
+        return Timeline(now, EXPECTED_TTFT_S if request.ttft_s is None else request.ttft_s, pace_tps)
+
     def hold(self, request_id: str) -> None:
         """Cut a sequence back to what it was given, and let it wait; an unknown id has ended by itself."""
-        sequence = self._find(request_id)
+        sequence = self.admission.sequences.get(request_id)
         if sequence is None:
             return
         sequence.n_orders += 1
         if not sequence.held:
-            sequence.held, sequence.held_at = True, self.clock()
+            sequence.held, sequence.held_at, sequence.chosen = True, self.clock(), False
+            self.admission.changed()
             self._rewind(sequence, sequence.n_prompt)
         self._progress(sequence)
 
     def append(self, message: wire.Append) -> None:
         """Grow a held sequence by text from elsewhere; `go` lets it generate. An unknown id has ended by itself."""
-        sequence = self._find(message.id)
+        sequence = self.admission.sequences.get(message.id)
         if sequence is None:
             return
         if not sequence.held:
@@ -175,9 +142,11 @@ class Batcher:
 
     def _go(self, s: Sequence) -> None:
         """Let a sequence generate; if the end of its text may be the middle of a token, that token is drawn again."""
-        if s not in (*self.running, *self.waiting):
+        if s.request.id not in self.admission.sequences:
             return
-        s.held = False
+        if s.held:
+            s.held, s.waiting_since, s.timeline = False, self.clock(), self._timeline(s.request, self.clock())
+        self.admission.changed()
         if s.given and not s.exact:
             s.candidates = self.llama.extensions(s.given[-1])
             if s.candidates:
@@ -192,69 +161,64 @@ class Batcher:
         """Forget what is computed beyond `n` tokens, and the last token: its logits are wanted again."""
         s.n_counted = min(s.n_counted, n)
         n = min(n, len(s.tokens) - 1)
+        if s.saved is not None and s.saved.n_past > n:
+            self.admission.cells.forget(s.saved)
+            s.saved, s.n_past = None, 0
         if s.n_past > n:
             s.n_past = n
-            self.llama.forget(s.slot, n)
+            self.admission.cells.cut(s.slot, n)
 
     def cancel(self, request_id: str) -> None:
         """End a sequence; unknown ids are ignored, they have ended by themselves."""
-        sequence = self._find(request_id)
+        sequence = self.admission.sequences.get(request_id)
         if sequence is not None:
             self._finish(sequence, "cancelled")
 
     # --- one iteration -------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Admit, build one batch, decode it, hand out what it gave. False if there was nothing to compute."""
-        self._admit()
+        """Choose, build one batch, decode it, hand out what it gave. False if there was nothing to compute."""
+        self.admission.decide(self.clock())
         rows, shares = self._build()
-        for s in (*self.running, *(() if rows else self.waiting)):
+        for s in (*self.admission.running, *(() if rows else self.admission.waiting)):
             if s.held and not s.told and (s.slot < 0 or not s.prefilling):
                 self._progress(s, idle=True)
         if not rows:
             return False
+        for s, n, _ in shares:
+            # Cached prefixes give way to what runs; should that not be enough, llama_decode will say.
+            self.admission.cells.promise(s.slot, max(s.n_past + n, len(s.tokens)))
+        self.admission.cells.advance(len(rows))
+        load = _load(shares)
         started = self.clock()
         rc = self.llama.decode(rows)
-        elapsed = self.clock() - started
-        self.totals.busy_s += elapsed
+        now = self.clock()
+        self.totals.busy_s += now - started
         for sequence, n, _ in shares:
-            sequence.busy_s += elapsed * n / len(rows)
+            sequence.busy_s += (now - started) * n / len(rows)
         if rc == 0:
-            self._collect(shares)
+            self.admission.latency.saw(load, now - started)
+            self._collect(shares, now)
         else:
             self._recover(rc, shares)
         return True
 
-    def _admit(self) -> None:
-        """Give slots to waiting sequences. Held ones come last, and make room for one that wants to generate."""
-        while self.waiting:
-            s = next((s for s in self.waiting if not s.held), self.waiting[0])
-            if not self._fits(s, self.running):
-                held = [r for r in self.running if r.held]
-                if s.held or not held or not self._fits(s, [r for r in self.running if not r.held]):
-                    return
-                self._preempt(min(held, key=lambda r: r.held_at))
-                continue
-            self.waiting.remove(s)
-            s.slot = min(set(range(N_SEQ_MAX)) - {r.slot for r in self.running})
-            self.running.append(s)
-
-    def _fits(self, s: Sequence, beside: list[Sequence]) -> bool:
-        n_tokens = sum(len(r.tokens) for r in beside) + len(s.tokens)
-        return not beside or (len(beside) < N_SEQ_MAX and n_tokens < self.llama.n_ctx)
-
-    def _build(self) -> tuple[list[tuple[int, int, int, bool]], list[tuple[Sequence, int, int]]]:
-        """Rows for llama_decode, and (sequence, number of its rows, row to sample from or -1)."""
-        rows: list[tuple[int, int, int, bool]] = []
-        shares: list[tuple[Sequence, int, int]] = []
-        for s in self.running:
-            if not s.prefilling and not s.held:
+    def _build(self) -> tuple[list[Row], list[Share]]:
+        """Rows for llama_decode, and whose they are."""
+        rows: list[Row] = []
+        shares: list[Share] = []
+        running = self.admission.running
+        for s in running:
+            if s.chosen and not s.prefilling:
                 rows.append((s.tokens[s.n_past], s.n_past, s.slot, True))
                 shares.append((s, 1, len(rows) - 1))
-        room = PREFILL_BESIDE_DECODE if rows else wire.PREFILL_CHUNK
+        prefilling = [s for s in running if s.prefilling and (s.chosen or s.held)]
+        if not prefilling:
+            return rows, shares
+        room = self._chunk([s for s, _, _ in shares])
         # The shortest remaining prompt first: it delays a long one a little and is itself helped a lot.
-        for s in sorted(self.running, key=lambda s: len(s.tokens) - s.n_past):
-            if room > 0 and s.prefilling:
+        for s in sorted(prefilling, key=lambda s: len(s.tokens) - s.n_past):
+            if room > 0:
                 # The last token of a held sequence stays out: its logits are wanted when it may generate.
                 end = min(len(s.tokens) - (1 if s.held else 0), s.n_past + room)
                 sample = end == len(s.tokens)
@@ -263,8 +227,21 @@ class Batcher:
                 room -= end - s.n_past
         return rows, shares
 
-    def _collect(self, shares: list[tuple[Sequence, int, int]]) -> None:
+    def _chunk(self, decoding: list[Sequence]) -> int:
+        """How many prompt tokens go beside the running answers: as many as their readers do not notice."""
+        if not decoding:
+            return wire.PREFILL_CHUNK
+        now, latency = self.clock(), self.admission.latency
+        stock_s = min(s.timeline.stock_s(now) for s in decoding)
+        n_context = sum(s.n_past for s in decoding)
+        size = wire.PREFILL_CHUNK
+        while size > MIN_CHUNK and latency.predict(len(decoding), size, n_context) > stock_s:
+            size //= 2
+        return size
+
+    def _collect(self, shares: list[Share], now: float) -> None:
         for s, n, row in shares:
+            self.admission.cells.grow(s.slot, s.tokens[s.n_past : s.n_past + n])
             s.n_past += n
             new_prompt = max(0, min(s.n_past, s.n_prompt) - s.n_counted)
             s.n_counted += new_prompt
@@ -272,15 +249,19 @@ class Batcher:
             self.totals.prompt_tokens += new_prompt
             if row >= 0:
                 assert s.sampler is not None
-                self._take(s, self.llama.sample(s.sampler, row, s.candidates))
+                began = self.clock()
+                token = self.llama.sample(s.sampler, row, s.candidates)
+                self.totals.sample_s += self.clock() - began
+                self._take(s, token, now)
             else:
                 self._progress(s, idle=s.held and not s.prefilling)
 
     def _progress(self, s: Sequence, *, idle: bool = False) -> None:
         s.told = idle
-        self.send(wire.Progress(s.request.id, s.n_past, s.n_prompt, idle, s.n_orders))
+        counts = (s.n_past, s.n_prompt, idle, s.n_orders, s.n_prefilled, s.n_cached)
+        self.send(wire.Progress(s.request.id, *counts))
 
-    def _take(self, s: Sequence, token: int) -> None:
+    def _take(self, s: Sequence, token: int, now: float) -> None:
         """Add a drawn token to its answer; end the answer where it ends."""
         if self.llama.ends(token):
             self._finish(s, "stop")
@@ -298,6 +279,7 @@ class Batcher:
         s.n_completion += 1
         s.n_unsent += 1
         s.unsent_ids.append(token)
+        s.timeline.token(now)
         self.totals.completion_tokens += 1
         self._emit(s, s.text.feed(piece))
         if s.text.stopped:
@@ -314,15 +296,17 @@ class Batcher:
         self.send(wire.Piece(s.request.id, text, s.n_unsent, ids))
         s.n_unsent = 0
 
-    def _recover(self, rc: int, shares: list[tuple[Sequence, int, int]]) -> None:
+    def _recover(self, rc: int, shares: list[Share]) -> None:
         """Bring KV cache and sequences back in step after a decode that did not go through."""
         for s, _, _ in shares:
-            self.llama.forget(s.slot, s.n_past)
+            self.admission.cells.cut(s.slot, s.n_past)
         if rc == ABORTED:
             return  # the next iteration has read the Cancel that asked for it, and computes the rest again
-        if rc == NO_KV_SLOT and len(self.running) > 1:
-            held = [s for s in self.running if s.held]
-            self._preempt(min(held, key=lambda s: s.held_at) if held else self.running[-1])
+        if rc == NO_KV_SLOT and self.admission.cells.n_garbage:
+            self.admission.cells.move()
+            return
+        if rc == NO_KV_SLOT and len(self.admission.running) > 1:
+            self.admission.give_way()
             return
         for s, _, _ in shares:
             if rc == NO_KV_SLOT:
@@ -330,29 +314,18 @@ class Batcher:
             else:
                 self._fail(s, f"llama_decode returned {rc}")
 
-    def _preempt(self, s: Sequence) -> None:
-        """Put an answer back in the queue; it is computed again, token for token, when there is room."""
-        self.running.remove(s)
-        self.llama.forget(s.slot)
-        s.slot, s.n_past, s.told = -1, 0, False
-        self.waiting.appendleft(s)
-
     def _finish(self, s: Sequence, reason: str) -> None:
         if reason != "cancelled":
             self._emit(s, s.text.flush())
         self._release(s)
-        self.send(wire.Done(s.request.id, reason, s.n_prefilled, s.n_completion, s.busy_s))
+        self.send(wire.Done(s.request.id, reason, s.n_prefilled, s.n_completion, s.busy_s, s.n_cached))
 
     def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
         self._release(s)
         self.send(wire.Failed(s.request.id, reason, message, False))
 
     def _release(self, s: Sequence) -> None:
-        if s in self.running:
-            self.running.remove(s)
-            self.llama.forget(s.slot)
-        elif s in self.waiting:
-            self.waiting.remove(s)
+        self.admission.remove(s)
         self._close_sampler(s)
 
     def _close_sampler(self, s: Sequence) -> None:
@@ -360,5 +333,8 @@ class Batcher:
             s.sampler.close()
             s.sampler = None
 
-    def _find(self, request_id: str) -> Sequence | None:
-        return next((s for s in (*self.running, *self.waiting) if s.request.id == request_id), None)
+
+def _load(shares: list[Share]) -> Load:
+    decoding = [s for s, _, _ in shares if not s.prefilling]
+    n_prefill = sum(n for s, n, _ in shares if s.prefilling)
+    return Load(len(decoding), n_prefill, sum(s.n_past for s in decoding))

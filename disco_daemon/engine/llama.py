@@ -8,22 +8,25 @@ import os
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
+from .memory import Need, available_bytes, fitting, too_large
 from .template import ChatTemplate
 from .wire import Count, Generate, Load
 
-N_SEQ_MAX = 8  # answers in one context; bounded because each costs a sampler and KV cells
+N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
 DEFAULT_MIN_P = 0.05
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
+_TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # of what is forgotten; of what is being moved
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
+WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
 ABORTED = 2  # llama_decode's return value after the abort callback said stop
 NO_KV_SLOT = 1
@@ -70,7 +73,7 @@ class AbortFlag:
 
 
 class Llama:
-    """One model and one context with up to N_SEQ_MAX sequences in a unified KV cache."""
+    """One model and one context with up to N_SEQS sequences in a unified KV cache."""
 
     def __init__(self, load: Load, abort: AbortFlag) -> None:
         """Load the model. Raises ModelError."""
@@ -79,43 +82,75 @@ class Llama:
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers
+        if load.n_gpu_layers == 0 and (why := too_large(os.stat(load.model_path).st_size, available_bytes())):  # noqa: PTH116
+            msg = f"{load.model_path}: {why}"
+            raise ModelError(msg)
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
         if not self._model:
             msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
             raise ModelError(msg)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
-        self.n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
+        self.bytes_per_token = self._bytes_per_token()
+        self.n_ctx, self.n_cells = self._sizes(load)
         self._ctx = self._new_context(load, abort)
         self._memory = llama_cpp.llama_get_memory(self._ctx)
-        self._batch = llama_cpp.llama_batch_init(N_BATCH, 0, 1)
+        self._rows = _Rows()
         self._abort = abort  # keeps callback and buffer alive as long as the context
         self._control = self._control_texts()
         bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
         source = llama_cpp.llama_model_chat_template(self._model, None)
         self._bos = bos
         self._template = ChatTemplate(source.decode() if source else None, bos, eos)
-        self.prefill_tps = self._warm_up()
+        self.prefill_tps, decode_s = self._warm_up()
+        # Where learning begins: reading the weights once makes up most of a token, and context hardly any at first.
+        self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
         self.load_s = time.perf_counter() - started
 
     def _new_context(self, load: Load, abort: AbortFlag) -> Any:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = self.n_ctx
+        params.n_ctx = self.n_cells
         params.n_batch = params.n_ubatch = N_BATCH
-        params.n_seq_max = N_SEQ_MAX
+        params.n_seq_max = N_SEQS + 2
         params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
-        if not load.n_gpu_layers:
-            # With K and V of one type, flash attention on the CPU has three code paths, by rows and threads, that round
-            # differently; with two types it has one: what is prefilled is then bit for bit what was generated.
-            params.type_v = GGML_TYPE_BF16
+        if load.exact and not load.n_gpu_layers:
+            # With K and V of one type, flash attention on the CPU has three code paths, by rows, threads and place,
+            # that round differently; with these two it has one: what is prefilled is bit for bit what was generated.
+            params.type_k, params.type_v = GGML_TYPE_BF16, llama_cpp.GGML_TYPE_F16
         params.n_threads = params.n_threads_batch = load.n_threads
         params.abort_callback = abort.callback
         params.abort_callback_data = abort.data
         ctx = llama_cpp.llama_init_from_model(self._model, params)
         if not ctx:
-            msg = f"llama.cpp cannot make a context of {self.n_ctx} tokens: lower device.n_ctx, or free some memory"
+            msg = f"llama.cpp cannot make a context of {self.n_cells} tokens: lower device.n_ctx, or free some memory"
             raise ModelError(msg)
         return ctx
+
+    def _bytes_per_token(self) -> int:
+        """What a token takes in the KV cache: a key and a value of two bytes a number, in every layer."""
+        heads = llama_cpp.llama_model_n_head_kv(self._model)
+        size = llama_cpp.llama_model_n_embd(self._model) // max(1, llama_cpp.llama_model_n_head(self._model))
+        arch = self._meta("general.architecture")
+        key, value = (int(self._meta(f"{arch}.attention.{part}_length") or size) for part in ("key", "value"))
+        return int(llama_cpp.llama_model_n_layer(self._model) * heads * (key + value) * 2)
+
+    def _meta(self, key: str) -> str:
+        """An entry of the model file's metadata; empty if it has none."""
+        buffer = ctypes.create_string_buffer(256)
+        n = llama_cpp.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
+
+    def _sizes(self, load: Load) -> tuple[int, int]:
+        """Tokens of an answer, and of the KV cache: what is wanted, or what there is memory for. Raises ModelError."""
+        n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
+        need = Need(
+            self.bytes_per_token,
+            4 * N_BATCH * (self.n_vocab + WORK_PER_ROW * llama_cpp.llama_model_n_embd(self._model)),
+        )
+        try:
+            return fitting(n_ctx, load.n_cells, need, available_bytes())
+        except MemoryError as e:
+            raise ModelError(str(e)) from e
 
     # --- text and tokens -----------------------------------------------------------------------------------------
 
@@ -223,22 +258,55 @@ class Llama:
 
         0 done, NO_KV_SLOT, ABORTED, negative: broken.
         """
-        batch = self._batch
-        batch.n_tokens = len(rows)
-        for i, (token, pos, seq, logits) in enumerate(rows):
-            batch.token[i] = token
-            batch.pos[i] = pos
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = seq
-            batch.logits[i] = logits
-        rc = llama_cpp.llama_decode(self._ctx, batch)
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.filled(rows))
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)
         return int(rc)
 
     def forget(self, seq: int, from_pos: int = 0) -> None:
-        """Free the KV cells of a sequence from `from_pos` on."""
+        """Take the KV cells from position `from_pos` on from a sequence.
+
+        They are not free until `clear`: llama.cpp would fill them next, and attention adds up in the order of the
+        cells. A sequence whose cells are not in the order of their positions is rounded differently, which is enough
+        to make a greedy answer another one.
+        """
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, from_pos, -1)
         llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
+
+    def clear(self) -> None:
+        """Free all cells of all sequences."""
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def part(self, seq: int, start: int, end: int) -> bytes:
+        """What the KV cache has of a sequence's positions from `start` to `end`."""
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
+        data = self.saved(_SCRATCH)
+        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+        return data
+
+    def put(self, data: bytes, owners: Iterable[int], start: int, end: int) -> None:
+        """Put what `part` gave into new cells, for several sequences. Raises ModelError if they are not to be had."""
+        if not self.restore(_SCRATCH, data):
+            raise ModelError("llama.cpp does not take back what it saved of its KV cache")
+        for seq in owners:
+            llama_cpp.llama_memory_seq_cp(self._memory, _SCRATCH, seq, start, end)
+        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+
+    def share(self, source: int, seq: int, n: int) -> None:
+        """Let a sequence without cells have the first `n` of another's; nothing is computed or copied."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, seq, 0, n)
+
+    def saved(self, seq: int) -> bytes:
+        """All that the KV cache has of a sequence."""
+        size = llama_cpp.llama_state_seq_get_size(self._ctx, seq)
+        buffer = (ctypes.c_uint8 * size)()
+        n = llama_cpp.llama_state_seq_get_data(self._ctx, buffer, size, seq)
+        return bytes(memoryview(buffer)[:n])
+
+    def restore(self, seq: int, data: bytes) -> bool:
+        """Put what `saved` gave into the KV cache again, as sequence `seq`; False if there is no room for it."""
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, buffer, len(data), seq))
 
     def sampler(self, request: Generate, answer: Sequence[int] = ()) -> Sampler:
         """A sampler chain in C for an answer that has the tokens `answer` already."""
@@ -260,8 +328,11 @@ class Llama:
         llama_cpp.llama_sampler_accept(sampler.chain, token)
         return token
 
-    def _warm_up(self) -> float:
-        """Prefill a few tokens, so that the first request meets warm caches; token/s."""
+    def _warm_up(self) -> tuple[float, float]:
+        """Prefill a few tokens, so that the first request meets warm caches.
+
+        Returns token/s, and what a single token takes, s.
+        """
         n = min(32, self.n_ctx // 2)
         tokens = (self.tokenize("The quick brown fox jumps over the lazy dog. " * 8) * n)[:n]
         rows = [(token, i, 0, False) for i, token in enumerate(tokens)]
@@ -270,8 +341,37 @@ class Llama:
         started = time.perf_counter()
         self.decode(rows)
         elapsed = time.perf_counter() - started
-        self.forget(0)
-        return n / elapsed
+        self.decode([(tokens[0], n, 0, True)])
+        single = time.perf_counter() - started - elapsed
+        self.clear()
+        return n / elapsed, single
+
+
+class _Rows:
+    """A llama_batch over numpy arrays: filled as a whole, not element by element."""
+
+    def __init__(self) -> None:
+        self._token, self._pos, self._n_seq, self._seq = (np.ones(N_BATCH, np.int32) for _ in range(4))
+        self._logits = np.zeros(N_BATCH, np.int8)
+        where = self._seq.ctypes.data + self._seq.itemsize * np.arange(N_BATCH, dtype=np.uintp)
+        self._seq_of = where.astype(np.uintp)  # each row's list of sequences has one entry
+        self._batch = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            embd=None,
+            pos=self._pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
+            n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self._seq_of.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),
+            logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def filled(self, rows: Sequence[tuple[int, int, int, bool]]) -> llama_cpp.llama_batch:
+        """The batch of these (token, position, sequence, wants_logits) rows; valid until the next call."""
+        n = len(rows)
+        table = np.array(rows, np.int32)
+        self._token[:n], self._pos[:n], self._seq[:n], self._logits[:n] = table.T
+        self._batch.n_tokens = n
+        return self._batch
 
 
 class Sampler:

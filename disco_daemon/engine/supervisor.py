@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ..clock import Clock
-from ..types import GenerationRequest
+from ..types import Delivery, GenerationRequest, PromptLength
 from . import wire
 from .inbox import EngineAnswer, EngineGone, Inbox, Order
 
@@ -38,12 +38,19 @@ N_STDERR_LINES = 50
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the engine loads; `n_ctx` in tokens (0 = as trained), `n_threads` CPU threads."""
+    """What the engine loads: `n_ctx` tokens an answer (0 = as trained), `n_cells` in all (0 = as there is memory).
+
+    `n_threads` are CPU threads, `scheduler` is the name of what says who runs. `exact`: answers can be continued to
+    the bit, see `wire.Load`.
+    """
 
     model_path: Path
     n_ctx: int
     n_threads: int
     n_gpu_layers: int = 0
+    n_cells: int = 0
+    scheduler: str = "andes"
+    exact: bool = True
 
 
 class EngineState(StrEnum):
@@ -67,6 +74,7 @@ class Engine:
         self.config = config
         self.state = EngineState.STOPPED
         self.info: wire.Loaded | None = None
+        self.stats: wire.Stats | None = None
         self.last_error: str | None = None
         self.restarts = 0
         self.pid: int | None = None
@@ -197,7 +205,8 @@ class Engine:
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         config = self.config
         model = str(config.model_path)
-        self._write(wire.Load(model, config.n_ctx, config.n_threads, config.n_gpu_layers))
+        sizes = (config.n_ctx, config.n_threads, config.n_gpu_layers, config.n_cells)
+        self._write(wire.Load(model, *sizes, config.scheduler, config.exact))
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 first = await wire.read_async(reader)
@@ -224,6 +233,9 @@ class Engine:
             self._deliver(wire.decode_from_engine(body))
 
     def _deliver(self, message: wire.FromEngine) -> None:
+        if isinstance(message, wire.Stats):
+            self.stats = message
+            return
         if isinstance(message, wire.Loaded | wire.LoadFailed):
             msg = f"unexpected {type(message).__name__}"
             raise TypeError(msg)
@@ -244,7 +256,7 @@ class Engine:
         except TimeoutError:
             process.kill()
             code = await process.wait()
-        self.pid = None
+        self.pid, self.stats = None, None
         if self.state is not EngineState.FAILED:
             ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
             detail = f": {stderr[-1]}" if stderr and code > 0 else ""
@@ -262,10 +274,10 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    async def count(self, request: GenerationRequest) -> int | None:
-        """Prompt length in tokens; None while no model is loaded or the engine is too slow to say."""
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
+        """Prompt length; None while no model is loaded or the engine is too slow to say."""
         counted = await self._counted(request, COUNT_TIMEOUT_S, ids=False)
-        return None if counted is None else counted.n_tokens
+        return None if counted is None else PromptLength(counted.n_tokens, counted.n_cached)
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
         """Token ids of prompt and answer so far; None while no model is loaded or the engine is too slow to say."""
@@ -294,17 +306,6 @@ class Engine:
                 return None
             return reply if isinstance(reply, wire.Counted) else None
 
-    async def stats(self, timeout_s: float = 1.0) -> wire.Stats | None:
-        """Counters of the running engine; None when it does not answer in time."""
-        with self._inbox() as (request_id, inbox):
-            try:
-                self._write(wire.AskStats(request_id))
-                async with asyncio.timeout(timeout_s):
-                    reply = await inbox.replies.get()
-            except (EngineGone, TimeoutError):
-                return None
-            return reply if isinstance(reply, wire.Stats) else None
-
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
         """Start one answer. Raises EngineGone."""
         request_id, inbox = self._expect("g")
@@ -314,7 +315,7 @@ class Engine:
                 wire.Generate(
                     request_id, [dict(m) for m in request.messages], request.answer_so_far, hold, s.max_tokens,
                     s.temperature, s.top_p, s.seed, s.stop, s.frequency_penalty, s.presence_penalty, request.prompt,
-                    request.answer_ids,
+                    request.answer_ids, None if request.delivery is Delivery.OFF else request.pace_tps,
                 )
             )  # fmt: skip
         except EngineGone:

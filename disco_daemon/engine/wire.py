@@ -26,12 +26,20 @@ class Message(msgspec.Struct, tag=True, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Load a model. First message of every engine process; `n_ctx` in tokens, 0 = what the model was trained on."""
+    """Load a model. First message of every engine process.
+
+    An answer with its prompt may have `n_ctx` tokens (0 = what the model was trained on), all that are in the KV cache
+    together `n_cells` (0 = as many as are sensible). `scheduler` is the name of what says who runs. `exact`: an answer
+    that goes on from given text is rounded as if it had been generated here from the start, which costs prefill speed.
+    """
 
     model_path: str
     n_ctx: int
     n_threads: int
     n_gpu_layers: int
+    n_cells: int = 0
+    scheduler: str = "andes"
+    exact: bool = True
 
 
 class Count(Message, frozen=True):
@@ -50,7 +58,8 @@ class Generate(Message, frozen=True):
 
     The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
-    from the end of `answer_so_far` on, appended tokens included.
+    from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
+    they come) and expects the first after `ttft_s`, s.
     """
 
     id: str
@@ -66,6 +75,8 @@ class Generate(Message, frozen=True):
     presence_penalty: float | None = None
     prompt: str | tuple[int, ...] | None = None
     answer_ids: tuple[int, ...] = ()
+    pace_tps: float | None = None
+    ttft_s: float | None = None
 
 
 class Hold(Message, frozen=True):
@@ -89,21 +100,20 @@ class Cancel(Message, frozen=True):
     id: str
 
 
-class AskStats(Message, frozen=True):
-    """Ask for Stats."""
-
-    id: str
-
-
 # --- engine -> daemon ---------------------------------------------------------------------------------------------
 
 
 class Loaded(Message, frozen=True):
-    """The model is in memory. `load_s` in s, `prefill_tps` in token/s, measured on a short warm-up prefill."""
+    """The model is in memory. `load_s` in s, `prefill_tps` in token/s, measured on a short warm-up prefill.
+
+    `n_ctx` and `n_cells` are what there was memory for; `bytes_per_token` of the KV cache.
+    """
 
     model: str
     n_ctx: int
-    n_seq_max: int
+    n_cells: int
+    n_seqs: int
+    bytes_per_token: int
     load_s: float
     prefill_tps: float
 
@@ -115,7 +125,7 @@ class LoadFailed(Message, frozen=True):
 
 
 class Counted(Message, frozen=True):
-    """Prompt length in tokens; when asked for, `ids` and `text` of prompt and answer so far.
+    """Prompt length in tokens, `n_cached` of them computed already; if asked for, `ids` and `text` with answer so far.
 
     No text stands for messages that spell control tokens: whoever reads it would take them for such.
     """
@@ -124,13 +134,15 @@ class Counted(Message, frozen=True):
     n_tokens: int
     ids: tuple[int, ...] = ()
     text: str = ""
+    n_cached: int = 0
 
 
 class Progress(Message, frozen=True):
     """A prefill chunk is done, or an order was obeyed: `n_past` of `n_prompt` tokens are in the KV cache.
 
     `idle`: the sequence is held, and no more will be heard of it before an order, or room for it, comes. It has caught
-    up if all but its last token are in the KV cache. `n_orders` of its Hold and Append messages have been obeyed.
+    up if all but its last token are in the KV cache. `n_orders` of its Hold and Append messages have been obeyed. Of
+    the prompt, `n_prefilled` tokens were computed for it, and `n_cached` were there.
     """
 
     id: str
@@ -138,6 +150,8 @@ class Progress(Message, frozen=True):
     n_prompt: int
     idle: bool = False
     n_orders: int = 0
+    n_prefilled: int = 0
+    n_cached: int = 0
 
     @property
     def caught_up(self) -> bool:
@@ -158,13 +172,17 @@ class Piece(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """A sequence has ended: `stop`, `length` or `cancelled`. Counts are tokens really computed, `busy_s` in s."""
+    """A sequence has ended: `stop`, `length` or `cancelled`. Counts are tokens really computed, `busy_s` in s.
+
+    `n_cached` prompt tokens were in the KV cache already.
+    """
 
     id: str
     reason: str
     n_prompt: int
     n_completion: int
     busy_s: float
+    n_cached: int = 0
 
 
 class Failed(Message, frozen=True):
@@ -177,17 +195,31 @@ class Failed(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """Counters since the engine's start, tokens and s."""
+    """What the engine does, told about once a second while it computes, and when it comes to rest.
 
-    id: str
+    Of the answers `running` generate or prefill, `paused` keep their cells, `swapped` are in main memory (`saved_bytes`
+    in all), `waiting` have nothing computed yet. `cells_used` of the KV cache hold something, cached prefixes too. An
+    iteration takes `iteration_s` at present, s; of the time, the share `python_share` is not llama.cpp's. The other
+    counters are of tokens, s and times since the start; `cached_tokens` did not have to be computed.
+    """
+
     running: int
+    paused: int
+    swapped: int
     waiting: int
+    cells_used: int
+    saved_bytes: int
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     busy_s: float
+    python_share: float
+    iteration_s: float
+    iterations: int
+    preemptions: int
 
 
-ToEngine = Load | Count | Generate | Hold | Append | Cancel | AskStats
+ToEngine = Load | Count | Generate | Hold | Append | Cancel
 FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Done | Failed | Stats
 
 _encoder = msgspec.msgpack.Encoder()

@@ -16,9 +16,13 @@ import threading
 
 import msgspec
 
+from ..serving.latency import IterationLatency
 from . import wire
+from .admission import SCHEDULERS, Admission
 from .batch import Batcher
-from .llama import N_SEQ_MAX, AbortFlag, Llama, ModelError, PromptError
+from .cells import Cells
+from .gauge import Gauge
+from .llama import N_SEQS, AbortFlag, Llama, ModelError, PromptError
 from .template import TemplateError
 
 
@@ -31,10 +35,24 @@ class Worker:
         self._abort = AbortFlag()
         self._commands: queue.SimpleQueue[wire.ToEngine] = queue.SimpleQueue()
         self._llama: Llama | None = None
+        self._cells: Cells | None = None
+        self._outbox: list[bytes] = []
 
     def send(self, message: wire.Message) -> None:
-        """Send one message to the daemon; used by both threads."""
-        data = wire.frame(message)
+        """Send one message to the daemon at once."""
+        self._write(wire.frame(message))
+
+    def post(self, message: wire.Message) -> None:
+        """Send a message with all others of this iteration; for the main thread."""
+        self._outbox.append(wire.frame(message))
+
+    def _flush(self) -> None:
+        if self._outbox:
+            data = b"".join(self._outbox)
+            self._outbox.clear()
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
         with self._send_lock:
             self._sock.sendall(data)
 
@@ -53,14 +71,26 @@ class Worker:
         except (ModelError, TemplateError) as e:
             self.send(wire.LoadFailed(str(e)))
             return
-        batcher = Batcher(llama, self.send)
+        latency = IterationLatency(llama.latency_prior)
+        cells = self._cells = Cells(llama, N_SEQS, llama.n_cells)
+        batcher = Batcher(llama, self.post, Admission(cells, SCHEDULERS[load.scheduler](latency), latency))
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
-        self.send(wire.Loaded(name, llama.n_ctx, N_SEQ_MAX, llama.load_s, llama.prefill_tps))
+        sizes = (llama.n_ctx, llama.n_cells, N_SEQS, llama.bytes_per_token)
+        self.send(wire.Loaded(name, *sizes, llama.load_s, llama.prefill_tps))
+        self._compute(batcher)
+
+    def _compute(self, batcher: Batcher) -> None:
+        """Iterate for ever; rest while there is nothing to compute."""
+        gauge = Gauge(batcher)
         busy = False
         while True:
             self._abort.clear()  # before the queue is drained: a Cancel sets it again after it was queued
             self._obey(batcher, wait=not busy)
-            busy = batcher.step()
+            with gauge:
+                busy = batcher.step()
+                self._flush()
+            if (stats := gauge.told(busy=busy)) is not None:
+                self.send(stats)
 
     def _obey(self, batcher: Batcher, *, wait: bool) -> None:
         """Carry out all queued commands; with `wait` there is nothing to compute before at least one has come."""
@@ -71,18 +101,13 @@ class Worker:
                     try:
                         batcher.add(request)
                     except (TemplateError, PromptError) as e:
-                        self.send(wire.Failed(request.id, "bad_messages", str(e), True))
+                        self.post(wire.Failed(request.id, "bad_messages", str(e), True))
                 case wire.Hold(id=request_id):
                     batcher.hold(request_id)
                 case wire.Append() as message:
                     batcher.append(message)
                 case wire.Cancel(id=request_id):
                     batcher.cancel(request_id)
-                case wire.AskStats(id=request_id):
-                    totals = batcher.totals
-                    n_running, n_waiting = len(batcher.running), len(batcher.waiting)
-                    stats = (totals.prompt_tokens, totals.completion_tokens, totals.busy_s)
-                    self.send(wire.Stats(request_id, n_running, n_waiting, *stats))
                 case other:
                     msg = f"unexpected message {type(other).__name__}"
                     raise TypeError(msg)
@@ -109,7 +134,8 @@ class Worker:
         try:
             prompt = llama.prompt_tokens(message)
             if not message.ids:
-                self.send(wire.Counted(message.id, len(prompt)))
+                n_cached = self._cells.cached(prompt) if self._cells is not None else 0
+                self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))
                 return
             ids = (*prompt, *llama.answer_tokens(message.answer, message.answer_ids))
             text = llama.prompt_text(message)

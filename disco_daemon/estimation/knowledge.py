@@ -67,7 +67,7 @@ class Knowledge:
             if attempt.side is Side.SERVER:
                 self._learn_server(attempt)
             else:
-                self._learn_device(attempt, outcome.prompt_tokens)
+                self._learn_device(attempt, max(1, outcome.prompt_tokens - attempt.usage.cached_tokens))
         if outcome.prompt_tokens > 0:
             self.prompts.add(outcome.prompt_tokens)
         if (generated := sum(outcome.tokens.values())) > 0:

@@ -91,7 +91,8 @@ class Planner:
         knowledge = self.knowledge
         slowdown = 1.0
         if device.n_busy:
-            slowdown = knowledge.device.predict(length, device.n_busy) / knowledge.device.predict(length)
+            missing = max(1, length - device.cached)
+            slowdown = knowledge.device.predict(missing, device.n_busy) / knowledge.device.predict(missing)
         return Moment(
             budget=float(self.pacer.handed_out()),
             score=self._score(),
@@ -99,6 +100,7 @@ class Planner:
             load_s=device.load_s,
             slowdown=slowdown,
             waited_s=waited_s,
+            cached=device.cached,
         )
 
     def _score(self) -> float:
@@ -154,7 +156,7 @@ class Planner:
 
     def device_s(self, length: int, device: Readiness) -> float:
         """The device's expected TTFT as busy as it is now, s."""
-        return float(self.knowledge.device.predict(length, device.n_busy, device.load_s))
+        return float(self.knowledge.device.predict(max(1, length - device.cached), device.n_busy, device.load_s))
 
     def restore(self, knowledge: Knowledge) -> None:
         """Go on from knowledge that was saved."""

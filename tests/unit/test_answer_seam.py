@@ -103,7 +103,7 @@ def test_a_stop_string_that_begins_behind_the_seam_is_never_shown() -> None:
 def test_what_might_have_been_a_stop_string_is_shown_with_all_its_tokens() -> None:
     watch, _ = played(said(DEVICE, "one"), TO_SERVER, said(SERVER, " "), said(SERVER, "E", 2), stop=("END",))
     assert watch.shown == "one "
-    assert watch.on(said(SERVER, "nd")) == [Deliver(Token("End", 3))]
+    assert watch.on(said(SERVER, "nd")) == [Deliver(Token("E", 2)), Deliver(Token("nd"))]
     watch.on(said(SERVER, "E"))
     assert watch.on(ended(SERVER)) == [Deliver(Token("E", 1)), Complete("stop")]
     assert watch.answer.tokens == {DEVICE: 1, SERVER: 5}

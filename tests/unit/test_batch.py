@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,12 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
+from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import MAX_WAITING, Batcher
-from disco_daemon.engine.batch import Sequence as Sequence_
-from disco_daemon.engine.llama import ABORTED, N_SEQ_MAX, NO_KV_SLOT, PromptError
+from disco_daemon.engine.cells import Cells
+from disco_daemon.engine.llama import ABORTED, NO_KV_SLOT, PromptError
+from disco_daemon.engine.sequence import Sequence as Sequence_
+from disco_daemon.serving.latency import IterationLatency
+from disco_daemon.serving.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 
 PIECES = (b"", b"a", b"b", b" ", b"\xe2", b"\x82\xac", b"ST", b"OP", b"x")  # token 0 ends an answer
 N_CTX = 40
+N_SEQS = 8
 Y, PQ = 122, 210  # the tokens of "y", and of "pq" where it is tokenized in one go
 EXTENSIONS = {Y: [Y, 201, 202]}
 PIECES_OF = dict(enumerate(PIECES)) | {Y: b"y", 201: b"ya", 202: b"y\xe2\x82\xac"}
@@ -39,15 +44,70 @@ class FakeSampler:
         self.closed = True
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the KV cache; sequences that share it have the very same one."""
+
+    token: int
+    place: int
+
+
 @dataclass
 class FakeLlama:
-    """A KV cache of `n_ctx` cells that checks every position, and breaks as `faults` say: (return value, rows done)."""
+    """A KV cache of `n_cells` that checks every position, and breaks as `faults` say: (return value, rows done).
+
+    As of the real one, cells that were forgotten are free only after `clear`, and attention goes by their order.
+    """
 
     n_ctx: int = N_CTX
+    n_cells: int = N_CTX
+    bytes_per_token: int = 1
     faults: list[tuple[int, int]] = field(default_factory=list)
-    cells: dict[int, list[int]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQ_MAX)})
+    cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
+    n_placed: int = 0
     logits: dict[int, list[int]] = field(default_factory=dict)
     samplers: list[FakeSampler] = field(default_factory=list)
+
+    @property
+    def n_used(self) -> int:
+        return len({cell.place for cells in self.cells.values() for cell in cells})
+
+    def tokens(self, slot: int) -> list[int]:
+        return [cell.token for cell in self.cells[slot]]
+
+    def place(self, tokens: Iterable[int]) -> list[Cell]:
+        cells = [Cell(token, place) for place, token in enumerate(tokens, self.n_placed)]
+        self.n_placed += len(cells)
+        return cells
+
+    def share(self, source: int, seq: int, n: int) -> None:
+        assert not self.cells[seq]
+        assert n <= len(self.cells[source])
+        self.cells[seq] = self.cells[source][:n]
+
+    def saved(self, seq: int) -> bytes:
+        return bytes(self.tokens(seq))
+
+    def restore(self, seq: int, data: bytes) -> bool:
+        assert not self.cells[seq]
+        assert self.n_placed + len(data) <= self.n_cells
+        self.cells[seq] = self.place(data)
+        return True
+
+    def part(self, seq: int, start: int, end: int) -> bytes:
+        return self.saved(seq)[start:end]
+
+    def put(self, data: bytes, owners: Iterable[int], start: int, end: int) -> None:
+        assert len(data) == end - start
+        cells = self.place(data)
+        for seq in owners:
+            assert len(self.cells[seq]) == start
+            self.cells[seq] += cells
+
+    def clear(self) -> None:
+        self.n_placed = 0
+        for cells in self.cells.values():
+            cells.clear()
 
     def prompt_tokens(self, request: wire.Generate) -> list[int]:
         return tokens_of("".join(m["content"] for m in request.messages))
@@ -73,14 +133,21 @@ class FakeLlama:
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> int:
         assert rows
         self.logits = {}
-        if sum(map(len, self.cells.values())) + len(rows) > self.n_ctx:
+        if self.n_placed + len(rows) > self.n_cells:
             return NO_KV_SLOT
         rc, n_done = self.faults.pop() if self.faults else (0, 0)
+        before = self.n_placed, {slot: len(cells) for slot, cells in self.cells.items()}
         for i, (token, position, slot, wanted) in enumerate(rows[: len(rows) if rc == 0 else n_done]):
             assert position == len(self.cells[slot]), "a row goes right behind what its sequence has"
-            self.cells[slot].append(token)
+            self.cells[slot] += self.place([token])
             if wanted and rc == 0:
-                self.logits[i] = list(self.cells[slot])
+                self.logits[i] = self.tokens(slot)
+                places = [cell.place for cell in self.cells[slot]]
+                assert places == sorted(places), "attention would add up in another order"
+        if rc != 0:  # llama.cpp takes such rows back itself
+            self.n_placed = before[0]
+            for slot, n in before[1].items():
+                del self.cells[slot][n:]
         return rc
 
     def sample(self, sampler: FakeSampler, row: int, among: Sequence[int]) -> int:
@@ -133,11 +200,18 @@ class Given:
 class Bench:
     """A batcher over a fake model, with all that it sent."""
 
-    def __init__(self) -> None:
-        self.llama = FakeLlama()
+    def __init__(
+        self, scheduler: str = "fcfs", *, n_ctx: int = N_CTX, n_cells: int | None = None, tick_s: float = 1.0
+    ) -> None:
+        self.llama = FakeLlama(n_ctx, n_cells or n_ctx)
         self.sent: list[wire.Message] = []
         ticks = iter(range(10**9))
-        self.batcher = Batcher(cast(Any, self.llama), cast(Any, self.sent.append), clock=lambda: float(next(ticks)))
+        clock = lambda: tick_s * next(ticks)  # noqa: E731
+        latency = IterationLatency((0.01, 0.001, 0.001, 0.0))
+        chosen = {"andes": Andes(latency), "fcfs": Fcfs(), "round-robin": RoundRobin()}[scheduler]
+        self.cells = Cells(cast(Any, self.llama), N_SEQS, self.llama.n_cells, clock)
+        self.admission = Admission(self.cells, cast(TokenScheduler, chosen), latency)
+        self.batcher = Batcher(cast(Any, self.llama), cast(Any, self.sent.append), self.admission, clock)
         self.given: dict[str, Given] = {}
         self.shortened: set[str] = set()
 
@@ -151,7 +225,7 @@ class Bench:
         return request.id
 
     def find(self, id_: str) -> Sequence_ | None:
-        return next((s for s in (*self.batcher.running, *self.batcher.waiting) if s.request.id == id_), None)
+        return self.admission.sequences.get(id_)
 
     def append(self, id_: str, text: str, *, go: bool, known: bool = False) -> None:
         s = self.find(id_)
@@ -186,10 +260,14 @@ class Bench:
         return busy
 
     def check(self) -> None:
-        running = self.batcher.running
+        running = self.admission.running
         owned = {s.slot: s.tokens[: s.n_past] for s in running}
-        assert len(owned) == len(running) <= N_SEQ_MAX
-        assert self.llama.cells == {slot: owned.get(slot, []) for slot in range(N_SEQ_MAX)}
+        assert len(owned) == len(running) == self.cells.n_taken <= N_SEQS
+        assert {slot: self.llama.tokens(slot) for slot in owned} == owned
+        assert self.llama.n_used == self.cells.n_used <= self.llama.n_cells
+        assert self.llama.n_placed == self.cells.n_used + self.cells.n_garbage
+        saved = [s.saved for s in self.admission.waiting if s.saved is not None]
+        assert self.cells.saved_bytes == sum(len(s.data) for s in saved)
 
     def drain(self) -> None:
         for _ in range(20_000):
@@ -229,11 +307,12 @@ class Bench:
         assert (text, done.reason) == (whole, reason)
         assert done.n_completion >= n if given.reworked else done.n_completion == n
         if n:
-            assert done.n_prompt >= n_prompt if given.reworked else done.n_prompt == n_prompt
+            n_there = done.n_prompt + done.n_cached
+            assert n_there >= n_prompt if given.reworked else n_there == n_prompt
 
     def check_rest(self) -> None:
         self.check()
-        assert not (*self.batcher.running, *self.batcher.waiting)
+        assert not (*self.admission.running, *self.admission.waiting)
         assert all(s.closed for s in self.llama.samplers)
         done, totals = self.of(wire.Done), self.batcher.totals
         assert totals.completion_tokens == sum(d.n_completion for d in done)
@@ -266,9 +345,17 @@ ops: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
 
 
 @settings(max_examples=400)
-@given(st.lists(ops, max_size=40))
-def test_whatever_happens_each_answer_is_what_the_model_says(script: list[tuple[Any, ...]]) -> None:
-    bench = Bench()
+@given(
+    st.lists(ops, max_size=40),
+    st.sampled_from(["fcfs", "andes", "round-robin"]),
+    st.sampled_from([N_CTX, 2 * N_CTX]),
+    st.sampled_from([1, 10**9]),  # what has that many bytes a token is computed again rather than swapped
+)
+def test_whatever_happens_each_answer_is_what_the_model_says(
+    script: list[tuple[Any, ...]], scheduler: str, n_cells: int, bytes_per_token: int
+) -> None:
+    bench = Bench(scheduler, n_cells=n_cells, tick_s=0.05)
+    bench.llama.bytes_per_token = bytes_per_token
     for op in script:
         match op:
             case "add", dict() as more:
@@ -282,7 +369,7 @@ def test_whatever_happens_each_answer_is_what_the_model_says(script: list[tuple[
             case "hold", int() as n:
                 bench.hold(f"r{n}")
         bench.check()
-    for s in (*bench.batcher.running, *bench.batcher.waiting):
+    for s in (*bench.admission.running, *bench.admission.waiting):
         if s.held:
             bench.append(s.request.id, "", go=True)
     bench.drain()
@@ -295,7 +382,7 @@ def test_a_held_answer_waits_with_its_prompt_computed_until_it_may_go() -> None:
     bench = Bench()
     id_ = bench.add("abc", hold=True)
     bench.drain()
-    (held,) = bench.batcher.running
+    (held,) = bench.admission.running
     assert held.n_past == 2, "all but the last token, whose logits are wanted later"
     bench.append(id_, "de", go=False)
     bench.append(id_, "f", go=True)
@@ -316,7 +403,7 @@ def test_a_held_answer_gives_way_and_is_computed_again_later() -> None:
     answer = bench.add("b" * 10, max_tokens=3)
     while not bench.of(wire.Done):
         assert bench.step()
-        assert [s.request.id for s in bench.batcher.running] in ([answer], [])
+        assert [s.request.id for s in bench.admission.running] in ([answer], [])
     bench.check_answer(answer)
     bench.drain()
     assert idle(bench, held) == [(N_CTX - 6, 0), (N_CTX - 6, 0)], "it says again that it has caught up"
@@ -328,19 +415,19 @@ def test_a_held_answer_gives_way_and_is_computed_again_later() -> None:
 
 def test_of_held_answers_the_one_held_longest_gives_up_its_slot() -> None:
     bench = Bench()
-    held = [bench.add("a", hold=True) for _ in range(N_SEQ_MAX)]
+    held = [bench.add("a", hold=True) for _ in range(N_SEQS)]
     bench.drain()
     bench.add("b", max_tokens=2)
     bench.step()
-    assert [s.request.id for s in bench.batcher.waiting] == held[:1]
+    assert [s.request.id for s in bench.admission.waiting] == held[:1]
 
 
 def test_a_held_answer_without_room_says_so_once_and_the_engine_rests() -> None:
     bench = Bench()
-    ids = [bench.add("ab", hold=True) for _ in range(N_SEQ_MAX + 1)]
+    ids = [bench.add("ab", hold=True) for _ in range(N_SEQS + 1)]
     bench.drain()
     assert bench.step() is False
-    assert [idle(bench, id_) for id_ in ids] == [[(1, 0)]] * N_SEQ_MAX + [[(0, 0)]]
+    assert [idle(bench, id_) for id_ in ids] == [[(1, 0)]] * N_SEQS + [[(0, 0)]]
     bench.batcher.cancel(ids[0])
     bench.drain()
     assert idle(bench, ids[-1]) == [(0, 0), (1, 0)]
@@ -375,7 +462,7 @@ def test_a_longest_common_prefix_stays_computed_when_text_is_tokenized_anew() ->
     bench.append(id_, "xpp", go=False)
     bench.drain()
     bench.append(id_, "qx", go=False)
-    (s,) = bench.batcher.running or bench.batcher.waiting
+    (s,) = bench.admission.running or bench.admission.waiting
     assert s.given == tokens_of("xppqx")
     assert s.n_past == 5, "abc, x and the first p"
 
@@ -408,8 +495,7 @@ def test_what_was_aborted_is_computed_again_and_a_cancelled_prompt_is_billed_for
 
 
 def test_progress_tells_how_far_a_long_prompt_is() -> None:
-    bench, n = Bench(), wire.PREFILL_CHUNK
-    bench.llama.n_ctx = 1000
+    bench, n = Bench(n_ctx=1000), wire.PREFILL_CHUNK
     bench.add("a" * (2 * n + 1), max_tokens=1)
     bench.drain()
     assert [(p.n_past, p.n_prompt) for p in bench.of(wire.Progress)] == [(n, 2 * n + 1), (2 * n, 2 * n + 1)]

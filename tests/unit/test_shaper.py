@@ -15,7 +15,7 @@ from disco_daemon.endpoints.base import Reins
 from disco_daemon.endpoints.device import Device
 from disco_daemon.endpoints.shaper import N_REMEMBERED, Shape, Shaped, read_trace
 from disco_daemon.errors import ConfigError
-from disco_daemon.types import CaughtUp, Continuation, Finish, GenerationRequest, Side, Token, Usage
+from disco_daemon.types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Side, Token, Usage
 
 
 class Inner:
@@ -30,8 +30,8 @@ class Inner:
     def may_serve(self) -> bool:
         return True
 
-    async def count(self, request: GenerationRequest) -> int | None:
-        return request.n_chars
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
+        return PromptLength(request.n_chars)
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
         return (1, 2)
@@ -115,7 +115,7 @@ async def test_a_shaped_endpoint_answers_as_the_one_behind() -> None:
     assert endpoint.continuation is Continuation.EXACT
     assert endpoint.refuses(ask("Hello")) is None
     assert endpoint.refuses(ask("Hello", extra={"tools": [1]})) == "no"
-    assert await endpoint.count(ask("Hello")) == 5
+    assert await endpoint.count(ask("Hello")) == PromptLength(5)
     assert await endpoint.token_ids(ask("Hello")) == (1, 2)
     assert endpoint.can_hold
     held = [e async for e in endpoint.generate(ask("Hello"), usage, Reins(held=True))]

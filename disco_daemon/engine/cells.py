@@ -1,0 +1,272 @@
+"""The KV cache's cells and sequence ids: who has them, what is kept for later, and how room is made.
+
+A sequence is *taken* for a running answer and *left* when that is over: its cells stay as a cached prefix, until
+somebody needs the room. A new answer shares the cells of the longest prefix that any sequence holds.
+
+Cells are used one after the other and never twice, until none is left; then all that is still wanted is *moved* to the
+front. So each sequence has its cells in the order of its tokens, whatever became of others meanwhile, and attention
+adds up in the same order as for an answer that is alone: it is the same answer, bit for bit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..serving.prefix import PrefixIndex
+from .llama import Llama
+
+MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out; beyond it they are computed again
+FIRST_SWAP_S_PER_BYTE = 1e-9  # out and in again; measured from the first swap on
+NEWEST = 0.3  # weight of the newest swap
+MOVED = 0.5  # share of the cells that cached prefixes may fill up to after a move: the fuller, the sooner the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A sequence that was swapped out: its first `n_past` tokens."""
+
+    data: bytes
+    n_past: int
+
+
+class Cells:
+    """All sequence ids and cells of one context.
+
+    Owned by the thread that computes; `cached` may be called from any. `_taken` has the sequences of answers, and how
+    many cells each was promised, `_free` the ids of which no cell is known; all others are cached prefixes.
+    """
+
+    def __init__(self, llama: Llama, n_seqs: int, n_cells: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.n_cells = n_cells
+        self.n_seqs = n_seqs
+        self.saved_bytes = 0
+        self.swap_s_per_byte = FIRST_SWAP_S_PER_BYTE
+        self.n_reused = 0  # tokens that were found computed, since the start
+        self.n_moves = 0
+        self.move_s = 0.0
+        self._llama = llama
+        self._clock = clock
+        self._index = PrefixIndex()
+        self._lock = threading.Lock()
+        self._free = set(range(n_seqs))
+        self._taken: dict[int, int] = {}
+        self._head = 0  # cells used since the last move
+
+    @property
+    def n_used(self) -> int:
+        """Cells that hold something, the cached prefixes too; those that sequences share count once."""
+        return self._index.n_cells
+
+    @property
+    def n_free(self) -> int:
+        """Cells that hold nothing and are promised to nobody."""
+        promised = sum(max(0, n - self._index.length(seq)) for seq, n in self._taken.items())
+        return self.n_cells - self.n_used - promised
+
+    @property
+    def n_taken(self) -> int:
+        """Sequences that are taken."""
+        return len(self._taken)
+
+    def cached(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens would not have to be computed."""
+        with self._lock:
+            return self._index.match(tokens)[0]
+
+    # --- taking and leaving --------------------------------------------------------------------------------------
+
+    def take(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """A sequence for these tokens, and how many of them it has already; None if there is no room for all.
+
+        The last token is never among them: its logits are wanted.
+        """
+        if self.n_taken == self.n_seqs:
+            return None
+        with self._lock:
+            n, source = self._index.match(tokens[:-1])
+            if n and source not in self._taken and self._index.length(source) == n:
+                seq = self._continued(source, n)
+            else:
+                seq = self._branched(source, n)
+            self._index.pin(seq)
+        self._taken[seq] = n
+        if not self.promise(seq, len(tokens)):
+            self.leave(seq)
+            return None
+        self.n_reused += n
+        return seq, n
+
+    def _continued(self, source: int, n: int) -> int:
+        """A cached prefix that the new answer goes on with, and nobody else has."""
+        self._index.used(source, self._clock(), n)
+        if n < self._index.length(source):
+            self._llama.forget(source, n)
+            self._index.drop(source, n)
+        return source
+
+    def _branched(self, source: int, n: int) -> int:
+        """A sequence of its own, with the first `n` cells of another; that one must not be evicted for its id."""
+        kept = n > 0 and source not in self._taken
+        if kept:
+            self._index.pin(source)
+        seq = self._id()
+        if kept:
+            self._index.unpin(source)
+        if seq is None:  # there is no other sequence to be had
+            return self._continued(source, n)
+        if n:
+            self._index.share(source, seq, n, self._clock())
+            self._llama.share(source, seq, n)
+        return seq
+
+    def promise(self, seq: int, n: int) -> bool:
+        """Let a sequence have `n` cells in all; False if there is no room for them, and then it may not use them."""
+        self._taken[seq] = n
+        return self.make_room(0)
+
+    def grow(self, seq: int, tokens: Sequence[int]) -> None:
+        """A sequence has computed these tokens after those it had."""
+        self._head += len(tokens)
+        with self._lock:
+            self._index.grow(seq, tokens, self._clock())
+
+    def cut(self, seq: int, n: int) -> None:
+        """Forget what a sequence has beyond its first `n` tokens."""
+        self._llama.forget(seq, n)
+        with self._lock:
+            self._index.drop(seq, n)
+
+    def leave(self, seq: int) -> None:
+        """The answer is over: what was computed is kept for whoever asks the like."""
+        if not self.n_of(seq):
+            self.free(seq)
+            return
+        del self._taken[seq]
+        with self._lock:
+            self._index.unpin(seq)
+
+    def free(self, seq: int) -> None:
+        """The answer is over, and nothing of it is kept."""
+        self._llama.forget(seq, 0)
+        with self._lock:
+            self._index.unpin(seq)
+            self._index.drop(seq)
+        del self._taken[seq]
+        self._free.add(seq)
+
+    # --- swapping ------------------------------------------------------------------------------------------------
+
+    def swap_out(self, seq: int, recompute_s: float) -> Saved | None:
+        """Free a sequence; return what brings it back, or None if computing it again (`recompute_s`) is cheaper."""
+        n_past, saved = self.n_of(seq), None
+        began = self._clock()
+        if self.saved_bytes < MAX_SAVED_BYTES and n_past:
+            data = self._llama.saved(seq) if self._pays(n_past, recompute_s) else b""
+            saved = Saved(data, n_past) if data else None
+        if saved is not None:
+            self.saved_bytes += len(saved.data)
+            self._swapped(2 * (self._clock() - began), saved)
+        self.free(seq)
+        return saved
+
+    def swap_in(self, saved: Saved, tokens: Sequence[int]) -> int | None:
+        """The sequence again, which held the first of `tokens`; None if there is no room.
+
+        Where llama.cpp cannot restore it, the sequence is empty.
+        """
+        if self.n_taken == self.n_seqs or not self.make_room(saved.n_past):
+            return None
+        with self._lock:
+            seq = self._id()
+        assert seq is not None, "fewer are taken than there are"
+        self.advance(saved.n_past)
+        began = self._clock()
+        restored = self._llama.restore(seq, saved.data)
+        self._head += saved.n_past
+        self._taken[seq] = saved.n_past
+        with self._lock:
+            self._index.pin(seq)
+            if restored:
+                self._index.hold(seq, tokens[: saved.n_past], self._clock())
+        if restored:
+            self._swapped(2 * (self._clock() - began), saved)
+        else:
+            self._llama.forget(seq, 0)
+        self.forget(saved)
+        return seq
+
+    def forget(self, saved: Saved) -> None:
+        """What was swapped out is not wanted any more."""
+        self.saved_bytes -= len(saved.data)
+
+    def n_of(self, seq: int) -> int:
+        """Cells of a sequence that is taken."""
+        with self._lock:
+            return self._index.length(seq)
+
+    def swap_s(self, saved: Saved) -> float:
+        """How long bringing it back takes, s."""
+        return self.swap_s_per_byte * len(saved.data) / 2
+
+    def _pays(self, n_past: int, recompute_s: float) -> bool:
+        return self.swap_s_per_byte * n_past * self._llama.bytes_per_token < recompute_s
+
+    def _swapped(self, took_s: float, saved: Saved) -> None:
+        self.swap_s_per_byte += NEWEST * (took_s / len(saved.data) - self.swap_s_per_byte)
+
+    # --- room ----------------------------------------------------------------------------------------------------
+
+    def make_room(self, n: int) -> bool:
+        """Evict cached prefixes until `n` cells are free; False if even all of them are not enough."""
+        missing = n - self.n_free
+        if missing <= 0:
+            return True
+        self._evict(missing)
+        return self.n_free >= n
+
+    def advance(self, n: int) -> None:
+        """Have `n` cells at the end that nobody has used; call it before a decode of so many rows."""
+        if self._head + n > self.n_cells:
+            self.move()
+
+    def move(self) -> None:
+        """Put all cells that are wanted to the front, in the same order; cached prefixes that nobody misses go."""
+        began = self._clock()
+        surplus = self.n_used - int(MOVED * self.n_cells)
+        if surplus > 0:
+            self._evict(surplus)
+        parts = [
+            (start, end, owners, self._llama.part(min(owners), start, end))
+            for start, end, owners in self._index.spans()
+        ]
+        self._llama.clear()
+        for start, end, owners, data in parts:
+            self._llama.put(data, owners, start, end)
+        self._head = self.n_used
+        self.n_moves += 1
+        self.move_s += self._clock() - began
+
+    @property
+    def n_garbage(self) -> int:
+        """Cells that hold what nobody wants any more, until the next move."""
+        return self._head - self.n_used
+
+    def _evict(self, n: int) -> None:
+        with self._lock:
+            evicted = self._index.evict(n)
+        for seq, from_pos in evicted:
+            self._llama.forget(seq, from_pos)
+            if from_pos == 0:
+                self._free.add(seq)
+
+    def _id(self) -> int | None:
+        """A free sequence id; the least valuable cached prefix gives up its own if there is none. Under the lock."""
+        if self._free:
+            return self._free.pop()
+        seq = self._index.evict_seq()
+        if seq is not None:
+            self._llama.forget(seq, 0)
+        return seq

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from disco_daemon.serving.jobs import Capacity, Job
+from disco_daemon.serving.latency import IterationLatency
+from disco_daemon.serving.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
+from disco_daemon.serving.timeline import Timeline
+
+LATENCY = (0.02, 0.01, 0.001, 0.0)  # 10 side by side: 0.12 s
+NOW = 100.0
+
+
+def job(
+    key: int, cells: int = 100, *, arrived: float = NOW, tokens: int = 0, pace: float = 5.0, runs: bool = False
+) -> Job:
+    """A request whose `tokens` came just before `NOW`, all at once."""
+    timeline = Timeline(arrived, 1.0, pace)
+    if tokens:
+        timeline.token(NOW, tokens)
+    return Job(key, timeline, cells, 0 if tokens else cells, resident=runs, waiting_since=None if runs else arrived)
+
+
+def andes(**settings: float | Objective) -> Andes:
+    return Andes(IterationLatency(LATENCY), **settings)  # type: ignore[arg-type]
+
+
+def keys(jobs: Sequence[Job]) -> list[object]:
+    return [job.key for job in jobs]
+
+
+def obey(jobs: Sequence[Job], chosen: Sequence[Job], now: float) -> None:
+    """What an engine does: who is chosen runs, who is not waits."""
+    for job in jobs:
+        if job in chosen:
+            job.waiting_since, job.resident = None, True
+        elif job.waiting_since is None:
+            job.waiting_since, job.resident = now, False
+            job.n_preempted += 1
+
+
+@pytest.mark.parametrize("scheduler", [Fcfs(), RoundRobin(), andes()], ids=["fcfs", "round-robin", "andes"])
+def test_no_jobs_no_choice(scheduler: TokenScheduler) -> None:
+    assert scheduler.choose([], Capacity(1000, 8), NOW) == []
+
+
+@pytest.mark.parametrize("scheduler", [Fcfs(), RoundRobin(), andes()], ids=["fcfs", "round-robin", "andes"])
+def test_all_run_while_all_fit(scheduler: TokenScheduler) -> None:
+    jobs = [job(i) for i in range(5)]
+    assert sorted(map(str, keys(scheduler.choose(jobs, Capacity(1000, 8), NOW)))) == list("01234")
+
+
+@pytest.mark.parametrize("scheduler", [Fcfs(), RoundRobin(), andes()], ids=["fcfs", "round-robin", "andes"])
+def test_one_above_the_high_water_mark_is_served_alone(scheduler: TokenScheduler) -> None:
+    assert keys(scheduler.choose([job(0, 990), job(1, 995)], Capacity(1000, 8), NOW)) in ([0], [1])
+    assert scheduler.choose([job(2, 1001)], Capacity(1000, 8), NOW) == []
+
+
+@pytest.mark.parametrize(
+    "scheduler", [Fcfs(), RoundRobin(), andes(preemption_cap=0.0)], ids=["fcfs", "round-robin", "andes"]
+)
+def test_who_runs_may_grow_above_the_high_water_mark_but_not_above_all(scheduler: TokenScheduler) -> None:
+    jobs = [job(0, 500, runs=True, tokens=1), job(1, 480, runs=True, tokens=1), job(2, 15)]
+    assert sorted(map(str, keys(scheduler.choose(jobs, Capacity(1000, 8), NOW)))) == ["0", "1"]
+    jobs[1].n_context = 501
+    chosen = scheduler.choose(jobs, Capacity(1000, 8), NOW)
+    assert sum(job.n_context for job in chosen) <= 1000
+    assert jobs[0] in chosen or jobs[1] in chosen
+
+
+# --- the baselines ----------------------------------------------------------------------------------------------------
+
+
+def test_fcfs_stops_at_the_first_that_does_not_fit() -> None:
+    jobs = [job(2, 100, arrived=3.0), job(1, 500, arrived=2.0), job(0, 600, arrived=1.0)]
+    assert keys(Fcfs().choose(jobs, Capacity(1000, 8), NOW)) == [0]
+
+
+def test_fcfs_takes_off_who_came_last() -> None:
+    jobs = [job(i, 300, arrived=float(i), runs=True) for i in range(4)]
+    assert keys(Fcfs().choose(jobs, Capacity(1000, 8), NOW)) == [0, 1, 2]
+
+
+def test_round_robin_takes_turns() -> None:
+    scheduler, jobs = RoundRobin(slice_s=2.0), [job(i, arrived=90.0 + i) for i in range(4)]
+    turns = []
+    for now in (100.0, 101.0, 102.0, 104.0):
+        chosen = scheduler.choose(jobs, Capacity(1000, 2), now)
+        obey(jobs, chosen, now)
+        turns.append(keys(chosen))
+    assert turns == [[0, 1], [0, 1], [2, 3], [0, 1]]
+
+
+def test_a_slice_of_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="slice"):
+        RoundRobin(0.0)
+
+
+# --- Andes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_with_text_in_hand_yields_to_one_with_none() -> None:
+    full = job(0, arrived=90.0, tokens=150, runs=True)
+    assert keys(andes().choose([full, job(1)], Capacity(1000, 1), NOW)) == [1]
+
+
+def test_a_reader_without_text_in_hand_goes_on() -> None:
+    short = job(0, arrived=99.0, tokens=1, runs=True)
+    assert keys(andes().choose([short, job(1)], Capacity(1000, 1), NOW)) == [0]
+
+
+def test_an_equal_gain_does_not_swap() -> None:
+    running, waiting = job(0, arrived=95.0, tokens=10, runs=True), job(1, arrived=95.0, tokens=10)
+    for jobs in ([running, waiting], [waiting, running]):
+        assert keys(andes().choose(jobs, Capacity(1000, 1), NOW)) == [0]
+
+
+def test_the_shorter_context_is_served_first() -> None:
+    jobs = [job(i, cells) for i, cells in enumerate((500, 300, 300, 300))]
+    assert set(keys(andes().choose(jobs, Capacity(1000, 8), NOW))) == {1, 2, 3}
+
+
+def test_a_batch_that_keeps_nobodys_pace_is_made_smaller() -> None:
+    """Six side by side get 12.5 token/s each, twenty 4.5."""
+    agents, readers = [job(i, pace=12.0) for i in range(20)], [job(i, pace=4.0) for i in range(20)]
+    capacity, perfect = Capacity(100_000, 20), {"objective": Objective.PERFECT}
+    assert len(andes(**perfect).choose(agents, capacity, NOW)) == 6
+    assert len(andes(**perfect).choose(readers, capacity, NOW)) == 20
+
+
+def test_preemptions_keep_to_the_cap() -> None:
+    def preemptions(cap: float) -> int:
+        scheduler, jobs = andes(preemption_cap=cap), [job(i, arrived=NOW + i) for i in range(30)]
+        count = 0
+        for turn in range(60):
+            now = NOW + turn
+            present = [job for job in jobs if job.timeline.arrived_s <= now]
+            chosen = scheduler.choose(present, Capacity(100_000, 3), now)
+            count += sum(job.running and job not in chosen for job in present)
+            assert scheduler.n_preempted == count
+            obey(present, chosen, now)
+            for served in chosen:
+                served.timeline.token(now + 0.9, 15)
+                served.n_context += 15
+                served.n_missing = 0
+            assert count <= cap * scheduler.n_seen
+        return count
+
+    assert preemptions(0.0) == 0
+    assert 0 < preemptions(0.3) <= 9 < preemptions(3.0)
+
+
+def test_who_waited_too_long_is_served_to_its_end() -> None:
+    scheduler = andes(max_wait_s=30.0, preemption_cap=100.0)
+    old = job(0, 900, arrived=NOW)
+    for turn in range(60):
+        now = NOW + turn
+        fresh = [job(100 + 3 * turn + i, arrived=now) for i in range(3)]  # always somebody better
+        chosen = scheduler.choose([old, *fresh], Capacity(1100, 3), now)
+        assert (old in chosen) == (turn > 30), turn
+        obey([old], chosen, now)
+
+
+def test_no_starvation_bound_no_mercy() -> None:
+    scheduler = andes(max_wait_s=float("inf"))
+    jobs = [job(0, 900, arrived=NOW - 1000), *(job(i) for i in range(1, 4))]
+    assert 0 not in keys(scheduler.choose(jobs, Capacity(1100, 3), NOW))
+
+
+def test_max_min_serves_who_would_be_worst_off() -> None:
+    """One has nothing to read; the other, with more to gain in sum, is still far better off after the horizon."""
+    fine, poor = job(0, 50, arrived=80.0, tokens=70), job(1, 100, arrived=80.0, tokens=5)
+    settled = job(2, 50, arrived=60.0, tokens=150, runs=True)
+    chosen = andes(objective=Objective.MAX_MIN).choose([fine, settled, poor], Capacity(1000, 1), NOW)
+    assert keys(chosen) == [1]
+
+
+def test_perfect_gives_up_who_cannot_be_perfect_any_more() -> None:
+    lost, whole = job(0, 50, arrived=90.0), job(1, 100, arrived=NOW)
+    assert keys(andes(objective=Objective.PERFECT).choose([lost, whole], Capacity(1000, 1), NOW)) == [1]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"horizon_s": 0.0}, {"preemption_cap": -1.0}, {"max_wait_s": 0.0}, {"high_water": 1.5}]
+)
+def test_what_is_no_scheduler_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"no scheduler|high-water"):
+        andes(**settings)
