@@ -280,8 +280,13 @@ class Outcome:
     @property
     def billed(self) -> tuple[int, int]:
         """Prompt and answer tokens as the winner counts them: OpenAI's `usage`."""
-        prompt = next((a.usage.prompt_tokens for a in self.attempts if a.side is self.winner), 0)
-        return prompt or self.prompt_tokens, sum(self.tokens.values())
+        used = next((a.usage for a in self.attempts if a.side is self.winner), Usage())
+        return used.prompt_tokens + used.cached_tokens or self.prompt_tokens, sum(self.tokens.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the billed prompt, the tokens that were in the device's KV cache."""
+        return next((a.usage.cached_tokens for a in self.attempts if a.side is self.winner), 0)
 
     def _named_attempts(self) -> list[tuple[str, Attempt]]:
         """Attempts as `device`, `server`; later ones of the same side as `device#2` and so on."""
@@ -307,6 +312,7 @@ class Outcome:
                     "ttft_s": round(a.ttft_s, 6),
                     "censored": a.censored,
                     "prompt_tokens": a.usage.prompt_tokens,
+                    "cached_tokens": a.usage.cached_tokens,
                     "completion_tokens": a.usage.completion_tokens,
                     "error": a.error,
                 }

@@ -99,10 +99,15 @@ class Chat(Shape):
         return {"index": 0, "message": message, "logprobs": {"content": logprobs} if logprobs else None}
 
 
-def _usage(outcome: Outcome) -> dict[str, int]:
+def _usage(outcome: Outcome) -> dict[str, Any]:
     """OpenAI's usage block."""
     prompt, completion = outcome.billed
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": outcome.cached_tokens},
+    }
 
 
 def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:

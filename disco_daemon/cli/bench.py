@@ -44,6 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     policy.set_defaults(run=run_policy)
     _add_handoff(kinds)
     _add_delivery(kinds)
+    _add_engine(kinds)
+    _add_qoe(kinds)
 
 
 def _add_handoff(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,6 +86,35 @@ def _add_delivery(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     delivery.set_defaults(run=run_delivery)
 
 
+def _add_engine(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    engine = kinds.add_parser(
+        "engine",
+        help="the device against llama.cpp's own llama-server: speed of prompts and answers",
+        description="Same model, threads, prompts and client on both sides, in turns. Needs the wheel xllamacpp.",
+    )
+    engine.add_argument("--json", action="store_true", help="print one JSON document")
+    engine.add_argument("--repeats", type=_count(1), default=5, help="turns (default: %(default)s)")
+    engine.add_argument("--threads", type=int, default=0, help="of both sides (default: as many as cores)")
+    engine.set_defaults(run=run_engine)
+
+
+def _add_qoe(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from pathlib import Path
+
+    qoe = kinds.add_parser(
+        "qoe",
+        help="quality of experience when more readers come than the device can serve",
+        description="Poisson and bursty arrivals up to twice the capacity: our scheduler, first come first served, and "
+        "llama-server. With --simulate in a simulation at the scale of Andes' paper, with the same scheduler code.",
+    )
+    qoe.add_argument("--json", action="store_true", help="print one JSON document")
+    qoe.add_argument("--simulate", action="store_true", help="simulate the paper's setting; nothing is started")
+    qoe.add_argument("--traces", type=Path, metavar="DIR", help="with --simulate: lengths of the Azure trace there")
+    qoe.add_argument("--requests", type=_count(20), help="requests of each point (default: as documented)")
+    qoe.add_argument("--plots", type=Path, metavar="DIR", help="with --simulate: draw the figures there")
+    qoe.set_defaults(run=run_qoe)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure and print; progress goes to stderr."""
     from disco_daemon.bench.relay import bench_relay
@@ -118,6 +149,54 @@ def run_delivery(args: argparse.Namespace) -> int:
 
     figures = asyncio.run(bench_delivery(progress=_progress))
     print(json.dumps(figures) if args.json else table(figures))
+    return 0
+
+
+def run_engine(args: argparse.Namespace) -> int:
+    """Both servers in turns; progress goes to stderr."""
+    from disco_daemon.bench.engine import Setup, bench_engine, table
+
+    figures = _measured(bench_engine(Setup(repeats=args.repeats, threads=args.threads), _progress))
+    if figures is None:
+        return 1
+    print(json.dumps(figures) if args.json else table(figures))
+    return 0
+
+
+def run_qoe(args: argparse.Namespace) -> int:
+    """Live, or simulated; progress goes to stderr."""
+    if args.simulate:
+        return _simulate_qoe(args)
+    from dataclasses import replace
+
+    from disco_daemon.bench.qoe import Setup, bench_qoe, table
+
+    setup = Setup() if args.requests is None else replace(Setup(), n_requests=args.requests)
+    figures = _measured(bench_qoe(setup, _progress))
+    if figures is None:
+        return 1
+    print(json.dumps(figures) if args.json else table(figures))
+    return 0
+
+
+def _simulate_qoe(args: argparse.Namespace) -> int:
+    from disco_daemon.simulate import report, serving, serving_report
+
+    if args.plots:
+        report.require_plots()
+    n_points, done = serving.n_points(), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        _progress(f"{done} of {n_points} points")
+
+    lengths = serving.azure_lengths(args.traces) if args.traces else None
+    figures = serving.simulate_qoe(lengths, n_requests=args.requests or serving.N_REQUESTS, tick=tick)
+    if args.plots:
+        for path in serving_report.draw_serving(figures, args.plots):
+            _progress(f"drew {path}")
+    print(json.dumps(figures) if args.json else serving_report.summary(figures))
     return 0
 
 

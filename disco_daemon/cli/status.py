@@ -47,8 +47,26 @@ def _show(state: dict[str, Any]) -> None:
     for side, endpoint in state["endpoints"].items():
         table.add_row(side, endpoint["model"], endpoint["state"], Text(endpoint["last_error"] or "-"))
     console.print(table)
+    for line in _engine(state["endpoints"].get("device", {})):
+        console.print(line, highlight=False)
     for line in _learned(state["learned"]):
         console.print(line, highlight=False)
+
+
+def _engine(device: dict[str, Any]) -> list[str]:
+    """What the engine computes, and what its KV cache holds; nothing before it has computed anything."""
+    stats = device.get("engine")
+    if not stats:
+        return []
+    used, cells, mib = stats["cells_used"], device["n_cells"], device["bytes_per_token"] / 2**20
+    held = f"{used} of {cells} tokens ({100 * used / cells:.0f} %, {used * mib:.0f} of {cells * mib:.0f} MiB)"
+    swapped = f"{stats['swapped']} swapped out ({stats['saved_bytes'] / 2**20:.0f} MiB)"
+    running = f"{stats['running']} running, {stats['paused']} paused, {swapped}, {stats['waiting']} waiting"
+    return [
+        f"answers      {running}; {stats['preemptions']} preemptions",
+        f"KV cache     {held}; {stats['cached_tokens']} tokens reused, {stats['prompt_tokens']} prefilled",
+        f"iteration    {1e3 * stats['iteration_s']:.1f} ms, {100 * stats['python_share']:.1f} % of it Python",
+    ]
 
 
 def _learned(known: dict[str, Any]) -> list[str]:

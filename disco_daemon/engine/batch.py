@@ -16,6 +16,8 @@ from .sequence import Sequence
 from .text import TextStream
 
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
+PATIENCE_S = 0.25  # what a client who does not read at a pace is kept waiting for a chunk of somebody's prompt
+CONTENT = 0.5  # so all who want it fast run side by side, until they are twice as many; then some have to wait
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who does not say
 
@@ -82,8 +84,9 @@ class Batcher:
             self._go(sequence)
 
     def _timeline(self, request: wire.Generate, now: float) -> Timeline:
-        """The reader's, from now on; one without a pace reads as fast as the device can write for him alone."""
-        pace_tps = request.pace_tps or 1.0 / self.admission.latency.predict(1)
+        """The reader's, from now on; who names no pace is content with half of what the device can do for all now."""
+        n_ready = 1 + sum(not s.held for s in self.admission.sequences.values())
+        pace_tps = request.pace_tps or CONTENT / self.admission.latency.predict(n_ready)
         return Timeline(now, EXPECTED_TTFT_S if request.ttft_s is None else request.ttft_s, pace_tps)
 
     def hold(self, request_id: str) -> None:
@@ -232,7 +235,7 @@ class Batcher:
         if not decoding:
             return wire.PREFILL_CHUNK
         now, latency = self.clock(), self.admission.latency
-        stock_s = min(s.timeline.stock_s(now) for s in decoding)
+        stock_s = min(s.timeline.stock_s(now) if s.request.pace_tps else PATIENCE_S for s in decoding)
         n_context = sum(s.n_past for s in decoding)
         size = wire.PREFILL_CHUNK
         while size > MIN_CHUNK and latency.predict(len(decoding), size, n_context) > stock_s:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..serving.prefix import PrefixIndex
+from .attic import Attic
 from .llama import Llama
 
 MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out; beyond it they are computed again
 FIRST_SWAP_S_PER_BYTE = 1e-9  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
-MOVED = 0.5  # share of the cells that cached prefixes may fill up to after a move: the fuller, the sooner the next one
+LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the attic
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Cells:
         self._free = set(range(n_seqs))
         self._taken: dict[int, int] = {}
         self._head = 0  # cells used since the last move
+        self._attic = Attic()
+        self._wasted_s = 0.0  # time lost so far on cells that were in the way
 
     @property
     def n_used(self) -> int:
@@ -74,7 +77,7 @@ class Cells:
     def cached(self, tokens: Sequence[int]) -> int:
         """How many of these tokens would not have to be computed."""
         with self._lock:
-            return self._index.match(tokens)[0]
+            return max(self._index.match(tokens)[0], self._attic.match(tokens))
 
     # --- taking and leaving --------------------------------------------------------------------------------------
 
@@ -85,6 +88,7 @@ class Cells:
         """
         if self.n_taken == self.n_seqs:
             return None
+        self._bring(tokens[:-1])
         with self._lock:
             n, source = self._index.match(tokens[:-1])
             if n and source not in self._taken and self._index.length(source) == n:
@@ -98,6 +102,26 @@ class Cells:
             return None
         self.n_reused += n
         return seq, n
+
+    def _bring(self, tokens: Sequence[int]) -> None:
+        """Bring down from the attic what has much more of these tokens than the KV cache, as a cached prefix."""
+        with self._lock:
+            if self._attic.match(tokens) < self._index.match(tokens)[0] + LEAST_BROUGHT:
+                return
+            kept, data = self._attic.take(tokens)
+        if not self.make_room(len(kept)):
+            return
+        self.advance(len(kept))
+        with self._lock:
+            seq = self._id()
+            if seq is None:
+                return
+            if not self._llama.restore(seq, data):
+                self._llama.forget(seq, 0)
+                self._free.add(seq)
+                return
+            self._index.hold(seq, kept, self._clock())
+        self._head += len(kept)
 
     def _continued(self, source: int, n: int) -> int:
         """A cached prefix that the new answer goes on with, and nobody else has."""
@@ -228,26 +252,43 @@ class Cells:
         return self.n_free >= n
 
     def advance(self, n: int) -> None:
-        """Have `n` cells at the end that nobody has used; call it before a decode of so many rows."""
+        """Have `n` cells at the end that nobody has used; call it before a decode of so many rows.
+
+        Each row passes by all cells in use, its own or not. When as much time has been lost on those that are no
+        running answer's as it takes to put them away, they are: rent or buy, at most twice the best that could be done.
+        """
+        self._wasted_s += n * self._llama.skip_s * (self._head - self._n_running)
+        if self._wasted_s > self.swap_s_per_byte * self._llama.bytes_per_token * self.n_used:
+            self.tidy()
         if self._head + n > self.n_cells:
             self.move()
 
+    def tidy(self) -> None:
+        """Put cached prefixes into the attic, and what runs to the front."""
+        with self._lock:
+            for seq in self._index.unpinned():
+                self._attic.put(self._index.tokens(seq), self._llama.saved(seq))
+                self._index.drop(seq)
+                self._llama.forget(seq, 0)
+                self._free.add(seq)
+        self.move()
+
     def move(self) -> None:
-        """Put all cells that are wanted to the front, in the same order; cached prefixes that nobody misses go."""
+        """Put all cells that are wanted to the front, in the same order."""
         began = self._clock()
-        surplus = self.n_used - int(MOVED * self.n_cells)
-        if surplus > 0:
-            self._evict(surplus)
-        parts = [
-            (start, end, owners, self._llama.part(min(owners), start, end))
-            for start, end, owners in self._index.spans()
-        ]
+        spans = list(self._index.spans())
+        parts = [self._llama.part(min(owners), start, end) for start, end, owners in spans]
         self._llama.clear()
-        for start, end, owners, data in parts:
+        for (start, end, owners), data in zip(spans, parts, strict=True):
             self._llama.put(data, owners, start, end)
-        self._head = self.n_used
+        self._head, self._wasted_s = self.n_used, 0.0
         self.n_moves += 1
         self.move_s += self._clock() - began
+
+    @property
+    def _n_running(self) -> int:
+        """Cells of answers; shared ones count for each, which is too many."""
+        return min(self._head, sum(map(self._index.length, self._taken)))
 
     @property
     def n_garbage(self) -> int:

@@ -26,6 +26,7 @@ DEFAULT_MIN_P = 0.05
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
 _TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # of what is forgotten; of what is being moved
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
+SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
 WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
 ABORTED = 2  # llama_decode's return value after the abort callback said stop
@@ -92,6 +93,9 @@ class Llama:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
         self.bytes_per_token = self._bytes_per_token()
+        n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
+        # What a row loses on a cell that is not its own; measured with the default model, on a GPU it is nothing.
+        self.skip_s = 0.0 if load.n_gpu_layers else SKIP_S * n_heads / load.n_threads
         self.n_ctx, self.n_cells = self._sizes(load)
         self._ctx = self._new_context(load, abort)
         self._memory = llama_cpp.llama_get_memory(self._ctx)

@@ -100,6 +100,14 @@ class PrefixIndex:
         """How many cells `evict` could free: those that no pinned sequence holds."""
         return sum(len(span.tokens) for span in self._root.below() if span.owners.isdisjoint(self._pinned))
 
+    def unpinned(self) -> list[int]:
+        """The sequences that hold something and are not pinned."""
+        return [seq for seq in self._tails if seq not in self._pinned]
+
+    def tokens(self, seq: int) -> array[int]:
+        """All tokens that a sequence holds."""
+        return array(TYPECODE, [token for span in self._path(seq) for token in span.tokens])
+
     def spans(self) -> Iterator[tuple[int, int, frozenset[int]]]:
         """(start, end, owners) of each run of cells that the same sequences hold, a sequence's from its start on."""
         return ((span.start, span.end, frozenset(span.owners)) for span in self._root.below())

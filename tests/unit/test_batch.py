@@ -62,6 +62,7 @@ class FakeLlama:
     n_ctx: int = N_CTX
     n_cells: int = N_CTX
     bytes_per_token: int = 1
+    skip_s: float = 1e-10
     faults: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
     n_placed: int = 0

@@ -342,7 +342,12 @@ def test_an_adjustment_may_change_one_thing_or_both() -> None:
 def test_a_body_is_a_chat_completion() -> None:
     found = whole(Token("Hi"), Token(" there"), Token("", 0))
     assert found["choices"][0]["message"] == {"role": "assistant", "content": "Hi there"}
-    assert found["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert found["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert found["disco"]["winner"] == "server"
 
 

@@ -18,6 +18,12 @@ from disco_daemon.types import Outcome, Plan, Side, Token
 
 Play = Callable[[StreamSink], Awaitable[web.StreamResponse]]
 TOKENS = {Side.DEVICE: 2, Side.SERVER: 3}
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 5,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
 OUTCOME = Outcome(
     "r", 0.0, "m", "race", Plan(0, 0), 7, Side.SERVER, "stop", None, 0.1, 1.0, 1, TOKENS, (), 0.0, 0.0
 )  # fmt: skip
@@ -97,9 +103,7 @@ async def test_the_end_says_why_and_how_once() -> None:
         reasons = [c["finish_reason"] for chunk in found for c in chunk["choices"] if c["finish_reason"]]
         assert reasons == ["stop"]
         assert [chunk for chunk in found if "disco" in chunk] == found[-1:]
-        assert [chunk["usage"] for chunk in found if "usage" in chunk] == (
-            [{"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}] if include_usage else []
-        )
+        assert [chunk["usage"] for chunk in found if "usage" in chunk] == ([USAGE] if include_usage else [])
 
 
 async def test_a_failure_in_mid_answer_is_told_as_data_and_nothing_follows() -> None:
