@@ -47,7 +47,8 @@ class Totals:
 class Batcher:
     """Continuous batching over one context: chosen answers get a token each, the shortest prompts a chunk.
 
-    All mutable state: `totals`, and what `admission` and the KV cache behind `llama` have.
+    All mutable state: `totals`, whether a `lone` prompt's large chunk is being computed,
+    and what `admission` and the KV cache behind `llama` have.
     """
 
     llama: Llama
@@ -55,6 +56,7 @@ class Batcher:
     admission: Admission
     clock: Callable[[], float] = time.perf_counter
     totals: Totals = field(default_factory=Totals)
+    lone: bool = False
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -210,6 +212,7 @@ class Batcher:
         """Rows for llama_decode, and whose they are."""
         rows: list[Row] = []
         shares: list[Share] = []
+        self.lone = False
         running = self.admission.running
         for s in running:
             if s.chosen and not s.prefilling:
@@ -232,8 +235,9 @@ class Batcher:
 
     def _chunk(self, decoding: list[Sequence]) -> int:
         """How many prompt tokens go beside the running answers: as many as their readers do not notice."""
+        self.lone = len(self.admission.sequences) == 1 and not self.llama.exact
         if not decoding:
-            return wire.PREFILL_CHUNK
+            return wire.LONE_CHUNK if self.lone else wire.PREFILL_CHUNK
         now, latency = self.clock(), self.admission.latency
         stock_s = min(s.timeline.stock_s(now) if s.request.pace_tps else PATIENCE_S for s in decoding)
         n_context = sum(s.n_past for s in decoding)

@@ -193,7 +193,7 @@ class Engine:
         """Kill an engine that owes answers and says nothing. A long prompt reports each chunk, so silence is a hang."""
         while True:
             await asyncio.sleep(1.0)
-            chunk_s = wire.PREFILL_CHUNK / self.info.prefill_tps if self.info else 0.0
+            chunk_s = wire.LONE_CHUNK / self.info.prefill_tps if self.info else 0.0
             if self.state is EngineState.READY and self.silent_s > max(HANG_S, 4 * chunk_s):
                 log.error("engine gave no sign of life for %.0f s: killing it", self.silent_s)
                 self._kill(process, f"it gave no sign of life for {self.silent_s:.0f} s")

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
-PREFILL_CHUNK = 128  # tokens; as fast as 512 on CPUs, and a short prompt need not wait for a long one's chunk
+PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
+LONE_CHUNK = 512  # of a prompt that is alone, where that is faster; given up when somebody comes
 _HEADER = struct.Struct("<I")
 
 

@@ -36,6 +36,7 @@ class Worker:
         self._commands: queue.SimpleQueue[wire.ToEngine] = queue.SimpleQueue()
         self._llama: Llama | None = None
         self._cells: Cells | None = None
+        self._batcher: Batcher | None = None
         self._outbox: list[bytes] = []
 
     def send(self, message: wire.Message) -> None:
@@ -73,7 +74,9 @@ class Worker:
             return
         latency = IterationLatency(llama.latency_prior)
         cells = self._cells = Cells(llama, N_SEQS, llama.n_cells)
-        batcher = Batcher(llama, self.post, Admission(cells, SCHEDULERS[load.scheduler](latency), latency))
+        batcher = self._batcher = Batcher(
+            llama, self.post, Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
+        )
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
         sizes = (llama.n_ctx, llama.n_cells, N_SEQS, llama.bytes_per_token)
         self.send(wire.Loaded(name, *sizes, llama.load_s, llama.prefill_tps))
@@ -127,7 +130,8 @@ class Worker:
             self._count(message, self._llama)
             return
         self._commands.put(message)
-        if isinstance(message, wire.Cancel):
+        somebody_comes = isinstance(message, wire.Generate) and self._batcher is not None and self._batcher.lone
+        if isinstance(message, wire.Cancel) or somebody_comes:
             self._abort.set()
 
     def _count(self, message: wire.Count, llama: Llama) -> None:

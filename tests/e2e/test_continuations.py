@@ -147,6 +147,7 @@ def asking(prompt: str, n: int, so_far: str = "") -> GenerationRequest:
     return GenerationRequest("t", messages, Sampling(max_tokens=n, temperature=0.0), answer_so_far=so_far)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 async def test_the_probe_judges_every_method_right(name: str, tmp_path: Path) -> None:
     async with started(name, tmp_path) as server:
@@ -174,6 +175,7 @@ async def test_a_probe_that_is_not_thorough_finds_the_same_way_for_less(tmp_path
         assert quick.tokens < thorough.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 async def test_llama_server_continues_at_every_word_as_it_would_have_gone_on(method: str, tmp_path: Path) -> None:
     async with started("llama-server", tmp_path) as server:

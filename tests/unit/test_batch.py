@@ -63,6 +63,7 @@ class FakeLlama:
     n_cells: int = N_CTX
     bytes_per_token: int = 1
     skip_s: float = 1e-10
+    exact: bool = True
     faults: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
     n_placed: int = 0
@@ -537,3 +538,16 @@ def test_a_broken_decode_fails_the_answers_in_it_and_frees_their_slots() -> None
     bench.step((-3, 2))
     assert [(f.id, f.reason) for f in bench.of(wire.Failed)] == [(id_, "engine_error") for id_ in ids]
     bench.check_rest()
+
+
+def test_a_prompt_that_is_alone_is_read_in_large_chunks_unless_every_bit_counts() -> None:
+    for exact, chunk in ((True, wire.PREFILL_CHUNK), (False, wire.LONE_CHUNK)):
+        bench = Bench(n_ctx=2000)
+        bench.llama.exact = exact
+        bench.add("a" * 1200, max_tokens=1)
+        bench.step()
+        assert [p.n_past for p in bench.of(wire.Progress)] == [chunk]
+        assert bench.batcher.lone is not exact
+        bench.add("b", max_tokens=1)
+        bench.step()
+        assert not bench.batcher.lone

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_daemon.engine import memory
+from disco_daemon.engine.memory import GIB, LEAST_CTX, Need, available_bytes, fitting, too_large
+
+NEED = Need(per_token=23_000, work=100 * 2**20)
+
+
+def test_with_memory_to_spare_two_full_answers_fit() -> None:
+    assert fitting(4096, 0, NEED, 8 * GIB) == (4096, 8192)
+
+
+def test_the_cache_of_prefixes_is_given_up_before_the_context_shrinks() -> None:
+    assert fitting(4096, 0, NEED, 300 * 2**20) == (4096, 4096)
+    n_ctx, n_cells = fitting(4096, 0, NEED, 180 * 2**20)
+    assert LEAST_CTX < n_ctx == n_cells < 4096
+
+
+def test_as_many_cells_as_are_asked_for_but_one_answer_at_least() -> None:
+    assert fitting(4096, 20_000, NEED, 8 * GIB) == (4096, 20_000)
+    assert fitting(4096, 1000, NEED, 8 * GIB) == (4096, 4096)
+
+
+def test_a_context_too_small_to_be_of_use_is_refused_with_what_to_do() -> None:
+    with pytest.raises(MemoryError, match=r"a context of 512 tokens needs 0\.11 GiB .*device\.model"):
+        fitting(4096, 0, NEED, 110 * 2**20)
+    assert fitting(64, 0, NEED, 115 * 2**20)[0] == 64, "who asks for less gets it"
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**11))
+def test_what_is_promised_fits(n_ctx: int, n_cells: int, per_token: int, available: int) -> None:
+    need = Need(per_token, 10**6)
+    try:
+        got, cells = fitting(n_ctx, n_cells, need, available)
+    except MemoryError:
+        assert need.work + min(n_ctx, LEAST_CTX) * per_token > memory.SPARE * available - per_token
+        return
+    assert 0 < got <= min(n_ctx, cells)
+    assert need.work + cells * per_token <= memory.SPARE * available
+
+
+def test_a_model_larger_than_memory_is_refused_with_both_figures() -> None:
+    assert too_large(GIB, GIB) is None
+    assert re.search(r"needs 2\.0 GiB .* 1\.0 GiB are free", too_large(2 * GIB, GIB) or "")
+
+
+def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    free = available_bytes()
+    assert 0 < free <= psutil.virtual_memory().total
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes() > 1000
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert available_bytes() == 4000
+    (tmp_path / "memory.max").write_text("500\n")
+    assert available_bytes() == 0
