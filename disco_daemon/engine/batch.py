@@ -18,6 +18,7 @@ from .text import TextStream
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
 PATIENCE_S = 0.25  # what a client who does not read at a pace is kept waiting for a chunk of somebody's prompt
 CONTENT = 0.5  # so all who want it fast run side by side, until they are twice as many; then some have to wait
+LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learning takes 0.25 ms
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who does not say
 
@@ -39,6 +40,7 @@ class Totals:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    iterations: int = 0
     busy_s: float = 0.0
     sample_s: float = 0.0
 
@@ -202,7 +204,9 @@ class Batcher:
         for sequence, n, _ in shares:
             sequence.busy_s += (now - started) * n / len(rows)
         if rc == 0:
-            self.admission.latency.saw(load, now - started)
+            self.totals.iterations += 1
+            if load.n_prefill or self.totals.iterations % LEARN_EVERY == 0:
+                self.admission.latency.saw(load, now - started)
             self._collect(shares, now)
         else:
             self._recover(rc, shares)

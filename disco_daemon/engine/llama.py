@@ -320,9 +320,11 @@ class Llama:
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
         """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
         sampler.seed()
-        if not among:
+        if not (among or sampler.greedy):
             return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.n_vocab,))
+        if not among:  # the chain would make a table of the whole vocabulary to find the same
+            return int(logits.argmax())
         data = np.zeros(len(among), _CANDIDATE)
         data["id"], data["logit"] = among, logits[np.asarray(among)]
         candidates = llama_cpp.llama_token_data_array(
@@ -389,6 +391,7 @@ class Sampler:
     def __init__(self, request: Generate, n_vocab: int, answer: Sequence[int] = ()) -> None:
         self._seed: int | None = None
         self._n_drawn = len(answer)
+        self.greedy = False  # the largest logit, and nothing else
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
         if frequency or presence:
@@ -396,6 +399,7 @@ class Sampler:
             llama_cpp.llama_sampler_chain_add(chain, penalties)
         temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
         if temperature <= 0:
+            self.greedy = not (frequency or presence)
             llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
         else:
             if request.top_p is None:
