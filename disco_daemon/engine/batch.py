@@ -17,7 +17,7 @@ from .text import TextStream
 
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
 PATIENCE_S = 0.25  # what a client who does not read at a pace is kept waiting for a chunk of somebody's prompt
-CONTENT = 0.5  # so all who want it fast run side by side, until they are twice as many; then some have to wait
+SIDE_BY_SIDE = 16  # clients in a hurry all run; only if there are more do some of them have to wait
 LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learning takes 0.25 ms
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who does not say
@@ -88,9 +88,8 @@ class Batcher:
             self._go(sequence)
 
     def _timeline(self, request: wire.Generate, now: float) -> Timeline:
-        """The reader's, from now on; who names no pace is content with half of what the device can do for all now."""
-        n_ready = 1 + sum(not s.held for s in self.admission.sequences.values())
-        pace_tps = request.pace_tps or CONTENT / self.admission.latency.predict(n_ready)
+        """The reader's, from now on. Who names no pace gets what there is, and is content with what SIDE_BY_SIDE get."""
+        pace_tps = request.pace_tps or 1.0 / self.admission.latency.predict(SIDE_BY_SIDE)
         return Timeline(now, EXPECTED_TTFT_S if request.ttft_s is None else request.ttft_s, pace_tps)
 
     def hold(self, request_id: str) -> None:
