@@ -77,7 +77,8 @@ class GenerationRequest:
     `answer_ids` are its token ids by the device's tokenizer, if known: then nothing is tokenized again.
     `max_tokens_key` is the name the client used for the limit, since some servers know only one of the two.
     `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model.
-    `delivery` and `pace_tps` are what the client asks for; `None` is the configured default.
+    `delivery` and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the
+    first token after `expected_ttft_s`, s. An endpoint is told all three.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class GenerationRequest:
     prompt: str | tuple[int, ...] | None = None
     delivery: Delivery | None = None
     pace_tps: float | None = None
+    expected_ttft_s: float | None = None
 
     @property
     def needs(self) -> list[str]:

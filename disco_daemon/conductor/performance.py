@@ -59,7 +59,6 @@ class Performance:
     ) -> None:
         self._stage = stage
         self._clock = stage.clock
-        self._request = request
         self._sink = sink
         self._length = length.tokens
         self._model = model
@@ -69,6 +68,12 @@ class Performance:
         self._planned = stage.planner.plan(length.tokens, readiness)
         self._delivery = request.delivery or stage.manner.delivery
         self._pace_tps = request.pace_tps or stage.manner.pace_tps
+        self._request = replace(
+            request,
+            delivery=self._delivery,
+            pace_tps=self._pace_tps,
+            expected_ttft_s=stage.manner.expected_ttft_s,
+        )
         endpoints = stage.endpoints
         self._answer = Answer(
             self._planned.plan,

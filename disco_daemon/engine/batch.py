@@ -88,7 +88,7 @@ class Batcher:
             self._go(sequence)
 
     def _timeline(self, request: wire.Generate, now: float) -> Timeline:
-        """The reader's, from now on. Who names no pace gets what there is, and is content with what SIDE_BY_SIDE get."""
+        """A new one. Who names no pace gets what there is, and is content with what SIDE_BY_SIDE get."""
         pace_tps = request.pace_tps or 1.0 / self.admission.latency.predict(SIDE_BY_SIDE)
         return Timeline(now, EXPECTED_TTFT_S if request.ttft_s is None else request.ttft_s, pace_tps)
 

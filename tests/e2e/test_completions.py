@@ -63,7 +63,11 @@ async def test_a_prompt_is_gone_on_with_and_streamed_as_it_is_whole(device: Daem
     chunks = [chunk async for chunk in stream]
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
     assert [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason] == ["length"]
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1, "it was asked before"
     assert (chunks[-1].model_extra or {})["disco"]["winner"] == "device"
 
 

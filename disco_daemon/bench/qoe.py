@@ -1,0 +1,318 @@
+"""Our token scheduler live: readers' quality of experience (QoE) on a real engine under load. Andes' Figs. 10 and 12.
+
+The same requests come at the same times, open loop (a late server does not slow them), to our engine with the scheduler
+andes, to our engine with fcfs, and to llama.cpp's own llama-server; one after the other, since they share the cores.
+Loads are multiples of what our engine serves with fcfs, measured first. Every reader takes 4.8 token/s and expects the
+first token after 1 s; a QoE (Eq. 1 of Andes, Liu et al. 2024, arXiv 2404.16283) is of the tokens' arrivals at the
+client since the moment the request was due. An answer that is refused or breaks off has QoE 0.
+
+Our engine is told the reader's pace; no handoff is possible, so the daemon holds nothing back. All have one KV cache of
+the same size. A scheduler has something to decide only where that cache does not hold all answers there are, and gains
+most where those that it holds come faster than they are read: with `n_cells` / 160 answers at a time well below
+capacity x 18 s. The queue of an overloaded server grows as long as the run does, and gains in QoE with it: a point is
+short here, minutes in the paper. `disco bench qoe --simulate` is at the paper's scale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import numpy as np
+import tomlkit
+
+from ..models import fetch_default_model
+from ..simulate.serving import ARRIVALS_CV
+from . import llama_server
+from .child import BenchError, child
+from .demo import PASSAGE
+from .engine import device_state, story
+from .qoe_figures import ANDES, FCFS, PACE_TPS, PEER, Curve, Served, measure, rate_between, summary, table
+from .streamed import Chat, Door, Heard, ask, state_of
+
+N_CTX = 1024  # of one of our answers with its prompt, tokens
+PEER_SLOTS = 8  # answers at a time of llama-server, which divides nothing among them: its cache is unified
+
+# Lengths in tokens: median, standard deviation of the logarithm, least, most.
+PROMPT: Final = (60.0, 0.7, 30, 200)  # the chat template and the instruction alone are 26 or more
+ANSWER: Final = (80.0, 0.5, 32, 160)
+FRAME_TOKENS, WORD_TOKENS = 31, 1.25  # of a prompt: template and instruction; each further word. By SmolLM2's tokenizer
+N_CALIBRATION, IN_FLIGHT = 400, 40  # requests at most, and at a time: more than the KV cache holds
+CALIBRATION_S, RAMP_S = 25.0, 8.0  # how long they are sent, and how much of that does not count
+REQUEST_S = 300.0  # one answer, s
+LEAD_S = 0.2  # before the first request of a point is due, s
+REST_S, LOOK_S = 5.0, 0.1  # for an engine's last counters after its last answer, and how often to look, s
+
+__all__ = ["Setup", "bench_qoe", "table"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to measure: each server at each load (of capacity) with each kind of arrivals.
+
+    `n_requests` of a point; 0: as many as are served in `point_s` s. `capacity_rps` requests/s; 0: measured. Each
+    server has a KV cache of `n_cells` tokens for all its answers; `threads` 0: one fewer than the cores, at least 1.
+    """
+
+    loads: tuple[float, ...] = (0.8, 1.0, 1.2, 1.6, 2.0)
+    n_requests: int = 0
+    arrivals: tuple[str, ...] = ("poisson", "gamma")
+    servers: tuple[str, ...] = (ANDES, FCFS, PEER)
+    seed: int = 1
+    point_s: float = 40.0
+    capacity_rps: float = 0.0
+    n_cells: int = 4096
+    model: Path | None = None
+    threads: int = 0
+
+    @property
+    def n_threads(self) -> int:
+        """CPU threads of each server."""
+        return self.threads or max(1, (os.cpu_count() or 2) - 1)
+
+    @property
+    def n_points(self) -> int:
+        """Servers x loads x kinds of arrivals."""
+        return len(self.servers) * len(self.loads) * len(self.arrivals)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked `at_s` s after the begin of a point."""
+
+    at_s: float
+    chat: Chat
+    max_tokens: int
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def workload(setup: Setup, arrivals: str, rate_rps: float, n: int, first: int) -> list[Request]:
+    """`n` requests at `rate_rps` whose prompts are numbered from `first` on; seeded.
+
+    Lengths are the same at every rate, and gaps but for their scale. Gaps are scaled to the very rate: with some
+    hundred requests and a CV of 3 the load would else be luck. Raises BenchError for arrivals that are not known.
+    """
+    if arrivals not in ARRIVALS_CV:
+        msg = f"no arrivals {arrivals!r}; there are {', '.join(ARRIVALS_CV)}"
+        raise BenchError(msg)
+    shape = ARRIVALS_CV[arrivals] ** -2  # of the Gamma distribution of the gaps; 1 is exponential
+    gaps = np.random.default_rng((setup.seed, 0)).gamma(shape, 1.0, n)
+    times = np.cumsum(gaps) * (n / rate_rps / gaps.sum())
+    prompts, answers = _lengths(setup.seed, n)
+    return [
+        Request(at, question(first + i, prompt), answer)
+        for i, (at, prompt, answer) in enumerate(zip(times.tolist(), prompts, answers, strict=True))
+    ]
+
+
+def question(i: int, n_tokens: int) -> Chat:
+    """A chat that no cache knows, of about `n_tokens` tokens, with a long answer; other words for each i."""
+    n_words = max(3, round((n_tokens - FRAME_TOKENS) / WORD_TOKENS))
+    words = PASSAGE.split()
+    begin = (7 * i) % len(words)
+    text = " ".join(itertools.islice(itertools.cycle(words), begin, begin + n_words))
+    return [story(i)[0], {"role": "user", "content": f"Write a long story with many details about this: {text}"}]
+
+
+def _lengths(seed: int, n: int) -> tuple[list[int], list[int]]:
+    """Tokens of `n` prompts and answers; more of them begin with the same ones."""
+    drawn = []
+    for stream, (median, sigma, least, most) in enumerate((PROMPT, ANSWER), start=1):
+        random = np.random.default_rng((seed, stream))
+        values = np.clip(random.lognormal(math.log(median), sigma, n), least, most)
+        drawn.append(np.rint(values).astype(int).tolist())
+    return drawn[0], drawn[1]
+
+
+# --- one point --------------------------------------------------------------------------------------------------------
+
+
+async def play(door: Door, requests: Sequence[Request]) -> list[Served]:
+    """Send each request when it is due, however many are under way, and hear all answers to their ends."""
+    begin = time.perf_counter() + LEAD_S
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_one(door, request, begin + request.at_s)) for request in requests]
+    return [task.result() for task in tasks]
+
+
+async def _one(door: Door, request: Request, due: float) -> Served:
+    heard = Heard()
+    await asyncio.sleep(due - time.perf_counter())
+    try:
+        await ask(door, request.chat, request.max_tokens, heard)
+    except (BenchError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+        return Served(due, heard, str(error) or type(error).__name__)
+    return Served(due, heard, None if heard.times else "an answer without text")
+
+
+async def at_rest(door: Door) -> dict[str, Any]:
+    """The daemon's state once its engine has told its last counters; as it is after REST_S. Raises ClientError."""
+    until = time.perf_counter() + REST_S
+    while True:
+        state = await state_of(door)
+        engine = device_state(state)
+        busy = sum(engine.get(key) or 0 for key in ("running", "paused", "swapped", "waiting"))
+        if not busy or time.perf_counter() > until:
+            return state
+        await asyncio.sleep(LOOK_S)
+
+
+# --- capacity ---------------------------------------------------------------------------------------------------------
+
+
+async def measured_capacity(door: Door, requests: Sequence[Request]) -> float:
+    """Requests/s that a server answers with IN_FLIGHT of them at all times; their own times do not matter.
+
+    An answer counts by the share of its tokens that came after RAMP_S. Raises BenchError where nothing came in time.
+    """
+    todo, heard = iter(requests), list[Heard]()
+    begin = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(IN_FLIGHT):
+                group.create_task(_keep_asking(door, todo, heard, begin + CALIBRATION_S))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    # Where the requests were used up before their time, what counts ends with the last of them.
+    end = begin + CALIBRATION_S if next(todo, None) else min(begin + CALIBRATION_S, max(h.sent for h in heard))
+    found = rate_between(heard, begin + min(RAMP_S, (end - begin) / 3), end)
+    if not found:
+        msg = f"{door.name}: no tokens came within {CALIBRATION_S:g} s"
+        raise BenchError(msg)
+    return found
+
+
+async def _keep_asking(door: Door, todo: Iterator[Request], heard: list[Heard], until: float) -> None:
+    """One request after the other."""
+    while time.perf_counter() < until and (request := next(todo, None)) is not None:
+        heard.append(await ask(door, request.chat, request.max_tokens))
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+async def bench_qoe(setup: Setup, progress: Progress) -> dict[str, Any]:
+    """Run it all. Raises BenchError."""
+    model = setup.model
+    if model is None:
+        model = await asyncio.to_thread(fetch_default_model, progress)
+    try:
+        async with _doors(setup, model, progress) as doors:
+            capacity = await _capacity(doors, setup, progress)
+            curves = await measured_curves(doors, setup, capacity, progress)
+    except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+        msg = f"the measurement broke off: {error!r}"
+        raise BenchError(msg) from error
+    host = {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()}
+    peer = llama_server.peer() if PEER in setup.servers else None
+    settings = {"threads": setup.n_threads, "n_cells": setup.n_cells, "seed": setup.seed, "model": model.name}
+    return summary(curves) | {"capacity_rps": capacity, "curves": curves, "peer": peer, "host": host, **settings}
+
+
+async def _capacity(doors: Mapping[str, Door], setup: Setup, progress: Progress) -> float:
+    """Our engine's with fcfs; the first server's if that is not asked for."""
+    for door in doors.values():  # what is loaded, compiled and mapped at the first request
+        await ask(door, story(N_CALIBRATION - 1), 2)
+    if setup.capacity_rps:
+        return setup.capacity_rps
+    door = doors.get(FCFS) or next(iter(doors.values()))
+    progress(f"capacity: {IN_FLIGHT} answers at a time of {door.name}, about {CALIBRATION_S * 1.5:.0f} s")
+    found = await measured_capacity(door, workload(setup, "poisson", 1.0, N_CALIBRATION, 0))
+    progress(f"capacity: {found:.2f} requests/s")
+    return found
+
+
+async def measured_curves(
+    doors: Mapping[str, Door], setup: Setup, capacity_rps: float, progress: Progress
+) -> list[Curve]:
+    """A point for each server, load and kind of arrivals; which server goes first changes from load to load."""
+    n = setup.n_requests or max(10, round(setup.point_s * capacity_rps))
+    curves: list[Curve] = []
+    begin = time.perf_counter()
+    for i, (arrivals, load) in enumerate(itertools.product(setup.arrivals, setup.loads)):
+        rate = load * capacity_rps
+        requests = workload(setup, arrivals, rate, n, N_CALIBRATION + i * n)
+        head = {"arrivals": arrivals, "load": load, "rate_rps": rate}
+        turn = i % len(setup.servers)
+        for name in (*setup.servers[turn:], *setup.servers[:turn]):
+            curves.append({"scheduler": name, **head, **await _point(doors[name], requests)})
+            left_s = (time.perf_counter() - begin) / len(curves) * (setup.n_points - len(curves))
+            progress(f"{_told(curves[-1])}; {len(curves)} of {setup.n_points}, about {left_s / 60:.1f} min left")
+    return curves
+
+
+async def _point(door: Door, requests: Sequence[Request]) -> Curve:
+    """Of ours also: the preemptions of a request, and the lag of the daemon's loop in the last minute, ms."""
+    if door.name == PEER:
+        return measure(await play(door, requests))
+    before = device_state(await at_rest(door)).get("preemptions") or 0
+    point = measure(await play(door, requests))
+    state = await at_rest(door)
+    n_preempted = (device_state(state).get("preemptions") or 0) - before
+    lag_ms = (state.get("loop_lag_ms") or {}).get("p99")
+    return point | {"preemptions_per_request": n_preempted / len(requests), "loop_lag_ms_p99": lag_ms}
+
+
+def _told(c: Curve) -> str:
+    failed = f", {c['failed']} failed" if c["failed"] else ""
+    return (
+        f"{c['scheduler']}, {c['arrivals']} at {c['load']:g} x capacity: QoE {c['qoe_mean']:.3f}, "
+        f"first token {c['ttft_p50_s']:.2f} s, {c['throughput_tps']:.0f} token/s{failed}"
+    )
+
+
+@asynccontextmanager
+async def _doors(setup: Setup, model: Path, progress: Progress) -> AsyncIterator[dict[str, Door]]:
+    """Run all servers, and open a door to each; those that are not asked meanwhile do nothing."""
+    options = llama_server.Options(
+        n_ctx=setup.n_cells, n_parallel=PEER_SLOTS, n_threads=setup.n_threads, kv_unified=True
+    )
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-qoe-")))
+        doors = {}
+        for name in setup.servers:
+            argv = llama_server.argv(model, options) if name == PEER else _up(folder, name, setup, model)
+            url = await stack.enter_async_context(child(argv, folder, name))
+            doors[name] = Door(name, url, await stack.enter_async_context(_session(name)))
+            progress(f"{name}: {url}, {setup.n_threads} threads")
+        yield doors
+
+
+def _session(name: str) -> aiohttp.ClientSession:
+    """A client of a server; it tells ours in each request how fast its reader reads."""
+    more: dict[str, Any] = {} if name == PEER else {"disco": {"delivery": "reserve", "pace_tps": PACE_TPS}}
+    # A connection for each request: llama-server closes those it finds idle, and whatever is under way on them.
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=REQUEST_S),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        read_bufsize=2**20,
+        json_serialize=lambda body: msgspec.json.encode(body | more).decode(),
+    )
+
+
+def _up(folder: Path, scheduler: str, setup: Setup, model: Path) -> list[str]:
+    config = folder / f"{scheduler}.toml"
+    device = {"n_ctx": min(N_CTX, setup.n_cells), "n_cells": setup.n_cells, "scheduler": scheduler}
+    config.write_text(tomlkit.dumps({"device": device}), encoding="utf-8")
+    return [
+        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--config", str(config),
+        "--history", str(folder / f"{scheduler}.sqlite"), "--model", str(model), "--threads", str(setup.n_threads),
+        "--device-only", "--policy", "all-device", "--log-level", "warning",
+    ]  # fmt: skip
