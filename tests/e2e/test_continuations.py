@@ -25,6 +25,9 @@ from tests.fixtures.upstream import Upstream
 
 # A server that starts over, in the words of its answer or in others: the model decides.
 ANEW = "restarts or differs"
+# Our own server reads control tokens that are spelled out in a text as text, so its prompt is not quite the same one:
+# the model decides whether the answer is.
+UNSURE = "exact or differs"
 # The matrix: which verdict each method must get.
 EXPECTED: Mapping[str, Mapping[str, str]] = {
     "llama-server": dict.fromkeys(METHODS, "exact"),
@@ -37,7 +40,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
     },
     "disco": {
         "token_ids": "exact",
-        "text": "exact",
+        "text": UNSURE,
         "continue_final_message": "exact",
         "prefix": "exact",
         "assistant": ANEW,
