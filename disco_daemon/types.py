@@ -96,6 +96,12 @@ class GenerationRequest:
     expected_ttft_s: float | None = None
 
     @property
+    def response_format(self) -> dict[str, Any] | None:
+        """OpenAI's `response_format`, unless it is plain text."""
+        wanted = self.extra.get("response_format")
+        return dict(wanted) if isinstance(wanted, Mapping) and wanted.get("type") != "text" else None
+
+    @property
     def needs(self) -> list[str]:
         """Parameters that constrain the answer (tools, schemas, log-probabilities …), sorted."""
         return sorted(key for key, value in self.extra.items() if key in _NEEDS and value not in _NO_NEED)

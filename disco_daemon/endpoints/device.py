@@ -33,10 +33,11 @@ class Device:
         self.last_error: str | None = None
 
     def refuses(self, request: GenerationRequest) -> str | None:
-        """Text in, text out: no tools, schemas, images or log-probabilities yet."""
+        """Text in, text or JSON out: no tools, images or log-probabilities yet."""
         if not request.text_only:
             return "the device takes plain text messages only"
-        return f"the device does not support {', '.join(request.needs)}" if request.needs else None
+        needs = [need for need in request.needs if need != "response_format"]
+        return f"the device does not support {', '.join(needs)}" if needs else None
 
     def may_serve(self) -> bool:
         """Whether the engine is up, loading or about to be restarted."""

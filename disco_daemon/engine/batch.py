@@ -69,6 +69,7 @@ class Batcher:
             return
         prompt = self.llama.prompt_tokens(request)
         given = self.llama.answer_tokens(request.answer_so_far, request.answer_ids)
+        grammar = self.llama.grammar(request)
         if len(prompt) >= self.llama.n_ctx:
             message = (
                 f"This model's maximum context length is {self.llama.n_ctx} tokens, but the prompt has {len(prompt)}. "
@@ -79,7 +80,7 @@ class Batcher:
         now, exact = self.clock(), bool(request.answer_ids)
         timeline = self._timeline(request, now)
         sequence = Sequence(
-            request, prompt, request.answer_so_far, given, exact, request.hold, now, len(given), timeline, now
+            request, prompt, request.answer_so_far, given, exact, request.hold, now, len(given), timeline, now, grammar
         )  # fmt: skip
         self.admission.sequences[request.id] = sequence
         self.admission.changed()
@@ -159,7 +160,7 @@ class Batcher:
                 s.dropped = self.llama.piece(s.tokens.pop())
         s.n_prompt = len(s.tokens)
         self._keep(s, s.n_prompt)
-        s.sampler = self.llama.sampler(s.request, s.tokens[len(s.prompt) :])
+        s.sampler = self.llama.sampler(s.request, s.tokens[len(s.prompt) :], s.grammar)
         if s.full:
             self._finish(s, "length")
 

@@ -15,6 +15,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from .grammar import GrammarError, grammar_of
 from .memory import Need, available_bytes, fitting, too_large
 from .template import ChatTemplate
 from .wire import Count, Generate, Load
@@ -313,9 +314,22 @@ class Llama:
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         return bool(llama_cpp.llama_state_seq_set_data(self._ctx, buffer, len(data), seq))
 
-    def sampler(self, request: Generate, answer: Sequence[int] = ()) -> Sampler:
-        """A sampler chain in C for an answer that has the tokens `answer` already."""
-        return Sampler(request, self.n_vocab, answer)
+    def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
+        """A sampler chain in C for an answer that has the tokens `answer` already; `grammar` as `grammar` gave it."""
+        return Sampler(request, self.n_vocab, answer, vocab=self._vocab, grammar=grammar)
+
+    def grammar(self, request: Generate) -> str:
+        """What the response format allows, tried out; empty if that is anything. Raises PromptError."""
+        if not request.response_format:
+            return ""
+        if request.answer_so_far or request.hold:
+            raise PromptError("An answer with a response format cannot go on from text that is given.")
+        try:
+            grammar = grammar_of(request.response_format)
+            Sampler(request, self.n_vocab, vocab=self._vocab, grammar=grammar).close()
+        except GrammarError as e:
+            raise PromptError(str(e)) from e
+        return grammar
 
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
         """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
@@ -388,18 +402,27 @@ class Sampler:
     token depends on the seed and n alone, so a continued answer draws what the unbroken one would have drawn.
     """
 
-    def __init__(self, request: Generate, n_vocab: int, answer: Sequence[int] = ()) -> None:
+    def __init__(
+        self, request: Generate, n_vocab: int, answer: Sequence[int] = (), *, vocab: Any = None, grammar: str = ""
+    ) -> None:
+        """Raises PromptError for a grammar that llama.cpp does not understand."""
         self._seed: int | None = None
         self._n_drawn = len(answer)
         self.greedy = False  # the largest logit, and nothing else
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        if grammar:
+            constraint = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
+            if not constraint:
+                llama_cpp.llama_sampler_free(chain)
+                raise PromptError("llama.cpp does not understand the grammar of the response format.")
+            llama_cpp.llama_sampler_chain_add(chain, constraint)
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
         if frequency or presence:
             penalties = llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence)
             llama_cpp.llama_sampler_chain_add(chain, penalties)
         temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
         if temperature <= 0:
-            self.greedy = not (frequency or presence)
+            self.greedy = not (frequency or presence or grammar)
             llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
         else:
             if request.top_p is None:

@@ -35,6 +35,7 @@ class Sequence:
     n_first: int
     timeline: Timeline
     waiting_since: float | None
+    grammar: str = ""
     tokens: list[int] = field(default_factory=list)
     n_prompt: int = 0
     text: TextStream = field(default_factory=TextStream)

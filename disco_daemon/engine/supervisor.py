@@ -316,7 +316,7 @@ class Engine:
                     request_id, [dict(m) for m in request.messages], request.answer_so_far, hold, s.max_tokens,
                     s.temperature, s.top_p, s.seed, s.stop, s.frequency_penalty, s.presence_penalty, request.prompt,
                     request.answer_ids, None if request.delivery is Delivery.OFF else request.pace_tps,
-                    request.expected_ttft_s,
+                    request.expected_ttft_s, request.response_format,
                 )
             )  # fmt: skip
         except EngineGone:

@@ -60,7 +60,7 @@ class Generate(Message, frozen=True):
     The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
-    they come) and expects the first after `ttft_s`, s.
+    they come) and expects the first after `ttft_s`, s. `response_format` is OpenAI's, and constrains the answer.
     """
 
     id: str
@@ -78,6 +78,7 @@ class Generate(Message, frozen=True):
     answer_ids: tuple[int, ...] = ()
     pace_tps: float | None = None
     ttft_s: float | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class Hold(Message, frozen=True):

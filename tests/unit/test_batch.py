@@ -128,7 +128,12 @@ class FakeLlama:
     def extensions(self, token: int) -> list[int]:
         return EXTENSIONS.get(token, [])
 
-    def sampler(self, request: wire.Generate, answer: Sequence[int]) -> FakeSampler:
+    def grammar(self, request: wire.Generate) -> str:
+        if request.response_format == {}:
+            raise PromptError("no grammar")
+        return ""
+
+    def sampler(self, request: wire.Generate, answer: Sequence[int], grammar: str) -> FakeSampler:
         self.samplers.append(FakeSampler())
         return self.samplers[-1]
 

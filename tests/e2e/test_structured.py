@@ -1,0 +1,63 @@
+"""An answer in JSON from the device: whatever the model would rather say, it holds to the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.fixtures.daemon import DaemonProcess, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+POINT = {
+    "type": "object",
+    "properties": {"name": {"enum": ["fox", "owl"]}, "legs": {"type": "integer"}},
+    "required": ["name", "legs"],
+    "additionalProperties": False,
+}
+
+
+def formatted(schema: Any) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def device(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DaemonProcess]:
+    async with running(tmp_path_factory.mktemp("d"), settings={"device": {"n_ctx": 512}}) as daemon:
+        await daemon.device_ready()
+        yield daemon
+
+
+async def asked(device: DaemonProcess, **more: Any) -> Any:
+    messages: Any = [{"role": "user", "content": "Which animal has four legs, and how many?"}]
+    return await device.client.chat.completions.create(
+        model="disco/device", messages=messages, temperature=0, max_tokens=60, **more
+    )
+
+
+async def test_an_answer_holds_to_its_schema(device: DaemonProcess) -> None:
+    whole = await asked(device, response_format=formatted(POINT))
+    said = json.loads(whole.choices[0].message.content)
+    assert said["name"] in ("fox", "owl")
+    assert isinstance(said["legs"], int)
+    assert said.keys() == {"name", "legs"}
+    assert whole.choices[0].finish_reason == "stop"
+
+
+async def test_any_object_is_an_object(device: DaemonProcess) -> None:
+    stream = await asked(device, response_format={"type": "json_object"}, stream=True)
+    text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+    assert text.lstrip().startswith("{")
+
+
+async def test_a_schema_that_cannot_be_obeyed_is_the_clients_fault(device: DaemonProcess) -> None:
+    with pytest.raises(openai.BadRequestError, match="cannot be turned into a grammar"):
+        await asked(device, response_format=formatted({"type": "nonsense"}))
+    with pytest.raises(openai.BadRequestError, match="json_object or json_schema"):
+        await asked(device, response_format={"type": "xml"})
+    assert (await asked(device)).choices[0].message.content
