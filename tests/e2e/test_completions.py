@@ -125,7 +125,8 @@ async def test_control_tokens_spelled_in_a_prompt_are_only_text(device: DaemonPr
         ({"prompt": "a", "disco": {"pace_tps": -1}}, "disco.pace_tps"),
         ({"prompt": [2**31 - 1]}, None),
         ({"prompt": "word " * 600}, None),
-        ({"prompt": "a", "response_format": {"type": "json_object"}}, None),
+        ({"prompt": "a", "response_format": {"type": "xml"}}, None),
+        ({"prompt": "a", "logit_bias": {"1": 5}}, None),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(more: Any, param: str | None, device: DaemonProcess) -> None:

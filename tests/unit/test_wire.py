@@ -26,6 +26,7 @@ fields: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     tuple[int, ...]: st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(tuple),
     tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
+    dict[str, Any]: st.dictionaries(st.text(), json_values, max_size=3),
     list[dict[str, Any]]: st.lists(st.dictionaries(st.text(), json_values, max_size=3), max_size=3),
 }
 
