@@ -126,7 +126,7 @@ async def test_control_tokens_spelled_in_a_prompt_are_only_text(device: DaemonPr
         ({"prompt": [2**31 - 1]}, None),
         ({"prompt": "word " * 600}, None),
         ({"prompt": "a", "response_format": {"type": "xml"}}, None),
-        ({"prompt": "a", "logit_bias": {"1": 5}}, None),
+        ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(more: Any, param: str | None, device: DaemonProcess) -> None:
