@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_BYTES = 512 * 2**20  # beyond it those go that nobody has used for longest
-
 
 class Attic:
-    """Texts and what the KV cache had of them, the one used last at the end; bounded by `max_bytes`."""
+    """Texts and what the KV cache had of them, the one used last at the end.
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    Bounded by `max_bytes`: those go first that nobody has used for longest.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
         self.n_bytes = 0
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()  # tokens as an int32 array's bytes: what was saved

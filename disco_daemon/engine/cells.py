@@ -19,7 +19,7 @@ from ..serving.prefix import PrefixIndex
 from .attic import Attic
 from .llama import Llama
 
-MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out; beyond it they are computed again
+MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of the attic, if there is memory
 FIRST_SWAP_S_PER_BYTE = 1e-9  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
 LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the attic
@@ -40,7 +40,16 @@ class Cells:
     many cells each was promised, `_free` the ids of which no cell is known; all others are cached prefixes.
     """
 
-    def __init__(self, llama: Llama, n_seqs: int, n_cells: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        llama: Llama,
+        n_seqs: int,
+        n_cells: int,
+        clock: Callable[[], float] = time.perf_counter,
+        spare_bytes: int = MAX_SAVED_BYTES,
+    ) -> None:
+        """`spare_bytes` of main memory may hold answers that are swapped out, and as many cached prefixes."""
+        self._spare_bytes = min(spare_bytes, MAX_SAVED_BYTES)
         self.n_cells = n_cells
         self.n_seqs = n_seqs
         self.saved_bytes = 0
@@ -55,7 +64,7 @@ class Cells:
         self._free = set(range(n_seqs))
         self._taken: dict[int, int] = {}
         self._head = 0  # cells used since the last move
-        self._attic = Attic()
+        self._attic = Attic(self._spare_bytes)
         self._wasted_s = 0.0  # time lost so far on cells that were in the way
 
     @property
@@ -187,7 +196,7 @@ class Cells:
         """Free a sequence; return what brings it back, or None if computing it again (`recompute_s`) is cheaper."""
         n_past, saved = self.n_of(seq), None
         began = self._clock()
-        if self.saved_bytes < MAX_SAVED_BYTES and n_past:
+        if self.saved_bytes < self._spare_bytes and n_past:
             data = self._llama.saved(seq) if self._pays(n_past, recompute_s) else b""
             saved = Saved(data, n_past) if data else None
         if saved is not None:

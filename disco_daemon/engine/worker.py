@@ -23,7 +23,10 @@ from .batch import Batcher
 from .cells import Cells
 from .gauge import Gauge
 from .llama import N_SEQS, AbortFlag, Llama, ModelError, PromptError
+from .memory import available_bytes
 from .template import TemplateError
+
+SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
 
 class Worker:
@@ -73,7 +76,7 @@ class Worker:
             self.send(wire.LoadFailed(str(e)))
             return
         latency = IterationLatency(llama.latency_prior)
-        cells = self._cells = Cells(llama, N_SEQS, llama.n_cells)
+        cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=int(SPARE_SHARE * available_bytes()))
         batcher = self._batcher = Batcher(
             llama, self.post, Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         )

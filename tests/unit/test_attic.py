@@ -15,7 +15,7 @@ def n_common(a: list[int], b: list[int]) -> int:
 
 @given(texts, st.lists(st.integers(0, 2), max_size=10))
 def test_the_text_with_most_in_common_is_found(kept: list[list[int]], wanted: list[int]) -> None:
-    attic = Attic()
+    attic = Attic(1000)
     for text in kept:
         attic.put(text, bytes(text))
     most = max(n_common(text, wanted) for text in kept)
@@ -29,7 +29,7 @@ def test_the_text_with_most_in_common_is_found(kept: list[list[int]], wanted: li
 
 
 def test_a_text_that_goes_on_takes_the_place_of_its_beginning() -> None:
-    attic = Attic()
+    attic = Attic(1000)
     attic.put([1, 2], b"12")
     attic.put([1, 2, 3], b"123")
     attic.put([1, 4], b"14")
@@ -50,4 +50,4 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 def test_nothing_is_taken_from_an_empty_attic() -> None:
     with pytest.raises(KeyError):
-        Attic().take([1])
+        Attic(1000).take([1])
