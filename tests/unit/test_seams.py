@@ -38,3 +38,11 @@ def test_lost_text_is_counted(n: int) -> None:
 def test_a_beginning_that_the_source_never_said_is_not_explained() -> None:
     changed = "Twice" + WHOLE[4:AT]
     assert not compare(changed + " and so on", len(changed), WHOLE, " and so on").explained
+
+
+def test_a_target_that_repeats_itself_doubles_nothing() -> None:
+    joined, at = "She ran and she ran and she ran and she sang.", len("She ran and she ran")
+    judged = compare(joined, at, "She ran and she ran away.", joined[at:])
+    assert (judged.lost, judged.doubled, judged.explained) == (0, 0, True)
+    judged = compare(joined, at, "Another time it said something else.", joined[at:])
+    assert (judged.lost, judged.doubled, judged.explained) == (0, 0, False)
