@@ -230,13 +230,15 @@ async def _adjust(request: web.Request) -> web.Response:
 
 
 def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
-    """Model names and where they may be served; only the configured ones."""
-    routes = {"disco": BOTH}
+    """Model names and where they may be served; only the configured ones.
+
+    `disco/device` means this machine even if the server is another disco, whose model has that name.
+    """
+    ours = {"disco": BOTH} | {f"disco/{side}": frozenset({side}) for side in conductor.endpoints}
+    own: dict[str, frozenset[Side]] = {}
     for side, endpoint in conductor.endpoints.items():
-        routes[f"disco/{side}"] = frozenset({side})
-        routes.setdefault(endpoint.model, frozenset())
-        routes[endpoint.model] |= {side}
-    return routes
+        own[endpoint.model] = own.get(endpoint.model, frozenset()) | {side}
+    return own | ours
 
 
 def _model_card(name: str) -> dict[str, Any]:

@@ -127,3 +127,16 @@ async def test_history_has_a_row_a_request_and_no_text(tmp_path: Path) -> None:
     assert b"xylophones" not in files
     assert "xylophones" not in daemon.log
     assert "secret-of-the-test" not in daemon.log
+
+
+async def test_the_device_s_name_means_the_device_even_if_the_server_s_model_is_called_so(tmp_path: Path) -> None:
+    settings = {"server": {"model": "disco/device"}}
+    async with (
+        Upstream() as upstream,
+        running(tmp_path, server=upstream.url, policy="all-server", settings=settings) as daemon,
+    ):
+        await daemon.device_ready()
+        heard = await ask(daemon, "Hello", model="disco/device", max_tokens=3)
+        assert heard.disco["winner"] == "device"
+        assert upstream.exchanges == []
+        assert (await ask(daemon, "Hello", model="disco/server", max_tokens=3)).disco["winner"] == "server"
