@@ -238,7 +238,7 @@ def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
     own: dict[str, frozenset[Side]] = {}
     for side, endpoint in conductor.endpoints.items():
         own[endpoint.model] = own.get(endpoint.model, frozenset()) | {side}
-    return own | ours
+    return ours | {name: sides for name, sides in own.items() if name not in ours}
 
 
 def _model_card(name: str) -> dict[str, Any]:

@@ -138,5 +138,5 @@ async def test_the_device_s_name_means_the_device_even_if_the_server_s_model_is_
         await daemon.device_ready()
         heard = await ask(daemon, "Hello", model="disco/device", max_tokens=3)
         assert heard.disco["winner"] == "device"
-        assert upstream.exchanges == []
+        assert not upstream.exchanges
         assert (await ask(daemon, "Hello", model="disco/server", max_tokens=3)).disco["winner"] == "server"
