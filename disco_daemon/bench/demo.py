@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 import tempfile
@@ -71,6 +72,7 @@ class Live:
 
 
 Say = Callable[[str], None]
+_numbers = itertools.count(100)  # all of three digits, so that the prompts have one length
 
 
 async def run_demo(*, live: Live | None, say: Say, show: Callable[[str], None]) -> dict[str, Any]:
@@ -106,12 +108,14 @@ async def _ask(
     client: AsyncOpenAI, model: str, prompt: str, max_tokens: int, show: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """One streamed answer through the unmodified client; the daemon's `disco` object and the TTFT seen here."""
+    # In front stands what was never asked before: a prompt that is cached from the last time would show nothing.
+    fresh = f"{next(_numbers)}. You are a helpful assistant."
     began = time.perf_counter()
     first: float | None = None
     told: dict[str, Any] | None = None
     stream = await client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": prompt}],
+        messages=[{"role": "system", "content": fresh}, {"role": "user", "content": prompt}],
         max_tokens=max_tokens,
         temperature=0,
         stream=True,

@@ -110,8 +110,8 @@ class Shaped:
                     due = max(due, self._clock.now() - self._step_s) + event.n_tokens * self._step_s
 
     def _ttft_s(self, request: GenerationRequest) -> float:
-        """The next recorded TTFT; the same prompt meets the same one again, so that alone and raced compare."""
-        key = hash((str(request.messages), request.prompt))
+        """The next recorded TTFT; the same last message meets the same one again, so that alone and raced compare."""
+        key = hash((str(request.messages[-1:]), request.prompt))
         if key not in self._drawn:
             self._drawn[key] = next(self._trace)
             if len(self._drawn) > N_REMEMBERED:
