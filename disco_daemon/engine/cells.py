@@ -99,7 +99,7 @@ class Cells:
             return None
         self._bring(tokens[:-1])
         with self._lock:
-            n, source = self._index.match(tokens[:-1])
+            n, source = self._index.match(tokens[:-1]) if self._llama.divisible else (0, -1)
             if n and source not in self._taken and self._index.length(source) == n:
                 seq = self._continued(source, n)
             else:
@@ -174,7 +174,7 @@ class Cells:
 
     def leave(self, seq: int) -> None:
         """The answer is over: what was computed is kept for whoever asks the like."""
-        if not self.n_of(seq):
+        if not (self._llama.divisible and self.n_of(seq)):
             self.free(seq)
             return
         del self._taken[seq]

@@ -94,6 +94,10 @@ class Llama:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
         self.exact = load.exact
+        # A state that was carried through a text cannot be cut, nor shared up to somewhere.
+        self.divisible = not (
+            llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
+        )
         self.bytes_per_token = self._bytes_per_token()
         n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
         # What a row loses on a cell that is not its own; measured with the default model, on a GPU it is nothing.

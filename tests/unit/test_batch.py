@@ -64,6 +64,7 @@ class FakeLlama:
     bytes_per_token: int = 1
     skip_s: float = 1e-10
     exact: bool = True
+    divisible: bool = True
     faults: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
     n_placed: int = 0

@@ -125,3 +125,15 @@ def test_ids_are_given_up_by_cached_prefixes() -> None:
     cells.leave(computed(llama, cells, B))
     assert llama.tokens(computed(llama, cells, [5] * 10)) == [5] * 10
     assert cells.cached(B) == 40, "the one used longest ago went"
+
+
+def test_of_a_model_with_a_recurrent_state_nothing_is_shared_or_kept() -> None:
+    llama, cells = made()
+    llama.divisible = False
+    first = computed(llama, cells, A)
+    taken = cells.take([*A, 9])
+    assert taken is not None
+    assert taken[1] == 0, "not even of a running answer"
+    cells.leave(first)
+    assert cells.cached(A) == 0
+    assert cells.n_used == 0
