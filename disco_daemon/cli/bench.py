@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 ROWS = (
@@ -120,10 +120,7 @@ def run(args: argparse.Namespace) -> int:
     from disco_daemon.bench.relay import bench_relay
 
     figures = _measured(bench_relay(n=args.n, streams=args.streams, tokens=args.tokens, progress=_progress))
-    if figures is None:
-        return 1
-    print(json.dumps(figures) if args.json else table(figures))
-    return 0
+    return _told(figures, table, as_json=args.json)
 
 
 def run_handoff(args: argparse.Namespace) -> int:
@@ -135,10 +132,7 @@ def run_handoff(args: argparse.Namespace) -> int:
         args.live, (args.way,) if args.way else ("to_device", "to_server"),
     )  # fmt: skip
     figures = _measured(bench_handoff(setup, _progress))
-    if figures is None:
-        return 1
-    print(json.dumps(figures) if args.json else table(figures))
-    return 0
+    return _told(figures, table, as_json=args.json)
 
 
 def run_delivery(args: argparse.Namespace) -> int:
@@ -157,10 +151,7 @@ def run_engine(args: argparse.Namespace) -> int:
     from disco_daemon.bench.engine import Setup, bench_engine, table
 
     figures = _measured(bench_engine(Setup(repeats=args.repeats, threads=args.threads), _progress))
-    if figures is None:
-        return 1
-    print(json.dumps(figures) if args.json else table(figures))
-    return 0
+    return _told(figures, table, as_json=args.json)
 
 
 def run_qoe(args: argparse.Namespace) -> int:
@@ -173,10 +164,7 @@ def run_qoe(args: argparse.Namespace) -> int:
 
     setup = Setup() if args.requests is None else replace(Setup(), n_requests=args.requests)
     figures = _measured(bench_qoe(setup, _progress))
-    if figures is None:
-        return 1
-    print(json.dumps(figures) if args.json else table(figures))
-    return 0
+    return _told(figures, table, as_json=args.json)
 
 
 def _simulate_qoe(args: argparse.Namespace) -> int:
@@ -197,6 +185,14 @@ def _simulate_qoe(args: argparse.Namespace) -> int:
         for path in serving_report.draw_serving(figures, args.plots):
             _progress(f"drew {path}")
     print(json.dumps(figures) if args.json else serving_report.summary(figures))
+    return 0
+
+
+def _told(figures: dict[str, Any] | None, table: Callable[[dict[str, Any]], str], *, as_json: bool) -> int:
+    """Print what was measured; the exit code."""
+    if figures is None:
+        return 1
+    print(json.dumps(figures) if as_json else table(figures))
     return 0
 
 
