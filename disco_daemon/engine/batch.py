@@ -11,9 +11,11 @@ from ..serving.latency import Load
 from ..serving.timeline import Timeline
 from . import wire
 from .admission import Admission
-from .llama import ABORTED, NO_KV_SLOT, Llama, PromptError
+from .llama import ABORTED, NO_KV_SLOT, Llama
+from .rows import Row
 from .sequence import Sequence
 from .text import TextStream
+from .vocabulary import PromptError
 
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
 PATIENCE_S = 0.25  # what a client who does not read at a pace is kept waiting for a chunk of somebody's prompt
@@ -23,7 +25,6 @@ MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dro
 EXPECTED_TTFT_S = 1.0  # of a reader who does not say
 
 
-Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted
 Share = tuple[Sequence, int, int]  # a sequence, the number of its rows, and the row to sample from or -1
 
 
@@ -67,8 +68,8 @@ class Batcher:
         if len(self.admission.waiting) >= MAX_WAITING:
             self.send(wire.Failed(request.id, "overloaded", "the device's queue is full; try again later", False))
             return
-        prompt = self.llama.prompt_tokens(request)
-        given = self.llama.answer_tokens(request.answer_so_far, request.answer_ids)
+        prompt = self.llama.vocabulary.prompt_tokens(request)
+        given = self.llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
         grammar = self.llama.grammar(request)
         if len(prompt) >= self.llama.n_ctx:
             message = (
@@ -127,9 +128,9 @@ class Batcher:
         s.answer += message.text
         before = s.given
         if message.ids:
-            s.given = before + self.llama.checked(message.ids)
+            s.given = before + self.llama.vocabulary.checked(message.ids)
         elif message.text:
-            s.given = self.llama.answer_tokens(s.answer)
+            s.given = self.llama.vocabulary.answer_tokens(s.answer)
         s.exact = bool(message.ids) or (s.exact and not message.text)
         same = next((i for i, (a, b) in enumerate(zip(before, s.given, strict=False)) if a != b), len(before))
         self._rewind(s, len(s.prompt) + min(same, len(s.given)))
@@ -155,9 +156,9 @@ class Batcher:
             s.held, s.waiting_since, s.timeline = False, self.clock(), self._timeline(s.request, self.clock())
         self.admission.changed()
         if s.given and not s.exact:
-            s.candidates = self.llama.extensions(s.given[-1])
+            s.candidates = self.llama.vocabulary.extensions(s.given[-1])
             if s.candidates:
-                s.dropped = self.llama.piece(s.tokens.pop())
+                s.dropped = self.llama.vocabulary.piece(s.tokens.pop())
         s.n_prompt = len(s.tokens)
         self._keep(s, s.n_prompt)
         s.sampler = self.llama.sampler(s.request, s.tokens[len(s.prompt) :], s.grammar)
@@ -274,11 +275,11 @@ class Batcher:
 
     def _take(self, s: Sequence, token: int, now: float) -> None:
         """Add a drawn token to its answer; end the answer where it ends."""
-        if self.llama.ends(token):
+        if self.llama.vocabulary.ends(token):
             self._finish(s, "stop")
             return
         s.tokens.append(token)
-        piece = self.llama.piece(token)
+        piece = self.llama.vocabulary.piece(token)
         if s.candidates:
             healed, s.dropped, s.candidates = s.dropped, b"", []
             piece = piece[len(healed) :]

@@ -1,4 +1,4 @@
-"""The only module that imports llama_cpp: a thin, typed skin over llama.cpp's C API."""
+"""A model and its context: a thin, typed skin over llama.cpp's C API."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import ctypes
 import ctypes.util
 import os
 import time
-import zlib
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
 import llama_cpp
@@ -17,29 +14,21 @@ import numpy as np
 
 from .grammar import GrammarError, grammar_of
 from .memory import Need, available_bytes, fitting, too_large
-from .template import ChatTemplate
-from .wire import Count, Generate, Load
+from .rows import Row, Rows
+from .sampler import Sampler
+from .vocabulary import PromptError, Vocabulary
+from .wire import Generate, Load
 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
-DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
-DEFAULT_MIN_P = 0.05
-ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
 _TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # of what is forgotten; of what is being moved
-PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
 SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
 WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
 ABORTED = 2  # llama_decode's return value after the abort callback said stop
 NO_KV_SLOT = 1
 
-
-_NO_TEXT = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN | llama_cpp.LLAMA_TOKEN_ATTR_UNUSED
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
-
-
-class PromptError(ValueError):
-    """A raw prompt, or ids, that this model cannot take; the message is fit for a user."""
 
 
 class ModelError(RuntimeError):
@@ -91,8 +80,7 @@ class Llama:
         if not self._model:
             msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
             raise ModelError(msg)
-        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        self.vocabulary = Vocabulary(self._model)
         self.exact = load.exact
         # A state that was carried through a text cannot be cut, nor shared up to somewhere.
         self.divisible = not (
@@ -105,13 +93,8 @@ class Llama:
         self.n_ctx, self.n_cells = self._sizes(load)
         self._ctx = self._new_context(load, abort)
         self._memory = llama_cpp.llama_get_memory(self._ctx)
-        self._rows = _Rows()
+        self._rows = Rows(N_BATCH)
         self._abort = abort  # keeps callback and buffer alive as long as the context
-        self._control = self._control_texts()
-        bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
-        source = llama_cpp.llama_model_chat_template(self._model, None)
-        self._bos = bos
-        self._template = ChatTemplate(source.decode() if source else None, bos, eos)
         self.prefill_tps, decode_s = self._warm_up()
         # Where learning begins: reading the weights once makes up most of a token, and context hardly any at first.
         self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
@@ -155,115 +138,16 @@ class Llama:
         n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
         need = Need(
             self.bytes_per_token,
-            4 * N_BATCH * (self.n_vocab + WORK_PER_ROW * llama_cpp.llama_model_n_embd(self._model)),
+            4 * N_BATCH * (self.vocabulary.n_tokens + WORK_PER_ROW * llama_cpp.llama_model_n_embd(self._model)),
         )
         try:
             return fitting(n_ctx, load.n_cells, need, available_bytes())
         except MemoryError as e:
             raise ModelError(str(e)) from e
 
-    # --- text and tokens -----------------------------------------------------------------------------------------
-
-    def prompt_tokens(self, request: Generate | Count) -> list[int]:
-        """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError."""
-        if request.prompt is not None:
-            return self._raw_tokens(request.prompt)
-        tokens: list[int] = []
-        for index, (text, is_template) in enumerate(self._template.segments(request.messages, self._control)):
-            add_bos = index == 0 and not (self._bos and text.startswith(self._bos))
-            tokens += self.tokenize(text, add_special=add_bos, parse_special=is_template)
-        return tokens
-
-    def prompt_text(self, request: Count) -> str:
-        """The rendered messages as text; none of a raw prompt, and none where a message spells a control token."""
-        if request.prompt is not None:
-            return ""
-        parts = self._template.segments(request.messages, self._control)
-        return parts[0][0] if len(parts) == 1 else ""
-
-    def _raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        known = isinstance(prompt, str)
-        tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.checked(prompt)
-        if not tokens:
-            raise PromptError("The prompt is empty." if known else "The prompt has no token ids.")
-        return tokens
-
-    def checked(self, ids: Sequence[int]) -> list[int]:
-        """The same ids, all of this vocabulary. Raises PromptError."""
-        if ids and not (min(ids) >= 0 and max(ids) < self.n_vocab):
-            msg = f"A token id is not in the model's vocabulary of {self.n_vocab} tokens."
-            raise PromptError(msg)
-        return list(ids)
-
-    def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
-        """Token ids of answer text, which follows other text: `ids` if they are known. Raises PromptError."""
-        if ids or not text:
-            return self.checked(ids)
-        if not self._adds_space:
-            return self.tokenize(text)
-        anchor, tokens = self.tokenize(ANCHOR), self.tokenize(ANCHOR + text)
-        return tokens[len(anchor) :] if tokens[: len(anchor)] == anchor else self.tokenize(text)
-
-    @cached_property
-    def _adds_space(self) -> bool:
-        """Whether the tokenizer puts a space in front of a text, as many SentencePiece vocabularies do."""
-        return b"".join(map(self.piece, self.tokenize("a"))) == b" a"
-
-    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`; `parse_special` lets control tokens be spelled out."""
-        data = text.encode("utf-8", "surrogatepass")
-        room = len(data) + 8
-        buffer = (llama_cpp.llama_token * room)()
-        n = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
-        if n < 0:
-            buffer = (llama_cpp.llama_token * -n)()
-            n = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, -n, add_special, parse_special)
-        return list(buffer[:n])
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Bytes of one token."""
-        buffer = ctypes.create_string_buffer(64)
-        n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, 64, 0, special)
-        if n < 0:
-            buffer = ctypes.create_string_buffer(-n)
-            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, -n, 0, special)
-        return buffer.raw[:n]
-
-    def extensions(self, token: int) -> list[int]:
-        """Ids of all tokens whose bytes begin with this one's, itself among them; none if it is no plain text."""
-        start, (pieces, ids) = self.piece(token), self._index
-        if not start or not self._is_text(token):
-            return []
-        low = high = bisect_left(pieces, start)
-        while high < len(pieces) and pieces[high].startswith(start):
-            high += 1
-        return ids[low:high]
-
-    @cached_property
-    def _index(self) -> tuple[list[bytes], list[int]]:
-        """Bytes of all text tokens, sorted, and their ids. Built when first needed; takes 0.1 s for 50,000 tokens."""
-        found = sorted((self.piece(t), t) for t in range(self.n_vocab) if self._is_text(t))
-        return [piece for piece, _ in found], [t for _, t in found]
-
-    def _is_text(self, token: int) -> bool:
-        return not (llama_cpp.llama_vocab_get_attr(self._vocab, token) & _NO_TEXT or self.ends(token))
-
-    def ends(self, token: int) -> bool:
-        """Whether the token ends an answer."""
-        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
-
-    def _special(self, which: Any) -> str:
-        token = which(self._vocab)
-        return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-
-    def _control_texts(self) -> list[str]:
-        vocab, n = self._vocab, llama_cpp.llama_vocab_n_tokens(self._vocab)
-        control = (t for t in range(n) if llama_cpp.llama_vocab_get_attr(vocab, t) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL)
-        return [text for t in control if (text := self.piece(t, special=True).decode("utf-8", "replace"))]
-
     # --- computing -----------------------------------------------------------------------------------------------
 
-    def decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> int:
+    def decode(self, rows: Sequence[Row]) -> int:
         """Run one batch of (token, position, sequence, wants_logits) rows; llama_decode's return value.
 
         0 done, NO_KV_SLOT, ABORTED, negative: broken.
@@ -320,7 +204,7 @@ class Llama:
 
     def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
         """A sampler chain in C for an answer that has the tokens `answer` already; `grammar` as `grammar` gave it."""
-        return Sampler(request, self.n_vocab, answer, vocab=self._vocab, grammar=grammar)
+        return Sampler(request, self.vocabulary.n_tokens, answer, vocab=self.vocabulary.handle, grammar=grammar)
 
     def grammar(self, request: Generate) -> str:
         """What the response format allows, tried out; empty if that is anything. Raises PromptError."""
@@ -330,7 +214,7 @@ class Llama:
             raise PromptError("An answer with a response format cannot go on from text that is given.")
         try:
             grammar = grammar_of(request.response_format)
-            Sampler(request, self.n_vocab, vocab=self._vocab, grammar=grammar).close()
+            Sampler(request, self.vocabulary.n_tokens, vocab=self.vocabulary.handle, grammar=grammar).close()
         except GrammarError as e:
             raise PromptError(str(e)) from e
         return grammar
@@ -340,7 +224,7 @@ class Llama:
         sampler.seed()
         if not (among or sampler.greedy):
             return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
-        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.n_vocab,))
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.vocabulary.n_tokens,))
         if not among:  # the chain would make a table of the whole vocabulary to find the same
             return int(logits.argmax())
         data = np.zeros(len(among), _CANDIDATE)
@@ -359,7 +243,7 @@ class Llama:
         Returns token/s, and what a single token takes, s.
         """
         n = min(32, self.n_ctx // 2)
-        tokens = (self.tokenize("The quick brown fox jumps over the lazy dog. " * 8) * n)[:n]
+        tokens = (self.vocabulary.tokenize("The quick brown fox jumps over the lazy dog. " * 8) * n)[:n]
         rows = [(token, i, 0, False) for i, token in enumerate(tokens)]
         self.decode(rows)
         self.forget(0)
@@ -370,91 +254,6 @@ class Llama:
         single = time.perf_counter() - started - elapsed
         self.clear()
         return n / elapsed, single
-
-
-class _Rows:
-    """A llama_batch over numpy arrays: filled as a whole, not element by element."""
-
-    def __init__(self) -> None:
-        self._token, self._pos, self._n_seq, self._seq = (np.ones(N_BATCH, np.int32) for _ in range(4))
-        self._logits = np.zeros(N_BATCH, np.int8)
-        where = self._seq.ctypes.data + self._seq.itemsize * np.arange(N_BATCH, dtype=np.uintp)
-        self._seq_of = where.astype(np.uintp)  # each row's list of sequences has one entry
-        self._batch = llama_cpp.llama_batch(
-            n_tokens=0,
-            token=self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
-            embd=None,
-            pos=self._pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
-            n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            seq_id=self._seq_of.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),
-            logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
-
-    def filled(self, rows: Sequence[tuple[int, int, int, bool]]) -> llama_cpp.llama_batch:
-        """The batch of these (token, position, sequence, wants_logits) rows; valid until the next call."""
-        n = len(rows)
-        table = np.array(rows, np.int32)
-        self._token[:n], self._pos[:n], self._seq[:n], self._logits[:n] = table.T
-        self._batch.n_tokens = n
-        return self._batch
-
-
-class Sampler:
-    """A llama.cpp sampler chain for one answer; freed with `close`.
-
-    It goes on where an answer stands: the penalties know the tokens in `answer`, and with a seed the draw of the n-th
-    token depends on the seed and n alone, so a continued answer draws what the unbroken one would have drawn.
-    """
-
-    def __init__(
-        self, request: Generate, n_vocab: int, answer: Sequence[int] = (), *, vocab: Any = None, grammar: str = ""
-    ) -> None:
-        """Raises PromptError for a grammar that llama.cpp does not understand."""
-        self._seed: int | None = None
-        self._n_drawn = len(answer)
-        self.greedy = False  # the largest logit, and nothing else
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-        if grammar:
-            constraint = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
-            if not constraint:
-                llama_cpp.llama_sampler_free(chain)
-                raise PromptError("llama.cpp does not understand the grammar of the response format.")
-            llama_cpp.llama_sampler_chain_add(chain, constraint)
-        frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
-        if frequency or presence:
-            penalties = llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence)
-            llama_cpp.llama_sampler_chain_add(chain, penalties)
-        temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
-        if temperature <= 0:
-            self.greedy = not (frequency or presence or grammar)
-            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
-        else:
-            if request.top_p is None:
-                llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_min_p(DEFAULT_MIN_P, 1))
-            elif request.top_p < 1:
-                llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_p(request.top_p, 1))
-            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(temperature))
-            self._seed = request.seed
-            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(llama_cpp.LLAMA_DEFAULT_SEED))
-        self.chain = chain
-        if frequency or presence:
-            for token in answer[-PENALTY_WINDOW:]:
-                llama_cpp.llama_sampler_accept(chain, token)
-
-    def seed(self) -> None:
-        """Make the next draw a function of the seed and of the token's number; without a seed, of chance."""
-        if self._seed is not None:
-            last = llama_cpp.llama_sampler_chain_n(self.chain) - 1
-            llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self.chain, last))
-            mixed = zlib.crc32(f"{self._seed} {self._n_drawn}".encode()) & 0x7FFFFFFF  # never LLAMA_DEFAULT_SEED
-            llama_cpp.llama_sampler_chain_add(self.chain, llama_cpp.llama_sampler_init_dist(mixed))
-        self._n_drawn += 1
-
-    def close(self) -> None:
-        """Free the chain; idempotent."""
-        if self.chain is not None:
-            llama_cpp.llama_sampler_free(self.chain)
-            self.chain = None
 
 
 def requantize(source: str, target: str, n_threads: int) -> None:

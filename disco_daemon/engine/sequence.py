@@ -8,7 +8,7 @@ from ..serving.jobs import Job
 from ..serving.timeline import Timeline
 from . import wire
 from .cells import Saved
-from .llama import Sampler
+from .sampler import Sampler
 from .text import TextStream
 
 

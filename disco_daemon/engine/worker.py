@@ -22,9 +22,10 @@ from .admission import SCHEDULERS, Admission
 from .batch import Batcher
 from .cells import Cells
 from .gauge import Gauge
-from .llama import N_SEQS, AbortFlag, Llama, ModelError, PromptError
+from .llama import N_SEQS, AbortFlag, Llama, ModelError
 from .memory import available_bytes
 from .template import TemplateError
+from .vocabulary import PromptError, Vocabulary
 
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
@@ -130,22 +131,22 @@ class Worker:
 
     def _dispatch(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Count) and self._llama is not None:
-            self._count(message, self._llama)
+            self._count(message, self._llama.vocabulary)
             return
         self._commands.put(message)
         somebody_comes = isinstance(message, wire.Generate) and self._batcher is not None and self._batcher.lone
         if isinstance(message, wire.Cancel) or somebody_comes:
             self._abort.set()
 
-    def _count(self, message: wire.Count, llama: Llama) -> None:
+    def _count(self, message: wire.Count, vocabulary: Vocabulary) -> None:
         try:
-            prompt = llama.prompt_tokens(message)
+            prompt = vocabulary.prompt_tokens(message)
             if not message.ids:
                 n_cached = self._cells.cached(prompt) if self._cells is not None else 0
                 self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))
                 return
-            ids = (*prompt, *llama.answer_tokens(message.answer, message.answer_ids))
-            text = llama.prompt_text(message)
+            ids = (*prompt, *vocabulary.answer_tokens(message.answer, message.answer_ids))
+            text = vocabulary.prompt_text(message)
             self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
         except (TemplateError, PromptError) as e:
             self.send(wire.Failed(message.id, "bad_messages", str(e), True))

@@ -14,8 +14,9 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import MAX_WAITING, Batcher
 from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.llama import ABORTED, NO_KV_SLOT, PromptError
+from disco_daemon.engine.llama import ABORTED, NO_KV_SLOT
 from disco_daemon.engine.sequence import Sequence as Sequence_
+from disco_daemon.engine.vocabulary import PromptError
 from disco_daemon.serving.latency import IterationLatency
 from disco_daemon.serving.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 
@@ -52,6 +53,27 @@ class Cell:
     place: int
 
 
+class FakeVocabulary:
+    """Letters are tokens."""
+
+    def prompt_tokens(self, request: wire.Generate) -> list[int]:
+        return tokens_of("".join(m["content"] for m in request.messages))
+
+    piece = staticmethod(PIECES_OF.__getitem__)
+    ends = staticmethod((0).__eq__)
+
+    def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
+        return self.checked(ids) if ids else tokens_of(text)
+
+    def checked(self, ids: Sequence[int]) -> list[int]:
+        if any(token > 255 for token in ids):
+            raise PromptError("no such token")
+        return list(ids)
+
+    def extensions(self, token: int) -> list[int]:
+        return EXTENSIONS.get(token, [])
+
+
 @dataclass
 class FakeLlama:
     """A KV cache of `n_cells` that checks every position, and breaks as `faults` say: (return value, rows done).
@@ -70,6 +92,7 @@ class FakeLlama:
     n_placed: int = 0
     logits: dict[int, list[int]] = field(default_factory=dict)
     samplers: list[FakeSampler] = field(default_factory=list)
+    vocabulary: FakeVocabulary = field(default_factory=FakeVocabulary)
 
     @property
     def n_used(self) -> int:
@@ -111,23 +134,6 @@ class FakeLlama:
         self.n_placed = 0
         for cells in self.cells.values():
             cells.clear()
-
-    def prompt_tokens(self, request: wire.Generate) -> list[int]:
-        return tokens_of("".join(m["content"] for m in request.messages))
-
-    piece = staticmethod(PIECES_OF.__getitem__)
-    ends = staticmethod((0).__eq__)
-
-    def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
-        return self.checked(ids) if ids else tokens_of(text)
-
-    def checked(self, ids: Sequence[int]) -> list[int]:
-        if any(token > 255 for token in ids):
-            raise PromptError("no such token")
-        return list(ids)
-
-    def extensions(self, token: int) -> list[int]:
-        return EXTENSIONS.get(token, [])
 
     def grammar(self, request: wire.Generate) -> str:
         if request.response_format == {}:

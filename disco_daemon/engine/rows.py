@@ -1,0 +1,38 @@
+"""What one llama_decode computes, as llama.cpp wants it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import llama_cpp
+import numpy as np
+
+Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted
+
+
+class Rows:
+    """A llama_batch over numpy arrays: filled as a whole, not element by element."""
+
+    def __init__(self, n_batch: int) -> None:
+        self._token, self._pos, self._n_seq, self._seq = (np.ones(n_batch, np.int32) for _ in range(4))
+        self._logits = np.zeros(n_batch, np.int8)
+        where = self._seq.ctypes.data + self._seq.itemsize * np.arange(n_batch, dtype=np.uintp)
+        self._seq_of = where.astype(np.uintp)  # each row's list of sequences has one entry
+        self._batch = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            embd=None,
+            pos=self._pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
+            n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self._seq_of.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),
+            logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def filled(self, rows: Sequence[Row]) -> llama_cpp.llama_batch:
+        """The batch of these rows; valid until the next call."""
+        n = len(rows)
+        table = np.array(rows, np.int32)
+        self._token[:n], self._pos[:n], self._seq[:n], self._logits[:n] = table.T
+        self._batch.n_tokens = n
+        return self._batch
