@@ -28,7 +28,7 @@ from ..models import fetch_default_model
 from . import llama_server
 from .child import BenchError, child
 from .demo import PASSAGE
-from .streamed import Chat, Door, Heard, ask, rate_together, rate_whole, state_of, worst_gap
+from .streamed import Chat, Door, Heard, ask, at_rest, device_state, rate_together, rate_whole, state_of, worst_gap
 
 OURS, PEER = "ours", "peer"
 REQUEST_S = 300.0  # one answer, s
@@ -79,10 +79,10 @@ def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: round(statistics.median(values), 5) for name, values in figures.items()}
 
 
-def device_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What `GET /disco/v1/state` says of the device and of the engine in it."""
-    device = state.get("endpoints", {}).get("device", {})
-    return dict(device) | dict(device.get("engine") or {}) | dict(state.get("device") or {})
+def chunk_time(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
+    """What an iteration with a part of a prompt beside running answers took between two states, s; None without any."""
+    n, took_s = (after.get(key, 0) - before.get(key, 0) for key in ("chunks", "chunks_s"))
+    return took_s / n if n else None
 
 
 def python_share(states: Sequence[Mapping[str, Any]]) -> float | None:
@@ -248,6 +248,7 @@ class Bench:
 
     async def worst_tbt(self) -> dict[str, Any]:
         """Longest silence of the running answers while a long prompt is prefilled, s, and that prompt's TTFT, s."""
+        before = device_state(await at_rest(self.doors[OURS]))
         gaps: Both = {OURS: [], PEER: []}
         ttfts: Both = {OURS: [], PEER: []}
         for _, doors in self.turns():
@@ -258,13 +259,12 @@ class Bench:
                 gaps[door.name].append(gap)
                 ttfts[door.name].append(ttft)
             self.told(f"worst gap beside a prompt of {LONG_PROMPT}", gaps, "s")
-        chunk_s = device_state(await state_of(self.doors[OURS])).get("chunk_s")
-        found = medians(gaps)
+        chunk_s, found = chunk_time(before, device_state(await at_rest(self.doors[OURS]))), medians(gaps)
         return {
             "ratio": ratio(gaps),
             "s": found,
             "prompt_ttft_s": medians(ttfts),
-            "chunk_s": chunk_s,
+            "chunk_s": chunk_s and round(chunk_s, 4),
             "over_chunk": round(found[OURS] / chunk_s, 3) if chunk_s else None,
             "raw": gaps,
         }

@@ -39,9 +39,9 @@ from ..simulate.serving import ARRIVALS_CV
 from . import llama_server
 from .child import BenchError, child
 from .demo import PASSAGE
-from .engine import device_state, story
+from .engine import story
 from .qoe_figures import ANDES, FCFS, PACE_TPS, PEER, Curve, Served, measure, rate_between, summary, table
-from .streamed import Chat, Door, Heard, ask, state_of
+from .streamed import Chat, Door, Heard, ask, at_rest, device_state
 
 N_CTX = 1024  # of one of our answers with its prompt, tokens
 PEER_SLOTS = 8  # answers at a time of llama-server, which divides nothing among them: its cache is unified
@@ -54,7 +54,6 @@ N_CALIBRATION, IN_FLIGHT = 400, 40  # requests at most, and at a time: more than
 CALIBRATION_S, RAMP_S = 25.0, 8.0  # how long they are sent, and how much of that does not count
 REQUEST_S = 300.0  # one answer, s
 LEAD_S = 0.2  # before the first request of a point is due, s
-REST_S, LOOK_S = 5.0, 0.1  # for an engine's last counters after its last answer, and how often to look, s
 
 __all__ = ["Setup", "bench_qoe", "table"]
 
@@ -160,18 +159,6 @@ async def _one(door: Door, request: Request, due: float) -> Served:
     except (BenchError, aiohttp.ClientError, TimeoutError, ValueError) as error:
         return Served(due, heard, str(error) or type(error).__name__)
     return Served(due, heard, None if heard.times else "an answer without text")
-
-
-async def at_rest(door: Door) -> dict[str, Any]:
-    """The daemon's state once its engine has told its last counters; as it is after REST_S. Raises ClientError."""
-    until = time.perf_counter() + REST_S
-    while True:
-        state = await state_of(door)
-        engine = device_state(state)
-        busy = sum(engine.get(key) or 0 for key in ("running", "paused", "swapped", "waiting"))
-        if not busy or time.perf_counter() > until:
-            return state
-        await asyncio.sleep(LOOK_S)
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from .child import LOG_TAIL, BenchError
 MODEL = "disco/device"  # llama-server takes any name
 SETTLED = 8  # pieces after which an answer counts as running
 MIN_TOGETHER = 0.25  # share of the tokens that must come while all answers run, or their rate says nothing
+REST_S, LOOK_S = 5.0, 0.1  # for an engine's last counters after its last answer, and how often to look, s
 
 Chat = list[dict[str, str]]
 
@@ -120,6 +121,24 @@ async def state_of(door: Door) -> dict[str, Any]:
         response.raise_for_status()
         state: dict[str, Any] = await response.json()
     return state
+
+
+def device_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What `GET /disco/v1/state` says of the device and of the engine in it."""
+    device = state.get("endpoints", {}).get("device", {})
+    return dict(device) | dict(device.get("engine") or {}) | dict(state.get("device") or {})
+
+
+async def at_rest(door: Door) -> dict[str, Any]:
+    """The daemon's state once its engine has told its last counters; as it is after REST_S. Raises ClientError."""
+    until = time.perf_counter() + REST_S
+    while True:
+        state = await state_of(door)
+        engine = device_state(state)
+        busy = sum(engine.get(key) or 0 for key in ("running", "paused", "swapped", "waiting"))
+        if not busy or time.perf_counter() > until:
+            return state
+        await asyncio.sleep(LOOK_S)
 
 
 # --- what the times say ----------------------------------------------------------------------------------------------

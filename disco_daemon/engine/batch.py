@@ -44,6 +44,8 @@ class Totals:
     iterations: int = 0
     busy_s: float = 0.0
     sample_s: float = 0.0
+    chunks: int = 0
+    chunks_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -206,6 +208,9 @@ class Batcher:
             sequence.busy_s += (now - started) * n / len(rows)
         if rc == 0:
             self.totals.iterations += 1
+            if load.n_prefill and load.n_decode:
+                self.totals.chunks += 1
+                self.totals.chunks_s += now - started
             if load.n_prefill or self.totals.iterations % LEARN_EVERY == 0:
                 self.admission.latency.saw(load, now - started)
             self._collect(shares, now)

@@ -70,4 +70,6 @@ class Gauge:
             iteration_s=iteration_s,
             iterations=self.n_iterations,
             preemptions=admission.n_preempted,
+            chunks=totals.chunks,
+            chunks_s=totals.chunks_s,
         )

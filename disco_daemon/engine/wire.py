@@ -202,7 +202,8 @@ class Stats(Message, frozen=True):
     Of the answers `running` generate or prefill, `paused` keep their cells, `swapped` are in main memory (`saved_bytes`
     in all), `waiting` have nothing computed yet. `cells_used` of the KV cache hold something, cached prefixes too. An
     iteration takes `iteration_s` at present, s; of the time, the share `python_share` is not llama.cpp's. The other
-    counters are of tokens, s and times since the start; `cached_tokens` did not have to be computed.
+    counters are of tokens, s and times since the start; `cached_tokens` did not have to be computed, and `chunks` were
+    iterations with a part of a prompt beside running answers, `chunks_s` in all.
     """
 
     running: int
@@ -219,6 +220,8 @@ class Stats(Message, frozen=True):
     iteration_s: float
     iterations: int
     preemptions: int
+    chunks: int = 0
+    chunks_s: float = 0.0
 
 
 ToEngine = Load | Count | Generate | Hold | Append | Cancel

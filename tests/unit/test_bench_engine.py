@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from disco_daemon.bench import engine, llama_server
+from disco_daemon.bench import engine, llama_server, streamed
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.engine import OURS, PEER, Bench, Setup
 from disco_daemon.bench.loopback import LoopbackServer
@@ -55,6 +55,7 @@ class Scripted(LoopbackServer):
         """A long prompt ends the stall."""
         if exchange.usage()["prompt_tokens"] > 1000:
             self.long.set()
+            self.device = {"chunks": self.device.get("chunks", 0) + 4, "chunks_s": self.device.get("chunks_s", 0) + 2}
 
     async def before(self, request: web.Request, response: web.StreamResponse, exchange: Exchange, i: int) -> None:
         """The stall."""
@@ -142,10 +143,10 @@ def test_pythons_share_is_that_of_the_measured_time(states: list[dict[str, float
 
 def test_the_device_is_found_in_the_state_wherever_it_is() -> None:
     state = {"endpoints": {"device": {"state": "ready", "engine": {"iterations": 3}}}, "device": {"python_share": 0.1}}
-    found = engine.device_state(state)
+    found = streamed.device_state(state)
     assert (found["state"], found["iterations"], found["python_share"]) == ("ready", 3, 0.1)
-    assert engine.device_state({"endpoints": {"device": {"engine": None}}}) == {"engine": None}
-    assert engine.device_state({}) == {}
+    assert streamed.device_state({"endpoints": {"device": {"engine": None}}}) == {"engine": None}
+    assert streamed.device_state({}) == {}
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -258,7 +259,6 @@ async def test_the_second_turn_is_the_first_and_its_answer_and_more(stage: Stage
 
 async def test_the_gap_of_running_answers_is_held_against_a_chunk(stage: Stage) -> None:
     bench = await stage.bench(Setup(repeats=1), stalled=True)
-    stage.servers[OURS].device = {"chunk_s": 0.5}
     found = await bench.worst_tbt()
     assert min(found["s"].values()) > 0
     assert found["chunk_s"] == 0.5

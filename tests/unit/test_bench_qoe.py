@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from disco_daemon.bench import qoe
+from disco_daemon.bench import qoe, streamed
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.qoe import Request, Setup
@@ -213,7 +213,7 @@ def test_throughput_is_told_with_and_without_the_end() -> None:
 async def test_preemptions_are_those_of_the_point_when_the_engine_rests(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qoe, "LOOK_S", 0.0)
+    monkeypatch.setattr(streamed, "LOOK_S", 0.0)
     server = Scripted()
     rest, busy = {"preemptions": 5, "running": 0}, {"preemptions": 6, "waiting": 1}
     server.states = [rest, busy, busy, rest | {"preemptions": 9}]
@@ -225,10 +225,10 @@ async def test_preemptions_are_those_of_the_point_when_the_engine_rests(
 async def test_an_engine_that_never_rests_is_not_waited_for(
     stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qoe, "REST_S", 0.0)
+    monkeypatch.setattr(streamed, "REST_S", 0.0)
     server = Scripted()
     server.states = [{"running": 1}]
-    assert (await qoe.at_rest(await door_to(stack, server)))["loop_lag_ms"] == {"p99": 1.5}
+    assert (await streamed.at_rest(await door_to(stack, server)))["loop_lag_ms"] == {"p99": 1.5}
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------
