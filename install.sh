@@ -21,7 +21,8 @@ usage: ./install.sh [--demo] [--prefix DIR]
   --purge        with --uninstall: remove models, config and history too
   --help         show this text
 
-Environment: PYTHON (the interpreter to try first), CXX, CMAKE_ARGS, CMAKE_BUILD_PARALLEL_LEVEL, NO_COLOR.
+Environment: PYTHON (the interpreter to try first), CXX, CMAKE_BUILD_PARALLEL_LEVEL, NO_COLOR, and CMAKE_ARGS, the
+options of llama.cpp's build: -DGGML_CUDA=on or -DGGML_VULKAN=on for a GPU (macOS has Metal anyway).
 TEXT
 }
 
@@ -265,13 +266,13 @@ on_signal() {
 # A hash over everything that the installation is made from, printed by the Python that would be used.
 fingerprint() {
   "$1" - "$SOURCE" <<'PY'
-import hashlib, pathlib, sys
+import hashlib, os, pathlib, sys
 
 source = pathlib.Path(sys.argv[1])
 files = [source / name for name in ("pyproject.toml", "README.md", "LICENSE", "install.sh")]
 for folder in ("disco_daemon", "tui", "profiles"):
     files += sorted(path for path in (source / folder).rglob("*") if path.suffix != ".pyc")
-digest = hashlib.sha256(sys.version.encode())
+digest = hashlib.sha256((sys.version + os.environ.get("CMAKE_ARGS", "")).encode())
 for path in files:
     if path.is_file():
         digest.update(f"\n{path.relative_to(source)} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -362,7 +363,10 @@ install_packages() {
   fi
   say "installing packages; the engine is compiled for this machine, minutes the first time ($CMAKE_BUILD_PARALLEL_LEVEL cores)"
   set -m # a process group of its own, so that a signal ends the compilers too
-  "$VENV/bin/python" -m pip install -v --no-input --disable-pip-version-check "$copy" >"$LOG" 2>&1 </dev/null &
+  # Neither pip's cache nor the environment tells builds with other CMAKE_ARGS apart.
+  # shellcheck disable=SC2086  # two words
+  "$VENV/bin/python" -m pip install -v --no-input --disable-pip-version-check \
+    ${CMAKE_ARGS:+--no-cache-dir --force-reinstall} "$copy" >"$LOG" 2>&1 </dev/null &
   CHILD=$!
   set +m
   printf '%s\n' "$CHILD" >"$LOCK/child"
@@ -556,6 +560,7 @@ if [ "$PURGE" = 1 ] && [ "$UNINSTALL" = 0 ]; then usage_error '--purge goes with
 if [ "$DEMO" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--demo does not go with --uninstall'; fi
 
 unset PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX # each would make pip install somewhere else
+unset SOURCE_DATE_EPOCH # with it, llama.cpp is not compiled for this machine's instruction set
 export PIP_USER=0
 set_places
 { # read as a whole before it runs: a `git pull` during the minutes of compiling must not change what comes next

@@ -38,6 +38,16 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """If set, clients must send it as their API key."""
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[device.adapters.NAME] A LoRA adapter: path of a GGUF file, and how strongly it is applied (1 = as trained)."""
+
+    path: str
+    scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0
+
+
+_AdapterName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
 class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[device] This machine's own model."""
 
@@ -51,15 +61,41 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Context length in tokens of one answer with its prompt; 0 = as the model was trained. Less if memory is short."""
     n_cells: Annotated[int, Meta(ge=0)] = 0
     """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice n_ctx if memory allows."""
+    spill_gib: _NonNegative = 0.0
+    """Disk for idle conversations, GiB: they go on after a restart without being read again. The files, yours alone in
+    the cache folder, hold the conversations, but no `private` ones. 0 = none, and those there are removed."""
+    spill_after_s: _NonNegative = 120.0
+    """A conversation goes to disk when nobody has used it for this long, s; or for want of room, or at the end."""
     scheduler: Literal["andes", "fcfs", "round-robin"] = "andes"
     """Who runs when not all can: andes (whose reader gains most), fcfs (first come, first served), round-robin."""
     n_threads: Annotated[int, Meta(ge=0)] = 0
-    """CPU threads; 0 = one fewer than the cores, at least 1."""
+    """CPU threads; 0 = as tuned, or else one fewer than the cores, at least 1."""
+    n_threads_batch: Annotated[int, Meta(ge=0)] = 0
+    """CPU threads that read prompts; 0 = `n_threads` if you set that, or else as tuned."""
+    n_ubatch: Annotated[int, Meta(ge=0, le=512)] = 0
+    """Tokens of a prompt that are computed at a time (micro-batch); 0 = as tuned, or else 512."""
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    """Flash attention; auto: on, unless rounding is fast and it was measured to be slower here."""
+    kv_type: Literal["auto", "q8_0"] = "auto"
+    """How the KV cache keeps a number: auto (16 bits), or q8_0 (half the memory; answers may differ a little)."""
+    autotune: bool = True
+    """Measure once, while the daemon is idle, which of these are fastest here, for the next start; `disco tune` does it
+    at once. Not if you set `n_threads`."""
     rounding: Literal["auto", "exact", "fast"] = "auto"
     """exact: an answer taken over from elsewhere goes on as if it had never been interrupted, to the bit; fast: prompts
     are read 15 % faster (512 tokens), and greedy answers may part after a handoff. auto: exact if there is a server."""
-    n_gpu_layers: int = 0
-    """Layers to put on a GPU, if llama.cpp was built for one; -1 = all."""
+    n_gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
+    """Layers to put on a GPU, if llama.cpp was built for one: auto (as many as its memory holds; none if `rounding` is
+    exact, which only the CPU is), a number, -1 = all."""
+    adapters: Annotated[dict[_AdapterName, str | Adapter], Meta(max_length=32)] = {}
+    """LoRA adapters, NAME = "path of a GGUF file" or {path, scale}; each is the model disco/device:NAME."""
+    chat_template: str = ""
+    """A Jinja file in place of the model's own chat template; empty = the model's own."""
+    speculation: Literal["auto", "off"] = "auto"
+    """auto: guess the next tokens from the text (quotes, edits) and compute several at once where that pays; off. The
+    answers are the same."""
+    draft_model: str = ""
+    """A small GGUF file of the same family as `model`, which guesses, too; empty = none."""
     watts: _NonNegative = 15.0
     """Power that computing draws, W; with `usd_per_kwh` it gives the cost of device tokens."""
     usd_per_kwh: _NonNegative = 0.30
@@ -168,6 +204,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "history": HistorySettings,
 }
 SECRET_KEYS = frozenset({"api.key"})
+TABLES = frozenset({"device.adapters"})
 
 
 def keys() -> list[str]:
@@ -184,6 +221,11 @@ def config_path() -> Path:
 def data_path() -> Path:
     """Where history and models live."""
     return platformdirs.user_data_path("disco")
+
+
+def cache_path() -> Path:
+    """Where what can be computed again lives."""
+    return platformdirs.user_cache_path("disco")
 
 
 def load(
@@ -210,7 +252,7 @@ def set_value(path: Path, key: str, text: str) -> Config:
     section, name = key.split(".")
     if section not in document:
         document[section] = tomlkit.table()
-    document[section][name] = getattr(getattr(config, section), name)
+    document[section][name] = get_value(config, key)
     _write_private(path, tomlkit.dumps(document))
     return config
 
@@ -219,7 +261,7 @@ def get_value(config: Config, key: str) -> Any:
     """One setting. Raises ConfigError for an unknown key."""
     _require_known(key)
     section, name = key.split(".")
-    return getattr(getattr(config, section), name)
+    return msgspec.to_builtins(getattr(getattr(config, section), name))
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -291,7 +333,12 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         cls = SECTIONS[section]
         kind = next(f.type for f in msgspec.structs.fields(cls) if f.name == name)
         try:
+            if key in TABLES:
+                value = tomllib.loads(f"value = {value}")["value"]
             value = msgspec.convert(value, kind, strict=False)
+        except tomllib.TOMLDecodeError as e:
+            msg = f"{key} must be a TOML table such as {{name = 'value'}}: {e} (got {value!r})"
+            raise ConfigError(msg) from e
         except msgspec.ValidationError as e:
             msg = f"{key}: {e} (got {value!r})"
             raise ConfigError(msg) from e
@@ -322,6 +369,9 @@ def _check(config: Config) -> None:
         if value not in allowed:
             msg = f"{key} = {value!r}: choose one of {', '.join(allowed)}"
             raise ConfigError(msg)
+    if config.device.flash_attn == "off" and (config.device.rounding == "exact" or config.device.kv_type != "auto"):
+        msg = "device.flash_attn = 'off' does not go with device.rounding = 'exact', nor with a device.kv_type"
+        raise ConfigError(msg)
     for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
         if url and not is_http_url(url):
             msg = f"{key} = {url!r} is not a URL such as https://api.openai.com/v1"
@@ -332,6 +382,9 @@ def require_complete(config: Config) -> None:
     """What must be set together before a daemon can run. Raises ConfigError."""
     if config.device.base_url and not is_loopback(hostname(config.device.base_url)):
         msg = "device.base_url must be on this machine (127.0.0.1 or localhost): private requests go there"
+        raise ConfigError(msg)
+    if config.device.base_url and config.device.adapters:
+        msg = "device.adapters are for this machine's own engine: with device.base_url that server has its own"
         raise ConfigError(msg)
     if config.server.base_url and not config.server.model:
         msg = "server.base_url is set but server.model is not: `disco config set server.model NAME`"

@@ -79,6 +79,8 @@ class GenerationRequest:
     `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model.
     `delivery` and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the
     first token after `expected_ttft_s`, s. An endpoint is told all three.
+    `adapter` is the name of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on
+    this machine, and of its keys and values nothing goes to disk.
     """
 
     request_id: str
@@ -94,12 +96,27 @@ class GenerationRequest:
     delivery: Delivery | None = None
     pace_tps: float | None = None
     expected_ttft_s: float | None = None
+    adapter: str = ""
+    private: bool = False
 
     @property
     def response_format(self) -> dict[str, Any] | None:
         """OpenAI's `response_format`, unless it is plain text."""
         wanted = self.extra.get("response_format")
         return dict(wanted) if isinstance(wanted, Mapping) and wanted.get("type") != "text" else None
+
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """What the client tells the chat template, of `chat_template_kwargs` and `reasoning_effort`.
+
+        As vLLM does (its pull request 43401): an effort of `none` means not to think, any other one to think, unless
+        the client says it itself.
+        """
+        given, effort = self.extra.get("chat_template_kwargs"), self.extra.get("reasoning_effort")
+        args = dict(given) if isinstance(given, Mapping) else {}
+        if isinstance(effort, str):
+            args = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | args
+        return args
 
     @property
     def needs(self) -> list[str]:
@@ -174,6 +191,15 @@ class Token:
     delta: Json | None = None
     logprobs: Json | None = None
     ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What a text of `n_tokens` means: little-endian float32 numbers, of length 1; it took `busy_s` to compute, s."""
+
+    vector: bytes
+    n_tokens: int
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)

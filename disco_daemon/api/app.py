@@ -7,7 +7,8 @@ import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +18,7 @@ from ..conductor import Conductor
 from ..errors import DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import openai, sse
+from . import embeddings, openai, sse
 from .metrics import CONTENT_TYPE, Metrics
 from .shapes import Chat, Shape, Text, error_body
 
@@ -80,6 +81,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app[CONDUCTOR], app[REPORTS], app[CONFIG], app[METRICS] = conductor, reports, config, metrics
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _complete)
+    app.router.add_post("/v1/embeddings", _embed)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/health", _health)
@@ -170,6 +172,20 @@ async def _complete(request: web.Request) -> web.StreamResponse:
     return await _answer(request, asked, generation, Text(request_id, _created(request), asked.model))
 
 
+async def _embed(request: web.Request) -> web.StreamResponse:
+    """POST /v1/embeddings."""
+    asked, texts = embeddings.parse(await _body(request))
+    if Side.DEVICE not in _route(request, asked.model) or _adapter(asked.model):
+        msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
+        raise RequestError(msg, param="model", code="unsupported_value")
+    request_id, vectors = _new_id(), embeddings.Vectors(asked)
+    async with aclosing(request.app[CONDUCTOR].embed(texts, asked.model, request_id)) as found:
+        async for embedding in found:
+            vectors.add(embedding)
+    headers = sse.headers(request_id, Side.DEVICE)
+    return web.Response(body=vectors.body(), headers=headers, content_type="application/json")
+
+
 async def _body(request: web.Request) -> bytes:
     body = await request.read()
     await request.app[TURNSTILE].enter()
@@ -186,9 +202,13 @@ def _created(request: web.Request) -> int:
 
 def _route(request: web.Request, model: str) -> frozenset[Side]:
     """Where a model name may be served. Raises RequestError."""
-    routes = _routes(request.app[CONDUCTOR])
+    conductor = request.app[CONDUCTOR]
+    routes = _routes(conductor)
     if model not in routes:
-        msg = f"The model '{model}' does not exist. Available: {', '.join(routes)}."
+        device = conductor.endpoints.get(Side.DEVICE)
+        why = device.adapters.get(_adapter(model)) if device is not None else None
+        reason = f" (its adapter was not loaded: {why})" if why else ""
+        msg = f"The model '{model}' does not exist{reason}. Available: {', '.join(routes)}."
         raise RequestError(msg, status=404, param="model", code="model_not_found")
     return routes[model]
 
@@ -198,6 +218,7 @@ async def _answer(
 ) -> web.StreamResponse:
     """Have it answered, as a stream or as one body."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id
+    generation = replace(generation, adapter=_adapter(asked.model))
     wanted = bool(asked.return_token_ids)
     if asked.stream:
         stream = sse.StreamSink(request, shape, request_id, include_usage=asked.include_usage, token_ids=wanted)
@@ -232,13 +253,22 @@ async def _adjust(request: web.Request) -> web.Response:
 def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
     """Model names and where they may be served; only the configured ones.
 
-    `disco/device` means this machine even if the server is another disco, whose model has that name.
+    `disco/device` means this machine even if the server is another disco, whose model has that name. With an adapter's
+    name behind it, it is the device's model with that adapter.
     """
     ours = {"disco": BOTH} | {f"disco/{side}": frozenset({side}) for side in conductor.endpoints}
+    for side, endpoint in conductor.endpoints.items():
+        ours |= {f"disco/{side}:{name}": frozenset({side}) for name, why in endpoint.adapters.items() if not why}
     own: dict[str, frozenset[Side]] = {}
     for side, endpoint in conductor.endpoints.items():
         own[endpoint.model] = own.get(endpoint.model, frozenset()) | {side}
     return ours | {name: sides for name, sides in own.items() if name not in ours}
+
+
+def _adapter(model: str) -> str:
+    """The adapter that a model name asks for; "" if it asks for none."""
+    prefix = f"disco/{Side.DEVICE}:"
+    return model.removeprefix(prefix) if model.startswith(prefix) else ""
 
 
 def _model_card(name: str) -> dict[str, Any]:

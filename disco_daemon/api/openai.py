@@ -124,13 +124,14 @@ def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
 
 def parse_adjustment(body: bytes) -> Adjustment:
     """Decode what is to change of a running answer. Raises RequestError, also where nothing is."""
-    found = _convert(_decoded(body), Adjustment)
+    found = convert(decoded(body), Adjustment)
     if found == Adjustment():
         raise RequestError("Nothing to change: give 'pace_tps' or 'delivery'.")
     return found
 
 
-def _decoded(body: bytes) -> dict[str, Any]:
+def decoded(body: bytes) -> dict[str, Any]:
+    """A request's JSON object. Raises RequestError."""
     try:
         return _decoder.decode(body)
     except msgspec.MsgspecError as e:
@@ -142,7 +143,8 @@ def _decoded(body: bytes) -> dict[str, Any]:
         raise RequestError("The request body is nested too deeply.") from e
 
 
-def _convert(raw: dict[str, Any], kind: type[_S]) -> _S:
+def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
+    """The same as a checked structure. Raises RequestError."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
@@ -153,8 +155,8 @@ def _convert(raw: dict[str, Any], kind: type[_S]) -> _S:
 
 def _asked(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
     """A request, and what of it this daemon does not read."""
-    raw = _decoded(body)
-    request = _convert(raw, kind)
+    raw = decoded(body)
+    request = convert(raw, kind)
     if request.n not in (None, 1):
         raise RequestError("Only n = 1 is supported: a race has one winner.", param="n", code="unsupported_value")
     if len(_stop(request)) > MAX_STOP:
@@ -186,6 +188,7 @@ def to_generation(
         answer_so_far=answer_so_far,
         delivery=_delivery(request),
         pace_tps=request.options.pace_tps,
+        private=request.options.private,
     )
 
 
@@ -205,6 +208,7 @@ def to_raw_generation(
         prompt=_prompt(request.prompt),
         delivery=_delivery(request),
         pace_tps=request.options.pace_tps,
+        private=request.options.private,
     )
 
 

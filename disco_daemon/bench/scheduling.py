@@ -16,7 +16,7 @@ import numpy as np
 from ..serving.jobs import Capacity, Job
 from ..serving.latency import Coefficients, IterationLatency
 from ..serving.packing import FloatArray
-from ..serving.policy import HORIZON_S, Andes
+from ..serving.policy import HORIZON_S, Andes, horizon_s
 from ..serving.timeline import Readers, Timeline
 
 LIMITS_US = {"64": 100.0, "1000": 1000.0}  # one decision
@@ -121,9 +121,10 @@ def all_gains(
     """Q_serve(B) - Q_wait of waiting jobs [B, n], B = 1, 2 .. the number of sequences, as `Andes` predicts them."""
     sizes = np.arange(1, min(capacity.n_seqs, len(jobs)) + 1)
     tbt_s = latency.predict(sizes, 0, np.minimum(sizes * cells.mean(), capacity.n_cells))
-    readers, until = Readers([job.timeline for job in jobs]), now + HORIZON_S
+    readers = Readers([job.timeline for job in jobs])
+    until = now + horizon_s(readers, now, HORIZON_S)
     delay_s = np.array([job.resume_s + latency.coefficients[2] * job.n_missing for job in jobs])
-    gains: FloatArray = np.maximum(readers.predicted(now, until, delay_s, tbt_s) - readers.qoe(until), 0.0)
+    gains: FloatArray = np.maximum(readers.predicted(now, until, delay_s, tbt_s.tolist()) - readers.qoe(until), 0.0)
     return gains
 
 

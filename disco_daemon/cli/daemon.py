@@ -23,16 +23,16 @@ from ..api.app import ApiConfig, make_app
 from ..api.metrics import Metrics
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Manner, Stage
-from ..config import Config, data_path, require_complete, server_api_key
+from ..config import Adapter, Config, DeviceSettings, cache_path, data_path, require_complete, server_api_key
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server, ServerConfig
 from ..endpoints.shaper import Shape, Shaped
+from ..engine import wire
 from ..engine.supervisor import Engine, EngineConfig
 from ..errors import ConfigError
 from ..estimation.knowledge import DEVICE_TPS
 from ..learning import Learner
-from ..models import default_model_path
 from ..money.prices import Prices
 from ..net import without_credentials
 from ..prober import Prober
@@ -43,6 +43,7 @@ from ..scheduling.mover import DECODE_TPS, CostMover, Forced, Mover, Stay
 from ..scheduling.planner import Planner
 from ..store import History
 from ..types import Delivery, Outcome, Side
+from . import tuning
 
 SWITCH_INTERVAL_S = 0.001
 SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
@@ -95,6 +96,11 @@ class Daemon:
             ),
         )
         self.conductor = Conductor(stage, self._record)
+        device = self.endpoints.get(Side.DEVICE)
+        busy = lambda: self.conductor.in_flight > 0  # noqa: E731
+        self.autotuner = (
+            tuning.make_autotuner(config, device.engine, busy, self.clock) if isinstance(device, Device) else None
+        )
         self._started = self.clock.now()
         self.url = ""
 
@@ -120,6 +126,7 @@ class Daemon:
             "served": conductor.n_served,
             "loop_lag_ms": {"p50": self.pulse.quantile_ms(0.5), "p99": self.pulse.quantile_ms(0.99)},
             "learned": self.learner.state(),
+            "tune": self.autotuner.state if self.autotuner is not None else None,
             "history": {"path": str(self.history.path), "dropped": self.history.dropped},
         }
 
@@ -170,6 +177,8 @@ class Daemon:
             ]
             if self.prober is not None:
                 tasks.append(asyncio.create_task(self.prober.run(), name="prober"))
+            if self.autotuner is not None:
+                tasks.append(asyncio.create_task(self.autotuner.run(), name="autotuner"))
             try:
                 yield self.url
             finally:
@@ -226,17 +235,40 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
-    path = Path(settings.model).expanduser() if settings.model else default_model_path()
-    if not path.exists():
-        mend = "check device.model" if settings.model else "run `disco models fetch`"
-        msg = f"the device's model {path} does not exist: {mend}, or use --no-device"
-        raise ConfigError(msg)
-    # One core stays free for the daemon: with all of them taken a decode can go from 8 to 500 ms on a busy machine.
-    threads = settings.n_threads or max(1, (os.cpu_count() or 2) - 1)
-    sizes = (settings.n_ctx, threads, settings.n_gpu_layers, settings.n_cells)
-    exact = bool(config.server.base_url) if settings.rounding == "auto" else settings.rounding == "exact"
-    device = Device(Engine(EngineConfig(path, *sizes, settings.scheduler, exact), clock))
+    path = tuning.model_path(settings)
+    knobs = tuning.knobs_for(config, path)
+    sizes = (settings.n_ctx, knobs.n_threads, tuning.n_gpu_layers(settings), settings.n_cells)
+    exact = tuning.is_exact(config)
+    loaded = EngineConfig(
+        path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
+        chat_template=_chat_template(settings), disk=_disk(settings),
+        draft_path=str(Path(settings.draft_model).expanduser()) if settings.draft_model else "",
+        n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
+        kv_type=settings.kv_type,
+    )  # fmt: skip
+    device = Device(Engine(loaded, clock))
     return device if shape is None else Shaped(device, shape, clock)
+
+
+def _disk(settings: DeviceSettings) -> wire.Disk:
+    return wire.Disk(str(cache_path() / "kv"), int(settings.spill_gib * 2**30), settings.spill_after_s)
+
+
+def _chat_template(settings: DeviceSettings) -> str:
+    """The text of `device.chat_template`. Raises ConfigError."""
+    if not settings.chat_template:
+        return ""
+    path = Path(settings.chat_template).expanduser()
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        msg = f"device.chat_template {path} cannot be read: {e}"
+        raise ConfigError(msg) from e
+
+
+def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:
+    wanted = {name: Adapter(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
+    return tuple(wire.Adapter(name, str(Path(a.path).expanduser()), a.scale) for name, a in wanted.items())
 
 
 def make_prices(config: Config) -> Prices:

@@ -7,9 +7,9 @@ import os
 import sys
 
 from .. import __version__
-from . import bench, chat, config, demo, evaluate, models, plan, status, up
+from . import bench, chat, config, demo, evaluate, models, plan, status, tune, up
 
-VERBS = (up, chat, status, plan, demo, bench, evaluate, config, models)
+VERBS = (up, chat, status, plan, tune, demo, bench, evaluate, config, models)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -49,6 +49,10 @@ def _show(state: dict[str, Any]) -> None:
     console.print(table)
     for line in _engine(state["endpoints"].get("device", {})):
         console.print(line, highlight=False)
+    for line in _adapters(state["endpoints"].get("device", {})):
+        console.print(line, highlight=False)
+    for line in _speed(state):
+        console.print(line, highlight=False)
     for line in _learned(state["learned"]):
         console.print(line, highlight=False)
 
@@ -62,11 +66,41 @@ def _engine(device: dict[str, Any]) -> list[str]:
     held = f"{used} of {cells} tokens ({100 * used / cells:.0f} %, {used * mib:.0f} of {cells * mib:.0f} MiB)"
     swapped = f"{stats['swapped']} swapped out ({stats['saved_bytes'] / 2**20:.0f} MiB)"
     running = f"{stats['running']} running, {stats['paused']} paused, {swapped}, {stats['waiting']} waiting"
+    guessed = f"; {stats['accepted']} of {stats['drafted']} guessed tokens right" if stats.get("drafted") else ""
     return [
         f"answers      {running}; {stats['preemptions']} preemptions",
         f"KV cache     {held}; {stats['cached_tokens']} tokens reused, {stats['prompt_tokens']} prefilled",
-        f"iteration    {1e3 * stats['iteration_s']:.1f} ms, {100 * stats['python_share']:.1f} % of it Python",
+        f"iteration    {1e3 * stats['iteration_s']:.1f} ms, {100 * stats['python_share']:.1f} % of it Python{guessed}",
+        *_disk(stats),
     ]
+
+
+def _disk(stats: dict[str, Any]) -> list[str]:
+    """What the engine has of idle conversations on disk, and why nothing more."""
+    n, error = stats.get("disk_texts", 0), stats.get("disk_error", "")
+    lines = [f"{n} conversations, {stats.get('disk_bytes', 0) / 2**20:.0f} MiB"] * bool(n) + [error] * bool(error)
+    return ["on disk      " + "; ".join(lines)] if lines else []
+
+
+def _adapters(device: dict[str, Any]) -> list[str]:
+    """The names of the device's LoRA adapters, and why some are missing."""
+    adapters = device.get("adapters") or {}
+    there = ", ".join(f"disco/device:{name}" for name, why in adapters.items() if not why)
+    lines = [there] * bool(there) + [f"not {name}: {why}" for name, why in adapters.items() if why]
+    return [f"{'' if i else 'adapters':13}{line}" for i, line in enumerate(lines)]
+
+
+def _speed(state: dict[str, Any]) -> list[str]:
+    """What of the model is on a GPU, and how the tune is getting on; nothing if neither is to be told."""
+    layers = state["endpoints"].get("device", {}).get("n_gpu_layers")
+    tune = {
+        "waiting": "for an idle moment, to measure what is fastest here (`disco tune` does it at once)",
+        "measuring": "what is fastest here, until somebody asks something",
+        "done": "what was measured holds from the next start on",
+        "failed": "the model could not be measured; the log says why",
+    }.get(state.get("tune") or "")
+    lines = [f"GPU          {'all' if layers < 0 else layers} layers"] if layers else []
+    return lines + ([f"tune         {tune}"] if tune else [])
 
 
 def _learned(known: dict[str, Any]) -> list[str]:

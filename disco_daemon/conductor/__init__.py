@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..clock import Clock
 from ..endpoints.base import Endpoint
 from ..errors import RequestError, Unavailable
-from ..types import Delivery, GenerationRequest, Outcome, PromptLength, Side
+from ..types import Delivery, Embedding, GenerationRequest, Outcome, PromptLength, Side
+from .embedding import embed
 from .performance import Performance
 from .stage import Manner, Sink, Stage
 
@@ -63,6 +64,12 @@ class Conductor:
         finally:
             del self.playing[request.request_id]
             self.n_served += 1
+
+    def embed(
+        self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
+    ) -> AsyncGenerator[Embedding, None]:
+        """The embeddings of texts, or of token ids; see `embedding.embed`."""
+        return embed(self.stage, texts, model, request_id, self.record)
 
     def adjust(self, request_id: str, pace_tps: float | None, delivery: Delivery | None) -> bool:
         """Deliver a running answer in another manner from now on; False if there is none of that name."""

@@ -30,7 +30,7 @@ from ..answer import (
     Tick,
 )
 from ..delivery.buffer import TokenBuffer
-from ..endpoints.base import Append, Endpoint, Hold, Reins
+from ..endpoints.base import Append, Endpoint, Hold, Pace, Reins
 from ..errors import DiscoError, EndpointError, ReaderGone
 from ..scheduling.mover import View
 from ..types import CaughtUp, Continuation, Delivery, GenerationRequest, Outcome, PromptLength, Side, Token
@@ -185,6 +185,8 @@ class Performance:
         if delivery is not None:
             self._delivery, self._next_check = delivery, 1
             buffer.set_delivery(delivery, now)
+        for run in self._current.values():
+            run.reins.give(Pace(None if self._delivery is Delivery.OFF else self._pace_tps))
         self._inbox.post(Tick())
 
     # --- timers --------------------------------------------------------------------------------------------------

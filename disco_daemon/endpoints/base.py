@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
+from ..types import (
+    CaughtUp,
+    Continuation,
+    Embedding,
+    Finish,
+    GenerationRequest,
+    PromptLength,
+    Readiness,
+    Side,
+    Token,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,16 @@ class Append:
     go: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The reader takes `pace_tps` token/s from now on; None: as fast as they come."""
+
+    pace_tps: float | None
+
+
+Command = Hold | Append | Pace
+
+
 class Reins:
     """How the conductor steers an answer that an endpoint is working on; `held`: it waits from the start.
 
@@ -32,17 +53,17 @@ class Reins:
 
     def __init__(self, *, held: bool = False) -> None:
         self.held = held
-        self._early: list[Hold | Append] = []
-        self._obey: Callable[[Hold | Append], None] = self._early.append
+        self._early: list[Command] = []
+        self._obey: Callable[[Command], None] = self._early.append
 
-    def bind(self, obey: Callable[[Hold | Append], None]) -> None:
+    def bind(self, obey: Callable[[Command], None]) -> None:
         """The endpoint's side: carry out what came early, then all that comes."""
         early, self._early = self._early, []
         self._obey = obey
         for command in early:
             obey(command)
 
-    def give(self, command: Hold | Append) -> None:
+    def give(self, command: Command) -> None:
         """The conductor's side; never blocks, raises nothing: a dead endpoint says so in its stream."""
         self._obey(command)
 
@@ -53,6 +74,11 @@ class Endpoint(Protocol):
     side: Side
     model: str
     can_hold: bool
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """LoRA adapters by name, and why each cannot be used; an empty text says that it can."""
+        ...
 
     @property
     def continuation(self) -> Continuation:
@@ -101,4 +127,13 @@ class Endpoint(Protocol):
 
     async def close(self) -> None:
         """Stop, and wait until all is stopped; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Embedder(Endpoint, Protocol):
+    """An endpoint that turns texts into vectors, too."""
+
+    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
+        """The embedding of a text, or of token ids of its model. Raises EndpointError."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,20 @@ from ..engine import wire
 from ..engine.inbox import EngineAnswer
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
-from ..types import CaughtUp, Continuation, Finish, GenerationRequest, Json, PromptLength, Readiness, Side, Token, Usage
-from .base import Append, Hold, Reins
+from ..types import (
+    CaughtUp,
+    Continuation,
+    Embedding,
+    Finish,
+    GenerationRequest,
+    Json,
+    PromptLength,
+    Readiness,
+    Side,
+    Token,
+    Usage,
+)
+from .base import Append, Command, Hold, Pace, Reins
 
 Event = Token | CaughtUp | Finish
 LOAD_WAIT_S = 120.0  # a first token later than this is no answer
@@ -32,10 +44,23 @@ class Device:
         self.model = engine.config.model_path.name.removesuffix(".gguf")
         self.last_error: str | None = None
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """As configured; once they are loaded, also which could not be, and why."""
+        info = self._engine.info
+        return info.adapters if info else dict.fromkeys((a.name for a in self._engine.config.adapters), "")
+
+    @property
+    def engine(self) -> Engine:
+        """What computes."""
+        return self._engine
+
     def refuses(self, request: GenerationRequest) -> str | None:
         """Text in, text or JSON out: no tools, images or log-probabilities yet."""
         if not request.text_only:
             return "the device takes plain text messages only"
+        if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
+            return "chat_template_kwargs must be an object"
         needs = [need for need in request.needs if need != "response_format"]
         return f"the device does not support {', '.join(needs)}" if needs else None
 
@@ -98,10 +123,10 @@ class Device:
                         usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
                         if progress.caught_up and answer.up_to_date:
                             yield CaughtUp()
-                    case wire.Piece(text=text, n_tokens=n_tokens, ids=ids):
+                    case wire.Piece(text=text, n_tokens=n_tokens, ids=ids, thought=thought):
                         usage.completion_tokens += n_tokens
                         if not answer.outdated:
-                            yield Token(text, n_tokens, ids=ids)
+                            yield _thought(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
                     case wire.Done(reason=reason):
                         yield Finish(reason)
                         return
@@ -113,6 +138,14 @@ class Device:
                 usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
                 usage.completion_tokens = answer.done.n_completion
                 usage.busy_s = answer.done.busy_s
+
+    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
+        """The embedding of a text, or of token ids; waits for the rest of a load first. Raises EndpointError."""
+        await self._engine.ready(LOAD_WAIT_S)
+        reply = await self._engine.embed(given)
+        if isinstance(reply, wire.Failed):
+            raise EndpointError(self.side, reply.reason, reply.message, your_fault=reply.your_fault)
+        return Embedding(reply.vector, reply.n_tokens, reply.busy_s)
 
     def status(self) -> dict[str, Any]:
         """Engine state and its last failure."""
@@ -130,6 +163,8 @@ class Device:
             "engine": msgspec.to_builtins(engine.stats) if engine.stats else None,
             "prefill_tps": round(info.prefill_tps, 1) if info else None,
             "load_s": round(info.load_s, 3) if info else None,
+            "adapters": self.adapters,
+            "n_gpu_layers": info.n_gpu_layers if info else None,
             "last_error": engine.last_error or self.last_error,
         }
 
@@ -142,12 +177,19 @@ class Device:
         await self._engine.close()
 
 
-def _obey(answer: EngineAnswer, order: Hold | Append) -> None:
+def _obey(answer: EngineAnswer, order: Command) -> None:
     match order:
         case Hold():
             answer.hold()
         case Append(text=text, ids=ids, go=go):
             answer.append(text, ids, go=go)
+        case Pace(pace_tps=pace_tps):
+            answer.pace(pace_tps)
+
+
+def _thought(text: str, n_tokens: int) -> Token:
+    """What a model thinks before it answers, as llama-server and DeepSeek tell it."""
+    return Token("", n_tokens, {"reasoning_content": text})
 
 
 def _readable(request: GenerationRequest) -> GenerationRequest:

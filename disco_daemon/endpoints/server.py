@@ -90,6 +90,7 @@ class Server:
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0
+        self.adapters: dict[str, str] = {}  # a server has models, and its own names for them
         self._tokens = tokens
         self._render = render
         self._way = Way.configured(config.continuation, config.base_url)

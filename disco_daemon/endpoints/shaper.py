@@ -11,7 +11,7 @@ import csv
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from ..clock import Clock
 from ..errors import ConfigError
-from ..types import CaughtUp, Finish, GenerationRequest, PromptLength, Readiness, Token, Usage
+from ..types import CaughtUp, Embedding, Finish, GenerationRequest, PromptLength, Readiness, Token, Usage
 from .base import Reins
 from .device import Device
 
@@ -61,6 +61,11 @@ class Shaped:
         self.model = inner.model
         self.continuation = inner.continuation
         self.can_hold = inner.can_hold
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """As the endpoint behind."""
+        return self._inner.adapters
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """As the endpoint behind."""
@@ -108,6 +113,10 @@ class Shaped:
                 yield event
                 if isinstance(event, Token):
                     due = max(due, self._clock.now() - self._step_s) + event.n_tokens * self._step_s
+
+    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
+        """As the endpoint behind, at once."""
+        return await self._inner.embed(given)
 
     def _ttft_s(self, request: GenerationRequest) -> float:
         """The next recorded TTFT; the same last message meets the same one again, so that alone and raced compare."""

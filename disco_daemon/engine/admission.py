@@ -119,12 +119,12 @@ class Admission:
 
     def _placed(self, s: Sequence) -> bool:
         if s.saved is not None:
-            slot = self.cells.swap_in(s.saved, s.tokens)
+            slot = self.cells.swap_in(s.saved, s.key(), private=s.request.private)
             if slot is None:
                 return False
             s.saved, s.slot, s.n_past, s.told = None, slot, self.cells.n_of(slot), False
             return True
-        taken = self.cells.take(s.tokens)
+        taken = self.cells.take(s.key(), private=s.request.private)
         if taken is None:
             return False
         (s.slot, s.n_past), s.told = taken, False

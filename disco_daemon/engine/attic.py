@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,54 +13,71 @@ from numpy.typing import NDArray
 class Attic:
     """Texts and what the KV cache had of them, the one used last at the end.
 
-    Bounded by `max_bytes`: those go first that nobody has used for longest.
+    Bounded by `max_bytes`: those go first that nobody has used for longest, to `spill` unless they are private.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, spill: Callable[[bytes, bytes], object] | None = None) -> None:
         self.n_bytes = 0
         self._max_bytes = max_bytes
+        self._spill = spill
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()  # tokens as an int32 array's bytes: what was saved
+        self._private: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, tokens: Sequence[int], data: bytes) -> None:
-        """Keep a text; those that are a beginning of it are not needed any more."""
+    def put(self, tokens: Sequence[int], data: bytes, *, private: bool = False) -> None:
+        """Keep a text; those that are a beginning of it are not needed any more. A private one stays in memory."""
         key = array("i", tokens).tobytes()
         for old in [k for k in self._kept if key.startswith(k)]:
             self._remove(old)
         self._kept[key] = data
         self.n_bytes += len(data)
+        if private:
+            self._private.add(key)
         while self.n_bytes > self._max_bytes:
-            self._remove(next(iter(self._kept)))
+            self._drop(next(iter(self._kept)))
+
+    def get(self, key: bytes) -> bytes | None:
+        """What was saved of just this text, given as the bytes of its int32 tokens; it stays here."""
+        return self._kept.get(key)
 
     def match(self, tokens: Sequence[int]) -> int:
         """How many of these tokens the text has that has most of them."""
         return self._best(tokens)[0]
 
-    def take(self, tokens: Sequence[int]) -> tuple[list[int], bytes]:
-        """The text that has most of these tokens, and what was saved of it.
+    def take(self, tokens: Sequence[int]) -> tuple[list[int], bytes, bool]:
+        """The text that has most of these tokens, what was saved of it, and whether it is private.
 
         It stays here if only its beginning is wanted; else it will come back longer. Raises KeyError if there is none.
         """
         n, key = self._best(tokens)
-        kept = array("i", key).tolist()
+        kept, private = array("i", key).tolist(), key in self._private
         if n == len(kept):
-            return kept, self._remove(key)
+            return kept, self._remove(key), private
         self._kept.move_to_end(key)
-        return kept, self._kept[key]
+        return kept, self._kept[key], private
 
     def _best(self, tokens: Sequence[int]) -> tuple[int, bytes]:
         wanted = np.array(tokens, np.int32)
-        return max(((_n_common(np.frombuffer(key, np.int32), wanted), key) for key in self._kept), default=(0, b""))
+        return max(((n_common(np.frombuffer(key, np.int32), wanted), key) for key in self._kept), default=(0, b""))
+
+    def _drop(self, key: bytes) -> None:
+        """Remove a text for want of room."""
+        private = key in self._private
+        data = self._remove(key)
+        if self._spill is not None and not private:
+            self._spill(key, data)
 
     def _remove(self, key: bytes) -> bytes:
+        self._private.discard(key)
         data = self._kept.pop(key)
         self.n_bytes -= len(data)
         return data
 
 
-def _n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+def n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """How many numbers from the first on two texts have in common."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from ..serving.latency import Load
 from ..serving.timeline import Timeline
 from . import wire
@@ -14,7 +16,9 @@ from .admission import Admission
 from .llama import ABORTED, NO_KV_SLOT, Llama
 from .rows import Row
 from .sequence import Sequence
-from .text import TextStream
+from .speculate import Speculator
+from .totals import Totals
+from .turns import Turns
 from .vocabulary import PromptError
 
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
@@ -36,24 +40,11 @@ class Send(Protocol):
 
 
 @dataclass(slots=True)
-class Totals:
-    """Counters since the start."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    iterations: int = 0
-    busy_s: float = 0.0
-    sample_s: float = 0.0
-    chunks: int = 0
-    chunks_s: float = 0.0
-
-
-@dataclass(slots=True)
 class Batcher:
     """Continuous batching over one context: chosen answers get a token each, the shortest prompts a chunk.
 
-    All mutable state: `totals`, whether a `lone` prompt's large chunk is being computed,
-    and what `admission` and the KV cache behind `llama` have.
+    All mutable state: `totals`, whether a `lone` prompt's large chunk is being computed, which adapter's of the `turns`
+    it is, the latest `drafts` of tokens to come, and what `admission` and the KV cache behind `llama` have.
     """
 
     llama: Llama
@@ -62,6 +53,9 @@ class Batcher:
     clock: Callable[[], float] = time.perf_counter
     totals: Totals = field(default_factory=Totals)
     lone: bool = False
+    turns: Turns = field(default_factory=Turns)
+    speculator: Speculator | None = None
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -72,7 +66,7 @@ class Batcher:
             return
         prompt = self.llama.vocabulary.prompt_tokens(request)
         given = self.llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
-        grammar = self.llama.grammar(request)
+        grammar, salt = self.llama.grammar(request), self.llama.salt(request.adapter)
         if len(prompt) >= self.llama.n_ctx:
             message = (
                 f"This model's maximum context length is {self.llama.n_ctx} tokens, but the prompt has {len(prompt)}. "
@@ -83,7 +77,8 @@ class Batcher:
         now, exact = self.clock(), bool(request.answer_ids)
         timeline = self._timeline(request, now)
         sequence = Sequence(
-            request, prompt, request.answer_so_far, given, exact, request.hold, now, len(given), timeline, now, grammar
+            request, prompt, request.answer_so_far, given, exact, request.hold, now, len(given), timeline, now,
+            grammar, salt,
         )  # fmt: skip
         self.admission.sequences[request.id] = sequence
         self.admission.changed()
@@ -108,6 +103,18 @@ class Batcher:
             self._rewind(sequence, sequence.n_prompt)
         self._progress(sequence)
 
+    def pace(self, request_id: str, pace_tps: float | None) -> None:
+        """A reader reads faster or slower from now on; what is in hand stays, and what was late is past."""
+        sequence = self.admission.sequences.get(request_id)
+        if sequence is None:
+            return
+        now, before = self.clock(), sequence.timeline
+        in_hand = round(before.stock_s(now) * before.pace_tps)
+        sequence.request = msgspec.structs.replace(sequence.request, pace_tps=pace_tps, ttft_s=0.0)
+        sequence.timeline = self._timeline(sequence.request, now)
+        sequence.timeline.token(now, in_hand)
+        self.admission.changed()
+
     def append(self, message: wire.Append) -> None:
         """Grow a held sequence by text from elsewhere; `go` lets it generate. An unknown id has ended by itself."""
         sequence = self.admission.sequences.get(message.id)
@@ -127,6 +134,8 @@ class Batcher:
 
     def _give(self, s: Sequence, message: wire.Append) -> None:
         """Take over text from elsewhere; without ids the whole answer is tokenized anew, as one text."""
+        if not s.answer:
+            s.prompt = self.llama.vocabulary.closed(s.prompt, message.text)
         s.answer += message.text
         before = s.given
         if message.ids:
@@ -142,10 +151,10 @@ class Batcher:
         self._close_sampler(s)
         s.dropped, s.candidates = b"", []
         s.tokens = s.prompt + s.given
-        s.text, s.has_ids, s.told = TextStream(s.request.stop), True, False
+        s.text, s.has_ids, s.told = self.llama.vocabulary.stream(s.request, s.prompt, s.answer), True, False
         s.n_prompt = len(s.tokens)
         s.n_drawn = s.n_unsent = 0
-        s.unsent_ids = []
+        s.unsent_ids, s.lookup = [], None
         self._keep(s, n_same)
         if len(s.tokens) >= self.llama.n_ctx:
             self._finish(s, "length")
@@ -207,11 +216,10 @@ class Batcher:
         for sequence, n, _ in shares:
             sequence.busy_s += (now - started) * n / len(rows)
         if rc == 0:
-            self.totals.iterations += 1
-            if load.n_prefill and load.n_decode:
-                self.totals.chunks += 1
-                self.totals.chunks_s += now - started
-            if load.n_prefill or self.totals.iterations % LEARN_EVERY == 0:
+            self.totals.iteration(load, now - started)
+            if self.drafts and self.speculator:
+                self.speculator.saw(load, map(len, self.drafts.values()), now - started)
+            elif load.n_prefill or self.totals.iterations % LEARN_EVERY == 0:
                 self.admission.latency.saw(load, now - started)
             self._collect(shares, now)
         else:
@@ -224,14 +232,22 @@ class Batcher:
         shares: list[Share] = []
         self.lone = False
         running = self.admission.running
-        for s in running:
-            if s.chosen and not s.prefilling:
-                rows.append((s.tokens[s.n_past], s.n_past, s.slot, True))
-                shares.append((s, 1, len(rows) - 1))
+        if self.llama.adapters:
+            running = self.turns.among(running, self.clock())
+            self.llama.adapt(self.turns.adapter)
+        decoding = [s for s in running if s.chosen and not s.prefilling]
         prefilling = [s for s in running if s.prefilling and (s.chosen or s.held)]
+        self.drafts = {}
+        if self.speculator is not None and not prefilling:
+            self.drafts = self.speculator.drafts(decoding, self.totals.iterations)
+            self.totals.busy_s += self.speculator.took_s
+        for s in decoding:
+            tokens = (s.tokens[s.n_past], *self.drafts.get(s, ()))
+            rows += [(token, i, s.slot, True) for i, token in enumerate(tokens, s.n_past)]
+            shares.append((s, len(tokens), len(rows) - 1))
         if not prefilling:
             return rows, shares
-        room = self._chunk([s for s, _, _ in shares])
+        room = self._chunk([s for s in self.admission.running if s.chosen and not s.prefilling])
         # The shortest remaining prompt first: it delays a long one a little and is itself helped a lot.
         for s in sorted(prefilling, key=lambda s: len(s.tokens) - s.n_past):
             if room > 0:
@@ -242,6 +258,10 @@ class Batcher:
                 shares.append((s, end - s.n_past, len(rows) - 1 if sample else -1))
                 room -= end - s.n_past
         return rows, shares
+
+    def spare(self) -> int:
+        """How many rows of other work fit between two iterations."""
+        return self._chunk([s for s in self.admission.running if s.chosen and not s.prefilling])
 
     def _chunk(self, decoding: list[Sequence]) -> int:
         """How many prompt tokens go beside the running answers: as many as their readers do not notice."""
@@ -258,7 +278,8 @@ class Batcher:
 
     def _collect(self, shares: list[Share], now: float) -> None:
         for s, n, row in shares:
-            self.admission.cells.grow(s.slot, s.tokens[s.n_past : s.n_past + n])
+            draft = self.drafts.get(s, [])
+            self.admission.cells.grow(s.slot, s.key(s.n_past, s.n_past + n) + draft)
             s.n_past += n
             new_prompt = max(0, min(s.n_past, s.n_prompt) - s.n_counted)
             s.n_counted += new_prompt
@@ -267,9 +288,14 @@ class Batcher:
             if row >= 0:
                 assert s.sampler is not None
                 began = self.clock()
-                token = self.llama.sample(s.sampler, row, s.candidates)
+                if draft and self.speculator:
+                    drawn = self.speculator.drawn(s, draft, row)
+                else:
+                    drawn = [self.llama.sample(s.sampler, row, s.candidates)]
                 self.totals.sample_s += self.clock() - began
-                self._take(s, token, now)
+                for token in drawn:
+                    if s.sampler is not None:  # else its text ended at the token before
+                        self._take(s, token, now)
             else:
                 self._progress(s, idle=s.held and not s.prefilling)
 
@@ -305,6 +331,9 @@ class Batcher:
             self._finish(s, "length")
 
     def _emit(self, s: Sequence, text: str) -> None:
+        if thought := s.text.thought():
+            self.send(wire.Piece(s.request.id, thought, s.n_unsent, thought=True))
+            s.n_unsent = 0
         if not text:
             return
         ids: tuple[int, ...] = ()

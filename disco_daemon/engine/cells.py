@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..serving.prefix import PrefixIndex
 from .attic import Attic
 from .llama import Llama
+from .spill import Spill
 
 MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of the attic, if there is memory
 FIRST_SWAP_S_PER_BYTE = 1e-9  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
 LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the attic
+EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached texts are read for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class Cells:
     """All sequence ids and cells of one context.
 
     Owned by the thread that computes; `cached` may be called from any. `_taken` has the sequences of answers, and how
-    many cells each was promised, `_free` the ids of which no cell is known; all others are cached prefixes.
+    many cells each was promised, `_free` the ids of which no cell is known; all others are cached prefixes. Those in
+    `_private` are of clients who do not want them on disk.
     """
 
     def __init__(
@@ -47,8 +51,12 @@ class Cells:
         n_cells: int,
         clock: Callable[[], float] = time.perf_counter,
         spare_bytes: int = MAX_SAVED_BYTES,
+        spill: Spill | None = None,
     ) -> None:
-        """`spare_bytes` of main memory may hold answers that are swapped out, and as many cached prefixes."""
+        """`spare_bytes` of main memory may hold answers that are swapped out, and as many cached prefixes.
+
+        With `spill`, cached prefixes for which there is no room, or that nobody has used for long, go to disk.
+        """
         self._spare_bytes = min(spare_bytes, MAX_SAVED_BYTES)
         self.n_cells = n_cells
         self.n_seqs = n_seqs
@@ -64,7 +72,9 @@ class Cells:
         self._free = set(range(n_seqs))
         self._taken: dict[int, int] = {}
         self._head = 0  # cells used since the last move
-        self._attic = Attic(self._spare_bytes)
+        self.spill = spill
+        self._attic = Attic(self._spare_bytes, spill.put if spill is not None else None)
+        self._private: set[int] = set()
         self._wasted_s = 0.0  # time lost so far on cells that were in the way
 
     @property
@@ -86,14 +96,16 @@ class Cells:
     def cached(self, tokens: Sequence[int]) -> int:
         """How many of these tokens would not have to be computed."""
         with self._lock:
-            return max(self._index.match(tokens)[0], self._attic.match(tokens))
+            n = max(self._index.match(tokens)[0], self._attic.match(tokens))
+        found = self.spill.find(tokens, n) if self.spill is not None else None
+        return n if found is None else found.n
 
     # --- taking and leaving --------------------------------------------------------------------------------------
 
-    def take(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+    def take(self, tokens: Sequence[int], *, private: bool = False) -> tuple[int, int] | None:
         """A sequence for these tokens, and how many of them it has already; None if there is no room for all.
 
-        The last token is never among them: its logits are wanted.
+        The last token is never among them: its logits are wanted. What is `private` is never written to disk.
         """
         if self.n_taken == self.n_seqs:
             return None
@@ -105,6 +117,7 @@ class Cells:
             else:
                 seq = self._branched(source, n)
             self._index.pin(seq)
+        self._conceal(seq, private)
         self._taken[seq] = n
         if not self.promise(seq, len(tokens)):
             self.leave(seq)
@@ -113,24 +126,47 @@ class Cells:
         return seq, n
 
     def _bring(self, tokens: Sequence[int]) -> None:
-        """Bring down from the attic what has much more of these tokens than the KV cache, as a cached prefix."""
+        """Bring back what has much more of these tokens than the KV cache, from attic or disk, as a cached prefix."""
         with self._lock:
-            if self._attic.match(tokens) < self._index.match(tokens)[0] + LEAST_BROUGHT:
-                return
-            kept, data = self._attic.take(tokens)
-        if not self.make_room(len(kept)):
+            n, n_attic = self._index.match(tokens)[0], self._attic.match(tokens)
+        if self.spill is not None and self._read(self.spill, tokens, max(n, n_attic)):
             return
+        if n_attic < n + LEAST_BROUGHT:
+            return
+        with self._lock:
+            kept, data, private = self._attic.take(tokens)
+        if self.make_room(len(kept)):
+            self._put_back(kept, data, private=private)
+            return
+        with self._lock:
+            self._attic.put(kept, data, private=private)
+
+    def _read(self, spill: Spill, tokens: Sequence[int], have: int) -> bool:
+        """Bring a text back from disk if it has enough more than `have` of these tokens; whether one came."""
+        found = spill.find(tokens, have)
+        if found is None or not self.make_room(len(found.tokens)):
+            return False
+        data = spill.read(found)
+        if data is not None and self._put_back(found.tokens, data, private=False):
+            return True
+        spill.remove(found.key)
+        return False
+
+    def _put_back(self, kept: Sequence[int], data: bytes, *, private: bool) -> bool:
+        """Make a cached prefix of a text that was saved, if an id is to be had; False if llama.cpp does not take it."""
         self.advance(len(kept))
         with self._lock:
             seq = self._id()
             if seq is None:
-                return
+                return True
             if not self._llama.restore(seq, data):
                 self._llama.forget(seq, 0)
                 self._free.add(seq)
-                return
+                return False
             self._index.hold(seq, kept, self._clock())
         self._head += len(kept)
+        self._conceal(seq, private)
+        return True
 
     def _continued(self, source: int, n: int) -> int:
         """A cached prefix that the new answer goes on with, and nobody else has."""
@@ -180,6 +216,11 @@ class Cells:
         del self._taken[seq]
         with self._lock:
             self._index.unpin(seq)
+        if self.spill is not None and seq not in self._private:
+            self.spill.left(self._index.tokens(seq).tobytes())
+
+    def _conceal(self, seq: int, private: bool) -> None:
+        (self._private.add if private else self._private.discard)(seq)
 
     def free(self, seq: int) -> None:
         """The answer is over, and nothing of it is kept."""
@@ -205,7 +246,7 @@ class Cells:
         self.free(seq)
         return saved
 
-    def swap_in(self, saved: Saved, tokens: Sequence[int]) -> int | None:
+    def swap_in(self, saved: Saved, tokens: Sequence[int], *, private: bool = False) -> int | None:
         """The sequence again, which held the first of `tokens`; None if there is no room.
 
         Where llama.cpp cannot restore it, the sequence is empty.
@@ -220,6 +261,7 @@ class Cells:
         restored = self._llama.restore(seq, saved.data)
         self._head += saved.n_past
         self._taken[seq] = saved.n_past
+        self._conceal(seq, private)
         with self._lock:
             self._index.pin(seq)
             if restored:
@@ -257,7 +299,7 @@ class Cells:
         missing = n - self.n_free
         if missing <= 0:
             return True
-        self._evict(missing)
+        self._evict(missing if self.spill is None else max(missing, EVICTED_AT_ONCE))
         return self.n_free >= n
 
     def advance(self, n: int) -> None:
@@ -276,7 +318,7 @@ class Cells:
         """Put cached prefixes into the attic, and what runs to the front."""
         with self._lock:
             for seq in self._index.unpinned():
-                self._attic.put(self._index.tokens(seq), self._llama.saved(seq))
+                self._attic.put(self._index.tokens(seq), self._llama.saved(seq), private=seq in self._private)
                 self._index.drop(seq)
                 self._llama.forget(seq, 0)
                 self._free.add(seq)
@@ -306,7 +348,10 @@ class Cells:
 
     def _evict(self, n: int) -> None:
         with self._lock:
+            texts = self._cached_texts()
             evicted = self._index.evict(n)
+            for seq, _ in evicted:
+                self._keep_copy(seq, texts)
         for seq, from_pos in evicted:
             self._llama.forget(seq, from_pos)
             if from_pos == 0:
@@ -316,7 +361,39 @@ class Cells:
         """A free sequence id; the least valuable cached prefix gives up its own if there is none. Under the lock."""
         if self._free:
             return self._free.pop()
+        texts = self._cached_texts()
         seq = self._index.evict_seq()
         if seq is not None:
+            self._keep_copy(seq, texts)
             self._llama.forget(seq, 0)
         return seq
+
+    # --- disk ----------------------------------------------------------------------------------------------------
+
+    def leave_all(self) -> None:
+        """All answers are over."""
+        for seq in list(self._taken):
+            self.leave(seq)
+
+    def copy(self, key: bytes) -> bytes | None:
+        """What there is of just this text, in the KV cache or the attic; `key` are its int32 tokens. Takes some ms."""
+        tokens = array("i", key)
+        with self._lock:
+            n, seq = self._index.match(tokens)
+            if n == len(tokens) == self._index.length(seq):
+                return self._llama.saved(seq)
+            return self._attic.get(key)
+
+    def _cached_texts(self) -> dict[int, bytes]:
+        """The texts that can be evicted, by sequence, if they are to be kept all the same. Under the lock."""
+        if self.spill is None or not self.spill.active:
+            return {}
+        public = (seq for seq in self._index.unpinned() if seq not in self._private)
+        return {seq: self._index.tokens(seq).tobytes() for seq in public}
+
+    def _keep_copy(self, seq: int, texts: dict[int, bytes]) -> None:
+        """Put a sequence that is being evicted into the attic, which has its way to the disk. Under the lock."""
+        key = texts.get(seq, b"")
+        tokens = array("i", key)
+        if key and self.spill is not None and not (self.spill.has(key) or self._attic.match(tokens) == len(tokens)):
+            self._attic.put(tokens, self._llama.saved(seq))

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from . import wire
 from .batch import Batcher
 
@@ -24,6 +26,7 @@ class Gauge:
     _llama_s: float = 0.0  # of this, as it was at the last Stats: llama.cpp's share in all
     _n_told: int = 0
     _told_at: float = 0.0
+    _disk_told: tuple[int, int, str] = (0, 0, "")
     _last: wire.Stats | None = None
 
     def __enter__(self) -> None:
@@ -32,17 +35,26 @@ class Gauge:
     def __exit__(self, *exc_info: object) -> None:
         self._wall_s += self.clock() - self._began
 
+    @property
+    def _disk(self) -> tuple[int, int, str]:
+        spill = self.batcher.admission.cells.spill
+        return (len(spill), spill.n_bytes, spill.error) if spill is not None else (0, 0, "")
+
     def told(self, *, busy: bool) -> wire.Stats | None:
-        """Stats, if they are due: each second, and once when there is nothing left to compute."""
+        """Stats, if they are due: each second, once when nothing is left to compute, then when the disk changes."""
         self.n_iterations += busy
         now = self.clock()
         rests = not busy and self._n_told < self.n_iterations
-        if not rests and not (busy and now - self._told_at >= EVERY_S):
+        if rests or (busy and now - self._told_at >= EVERY_S):
+            self._last = self._stats(now)
+        elif busy or self._disk_told == self._disk:
             return None
-        return self._stats(now)
+        self._disk_told = texts, n_bytes, error = self._disk
+        last = self._last or self._stats(now)
+        return msgspec.structs.replace(last, disk_texts=texts, disk_bytes=n_bytes, disk_error=error)
 
     def _stats(self, now: float) -> wire.Stats:
-        totals, admission = self.batcher.totals, self.batcher.admission
+        totals, admission, guesses = self.batcher.totals, self.batcher.admission, self.batcher.speculator
         llama_s, n = totals.busy_s + totals.sample_s - self._llama_s, self.n_iterations - self._n_told
         share = max(0.0, 1 - llama_s / self._wall_s) if self._wall_s and n else 0.0
         iteration_s = self._wall_s / n if n else 0.0
@@ -72,4 +84,6 @@ class Gauge:
             preemptions=admission.n_preempted,
             chunks=totals.chunks,
             chunks_s=totals.chunks_s,
+            drafted=guesses.n_drafted if guesses is not None else 0,
+            accepted=guesses.n_accepted if guesses is not None else 0,
         )

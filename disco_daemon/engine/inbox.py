@@ -43,7 +43,7 @@ class Inbox:
         self.replies.put_nowait(message)
 
 
-Order = wire.Hold | wire.Append | wire.Cancel
+Order = wire.Hold | wire.Append | wire.Pace | wire.Cancel
 Tell = Callable[[Inbox, Order], None]
 
 
@@ -107,7 +107,11 @@ class EngineAnswer:
         self._order(wire.Hold(self._id))
         self._held_at = self._inbox.n_orders
 
-    def _order(self, message: wire.Hold | wire.Append) -> None:
+    def pace(self, pace_tps: float | None) -> None:
+        """The reader takes `pace_tps` token/s from now on."""
+        self._order(wire.Pace(self._id, pace_tps))
+
+    def _order(self, message: wire.Hold | wire.Append | wire.Pace) -> None:
         if not self._ended:
             with contextlib.suppress(EngineGone):
                 self._tell(self._inbox, message)
@@ -125,3 +129,18 @@ class EngineAnswer:
         finally:
             self._ended = True
             self._forget(self._id)
+
+
+async def embedded(inbox: Inbox, cancel: Callable[[], None]) -> wire.Embedded | wire.Failed:
+    """Wait for an embedding; whoever gives up waiting, cancels it. Raises EngineGone."""
+    try:
+        while True:
+            match await inbox.replies.get():  # ends: the supervisor kills an engine that hangs
+                case EngineGone() as gone:
+                    raise gone
+                case wire.Embedded() | wire.Failed() as reply:
+                    return reply
+    except asyncio.CancelledError:
+        with contextlib.suppress(EngineGone):
+            cancel()
+        raise

@@ -7,13 +7,18 @@ import ctypes.util
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import llama_cpp
+import msgspec
 import numpy as np
 
+from . import gpu
+from .adapters import AdapterError, Adapters
+from .context import context_params
+from .embedding import EmbeddingContext
 from .grammar import GrammarError, grammar_of
-from .memory import Need, available_bytes, fitting, too_large
+from .memory import Need, available_bytes, fitting, too_large, work_bytes
+from .metadata import Metadata
 from .rows import Row, Rows
 from .sampler import Sampler
 from .vocabulary import PromptError, Vocabulary
@@ -23,10 +28,10 @@ N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 _TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # of what is forgotten; of what is being moved
 SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
-WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
-GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
+PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
 ABORTED = 2  # llama_decode's return value after the abort callback said stop
 NO_KV_SLOT = 1
+ERROR = 4  # of llama.cpp's log levels; 5 only continues a line, such as the dots while it loads
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
@@ -37,7 +42,7 @@ class ModelError(RuntimeError):
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _log(level: int, text: bytes, _data: object) -> None:
-    if level >= 4:
+    if level == ERROR:
         os.write(2, text)
 
 
@@ -72,78 +77,96 @@ class Llama:
         llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = load.n_gpu_layers
-        if load.n_gpu_layers == 0 and (why := too_large(os.stat(load.model_path).st_size, available_bytes())):  # noqa: PTH116
+        params.n_gpu_layers = load.n_gpu_layers or 0
+        if not load.n_gpu_layers and (why := too_large(os.stat(load.model_path).st_size, available_bytes())):  # noqa: PTH116
             msg = f"{load.model_path}: {why}"
             raise ModelError(msg)
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
         if not self._model:
             msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
             raise ModelError(msg)
-        self.vocabulary = Vocabulary(self._model)
+        self.vocabulary = Vocabulary(self._model, load.chat_template)
+        self.adapters = Adapters(self._model, load.adapters, _log)
         self.exact = load.exact
         # A state that was carried through a text cannot be cut, nor shared up to somewhere.
         self.divisible = not (
             llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
         )
-        self.bytes_per_token = self._bytes_per_token()
+        self.n_gpu_layers = load.n_gpu_layers or 0
+        header = Metadata(self._model)
+        self.bytes_per_token, self.file_type = header.kv_bytes(load.kv_type), header.text("general.file_type")
         n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
         # What a row loses on a cell that is not its own; measured with the default model, on a GPU it is nothing.
         self.skip_s = 0.0 if load.n_gpu_layers else SKIP_S * n_heads / load.n_threads
-        self.n_ctx, self.n_cells = self._sizes(load)
-        self._ctx = self._new_context(load, abort)
-        self._memory = llama_cpp.llama_get_memory(self._ctx)
         self._rows = Rows(N_BATCH)
         self._abort = abort  # keeps callback and buffer alive as long as the context
+        try:
+            self.n_ctx, self.n_cells = self._sizes(load)
+            self._begin(load)
+        except ModelError:
+            llama_cpp.llama_model_free(self._model)
+            raise
         self.prefill_tps, decode_s = self._warm_up()
         # Where learning begins: reading the weights once makes up most of a token, and context hardly any at first.
         self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
         self.load_s = time.perf_counter() - started
 
-    def _new_context(self, load: Load, abort: AbortFlag) -> Any:
-        params = llama_cpp.llama_context_default_params()
+    def close(self) -> None:
+        """Free model and context; nothing else may be called afterwards."""
+        llama_cpp.llama_free(self._ctx)
+        llama_cpp.llama_model_free(self._model)
+
+    def renew(self, load: Load) -> None:
+        """Compute as `load` says from now on, with as many cells; all sequences are gone. Raises ModelError."""
+        llama_cpp.llama_free(self._ctx)
+        self._begin(load)
+
+    def _begin(self, load: Load) -> None:
+        params = context_params(load)
         params.n_ctx = self.n_cells
-        params.n_batch = params.n_ubatch = N_BATCH
+        params.n_batch = N_BATCH
+        params.n_ubatch = min(N_BATCH, load.n_ubatch or N_BATCH)
         params.n_seq_max = N_SEQS + 2
-        params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
-        if load.exact and not load.n_gpu_layers:
-            # With K and V of one type, flash attention on the CPU has three code paths, by rows, threads and place,
-            # that round differently; with these two it has one: what is prefilled is bit for bit what was generated.
-            params.type_k, params.type_v = GGML_TYPE_BF16, llama_cpp.GGML_TYPE_F16
-        params.n_threads = params.n_threads_batch = load.n_threads
-        params.abort_callback = abort.callback
-        params.abort_callback_data = abort.data
-        ctx = llama_cpp.llama_init_from_model(self._model, params)
-        if not ctx:
+        self.n_threads, self.n_threads_batch = load.n_threads, load.n_threads_batch or load.n_threads
+        params.abort_callback = self._abort.callback
+        params.abort_callback_data = self._abort.data
+        self._ctx = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._ctx:
             msg = f"llama.cpp cannot make a context of {self.n_cells} tokens: lower device.n_ctx, or free some memory"
             raise ModelError(msg)
-        return ctx
-
-    def _bytes_per_token(self) -> int:
-        """What a token takes in the KV cache: a key and a value of two bytes a number, in every layer."""
-        heads = llama_cpp.llama_model_n_head_kv(self._model)
-        size = llama_cpp.llama_model_n_embd(self._model) // max(1, llama_cpp.llama_model_n_head(self._model))
-        arch = self._meta("general.architecture")
-        key, value = (int(self._meta(f"{arch}.attention.{part}_length") or size) for part in ("key", "value"))
-        return int(llama_cpp.llama_model_n_layer(self._model) * heads * (key + value) * 2)
-
-    def _meta(self, key: str) -> str:
-        """An entry of the model file's metadata; empty if it has none."""
-        buffer = ctypes.create_string_buffer(256)
-        n = llama_cpp.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
+        self._memory = llama_cpp.llama_get_memory(self._ctx)
+        self._n_computing = load.n_threads
+        self._load = load
 
     def _sizes(self, load: Load) -> tuple[int, int]:
         """Tokens of an answer, and of the KV cache: what is wanted, or what there is memory for. Raises ModelError."""
         n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
-        need = Need(
-            self.bytes_per_token,
-            4 * N_BATCH * (self.vocabulary.n_tokens + WORK_PER_ROW * llama_cpp.llama_model_n_embd(self._model)),
-        )
+        work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
+        scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
+        need = Need(self.bytes_per_token + scores, work)
         try:
             return fitting(n_ctx, load.n_cells, need, available_bytes())
         except MemoryError as e:
             raise ModelError(str(e)) from e
+
+    def salt(self, adapter: str) -> int:
+        """What sets the prefixes of an adapter apart, see `adapters.keyed`. Raises PromptError if it is not there."""
+        try:
+            return self.adapters.salt(adapter, self.vocabulary.n_tokens)
+        except AdapterError as e:
+            raise PromptError(str(e)) from e
+
+    def adapt(self, adapter: str) -> None:
+        """Apply this adapter to all that is decoded from now on; "" for none."""
+        self.adapters.apply(self._ctx, adapter)
+
+    def embedding_context(self, n_ctx: int) -> EmbeddingContext:
+        """A context over the same weights for embeddings of texts of up to `n_ctx` tokens. Raises EmbeddingError."""
+        # As for exact answers: a text's vector does not depend on how the text was cut in pieces.
+        params = context_params(msgspec.structs.replace(self._load, exact=True, kv_type="auto", flash_attn=None))
+        params.n_ctx, params.n_threads_batch = n_ctx, self.n_threads_batch
+        params.abort_callback, params.abort_callback_data = self._abort.callback, self._abort.data
+        return EmbeddingContext(self._model, params, self.vocabulary.n_tokens)
 
     # --- computing -----------------------------------------------------------------------------------------------
 
@@ -152,6 +175,10 @@ class Llama:
 
         0 done, NO_KV_SLOT, ABORTED, negative: broken.
         """
+        n_threads = self.n_threads_batch if len(rows) >= PREFILL_ROWS else self.n_threads
+        if n_threads != self._n_computing:
+            llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
+            self._n_computing = n_threads
         rc = llama_cpp.llama_decode(self._ctx, self._rows.filled(rows))
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)
@@ -254,6 +281,23 @@ class Llama:
         single = time.perf_counter() - started - elapsed
         self.clear()
         return n / elapsed, single
+
+
+def build() -> str:
+    """The version of llama.cpp and its instruction sets: the bits of what it computes depend on them."""
+    return f"{llama_cpp.__version__} {llama_cpp.llama_print_system_info().decode('utf-8', 'replace')}"
+
+
+def opened(load: Load, abort: AbortFlag) -> Llama:
+    """The model, with as many layers on the GPU as fit where `load` leaves that open. Raises ModelError."""
+    n = gpu.layers(load)
+    while True:
+        try:
+            return Llama(msgspec.structs.replace(load, n_gpu_layers=n), abort)
+        except ModelError:
+            if load.n_gpu_layers is not None or n == 0:
+                raise
+            n //= 2
 
 
 def requantize(source: str, target: str, n_threads: int) -> None:

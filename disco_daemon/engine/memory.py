@@ -12,6 +12,8 @@ CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
 LEAST_CTX = 512  # tokens; an answer with less is of no use
 SPARE = 0.9  # of the free memory; something else may want some
+GPU_SPARE = 0.9  # of the GPU's free memory; the screen and other programs take some, and buffers are rounded up
+WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
 GIB = 2**30
 
 
@@ -21,6 +23,32 @@ class Need:
 
     per_token: int
     work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """A model of `n_layers` layers, all of a size: `n_bytes` of weights in all, and `kv_bytes` of KV cache."""
+
+    n_bytes: int
+    n_layers: int
+    kv_bytes: int
+
+
+def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:
+    """What llama.cpp takes to compute so many rows at once: their logits, and what is on the way to them."""
+    return 4 * n_rows * (n_vocab + WORK_PER_ROW * n_embd)
+
+
+def gpu_layers(model: Footprint, work: int, free: int) -> int:
+    """How many layers fit `free` bytes of GPU memory beside `work` bytes; n_layers + 1 is all of the model.
+
+    The one more is what makes logits. Token embeddings stay in main memory, so the file's size is a little too much.
+    """
+    room = GPU_SPARE * free - work
+    whole = model.n_bytes + model.kv_bytes
+    if whole <= room:
+        return model.n_layers + 1
+    return min(model.n_layers, max(0, int(room * model.n_layers // whole)))
 
 
 def available_bytes() -> int:
@@ -57,6 +85,16 @@ def fitting(n_ctx: int, n_cells: int, need: Need, available: int) -> tuple[int, 
     wanted = n_cells or max(n_ctx, min(FACTOR * n_ctx, spacious))
     fit = min(max(wanted, n_ctx), room)
     return min(n_ctx, fit), fit
+
+
+def require(what: str, n_bytes: int, available: int) -> None:
+    """Raises MemoryError if there is no room for `what`, which takes `n_bytes`."""
+    if n_bytes > SPARE * available:
+        msg = (
+            f"{what} need {n_bytes / GIB:.2f} GiB of memory, and {available / GIB:.2f} GiB are free: "
+            "close other programs, or choose a smaller model (device.model)"
+        )
+        raise MemoryError(msg)
 
 
 def _number(path: Path) -> int | None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from ..serving.jobs import Job
 from ..serving.timeline import Timeline
 from . import wire
+from .adapters import keyed
 from .cells import Saved
+from .lookup import MODEL_PRIOR, Chance, Lookup
 from .sampler import Sampler
 from .text import TextStream
 
@@ -22,7 +24,7 @@ class Sequence:
     `candidates` may stand in its place. `n_drawn` tokens were drawn since the last order, `n_completion` in all.
 
     `slot` is its sequence in the KV cache, -1 without one; `chosen` says that the scheduler lets it run. One that was
-    swapped out has `saved`.
+    swapped out has `saved`. Its adapter's `salt` is in the first token's `key`.
     """
 
     request: wire.Generate
@@ -36,6 +38,7 @@ class Sequence:
     timeline: Timeline
     waiting_since: float | None
     grammar: str = ""
+    salt: int = 0
     tokens: list[int] = field(default_factory=list)
     n_prompt: int = 0
     text: TextStream = field(default_factory=TextStream)
@@ -58,6 +61,8 @@ class Sequence:
     n_orders: int = 0
     told: bool = False
     busy_s: float = 0.0
+    lookup: Lookup | None = None
+    drafting: Chance = field(default_factory=lambda: Chance(MODEL_PRIOR))
 
     @property
     def prefilling(self) -> bool:
@@ -69,6 +74,10 @@ class Sequence:
         """Whether the answer has all the tokens that were asked for, appended ones included."""
         limit = self.request.max_tokens
         return limit is not None and self.n_drawn + len(self.given) - self.n_first >= limit
+
+    def key(self, start: int = 0, end: int | None = None) -> list[int]:
+        """Its tokens from `start` to `end` as the prefix index knows them: they are of use under its adapter only."""
+        return keyed(self.tokens[start:end], 0 if start else self.salt)
 
     def job(self, swap_s: float) -> Job:
         """What the scheduler sees of it; `swap_s` is how long it takes to bring back what was swapped out, s."""

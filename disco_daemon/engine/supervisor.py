@@ -19,7 +19,7 @@ import msgspec
 from ..clock import Clock
 from ..types import Delivery, GenerationRequest, PromptLength
 from . import wire
-from .inbox import EngineAnswer, EngineGone, Inbox, Order
+from .inbox import EngineAnswer, EngineGone, Inbox, Order, embedded
 
 log = logging.getLogger("disco.engine")
 
@@ -41,16 +41,25 @@ class EngineConfig:
     """What the engine loads: `n_ctx` tokens an answer (0 = as trained), `n_cells` in all (0 = as there is memory).
 
     `n_threads` are CPU threads, `scheduler` is the name of what says who runs. `exact`: answers can be continued to
-    the bit, see `wire.Load`.
+    the bit. The rest is as in `wire.Load`.
     """
 
     model_path: Path
     n_ctx: int
     n_threads: int
-    n_gpu_layers: int = 0
+    n_gpu_layers: int | None = 0
     n_cells: int = 0
     scheduler: str = "andes"
     exact: bool = True
+    adapters: tuple[wire.Adapter, ...] = ()
+    n_threads_batch: int = 0
+    n_ubatch: int = 0
+    flash_attn: bool | None = None
+    kv_type: str = "auto"
+    speculate: bool = True
+    draft_path: str = ""
+    chat_template: str = ""
+    disk: wire.Disk | None = None
 
 
 class EngineState(StrEnum):
@@ -206,7 +215,14 @@ class Engine:
         config = self.config
         model = str(config.model_path)
         sizes = (config.n_ctx, config.n_threads, config.n_gpu_layers, config.n_cells)
-        self._write(wire.Load(model, *sizes, config.scheduler, config.exact))
+        self._write(
+            wire.Load(
+                model, *sizes, config.scheduler, config.exact, config.adapters,
+                n_threads_batch=config.n_threads_batch, n_ubatch=config.n_ubatch, flash_attn=config.flash_attn,
+                kv_type=config.kv_type, speculate=config.speculate, draft_path=config.draft_path,
+                disk=config.disk, chat_template=config.chat_template,
+            )
+        )  # fmt: skip
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 first = await wire.read_async(reader)
@@ -219,6 +235,9 @@ class Engine:
             case wire.Loaded() as info:
                 self.info = info
                 log.info("engine ready: %s, %d tokens of context, %.2f s", info.model, info.n_ctx, info.load_s)
+                for name, why in info.adapters.items():
+                    if why:
+                        log.warning("engine goes on without adapter %s: %s", name, why)
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
                 self.last_error = message
@@ -297,7 +316,8 @@ class Engine:
             try:
                 self._write(
                     wire.Count(
-                        request_id, messages, request.prompt, ids, request.answer_so_far, request.answer_ids
+                        request_id, messages, request.prompt, ids, request.answer_so_far, request.answer_ids,
+                        request.adapter, request.template_args,
                     )
                 )  # fmt: skip
                 async with asyncio.timeout(timeout_s):
@@ -316,13 +336,20 @@ class Engine:
                     request_id, [dict(m) for m in request.messages], request.answer_so_far, hold, s.max_tokens,
                     s.temperature, s.top_p, s.seed, s.stop, s.frequency_penalty, s.presence_penalty, request.prompt,
                     request.answer_ids, None if request.delivery is Delivery.OFF else request.pace_tps,
-                    request.expected_ttft_s, request.response_format,
+                    request.expected_ttft_s, request.response_format, request.adapter, request.template_args,
+                    private=request.private,
                 )
             )  # fmt: skip
         except EngineGone:
             del self._inboxes[request_id]
             raise
         return EngineAnswer(request_id, inbox, self._order, self._forget)
+
+    async def embed(self, given: str | tuple[int, ...]) -> wire.Embedded | wire.Failed:
+        """The embedding of a text, or of token ids. Raises EngineGone."""
+        with self._inbox() as (request_id, inbox):
+            self._write(wire.Embed(request_id, given))
+            return await embedded(inbox, lambda: self._write(wire.Cancel(request_id)))
 
     def _expect(self, kind: str) -> tuple[str, Inbox]:
         """A new inbox. An idle engine's silence is no hang: it counts from the first thing it owes."""
@@ -334,10 +361,11 @@ class Engine:
 
     def _order(self, inbox: Inbox, message: Order) -> None:
         """Tell an answer in flight what to do; the engine owes a reply from now on. Raises EngineGone."""
-        if not self._owes:
-            self._heard_at = self._clock.now()
-        inbox.idle = False
-        inbox.n_orders += not isinstance(message, wire.Cancel)
+        if not isinstance(message, wire.Pace):
+            if not self._owes:
+                self._heard_at = self._clock.now()
+            inbox.idle = False
+            inbox.n_orders += not isinstance(message, wire.Cancel)
         self._write(message)
 
     @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +22,11 @@ _FAULTS = (
     jinja2.TemplateError, SyntaxError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError,
     LookupError, RuntimeError, MemoryError,
 )  # fmt: skip
+
+
+_NO_ARGS: Mapping[str, Any] = {}
+# What the engine tells a template, and nobody else.
+_OURS = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"})
 
 
 class TemplateError(ValueError):
@@ -47,22 +52,26 @@ class ChatTemplate:
             raise TemplateError(msg) from e
         self._bos, self._eos = bos, eos
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Prompt text, up to where the assistant's answer begins. Raises TemplateError."""
+    def render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] = _NO_ARGS) -> str:
+        """Prompt text, up to where the assistant's answer begins; `args` for the template. Raises TemplateError."""
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos
+                args, messages=messages, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos
             )
         except _FAULTS as e:
             msg = f"the model's chat template refuses these messages: {e}"
             raise TemplateError(msg) from e
 
-    def segments(self, messages: Sequence[Mapping[str, Any]], control: Sequence[str]) -> list[tuple[str, bool]]:
-        """Prompt as (text, is_template) parts in order.
+    def segments(
+        self, messages: Sequence[Mapping[str, Any]], control: Sequence[str], args: Mapping[str, Any] = _NO_ARGS
+    ) -> list[tuple[str, bool]]:
+        """Prompt as (text, is_template) parts in order. Raises TemplateError.
 
         One part where no content spells a control token. Otherwise each such content is its own part, to be
-        tokenized without control tokens, so that a user's text cannot open a turn.
+        tokenized without control tokens, so that a user's text cannot open a turn. Neither may `args`.
         """
+        if args:
+            _check_args(args, control)
         marks: dict[str, str] = {}
         guarded: list[dict[str, Any]] = []
         for message in messages:
@@ -73,7 +82,7 @@ class ChatTemplate:
                 guarded.append({**message, "content": mark})
             else:
                 guarded.append(dict(message))
-        parts = [(self.render(guarded), True)]
+        parts = [(self.render(guarded, args), True)]
         for mark, content in marks.items():
             parts = [piece for part in parts for piece in _split(part, mark, content)]
         return [part for part in parts if part[0]]
@@ -85,6 +94,25 @@ def _split(part: tuple[str, bool], mark: str, content: str) -> list[tuple[str, b
         return [part]
     before, _, after = text.partition(mark)
     return [(before, True), (content, False), *_split((after, True), mark, content)]
+
+
+def _check_args(args: Mapping[str, Any], control: Sequence[str]) -> None:
+    """Raises TemplateError for arguments that a client may not give."""
+    if ours := sorted(_OURS & args.keys()):
+        msg = f"chat_template_kwargs cannot set {', '.join(ours)}"
+        raise TemplateError(msg)
+    if any(c in text for text in _texts(args) for c in control):
+        raise TemplateError("chat_template_kwargs cannot spell control tokens")
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All strings in a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for item in value.items() for text in _texts(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in _texts(item))
 
 
 def _raise(message: str) -> None:

@@ -26,6 +26,15 @@ class TextStream:
         """Whether all text shown is exactly what the bytes taken spell: nothing held back, cut off or replaced."""
         return self._faithful and not self.stopped and not self._held and not self._utf8.getstate()[0]
 
+    @property
+    def left(self) -> bytes:
+        """The bytes behind the text shown: what is held back, or the stop string and what came with it."""
+        return self._held.encode() + self._utf8.getstate()[0]
+
+    def thought(self) -> str:
+        """Text that is not of the answer, since the last call; there is none (see `thinking`)."""
+        return ""
+
     def feed(self, piece: bytes) -> str:
         """Take one token's bytes; return what may be shown now. Sets `stopped` when a stop string is complete."""
         text = self._utf8.decode(piece)

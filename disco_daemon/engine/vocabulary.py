@@ -11,6 +11,8 @@ from typing import Any
 import llama_cpp
 
 from .template import ChatTemplate
+from .text import TextStream
+from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opened, within
 from .wire import Count, Generate
 
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
@@ -25,34 +27,71 @@ class PromptError(ValueError):
 class Vocabulary:
     """The tokens of one model, and what a prompt is in them. No state changes; any thread may ask."""
 
-    def __init__(self, model: Any) -> None:
-        """Of a loaded llama_model. Raises TemplateError."""
+    def __init__(self, model: Any, template: str = "") -> None:
+        """Of a loaded llama_model; `template` stands in place of its own chat template. Raises TemplateError."""
         self.handle = llama_cpp.llama_model_get_vocab(model)
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.handle)
         self._control = self._control_texts()
         bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
-        source = llama_cpp.llama_model_chat_template(model, None)
+        source = template or (llama_cpp.llama_model_chat_template(model, None) or b"").decode()
         self._bos = bos
-        self._template = ChatTemplate(source.decode() if source else None, bos, eos)
+        self._template = ChatTemplate(source, bos, eos)
+        tags = [self.tokenize(tag, parse_special=True) for tag in TAGS]
+        self._tags = frozenset(ids[0] for ids in tags if len(ids) == 1)
+        self._thinks = bool(self._tags) or any(tag in source for tag in TAGS)
 
     def prompt_tokens(self, request: Generate | Count) -> list[int]:
         """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError."""
         if request.prompt is not None:
-            return self._raw_tokens(request.prompt)
+            return self.raw_tokens(request.prompt)
         tokens: list[int] = []
-        for index, (text, is_template) in enumerate(self._template.segments(request.messages, self._control)):
+        for index, (text, is_template) in enumerate(self._segments(request)):
             add_bos = index == 0 and not (self._bos and text.startswith(self._bos))
             tokens += self.tokenize(text, add_special=add_bos, parse_special=is_template)
         return tokens
+
+    def _segments(self, request: Generate | Count) -> list[tuple[str, bool]]:
+        """The rendered messages in parts, as `ChatTemplate.segments`; a thought that is not wanted is closed."""
+        parts = self._template.segments(request.messages, self._control, request.template_args)
+        if not (self._thinks and parts and opened(parts[-1][0])):
+            return parts
+        # As llama-server does where the template does not know how (common/chat.cpp, enable_thinking).
+        unwanted = request.template_args.get("enable_thinking") is False
+        begun = request.answer_so_far if isinstance(request, Generate) else request.answer
+        bound = isinstance(request, Generate) and request.response_format is not None
+        if not (unwanted or bound or is_answer(begun)):
+            return parts
+        text, is_template = parts[-1]
+        return [*parts[:-1], (f"{text.rstrip()}\n{NO_THOUGHT}", is_template)]
+
+    def closed(self, prompt: list[int], text: str) -> list[int]:
+        """A prompt behind which the answer `text` is put: a thought that the prompt opens is over then."""
+        if not (self._opened(prompt) and is_answer(text)):
+            return prompt
+        return prompt + self.tokenize(NO_THOUGHT, parse_special=True)
+
+    def stream(self, request: Generate, prompt: Sequence[int], answer: str) -> TextStream:
+        """What makes text of the tokens that come behind `prompt` and the partial `answer`."""
+        if request.prompt is not None or not self._thinks or (answer and not within(answer)):
+            return TextStream(request.stop)
+        return ThinkingText(request.stop, inside=bool(answer) or self._opened(prompt))
+
+    def _opened(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends with the beginning of a thought."""
+        if not self._thinks:
+            return False
+        tail = b"".join(self.piece(token, special=True) for token in prompt[-2 * len(OPEN) :])
+        return opened(tail.decode("utf-8", "replace"))
 
     def prompt_text(self, request: Count) -> str:
         """The rendered messages as text; none of a raw prompt, and none where a message spells a control token."""
         if request.prompt is not None:
             return ""
-        parts = self._template.segments(request.messages, self._control)
-        return parts[0][0] if len(parts) == 1 else ""
+        parts = self._segments(request)
+        return "".join(text for text, _ in parts) if all(is_template for _, is_template in parts) else ""
 
-    def _raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+    def raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a text that is no chat, or the same ids. Raises PromptError."""
         known = isinstance(prompt, str)
         tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.checked(prompt)
         if not tokens:
@@ -93,6 +132,7 @@ class Vocabulary:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of one token."""
+        special = special or token in self._tags  # some models have them as control tokens, others as text
         buffer = ctypes.create_string_buffer(64)
         n = llama_cpp.llama_token_to_piece(self.handle, token, buffer, 64, 0, special)
         if n < 0:

@@ -26,25 +26,60 @@ class Message(msgspec.Struct, tag=True, frozen=True):
 # --- daemon -> engine ---------------------------------------------------------------------------------------------
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter: a GGUF file, and how strongly it is applied (1 = as it was trained)."""
+
+    name: str
+    path: str
+    scale: float = 1.0
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """Where idle conversations go: `folder` may hold `max_bytes`; idle is what nobody has used for `idle_s`, s."""
+
+    folder: str
+    max_bytes: int
+    idle_s: float
+
+
 class Load(Message, frozen=True):
     """Load a model. First message of every engine process.
 
     An answer with its prompt may have `n_ctx` tokens (0 = what the model was trained on), all that are in the KV cache
     together `n_cells` (0 = as many as are sensible). `scheduler` is the name of what says who runs. `exact`: an answer
     that goes on from given text is rounded as if it had been generated here from the start, which costs prefill speed.
+    `chat_template` is a Jinja text that stands in place of the model's own.
+    `n_gpu_layers`: None = as many as fit, -1 = all. Batches of `llama.PREFILL_ROWS` rows and more are computed by
+    `n_threads_batch` threads (0 = `n_threads`), `n_ubatch` rows at a time (0 = N_BATCH). `flash_attn`: None = as
+    llama.cpp says. `kv_type` is auto (two bytes a number) or q8_0 (one, and a bit).
+    `adapters` are loaded with the model; those that cannot be are left out. `speculate`: next tokens may be guessed,
+    and the guesses computed along where that pays; `draft_path` is a small model that guesses, too. `disk` is for
+    cached prefixes.
     """
 
     model_path: str
     n_ctx: int
     n_threads: int
-    n_gpu_layers: int
+    n_gpu_layers: int | None
     n_cells: int = 0
     scheduler: str = "andes"
     exact: bool = True
+    adapters: tuple[Adapter, ...] = ()
+    speculate: bool = True
+    draft_path: str = ""
+    n_threads_batch: int = 0
+    n_ubatch: int = 0
+    flash_attn: bool | None = None
+    kv_type: str = "auto"
+    chat_template: str = ""
+    disk: Disk | None = None
 
 
 class Count(Message, frozen=True):
-    """Ask for the length of a prompt; with `ids`, also for the token ids of it and of the answer so far."""
+    """Ask for the length of a prompt; with `ids`, also for the token ids of it and of the answer so far.
+
+    What is cached of it is what the `adapter` of that name has computed.
+    """
 
     id: str
     messages: list[dict[str, Any]]
@@ -52,6 +87,8 @@ class Count(Message, frozen=True):
     ids: bool = False
     answer: str = ""
     answer_ids: tuple[int, ...] = ()
+    adapter: str = ""
+    template_args: dict[str, Any] = {}
 
 
 class Generate(Message, frozen=True):
@@ -61,6 +98,8 @@ class Generate(Message, frozen=True):
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
     they come) and expects the first after `ttft_s`, s. `response_format` is OpenAI's, and constrains the answer.
+    `adapter` is the name of the one that is applied, if any. `template_args` are for the chat template. What is
+    computed for a `private` request does not go to disk.
     """
 
     id: str
@@ -79,6 +118,9 @@ class Generate(Message, frozen=True):
     pace_tps: float | None = None
     ttft_s: float | None = None
     response_format: dict[str, Any] | None = None
+    adapter: str = ""
+    template_args: dict[str, Any] = {}
+    private: bool = False
 
 
 class Hold(Message, frozen=True):
@@ -96,6 +138,20 @@ class Append(Message, frozen=True):
     ids: tuple[int, ...] = ()
 
 
+class Pace(Message, frozen=True):
+    """The reader takes `pace_tps` token/s from now on (None: as fast as they come). Not answered."""
+
+    id: str
+    pace_tps: float | None
+
+
+class Embed(Message, frozen=True):
+    """Ask for the embedding of a text, or of token ids. Answered by Progress, and Embedded or Failed."""
+
+    id: str
+    input: str | tuple[int, ...]
+
+
 class Cancel(Message, frozen=True):
     """Stop one sequence, in the middle of a prefill too. Answered by Done("cancelled")."""
 
@@ -108,7 +164,8 @@ class Cancel(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """The model is in memory. `load_s` in s, `prefill_tps` in token/s, measured on a short warm-up prefill.
 
-    `n_ctx` and `n_cells` are what there was memory for; `bytes_per_token` of the KV cache.
+    `n_ctx` and `n_cells` are what there was memory for; `bytes_per_token` of the KV cache. `adapters` says of each why
+    it is not there; an empty text says that it is. `n_gpu_layers` are on the GPU (-1 = all).
     """
 
     model: str
@@ -118,6 +175,8 @@ class Loaded(Message, frozen=True):
     bytes_per_token: int
     load_s: float
     prefill_tps: float
+    adapters: dict[str, str] = {}
+    n_gpu_layers: int = 0
 
 
 class LoadFailed(Message, frozen=True):
@@ -162,7 +221,7 @@ class Progress(Message, frozen=True):
 
 
 class Piece(Message, frozen=True):
-    """Text of `n_tokens` further tokens, cut at whole code points.
+    """Text of `n_tokens` further tokens, cut at whole code points; `thought` if it is none of the answer.
 
     `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none.
     """
@@ -171,6 +230,16 @@ class Piece(Message, frozen=True):
     text: str
     n_tokens: int
     ids: tuple[int, ...] = ()
+    thought: bool = False
+
+
+class Embedded(Message, frozen=True):
+    """An embedding: little-endian float32 numbers, of length 1. Its `n_tokens` took `busy_s` to compute, s."""
+
+    id: str
+    vector: bytes
+    n_tokens: int
+    busy_s: float
 
 
 class Done(Message, frozen=True):
@@ -203,7 +272,9 @@ class Stats(Message, frozen=True):
     in all), `waiting` have nothing computed yet. `cells_used` of the KV cache hold something, cached prefixes too. An
     iteration takes `iteration_s` at present, s; of the time, the share `python_share` is not llama.cpp's. The other
     counters are of tokens, s and times since the start; `cached_tokens` did not have to be computed, and `chunks` were
-    iterations with a part of a prompt beside running answers, `chunks_s` in all.
+    iterations with a part of a prompt beside running answers, `chunks_s` in all. Of the `drafted` tokens, which were
+    guessed and computed along, `accepted` were right. On disk are `disk_texts` conversations with `disk_bytes`;
+    `disk_error` says why not.
     """
 
     running: int
@@ -222,10 +293,15 @@ class Stats(Message, frozen=True):
     preemptions: int
     chunks: int = 0
     chunks_s: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    disk_texts: int = 0
+    disk_bytes: int = 0
+    disk_error: str = ""
 
 
-ToEngine = Load | Count | Generate | Hold | Append | Cancel
-FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Done | Failed | Stats
+ToEngine = Load | Count | Generate | Hold | Append | Pace | Embed | Cancel
+FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Embedded | Done | Failed | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

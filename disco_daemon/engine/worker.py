@@ -7,26 +7,35 @@ When the daemon goes away, the socket ends and so does this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 
 from ..serving.latency import IterationLatency
 from . import wire
+from .adapters import keyed
 from .admission import SCHEDULERS, Admission
 from .batch import Batcher
 from .cells import Cells
+from .draft import DraftModel
+from .embedding import Embeddings
 from .gauge import Gauge
-from .llama import N_SEQS, AbortFlag, Llama, ModelError
+from .llama import N_SEQS, AbortFlag, Llama, ModelError, build, opened
 from .memory import available_bytes
+from .speculate import Speculator
+from .spill import Spill, fingerprint_of
 from .template import TemplateError
 from .vocabulary import PromptError, Vocabulary
 
+LAST_S = 1.5  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
+SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
 
@@ -37,10 +46,12 @@ class Worker:
         self._sock = sock
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
-        self._commands: queue.SimpleQueue[wire.ToEngine] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[wire.ToEngine | None] = queue.SimpleQueue()  # None: the daemon has gone
         self._llama: Llama | None = None
         self._cells: Cells | None = None
+        self._spill: Spill | None = None
         self._batcher: Batcher | None = None
+        self._embeddings: Embeddings | None = None
         self._outbox: list[bytes] = []
 
     def send(self, message: wire.Message) -> None:
@@ -58,7 +69,7 @@ class Worker:
             self._write(data)
 
     def _write(self, data: bytes) -> None:
-        with self._send_lock:
+        with self._send_lock, contextlib.suppress(OSError):  # the daemon has gone: the reader thread notices, too
             self._sock.sendall(data)
 
     def run(self) -> None:
@@ -72,18 +83,24 @@ class Worker:
             raise TypeError(msg)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
-            llama = self._llama = Llama(load, self._abort)
+            llama = self._llama = opened(load, self._abort)
+            small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
         except (ModelError, TemplateError) as e:
             self.send(wire.LoadFailed(str(e)))
             return
         latency = IterationLatency(llama.latency_prior)
-        cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=int(SPARE_SHARE * available_bytes()))
+        spill = self._spill = _spill(load, llama)
+        spare_bytes = int(SPARE_SHARE * available_bytes())
+        cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
         batcher = self._batcher = Batcher(
             llama, self.post, Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         )
+        if load.speculate and llama.divisible:  # else what was guessed wrong could not be cut
+            batcher.speculator = Speculator(llama, latency, cells, small)
+        self._embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
         sizes = (llama.n_ctx, llama.n_cells, N_SEQS, llama.bytes_per_token)
-        self.send(wire.Loaded(name, *sizes, llama.load_s, llama.prefill_tps))
+        self.send(wire.Loaded(name, *sizes, llama.load_s, llama.prefill_tps, llama.adapters.told, llama.n_gpu_layers))
         self._compute(batcher)
 
     def _compute(self, batcher: Batcher) -> None:
@@ -92,18 +109,21 @@ class Worker:
         busy = False
         while True:
             self._abort.clear()  # before the queue is drained: a Cancel sets it again after it was queued
-            self._obey(batcher, wait=not busy)
+            self._obey(batcher, gauge, wait=not busy)
             with gauge:
                 busy = batcher.step()
                 self._flush()
             if (stats := gauge.told(busy=busy)) is not None:
                 self.send(stats)
+            if self._embeddings is not None and self._embeddings.step(batcher.spare, beside=busy):
+                busy = True
+                self._flush()
 
-    def _obey(self, batcher: Batcher, *, wait: bool) -> None:
+    def _obey(self, batcher: Batcher, gauge: Gauge, *, wait: bool) -> None:
         """Carry out all queued commands; with `wait` there is nothing to compute before at least one has come."""
         while wait or not self._commands.empty():
             wait = False
-            match self._commands.get():
+            match self._next(gauge):
                 case wire.Generate() as request:
                     try:
                         batcher.add(request)
@@ -113,11 +133,40 @@ class Worker:
                     batcher.hold(request_id)
                 case wire.Append() as message:
                     batcher.append(message)
+                case wire.Pace(id=request_id, pace_tps=pace_tps):
+                    batcher.pace(request_id, pace_tps)
+                case wire.Embed() as request if self._embeddings is not None:
+                    self._embeddings.add(request)
                 case wire.Cancel(id=request_id):
                     batcher.cancel(request_id)
+                    if self._embeddings is not None:
+                        self._embeddings.cancel(request_id)
                 case other:
                     msg = f"unexpected message {type(other).__name__}"
                     raise TypeError(msg)
+
+    def _next(self, gauge: Gauge) -> wire.ToEngine:
+        """The next command. Until it comes, cached prefixes that have become idle go to disk; so do all at the end."""
+        while True:
+            wait_s = None
+            if self._spill is not None and self._cells is not None and self._commands.empty():
+                wait_s = self._spill.write_idle(self._cells.copy)
+                if (stats := gauge.told(busy=False)) is not None:
+                    self.send(stats)
+            try:
+                command = self._commands.get(timeout=wait_s)
+            except queue.Empty:
+                continue
+            if command is not None:
+                return command
+            self._end()
+
+    def _end(self) -> None:
+        """The daemon has gone: nothing is wanted any more but what others may come back to."""
+        if self._spill is not None and self._cells is not None:
+            self._cells.leave_all()
+            self._spill.write_all(self._cells.copy, LAST_S)
+        os._exit(0)
 
     def _read(self) -> None:
         """Reader thread: ends the process when the daemon has gone or sends what is no message."""
@@ -127,6 +176,10 @@ class Worker:
         except (ValueError, OSError, msgspec.MsgspecError) as e:
             os.write(2, f"the reader thread ends: {type(e).__name__}\n".encode())
             os._exit(1)
+        if self._spill is not None:
+            self._commands.put(None)
+            self._abort.set()
+            threading.Event().wait(LAST_S + SLACK_S)  # `_end` is quicker
         os._exit(0)
 
     def _dispatch(self, message: wire.ToEngine) -> None:
@@ -142,7 +195,8 @@ class Worker:
         try:
             prompt = vocabulary.prompt_tokens(message)
             if not message.ids:
-                n_cached = self._cells.cached(prompt) if self._cells is not None else 0
+                key = keyed(prompt, self._llama.salt(message.adapter) if self._llama is not None else 0)
+                n_cached = self._cells.cached(key) if self._cells is not None else 0
                 self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))
                 return
             ids = (*prompt, *vocabulary.answer_tokens(message.answer, message.answer_ids))
@@ -150,6 +204,17 @@ class Worker:
             self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
         except (TemplateError, PromptError) as e:
             self.send(wire.Failed(message.id, "bad_messages", str(e), True))
+
+
+def _spill(load: wire.Load, llama: Llama) -> Spill | None:
+    """Where idle conversations go; None if that is not wanted, or the model's state is not to be shared."""
+    disk = load.disk
+    if disk is None:
+        return None
+    max_bytes = disk.max_bytes if llama.divisible else 0
+    made_by = fingerprint_of(load, f"{build()} {llama.n_gpu_layers} layers on a GPU")
+    spill = Spill(Path(disk.folder), max_bytes, made_by, 1.0 / llama.prefill_tps, disk.idle_s)
+    return spill if max_bytes else None
 
 
 def main() -> None:

@@ -25,6 +25,9 @@ MAX_EXCHANGES = 16  # each raises the total; a bound on the time, reached on non
 REACH, REACH_PAIRS = 24, 12  # in and out: jobs looked at for an exchange, alone and two at a time
 LEAST_GAIN = 1e-12  # less is a rounding error
 GOOD = 0.985  # of what no selection can surpass: then nothing better is looked for
+# The same once no exchange pays any more: then it is rather the bound that is loose. With 1, the choices on 1,000
+# instances are better by 1e-5 on average, and exchanges take twice as long.
+FAIR = 0.97
 # Of two batch sizes as good as that, the larger is taken: the same readers are served, and more tokens come out.
 FLAT = 0.002
 
@@ -46,16 +49,16 @@ def pack(
     if rough:
         row = _best_row(gains, cells, sizes, room, base) if len(sizes) > 1 else 0
         return row, greedy((gains[row] / cells).argsort(kind="stable")[::-1], cells, sizes[row], room)
-    bases = np.broadcast_to(base, len(sizes)).tolist()
+    bases = base.tolist() if isinstance(base, np.ndarray) else [base] * len(sizes)
     best, found, highest = 0, list[int](), -np.inf
     for row in reversed(range(len(sizes))):
         worth, size = gains[row], sizes[row]
-        order = (worth / cells).argsort(kind="stable")[::-1]
-        limit = _bound(worth, cells, order, size, room)
+        chosen, total, limit = by_density(worth, cells, size, room)
         if bases[row] + limit <= highest * (1.0 + FLAT):
             continue
-        chosen = _better(worth, cells, size, room, greedy(order, cells, size, room), GOOD * limit)
-        total = bases[row] + float(worth[chosen].sum())
+        if total < GOOD * limit and len(chosen) < len(cells):
+            chosen, total = _better(worth, cells, size, room, chosen, limit)
+        total += bases[row]
         if total > highest * (1.0 + FLAT):
             best, found, highest = row, chosen, total
     return best, found
@@ -72,45 +75,79 @@ def _best_row(gains: FloatArray, cells: FloatArray, sizes: Sequence[int], room: 
     return max(i for i, total in enumerate(totals) if total >= least)
 
 
-def _bound(gains: FloatArray, cells: FloatArray, by_density: IntArray, size: int, room: float) -> float:
-    """No selection is worth more: if only cells are short, and jobs may be cut to fit; and if only places are."""
-    by_cells = float(np.interp(room, cells[by_density].cumsum(), gains[by_density].cumsum()))
-    if size == 0 or size >= len(gains):
-        return by_cells if size else 0.0
-    return min(by_cells, float(np.partition(gains, -size)[-size:].sum()))
+def by_density(gains: FloatArray, cells: FloatArray, size: int, room: float) -> tuple[list[int], float, float]:
+    """Algorithm 1 but that what does not fit is skipped: who is chosen, their worth, and what no selection surpasses.
 
-
-def _better(gains: FloatArray, cells: FloatArray, size: int, room: float, chosen: list[int], good: float) -> list[int]:
-    """`chosen` if it is good by proof, else the best that exchanges make of several orders."""
-    best, total = chosen, float(gains[chosen].sum())
-    for price in (None, *PLACE_PRICES):
-        if total >= good or len(best) == len(cells):
+    That is so if only cells are short: of the jobs by density the first that does not fit is left out, and its room is
+    worth as much as the next one makes of it; or it is taken, and the room it lacks costs what the one before makes of
+    that (Martello & Toth, Knapsack Problems, 1990, §2.3.1). And if only places are short.
+    """
+    order = (gains / cells).argsort(kind="stable")[::-1]
+    turns, worth, needs = order.tolist(), gains.tolist(), cells.tolist()
+    n, left, taken = 0, room, 0.0
+    for i in turns:
+        if needs[i] > left:
             break
+        left -= needs[i]
+        taken += worth[i]
+        n += 1
+    limit = taken
+    if n + 1 < len(turns):
+        after = turns[n + 1]
+        limit += left * worth[after] / needs[after]
+    if 0 < n < len(turns):
+        cut, before = turns[n], turns[n - 1]
+        limit = max(limit, taken + worth[cut] - (needs[cut] - left) * worth[before] / needs[before])
+    if n >= size:
+        return turns[:size], sum([worth[i] for i in turns[:size]]), min(limit, _largest(gains, size))
+    more = _fill_up(order[n:], cells, size - n, left)
+    return turns[:n] + more, taken + sum([worth[i] for i in more]), limit
+
+
+def _largest(gains: FloatArray, n: int) -> float:
+    """Sum of the n largest."""
+    return float(np.partition(gains, -n)[-n:].sum()) if n else 0.0
+
+
+def _better(
+    gains: FloatArray, cells: FloatArray, size: int, room: float, chosen: list[int], limit: float
+) -> tuple[list[int], float]:
+    """The best that exchanges make of several orders, and its worth."""
+    best, total = chosen, -np.inf
+    for price in (None, *PLACE_PRICES):
         start = chosen
         if price is not None:
             cost = cells + price * (room / size) if price < np.inf else 1.0
             start = greedy((gains / cost).argsort(kind="stable")[::-1], cells, size, room)
-        other = _exchange(gains, cells, size, room, start, good)
+        other = _exchange(gains, cells, size, room, start, GOOD * limit)
         worth = float(gains[other].sum())
         if worth > total:
             best, total = other, worth
-    return best
+        if total >= FAIR * limit or len(best) == len(cells):
+            break
+    return best, total
 
 
 def greedy(order: IntArray, cells: FloatArray, size: int, room: float) -> list[int]:
     """Jobs by `order`, skipping what does not fit, up to `size` of them in `room` cells."""
-    ordered = cells[order]
-    filled = ordered.cumsum()
+    filled = cells[order].cumsum()
     n = min(int(filled.searchsorted(room, "right")), size)
     chosen: list[int] = order[:n].tolist()
-    if n == size:
+    return chosen + _fill_up(order[n:], cells, size - n, room - (float(filled[n - 1]) if n else 0.0))
+
+
+def _fill_up(order: IntArray, cells: FloatArray, places: int, left: float) -> list[int]:
+    """Jobs by `order` into `left` cells, skipping what does not fit."""
+    chosen = list[int]()
+    if not places:
         return chosen
-    left = room - (float(filled[n - 1]) if n else 0.0)
-    for k in (ordered[n:] <= left).nonzero()[0].tolist():
-        if ordered[n + k] <= left:
-            left -= float(ordered[n + k])
-            chosen.append(int(order[n + k]))
-            if len(chosen) == size:
+    needs = cells[order]
+    fits = (needs <= left).nonzero()[0]
+    for i, need in zip(order[fits].tolist(), needs[fits].tolist(), strict=True):
+        if need <= left:
+            left -= need
+            chosen.append(i)
+            if len(chosen) == places:
                 break
     return chosen
 

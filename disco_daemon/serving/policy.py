@@ -7,7 +7,8 @@ down as a decision, in the order of the code:
 1. Selective triggering: if all fit and the iteration with all of them keeps every reader's pace, all run.
 2. B goes from B_min, the largest batch that keeps the most stringent pace, to B_max, the most that fit. In between the
    value is smooth and flat at its top, so N_SIZES sizes in equal ratios are looked at, not all.
-3. Gains for each B; who runs keeps its place against an equal gain (hysteresis).
+3. Gains for each B, at a horizon: twice as far ahead as those here have been here, who is here as long as the queue
+   is. Who runs keeps its place unless a challenger gains half as much again (hysteresis).
 4. Packing (`packing`).
 5. Preemption cap P: so many preemptions for each request seen, and no more; else who runs goes on running.
 6. Starvation: who waited longer than `max_wait_s` comes first, within a share of the room, and runs to its end.
@@ -19,35 +20,35 @@ the capacity it tells. A scheduler's mutable state: requests and preemptions cou
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .candidates import Batch, fitting, n_fitting
 from .jobs import Capacity, Job
-from .latency import IterationLatency
+from .latency import LEAST_S, IterationLatency
 from .packing import FloatArray, IntArray, pack
 from .timeline import Readers
 
 HIGH_WATER = 0.9  # share of the cells filled by newcomers; Andes triggers at high memory use, too
-HORIZON_S = 20.0  # how far ahead QoE is predicted: an answer's typical length; see `disco bench qoe --simulate`
+HORIZON_S = 20.0  # how far ahead QoE is predicted, at least: an answer's typical length
+AGES = 2.0  # how far in times the mean age of all jobs: who is behind is given up only if that helps for long
 MAX_WAIT_S = 120.0  # somebody who waited two minutes is served, whatever it does to the average
 AGED_SHARE = 1 / 16  # of cells and sequences, at least one: for those who waited too long
 N_SIZES = 5  # batch sizes looked at
-HYSTERESIS = 0.03  # QoE: what a challenger must bring more than one who runs, besides the time it needs to begin
+HYSTERESIS = 0.5  # share by which a challenger must bring more than one who runs: a swap costs all of them time
+EVEN = 1e-6  # QoE, on top of each gain: without one, too, who runs stays
 WANTED_SHARE = 0.95  # of the preemptions under the cap; the rest is for those that growing answers force
 PERFECT = 1.0 - 1e-3  # a QoE that counts as perfect: discrete tokens miss 1 by a rounding
 TIE = 0.02  # share of the average objective in the others, which are indifferent to most choices
 
 
-LARGE = 1e9  # beyond any gain
-NEVER_S = 1e9  # a time between tokens beyond all horizons
-
-BoolArray = NDArray[np.bool_]
+TRIFLE_S = 1e-12  # s per sequence: less is none
 
 
 class Objective(StrEnum):
@@ -109,9 +110,9 @@ class RoundRobin:
 class Andes:
     """The QoE-aware scheduler; the module says how it decides.
 
-    `horizon_s` is how far QoE is predicted, `preemption_cap` is P, in preemptions per request; `max_wait_s` = inf turns
-    the starvation bound off. Raises ValueError on a horizon or a bound that is not positive, a negative cap, and a
-    high-water mark outside (0, 1].
+    `horizon_s` is how far QoE is predicted at least, `preemption_cap` is P, in preemptions per request; `max_wait_s` of
+    inf turns the starvation bound off. Raises ValueError on a horizon or a bound that is not positive, a negative cap,
+    and a high-water mark outside (0, 1].
     """
 
     def __init__(
@@ -131,7 +132,6 @@ class Andes:
         self.n_preempted = 0  # times that somebody who ran was not chosen
         self._latency = latency
         self._objective = objective
-        self._bonus = HYSTERESIS if objective is Objective.AVERAGE else HYSTERESIS * TIE
         self._horizon_s = horizon_s
         self._cap = preemption_cap
         self._max_wait_s = max_wait_s
@@ -144,24 +144,29 @@ class Andes:
         if not jobs:
             return []
         self._count(jobs)
-        batch = _Batch(jobs, capacity, self._high_water)
-        gains = np.zeros(len(jobs))
+        batch = Batch(jobs, capacity, self._high_water)
         if self._all_may_run(batch):
-            chosen = list(range(len(jobs)))
-        else:
-            allowed = max(int(WANTED_SHARE * self._cap * self.n_seen) - self.n_preempted, 0)
-            starved = self._starved(batch, now)
-            first = starved if allowed else batch.kept(starved)
-            offers = self._offers(batch, now, first)
-            if 0 < allowed < batch.n_running:
-                first = batch.kept(starved, offers.least(batch, allowed))
-            # Where most of the batch is given, the last few percent are not looked for.
-            chosen, gains = offers.best(batch, first, rough=allowed < batch.n_running)
-            chosen = chosen or batch.alone(gains)
-        stays = batch.running[chosen]
-        self.n_preempted += batch.n_running - int(np.count_nonzero(stays))
-        worth = gains[chosen] / batch.cells[chosen]
-        return [jobs[chosen[i]] for i in (worth + LARGE * stays).argsort()[::-1].tolist()]
+            return self._in_order(batch, list(range(len(jobs))), batch.cells)
+        allowed = max(int(WANTED_SHARE * self._cap * self.n_seen) - self.n_preempted, 0)
+        n_running = len(batch.running)
+        starved = self._starved(batch, now)
+        first = starved if allowed else batch.kept(starved)
+        offers = self._offers(batch, now, first)
+        if 0 < allowed < n_running:
+            first = batch.kept(starved, offers.least(batch, allowed))
+        # Where most of the batch is given, the last few percent are not looked for.
+        chosen, gains = offers.best(batch, first, rough=allowed < n_running)
+        return self._in_order(batch, chosen or batch.alone(gains), gains)
+
+    def _in_order(self, batch: Batch, chosen: list[int], gains: FloatArray) -> list[Job]:
+        """Who goes on, then the others by what they gain for their cells; the rest of those who ran is preempted."""
+        stays = [i for i in chosen if batch.since[i] is None]
+        self.n_preempted += len(batch.running) - len(stays)
+        others = [i for i in chosen if batch.since[i] is not None]
+        if len(others) > 1:
+            worth = (gains[others] / batch.cells[others]).tolist()
+            others = [i for _, i in sorted(zip(worth, others, strict=True), reverse=True)]
+        return [batch.jobs[i] for i in (*stays, *others)]
 
     def _count(self, jobs: Sequence[Job]) -> None:
         keys = {job.key for job in jobs}
@@ -170,57 +175,74 @@ class Andes:
 
     # --- 1. to 4.: whether there is anything to decide, batch sizes, gains, packing -------------------------------
 
-    def _all_may_run(self, batch: _Batch) -> bool:
-        n, n_context = len(batch.jobs), batch.mean_cells * len(batch.jobs)
-        if n > batch.capacity.n_seqs or n_context > batch.room:
+    def _all_may_run(self, batch: Batch) -> bool:
+        n = len(batch.jobs)
+        if n > batch.capacity.n_seqs or batch.n_context > batch.room:
             return False
-        return self._latency.predict(n, 0, n_context) <= 1.0 / batch.pace
+        return self._latency.predict(n, 0, batch.n_context) <= 1.0 / batch.readers.fastest
 
-    def _offers(self, batch: _Batch, now: float, first: list[int]) -> _Offers:
+    def _offers(self, batch: Batch, now: float, first: list[int]) -> _Offers:
         """What those gain who may be chosen: `first`, and who fits beside them."""
         others = batch.beside(first)
         if not len(others):
             return _Offers([], np.zeros((1, len(batch.jobs))), others)
-        filled = np.sort(batch.cells[others]).cumsum()
-        fitting = int(filled.searchsorted(batch.room - batch.used(first), "right"))
-        sizes = self._sizes(batch, len(first), len(first) + fitting)
+        n_more = n_fitting(batch.cells[others].tolist(), batch.room - batch.used(first))
+        sizes = self._sizes(batch, len(first), len(first) + n_more)
         near = np.concatenate((first, others)) if first else others
         return _Offers(sizes, self._gains(batch, near, now, self._tbt_s(batch, sizes)), others)
 
-    def _sizes(self, batch: _Batch, n_first: int, largest: int) -> list[int]:
+    def _sizes(self, batch: Batch, n_first: int, largest: int) -> list[int]:
         """Batch sizes to be looked at, ascending, from B_min to B_max."""
         largest = max(min(largest, batch.capacity.n_seqs), 1)
-        within = 1.0 / batch.pace
-        smallest = bisect_right(range(1, largest + 1), within, key=lambda size: self._tbt_s(batch, [size])[0])
-        smallest = max(smallest, n_first, 1)
+        smallest = min(max(self._within(batch, 1.0 / batch.readers.fastest), n_first, 1), largest)
+        if smallest == largest:
+            return [largest]
         growth = (largest / smallest) ** (1.0 / (N_SIZES - 1))
         return sorted({round(smallest * growth**i) for i in range(N_SIZES)})
 
-    def _tbt_s(self, batch: _Batch, sizes: Sequence[int]) -> list[float]:
-        """Time between tokens in batches of these sizes, of jobs of mean context."""
-        mean, room = batch.mean_cells, batch.room
-        return [self._latency.predict(size, 0, min(size * mean, room)) for size in sizes]
+    def _within(self, batch: Batch, tbt_s: float) -> int:
+        """The largest batch of jobs of mean context with at most `tbt_s` between tokens: `_tbt_s` the other way round.
 
-    def _gains(self, batch: _Batch, near: IntArray, now: float, tbt_s: list[float]) -> FloatArray:
+        Two lines: as long as there is room each job brings its cells, from then on the cells are all read.
+        """
+        base, sequence, _, cell = self._latency.coefficients
+        growing = (tbt_s - base) / max(sequence + cell * batch.mean_cells, TRIFLE_S)
+        full = (tbt_s - base - cell * batch.room) / max(sequence, TRIFLE_S)
+        return int(min(max(growing, full), len(batch.jobs)))
+
+    def _tbt_s(self, batch: Batch, sizes: Sequence[int]) -> list[float]:
+        """Time between tokens in batches of these sizes, of jobs of mean context."""
+        base, sequence, _, cell = self._latency.coefficients
+        mean, room = batch.mean_cells, batch.room
+        return [max(base + sequence * size + cell * min(size * mean, room), LEAST_S) for size in sizes]
+
+    def _gains(self, batch: Batch, near: IntArray, now: float, tbt_s: list[float]) -> FloatArray:
         """What each job [n] gains by running in a batch of each tbt [k], >= 0; 0 of those that are not in `near`."""
-        everyone, jobs = len(near) == len(batch.jobs), batch.jobs
+        everyone, jobs, readers = len(near) == len(batch.jobs), batch.jobs, batch.readers
+        stays = np.ones(len(jobs))
+        stays[batch.running] = 1.0 + HYSTERESIS
         if not everyone:
-            jobs = [jobs[i] for i in near.tolist()]
-        readers = batch.readers if everyone else batch.readers.only(near)
+            jobs, readers, stays = [jobs[i] for i in near.tolist()], readers.only(near), stays[near]
         per_token = self._latency.coefficients[2]
-        delay_s = np.array([job.resume_s + per_token * job.n_missing for job in jobs])
-        # The last row is that no token comes.
-        predicted = readers.predicted(now, now + self._horizon_s, delay_s, np.array([*tbt_s, NEVER_S]))
-        found = self._worth(predicted[:-1], predicted[-1], readers, now)
+        delay_s = np.frombuffer(array("d", [job.resume_s + per_token * job.n_missing for job in jobs]))
+        until = now + horizon_s(batch.readers, now, self._horizon_s)
+        served, waits = readers.predicted(now, until, delay_s, tbt_s), readers.qoe(until)
+        found = self._worth(served, waits, readers, now, stays)
         if everyone:
-            return found + self._bonus * batch.running
+            return found
         gains = np.zeros((len(tbt_s), len(batch.jobs)))
-        gains[:, near] = found + self._bonus * batch.running[near]
+        gains[:, near] = found
         return gains
 
-    def _worth(self, served: FloatArray, waits: FloatArray, readers: Readers, now: float) -> FloatArray:
-        """The objective's gain [k, n] of being served instead of waiting (Andes §4.1)."""
-        gains: FloatArray = np.maximum(served - waits, 0.0)
+    def _worth(
+        self, served: FloatArray, waits: FloatArray, readers: Readers, now: float, stays: FloatArray
+    ) -> FloatArray:
+        """The objective's gain [k, n] of being served instead of waiting (Andes §4.1); `stays` [n] are factors."""
+        gains: FloatArray = served - waits
+        for row in gains:  # at once is slower: of two shapes
+            np.maximum(row, 0.0, out=row)
+            row += EVEN
+            row *= stays
         if self._objective is Objective.AVERAGE:
             return gains
         current = readers.qoe(now)
@@ -232,71 +254,29 @@ class Andes:
 
     # --- 5. and 6.: the two bounds --------------------------------------------------------------------------------
 
-    def _starved(self, batch: _Batch, now: float) -> list[int]:
+    def _starved(self, batch: Batch, now: float) -> list[int]:
         """Who is served first for having waited too long: those let in before, then by time waited."""
         self._aged &= self._keys
-        since = now - self._max_wait_s
+        since, aged = now - self._max_wait_s, self._aged
+        if not aged and not [waited for waited in batch.since if waited is not None and waited < since]:
+            return []
         late = [
-            (batch.jobs[i].key not in self._aged, now if waited is None else waited, i)
+            (batch.jobs[i].key not in aged, now if waited is None else waited, i)
             for i, waited in enumerate(batch.since)
-            if (waited is not None and waited < since) or (self._aged and batch.jobs[i].key in self._aged)
+            if (waited is not None and waited < since) or (aged and batch.jobs[i].key in aged)
         ]
         if not late:
             return []
         share = Capacity(int(AGED_SHARE * batch.capacity.n_cells), int(AGED_SHARE * batch.capacity.n_seqs))
         order = [i for _, _, i in sorted(late)]
-        first = _fitting(order, batch.cells, share) or _fitting(order, batch.cells, batch.capacity)[:1]
+        first = fitting(order, batch.cells, share) or fitting(order, batch.cells, batch.capacity)[:1]
         self._aged = {batch.jobs[i].key for i in first}
         return first
 
 
-class _Batch:
-    """The jobs of one decision as arrays [n], and the room for them."""
-
-    __slots__ = ("capacity", "cells", "jobs", "mean_cells", "n_running", "pace", "readers", "room", "running", "since")
-
-    def __init__(self, jobs: Sequence[Job], capacity: Capacity, high_water: float) -> None:
-        self.jobs = jobs
-        self.capacity = capacity
-        self.cells: FloatArray = np.array([job.n_context or 1 for job in jobs], float)
-        self.since = [job.waiting_since for job in jobs]
-        self.running: BoolArray = np.array([since is None for since in self.since])
-        # Who runs may have grown above the high-water mark.
-        self.n_running = int(np.count_nonzero(self.running))
-        grown = min(float(self.cells[self.running].sum()), float(capacity.n_cells))
-        self.room = max(high_water * capacity.n_cells, grown)
-        self.mean_cells = float(self.cells.sum()) / len(jobs)
-        self.readers = Readers([job.timeline for job in jobs])
-        self.pace = float(self.readers.pace.max())  # the most stringent
-
-    def used(self, chosen: list[int]) -> float:
-        """Cells of the chosen."""
-        return float(self.cells[chosen].sum()) if chosen else 0.0
-
-    def kept(self, starved: list[int], leaving: IntArray | None = None) -> list[int]:
-        """Who runs but for those `leaving`, then the starved, as they fit; whose stock ends first, comes first."""
-        stays = self.running
-        if leaving is not None:
-            stays = stays.copy()
-            stays[leaving] = False
-        order = stays.nonzero()[0]
-        if len(order) > self.capacity.n_seqs or self.cells[order].sum() > self.capacity.n_cells:
-            order = order[(self.readers.arrived + self.readers.free)[order].argsort()]
-        return _fitting([*order.tolist(), *(i for i in starved if not self.running[i])], self.cells, self.capacity)
-
-    def beside(self, first: list[int]) -> IntArray:
-        """Who would fit beside `first`."""
-        if len(first) >= self.capacity.n_seqs:
-            return np.zeros(0, int)
-        fits = self.cells <= self.room - self.used(first)
-        fits[first] = False
-        others: IntArray = fits.nonzero()[0]
-        return others
-
-    def alone(self, gains: FloatArray) -> list[int]:
-        """The best one that fits all the cells, though not below the high-water mark."""
-        fitting = np.flatnonzero(self.cells <= self.capacity.n_cells)
-        return [int(fitting[gains[fitting].argmax()])] if len(fitting) and self.capacity.n_seqs else []
+def horizon_s(readers: Readers, now: float, least_s: float) -> float:
+    """How far ahead QoE is predicted, s."""
+    return max(least_s, AGES * (now - float(readers.arrived.sum()) / len(readers.arrived)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,37 +287,28 @@ class _Offers:
     gains: FloatArray
     may: IntArray
 
-    def least(self, batch: _Batch, n: int) -> IntArray:
+    def least(self, batch: Batch, n: int) -> set[int]:
         """The n of those who run whose place is worth least."""
-        running: IntArray = batch.running.nonzero()[0]
-        order = (self.gains[-1, running] / batch.cells[running]).argsort()
-        least: IntArray = running[order[:n]]
-        return least
+        worth = (self.gains[-1, batch.running] / batch.cells[batch.running]).tolist()
+        return {i for _, i in sorted(zip(worth, batch.running, strict=True))[:n]}
 
-    def best(self, batch: _Batch, first: list[int], *, rough: bool) -> tuple[list[int], FloatArray]:
+    def best(self, batch: Batch, first: list[int], *, rough: bool) -> tuple[list[int], FloatArray]:
         """`first`, and who makes the most of the room beside them; and the gains [n] in that batch."""
-        left, n = batch.room - batch.used(first), len(first)
-        fits = batch.cells <= left
+        left, n, others = batch.room - batch.used(first), len(first), self.may
         if first:
+            fits = batch.cells <= left
             fits[first] = False
-        others = self.may[fits[self.may]]
+            others = others[fits[others]]
         if not len(others) or n >= batch.capacity.n_seqs:
             return first, self.gains[-1]
         large = bisect_left(self.sizes, n + 1)
         sizes, gains = (self.sizes[large:], self.gains[large:]) if large < len(self.sizes) else ([n], self.gains[-1:])
+        if len(others) == len(batch.cells):
+            row, more = pack(gains, batch.cells, sizes, left, rough=rough)
+            return more, gains[row]
         base = gains[:, first].sum(axis=1) if first else 0.0
         row, more = pack(gains[:, others], batch.cells[others], [size - n for size in sizes], left, base, rough=rough)
         return [*first, *others[more].tolist()], gains[row]
-
-
-def _fitting(order: Iterable[int], cells: FloatArray, capacity: Capacity) -> list[int]:
-    """Jobs by `order`, skipping what does not fit."""
-    left, chosen = float(capacity.n_cells), list[int]()
-    for i in order:
-        if len(chosen) < capacity.n_seqs and cells[i] <= left:
-            left -= cells[i]
-            chosen.append(i)
-    return chosen
 
 
 def _in_turn(running: Sequence[Job], queue: Sequence[Job], capacity: Capacity, high_water: float) -> list[Job]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +131,7 @@ class Timeline:
 class Readers:
     """A table of n readers: what `Timeline` says of one, of all of them and for k speeds at once."""
 
-    __slots__ = ("_columns", "arrived", "free", "n_tokens", "pace", "step", "total", "ttft")
+    __slots__ = ("_columns", "_known", "arrived", "fastest", "free", "half_pace", "n_tokens", "pace", "total", "ttft")
 
     def __init__(self, timelines: Sequence[Timeline]) -> None:
         rows = np.frombuffer(b"".join([t.row for t in timelines]), np.float64).reshape(-1, N_COLUMNS)
@@ -139,7 +140,9 @@ class Readers:
     def _set(self, columns: FloatArray) -> None:
         self._columns = columns
         self.arrived, self.ttft, self.pace, self.n_tokens, self.total, self.free = columns
-        self.step: FloatArray = 1.0 / self.pace
+        self.half_pace: FloatArray = self.pace / 2
+        self._known: tuple[float, tuple[FloatArray, FloatArray, FloatArray]] | None = None
+        self.fastest: float = self.pace.max().item()  # the most stringent pace, tokens/s
 
     def only(self, chosen: NDArray[np.int64]) -> Readers:
         """The table of some of the readers."""
@@ -149,39 +152,57 @@ class Readers:
 
     def qoe(self, now: float) -> FloatArray:
         """QoE [n] up to `now`; also what it will be at a later time if no further token comes."""
-        t = now - self.arrived
+        t, area, expected = self._by(now)
         left = np.maximum(self.free - t, 0.0)
-        area = self.n_tokens * t - self.total + self.pace * left * left / 2
-        return self._ratio(area, t)
+        return _ratio(self.half_pace * left * left, area, expected)
 
-    def predicted(self, now: float, until: float, delay_s: FloatArray, tbt_s: FloatArray) -> FloatArray:
+    def predicted(self, now: float, until: float, delay_s: FloatArray, tbt_s: Sequence[float]) -> FloatArray:
         """QoE [k, n] at `until` if reader i gets a token at now + delay_s[i] + tbt_s[j], and each tbt_s[j] after it.
 
         `delay_s` [n] >= 0 and `tbt_s` [k] > 0, both finite; a tbt beyond `until` is that no token comes.
         """
-        ahead, step = until - now, self.step
-        t = until - self.arrived
-        tbt = tbt_s[:, None]
-        free = self.free - (now - self.arrived)  # from here on in s since now
-        m = np.floor((ahead - delay_s) / tbt)  # tokens that come
-        np.maximum(m, 0.0, out=m)
-        start = delay_s + tbt
-        begun = np.maximum(free, start)
-        read = m * step
-        end = begun + read
-        area = m * (ahead - begun - read / 2)
-        if tbt_s[tbt_s <= ahead].max(initial=0.0) > step.min():
-            busy, slack = begun - start, tbt - step
+        ahead, (t, area, expected) = until - now, self._by(until)
+        # One speed alone is a number: numpy takes thrice as long to broadcast as to multiply arrays this small.
+        less: Any = np.array([[-s] for s in tbt_s]) if len(tbt_s) > 1 else -tbt_s[0]
+        # Times are in s since `until` from here on: what has not begun by 0 does not count.
+        delay = np.minimum(delay_s - ahead, 0.0)
+        m = np.floor(delay / less)  # tokens that come
+        start = delay - less
+        np.minimum(start, 0.0, out=start)
+        begun = np.maximum(start, self.free - t)
+        half = m * (0.5 / self.pace)
+        middle = begun + half
+        missed = m * middle  # the area under A that these tokens add, negative
+        end = middle + half
+        if max([s for s in tbt_s if s <= ahead], default=0.0) > 1.0 / self.fastest:
+            step = 1.0 / self.pace
+            busy, slack = begun - start, -less - step
             # Token i begins at max(begun + i * step, its arrival): the first j of them find the reader busy with what
             # came before. A hair more than `busy` makes that all where they come as fast as they are read.
             j = np.minimum(np.ceil((busy + HAIR) / np.maximum(slack, HAIR * HAIR)), m)
-            area -= (m - j) * (slack * ((j + m - 1) / 2) - busy)  # so much later the others begin, in all
-            np.maximum(end, m * tbt + (delay_s + step), out=end)
-        left = np.maximum(np.where(m > 0, end, free) - ahead, 0.0)
-        return self._ratio(area + (self.n_tokens * t - self.total) + self.pace / 2 * left * left, t)
+            missed += (m - j) * (slack * ((j + m - 1) / 2) - busy)  # so much later the others begin, in all
+            np.maximum(end, (delay + step) - m * less, out=end, where=m > 0)
+        np.maximum(end, 0.0, out=end)  # what is left to read then
+        end *= end
+        end *= self.half_pace
+        end -= missed
+        return _ratio(end, area, expected).reshape(len(tbt_s), -1)
 
-    def _ratio(self, area: FloatArray, t: FloatArray) -> FloatArray:
-        read = np.maximum(t - self.ttft, 0.0)
-        # A trifle on both sides makes 1 of nothing expected yet.
-        ratio: FloatArray = (area + TRIFLE) / (self.pace / 2 * read * read + TRIFLE)
-        return np.minimum(ratio, 1.0, out=ratio)
+    def _by(self, when: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Each [n]: the time since the arrival, the area under A but for what is left to read then, and that under E.
+
+        A trifle is on top of both areas, so that the ratio is 1 while nothing is expected. Two questions on the same
+        time follow each other.
+        """
+        if self._known is None or self._known[0] != when:
+            t = when - self.arrived
+            read = np.maximum(t - self.ttft, 0.0)
+            self._known = when, (t, self.n_tokens * t - self.total + TRIFLE, self.half_pace * read * read + TRIFLE)
+        return self._known[1]
+
+
+def _ratio(more: FloatArray, area: FloatArray, expected: FloatArray) -> FloatArray:
+    """QoE, at most 1; `more` is overwritten."""
+    more += area
+    more /= expected
+    return np.minimum(more, 1.0, out=more)

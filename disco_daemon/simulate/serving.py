@@ -7,6 +7,11 @@ Readers' paces and their shares are those of the paper's Table 1 as its authors'
 vllm-0.6.1, examples/request_dispatcher); everybody expects the first token after 1 s. The paper's prompts are
 ShareGPT's. Those are not packaged here: with a folder of traces the lengths are those of Azure's conversations (CC-BY
 4.0, Splitwise, ISCA 2024), else lognormal with the means that vLLM's paper (Kwon et al. 2023) states for ShareGPT.
+
+How much there is to gain is bounded by memory, whatever the readers' pace: load 1 is a KV cache that is always full.
+Knowing all lengths, serving by the QoE lost a second of delay over the cells that the rest of an answer takes, with as
+many preemptions as it likes, keeps a mean QoE of 0.9 up to 1.8 times FCFS's rate for text and 1.9 times for voice, with
+3,000 requests; shorter runs give more. Our schedulers know no lengths.
 """
 
 from __future__ import annotations
@@ -51,10 +56,8 @@ HIGH_QOE = 0.9
 # Under overload the queue of FCFS grows with the run, so that gains in QoE grow with it, and gains in rate shrink.
 N_REQUESTS = 3000
 SEEDS = (1,)
-# Of Andes here. The paper has no starvation bound. The horizon was chosen among 10 to 3,000 s at loads 1.3 to 2 with
-# seed 0, which is therefore not among SEEDS: 0.884 mean QoE with 10 s, 0.900 with 500 s at load 1.6. All schedulers get
-# the same memory mark.
-HORIZON_S, PREEMPTION_CAP, MAX_WAIT_S, HIGH_WATER = 500.0, 1.0, math.inf, 0.97
+# Of Andes here; the rest is as in the engine. The paper has no starvation bound. The memory mark is everybody's.
+PREEMPTION_CAP, MAX_WAIT_S, HIGH_WATER = 1.0, math.inf, 0.97
 SLICE_S = 20.0  # of round robin: with less, whole batches are swapped more than they compute
 PRIOR = 1.3  # the scheduler first thinks iterations so many times longer than they are, and learns
 
@@ -150,8 +153,8 @@ def scheduler(name: str, latency: IterationLatency, objective: str = "average") 
         return RoundRobin(SLICE_S, high_water=HIGH_WATER)
     if name == "andes":
         return Andes(
-            latency, objective=Objective(objective), horizon_s=HORIZON_S, preemption_cap=PREEMPTION_CAP,
-            max_wait_s=MAX_WAIT_S, high_water=HIGH_WATER,
+            latency, objective=Objective(objective), preemption_cap=PREEMPTION_CAP, max_wait_s=MAX_WAIT_S,
+            high_water=HIGH_WATER,
         )  # fmt: skip
     msg = f"no token scheduler {name!r}; there are {', '.join(SCHEDULERS)}"
     raise ConfigError(msg)

@@ -89,7 +89,7 @@ def test_a_table_says_what_each_reader_says(
     now = 61.0
     timelines = [told(at, *reader) for at, reader, _ in cases]
     delays = np.array([delay for *_, delay in cases])
-    table = Readers(timelines).predicted(now, now + ahead, delays, np.array(tbts))
+    table = Readers(timelines).predicted(now, now + ahead, delays, tbts)
     one_by_one = [
         [
             reader.predicted(now, now + ahead, now + delay + tbt, tbt)

@@ -21,7 +21,7 @@ def test_the_text_with_most_in_common_is_found(kept: list[list[int]], wanted: li
     most = max(n_common(text, wanted) for text in kept)
     assert attic.match(wanted) == most
     n = len(attic)
-    text, data = attic.take(wanted)
+    text, data, _ = attic.take(wanted)
     assert n_common(text, wanted) == most
     assert data == bytes(text)
     assert len(attic) == n - (most == len(text)), "what is only begun with stays for others"

@@ -16,6 +16,7 @@ from disco_daemon.engine.batch import MAX_WAITING, Batcher
 from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.llama import ABORTED, NO_KV_SLOT
 from disco_daemon.engine.sequence import Sequence as Sequence_
+from disco_daemon.engine.text import TextStream
 from disco_daemon.engine.vocabulary import PromptError
 from disco_daemon.serving.latency import IterationLatency
 from disco_daemon.serving.policy import Andes, Fcfs, RoundRobin, TokenScheduler
@@ -73,6 +74,12 @@ class FakeVocabulary:
     def extensions(self, token: int) -> list[int]:
         return EXTENSIONS.get(token, [])
 
+    def stream(self, request: wire.Generate, prompt: Sequence[int], answer: str) -> TextStream:
+        return TextStream(request.stop)
+
+    def closed(self, prompt: list[int], text: str) -> list[int]:
+        return prompt
+
 
 @dataclass
 class FakeLlama:
@@ -87,6 +94,7 @@ class FakeLlama:
     skip_s: float = 1e-10
     exact: bool = True
     divisible: bool = True
+    adapters: tuple[str, ...] = ()
     faults: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
     n_placed: int = 0
@@ -134,6 +142,10 @@ class FakeLlama:
         self.n_placed = 0
         for cells in self.cells.values():
             cells.clear()
+
+    def salt(self, adapter: str) -> int:
+        assert not adapter
+        return 0
 
     def grammar(self, request: wire.Generate) -> str:
         if request.response_format == {}:
@@ -355,6 +367,7 @@ ops: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
     st.tuples(st.just("cancel"), whom),
     st.tuples(st.just("append"), whom, st.text("pqy", max_size=8), st.booleans(), st.booleans()),
     st.tuples(st.just("hold"), whom),
+    st.tuples(st.just("pace"), whom, st.sampled_from([None, 2.0, 50.0])),
 )
 
 
@@ -370,6 +383,11 @@ def test_whatever_happens_each_answer_is_what_the_model_says(
 ) -> None:
     bench = Bench(scheduler, n_cells=n_cells, tick_s=0.05)
     bench.llama.bytes_per_token = bytes_per_token
+    play(bench, script)
+
+
+def play(bench: Bench, script: list[tuple[Any, ...]]) -> None:
+    """Do what the script says, let all answers end, and check them."""
     for op in script:
         match op:
             case "add", dict() as more:
@@ -382,6 +400,8 @@ def test_whatever_happens_each_answer_is_what_the_model_says(
                 bench.append(f"r{n}", text, go=go, known=known)
             case "hold", int() as n:
                 bench.hold(f"r{n}")
+            case "pace", int() as n, pace_tps:
+                bench.batcher.pace(f"r{n}", pace_tps)
         bench.check()
     for s in (*bench.admission.running, *bench.admission.waiting):
         if s.held:
@@ -563,3 +583,19 @@ def test_a_prompt_that_is_alone_is_read_in_large_chunks_unless_every_bit_counts(
         bench.add("b", max_tokens=1)
         bench.step()
         assert not bench.batcher.lone
+
+
+def test_who_reads_faster_from_now_on_has_in_hand_what_was_there() -> None:
+    bench = Bench(tick_s=0.01)
+    id_ = bench.add("zz", pace_tps=2.0, max_tokens=30)
+    for _ in range(8):
+        bench.step()
+    (s,) = bench.admission.running
+    now = bench.batcher.clock()
+    in_hand = 2.0 * s.timeline.stock_s(now)
+    assert in_hand > 2
+    bench.batcher.pace(id_, 10.0)
+    assert s.timeline.pace_tps == 10.0
+    assert s.timeline.stock_s(now) * 10.0 == pytest.approx(in_hand, abs=1.0)
+    bench.drain()
+    bench.check_answer(id_)

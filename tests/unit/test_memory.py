@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.engine import memory
-from disco_daemon.engine.memory import GIB, LEAST_CTX, Need, available_bytes, fitting, too_large
+from disco_daemon.engine.memory import GIB, LEAST_CTX, Need, available_bytes, fitting, require, too_large
 
 NEED = Need(per_token=23_000, work=100 * 2**20)
 
@@ -63,3 +63,11 @@ def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.Monke
     assert available_bytes() == 4000
     (tmp_path / "memory.max").write_text("500\n")
     assert available_bytes() == 0
+
+
+def test_what_does_not_fit_is_told_by_name() -> None:
+    require("embeddings of 512 tokens", 9 * GIB, 10 * GIB)
+    with pytest.raises(
+        MemoryError, match=r"embeddings of 512 tokens need 9\.10 GiB of memory, and 10\.00 GiB are free"
+    ):
+        require("embeddings of 512 tokens", int(9.1 * GIB), 10 * GIB)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disco_daemon.bench.scheduling import exact, ratio_to_optimum
-from disco_daemon.serving.packing import greedy, pack
+from disco_daemon.serving.packing import by_density, greedy, pack
 
 
 def by_trying(gains: list[float], cells: list[int], size: int, room: int) -> float:
@@ -32,6 +32,18 @@ def test_the_choice_is_within_two_percent_of_the_optimum() -> None:
     ratios = [ratio_to_optimum(seed) for seed in range(2_000, 2_150)]
     assert min(ratios) >= 0.98
     assert max(ratios) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_worth_more_than_the_bound(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    n, size, room = int(random.integers(1, 12)), int(random.integers(1, 13)), int(random.integers(1, 120))
+    gains, cells = random.random(n), random.integers(1, 40, n).astype(float)
+    chosen, total, bound = by_density(gains, cells, size, room)
+    best = exact(gains, cells, room)[min(size, n)]
+    assert total - 1e-9 <= best <= bound + 1e-9
+    assert total == pytest.approx(gains[chosen].sum())
+    assert chosen == greedy((gains / cells).argsort()[::-1], cells, size, room)
 
 
 def test_what_does_not_fit_is_skipped() -> None:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from disco_daemon.serving.candidates import Batch
 from disco_daemon.serving.jobs import Capacity, Job
 from disco_daemon.serving.latency import IterationLatency
-from disco_daemon.serving.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
-from disco_daemon.serving.timeline import Timeline
+from disco_daemon.serving.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler, horizon_s
+from disco_daemon.serving.timeline import Readers, Timeline
 
 LATENCY = (0.02, 0.01, 0.001, 0.0)  # 10 side by side: 0.12 s
 NOW = 100.0
@@ -115,6 +116,33 @@ def test_an_equal_gain_does_not_swap() -> None:
     running, waiting = job(0, arrived=95.0, tokens=10, runs=True), job(1, arrived=95.0, tokens=10)
     for jobs in ([running, waiting], [waiting, running]):
         assert keys(andes().choose(jobs, Capacity(1000, 1), NOW)) == [0]
+
+
+def test_one_keeps_its_place_against_one_but_not_against_two() -> None:
+    """All gain the same; who runs counts half as much again."""
+    running = job(0, 200, arrived=95.0, tokens=10, runs=True)
+    others = [job(i, 100, arrived=95.0, tokens=10) for i in (1, 2)]
+    assert keys(andes(high_water=1.0).choose([running, others[0]], Capacity(250, 8), NOW)) == [0]
+    assert set(keys(andes(high_water=1.0).choose([running, *others], Capacity(250, 8), NOW))) == {1, 2}
+
+
+def test_the_longer_all_are_here_the_further_it_looks() -> None:
+    def ahead(*ages: float) -> float:
+        return horizon_s(Readers([Timeline(NOW - age, 1.0, 5.0) for age in ages]), NOW, 20.0)
+
+    assert ahead(1.0, 3.0) == 20.0
+    assert ahead(20.0, 40.0) == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("cell_s", [0.0, 1e-5])
+def test_the_largest_batch_that_keeps_a_pace_is_found_without_trying(cell_s: float) -> None:
+    latency = IterationLatency((0.02, 0.01, 0.001, cell_s))
+    jobs = [job(i, 150, pace=pace) for i, pace in enumerate([4.0, 5.0, 7.0, 11.0] * 10)]
+    batch = Batch(jobs, Capacity(2000, 64), 1.0)
+    for tbt_s in (0.01, 0.025, 0.031, 0.1, 0.2, 0.4):
+        n = Andes(latency)._within(batch, tbt_s)
+        tried = [k for k in range(1, 41) if latency.predict(k, 0, min(150 * k, 2000)) <= tbt_s]
+        assert max(n, 0) == max(tried, default=0), tbt_s
 
 
 def test_the_shorter_context_is_served_first() -> None:

@@ -48,7 +48,7 @@ def test_a_reader_with_stock_loses_nothing_by_waiting() -> None:
 def test_a_table_shows_all_of_them_at_each_speed() -> None:
     readers = [Timeline(0.0, 1.0, 5.0), Timeline(3.0, 0.5, 2.0)]
     readers[0].token(4.0, 3)
-    table = Readers(readers).predicted(5.0, 15.0, np.array([0.0, 2.0]), np.array([0.05, 0.4, 1e9]))
+    table = Readers(readers).predicted(5.0, 15.0, np.array([0.0, 2.0]), [0.05, 0.4, 1e9])
     assert table.shape == (3, 2)
     assert table[1, 1] == pytest.approx(readers[1].predicted(5.0, 15.0, 7.4, 0.4))
     assert table[2, 0] == pytest.approx(readers[0].qoe(15.0))

@@ -24,6 +24,9 @@ fields: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     str: st.text(),
     bool: st.booleans(),
+    bytes: st.binary(),
+    type(None): st.none(),
+    dict[str, str]: st.dictionaries(st.text(), st.text(), max_size=3),
     tuple[int, ...]: st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(tuple),
     tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
     dict[str, Any]: st.dictionaries(st.text(), json_values, max_size=3),
@@ -32,19 +35,24 @@ fields: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a field's type; `X | None` gives both."""
+    """Values of a field's type; a union gives all of its types."""
     if kind in fields:
         return fields[kind]
-    *some, _ = typing.get_args(kind)
-    return st.one_of(st.none(), *(fields[s] for s in some))
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return built(kind)
+    parts = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return st.lists(of(parts[0]), max_size=3).map(tuple)
+    return st.one_of(*(of(part) for part in parts))
+
+
+def built(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{name: of(hints[name]) for name in kind.__struct_fields__})
 
 
 def messages(*kinds: type[wire.Message]) -> st.SearchStrategy[wire.Message]:
-    built: list[st.SearchStrategy[wire.Message]] = [
-        st.builds(k, **{n: of(t) for n, t in typing.get_type_hints(k).items() if n in k.__struct_fields__})
-        for k in kinds
-    ]
-    return st.one_of(built)
+    return st.one_of(*map(built, kinds))
 
 
 to_engine = messages(*typing.get_args(wire.ToEngine))

@@ -1,0 +1,107 @@
+"""OpenAI's embeddings: what requests say, and the body that the vectors leave in. Pure."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from ..errors import RequestError
+from ..types import Embedding
+from .openai import MAX_INT, MAX_TOKEN_ID, DiscoOptions, convert, decoded
+
+MAX_INPUTS = 2048  # as OpenAI
+
+Given = str | tuple[int, ...]
+_Ids = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)], ...], Meta(min_length=1)]
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """What of a request this daemon reads."""
+
+    model: str
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    disco: DiscoOptions | UnsetType = UNSET
+
+
+def parse(body: bytes) -> tuple[EmbeddingsRequest, list[Given]]:
+    """Decode and check a request; with it the texts, or token ids, it is about. Raises RequestError."""
+    request = convert(decoded(body), EmbeddingsRequest)
+    if request.disco is not UNSET and request.disco.route == "server":
+        raise RequestError("Embeddings are made by the device only.", param="disco", code="unsupported_value")
+    inputs = _inputs(request.input)
+    if any(text == "" for text in inputs):
+        raise RequestError("'input' cannot be an empty string.", param="input")
+    if len(inputs) > MAX_INPUTS:
+        msg = f"At most {MAX_INPUTS} inputs a request are supported, got {len(inputs)}."
+        raise RequestError(msg, param="input")
+    return request, inputs
+
+
+def _inputs(given: Any) -> list[Given]:
+    """One or many texts or lists of token ids."""
+    try:
+        match given:
+            case str():
+                return [given]
+            case [str(), *_]:
+                return list(msgspec.convert(given, list[str]))
+            case [int(), *_]:
+                return [msgspec.convert(given, _Ids)]
+            case [list(), *_]:
+                return list(msgspec.convert(given, list[_Ids]))
+    except msgspec.ValidationError as e:
+        msg = f"Invalid value for 'input': {e}"
+        raise RequestError(msg, param="input", code="invalid_type") from e
+    msg = "Invalid value for 'input': expected text, token ids, or an array of one or the other, and not an empty one."
+    raise RequestError(msg, param="input", code="invalid_type")
+
+
+class Vectors:
+    """Collects the vectors of one answer, each made JSON at once: all together would hold up every stream."""
+
+    def __init__(self, request: EmbeddingsRequest) -> None:
+        self._request = request
+        self._data: list[bytes] = []
+        self._n_tokens = 0
+
+    def add(self, embedding: Embedding) -> None:
+        """Take the next one. Raises RequestError if it has fewer dimensions than are asked for."""
+        vector = shortened(embedding.vector, self._request.dimensions)
+        text: Any = base64.b64encode(vector).decode() if self._request.encoding_format == "base64" else _floats(vector)
+        item = {"object": "embedding", "index": len(self._data), "embedding": text}
+        self._data.append(msgspec.json.encode(item))
+        self._n_tokens += embedding.n_tokens
+
+    def body(self) -> bytes:
+        """The whole response."""
+        usage = {"prompt_tokens": self._n_tokens, "total_tokens": self._n_tokens}
+        rest = msgspec.json.encode({"object": "list", "model": self._request.model, "usage": usage})
+        return b'{"data":[%b],%b' % (b",".join(self._data), rest[1:])
+
+
+def shortened(vector: bytes, n: int | None) -> bytes:
+    """The first `n` of a vector's numbers (little-endian float32), made of length 1 again; None: all of them.
+
+    Raises RequestError if there are fewer. What a model that was not trained for it (Matryoshka, arXiv 2205.13147) puts
+    into its first numbers is less than a smaller model would.
+    """
+    size = len(vector) // 4
+    if n is None or n == size:
+        return vector
+    if n > size:
+        msg = f"This model's embeddings have {size} dimensions: 'dimensions' can be at most that."
+        raise RequestError(msg, param="dimensions", code="unsupported_value")
+    numbers = _floats(vector[: 4 * n])
+    length = math.sqrt(math.fsum(x * x for x in numbers)) or 1.0
+    return struct.pack(f"<{n}f", *(x / length for x in numbers))
+
+
+def _floats(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -1,0 +1,159 @@
+"""The tune as a child process: at once for `disco tune`, and once in an idle hour for the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+
+from .clock import Clock
+from .engine.tuned import Job, Message, Progress, Refused, Tuned, decode_message, encode
+from .errors import DiscoError
+
+log = logging.getLogger("disco.tune")
+
+BUDGET_S = 30.0
+IDLE_S = 20.0  # without a request: somebody in the middle of a conversation asks again sooner
+LOOK_S = 0.05  # between two looks for a request while it runs: so long may one be slowed down
+QUIET = 0.2  # of the processor, at most taken by others: else their work would be measured
+MAX_TRIES = 8  # broken off by requests; then the machine is left alone until the next start
+LAST_S = 10 * BUDGET_S  # a tune that takes longer hangs
+
+
+class TuneError(DiscoError):
+    """The model cannot be measured; the message is fit for a user."""
+
+
+@dataclass(slots=True)
+class _Child:
+    """The tune's process and its last message."""
+
+    process: asyncio.subprocess.Process
+    last: Message | None = None
+
+    async def listen(self, progress: Callable[[str], None]) -> Tuned:
+        """Hear it out. Raises TuneError."""
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
+                self.last = decode_message(line)
+            if isinstance(self.last, Progress):
+                progress(self.last.text)
+        if isinstance(self.last, Tuned):
+            return self.last
+        if isinstance(self.last, Refused):
+            raise TuneError(self.last.message)
+        code = await self.process.wait()
+        msg = f"the tune ended without a result (exit status {code})"
+        raise TuneError(msg)
+
+
+async def run_tune(job: Job, progress: Callable[[str], None]) -> Tuned:
+    """Carry a job out in a child process; a cancellation kills it. Raises TuneError."""
+    spawn = asyncio.ensure_future(_spawn())
+    try:
+        process = await asyncio.shield(spawn)
+    except asyncio.CancelledError:
+        await _end(await spawn)
+        raise
+    try:
+        assert process.stdin is not None
+        process.stdin.write(encode(job))
+        process.stdin.close()
+        async with asyncio.timeout(LAST_S):
+            return await _Child(process).listen(progress)
+    except TimeoutError:
+        msg = f"the tune gave no result in {LAST_S:g} s"
+        raise TuneError(msg) from None
+    finally:
+        await asyncio.shield(_end(process))
+
+
+async def _spawn() -> asyncio.subprocess.Process:
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "disco_daemon.engine.tune", stdin=pipe, stdout=pipe, stderr=null, limit=2**24
+    )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+class Autotuner:
+    """Owns the task that measures once, while nobody asks anything; a request ends it, and it tries again later.
+
+    `adopt` gets the result. `busy` says whether an answer is being made, `undisturbed` whether the machine has power
+    and nothing else to do. `state` is idle, waiting, measuring, done or failed.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        busy: Callable[[], bool],
+        adopt: Callable[[Tuned], None],
+        clock: Clock,
+        *,
+        idle_s: float = IDLE_S,
+        undisturbed: Callable[[], bool] | None = None,
+    ) -> None:
+        self.state = "idle"
+        self.n_tries = 0
+        self._job, self._busy, self._adopt, self._clock = job, busy, adopt, clock
+        self._idle_s = idle_s
+        self._undisturbed = undisturbed or machine_undisturbed
+
+    async def run(self) -> None:
+        """Measure, and be done; until cancelled."""
+        while self.state not in ("done", "failed") and self.n_tries < MAX_TRIES:
+            self.state = "waiting"
+            await self._idle()
+            self.n_tries += 1
+            self.state = "measuring"
+            try:
+                if (tuned := await self._unless_busy()) is not None:
+                    await asyncio.to_thread(self._adopt, tuned)
+                    self.state = "done"
+            except (TuneError, OSError) as e:
+                self.state = "failed"
+                log.warning("the device is not tuned: %s", e)
+                return
+
+    async def _idle(self) -> None:
+        """Wait until nobody has asked anything for a while, and nothing disturbs a measurement."""
+        since = self._clock.now()
+        while self._clock.now() - since < self._idle_s or not self._undisturbed():
+            await asyncio.sleep(min(1.0, self._idle_s / 4))
+            if self._busy():
+                since = self._clock.now()
+
+    async def _unless_busy(self) -> Tuned | None:
+        """The result, or None if a request came in between."""
+        log.info("measuring which threads are fastest here, once, while nobody asks anything (device.autotune)")
+        task = asyncio.create_task(run_tune(self._job, log.debug), name="tune")
+        try:
+            while not task.done():
+                if self._busy():
+                    log.info("a request came: measuring again later")
+                    return None
+                await asyncio.wait([task], timeout=LOOK_S)
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def machine_undisturbed() -> bool:
+    """Whether the machine is on mains, or has no battery, and others have left it alone since the last call."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    if battery is not None and battery.power_plugged is False:
+        return False
+    return psutil.cpu_percent() <= 100 * QUIET

@@ -1,0 +1,181 @@
+"""`disco tune`: measure what is fastest on this machine, for the next start of the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..engine.tuned import Row, Tuned
+
+# llama.cpp's file types (`enum llama_ftype`) that gain nothing by 8 bits a weight: F32, F16, Q8_0, BF16.
+LARGE = (0, 1, 7, 32)
+LONGEST_S = 600.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure which threads and batches are fastest here",
+        description="Measure the device's model with other threads, micro-batches and attention, for half a minute, "
+        "and keep the fastest for the next start of the daemon. Best while the machine has nothing else to do.",
+    )
+    parser.add_argument("--model", help="GGUF file (default from the configuration)")
+    parser.add_argument("--budget", type=_seconds, metavar="S", help="stop after S seconds (default: 30)")
+    parser.add_argument(
+        "--requantize", action="store_true", help="make a copy of the model with 8 bits a weight, and measure that, too"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= LONGEST_S:
+        msg = f"must be 1 to {LONGEST_S:g}"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, keep, show."""
+    import asyncio
+
+    from msgspec import to_builtins
+
+    from ..autotune import BUDGET_S, run_tune
+    from ..config import load
+    from ..errors import ConfigError
+    from . import tuning
+
+    config = load(flags={"device.model": args.model})
+    if config.device.base_url or not config.device.enabled:
+        raise ConfigError("there is no engine to tune: device.base_url is set, or device.enabled is false")
+    path = tuning.model_path(config.device)
+    job = tuning.job_for(config, path, budget_s=args.budget or BUDGET_S)
+    tuned = asyncio.run(run_tune(job, _progress))
+    kept = tuning.save(config, path, tuned)
+    copy = _copy(config, path, tuned, write=args.requantize)
+    if args.json:
+        document = to_builtins(tuned) | {
+            "model": str(path),
+            "profile": str(kept),
+            "in_use": not config.device.n_threads,
+        }
+        print(json.dumps(document | {"copy": copy}))
+        return 0
+    _show(tuned, kept, config.device.n_threads)
+    for line in _offer(copy, path, tuned):
+        print(line)
+    return 0
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def copy_path(model: Path) -> Path:
+    """Where a copy with 8 bits a weight belongs: beside the model, Q8_0 in place of its quantisation."""
+    stem = re.sub(r"[._-](?:i?q\d\w*|f16|bf16|f32)$", "", model.stem, flags=re.IGNORECASE)
+    return model.with_name(f"{stem}.Q8_0.gguf")
+
+
+def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str, Any] | None:
+    """Measure the copy, if there is one or it is wanted; its figures. None if it would be of no use."""
+    import asyncio
+
+    from msgspec import to_builtins
+    from msgspec.structs import replace
+
+    from ..autotune import run_tune
+    from . import tuning
+
+    copy = copy_path(path)
+    if tuned.file_type in LARGE or copy == path:
+        return None
+    if write and not copy.exists():
+        _requantize(path, copy)
+    if not copy.exists():
+        return {"path": str(copy), "measured": False}
+    job = replace(tuning.job_for(config, path), budget_s=0.0, start=tuned.knobs, compare=str(copy))
+    both = asyncio.run(run_tune(job, _progress))
+    assert both.other is not None
+    sizes = {"size_bytes": copy.stat().st_size, "model_bytes": path.stat().st_size}
+    speeds = {"speed": to_builtins(both.other), "model_speed": to_builtins(both.speed)}
+    return {"path": str(copy), "measured": True, "agreement": both.agreement, **sizes, **speeds}
+
+
+def _requantize(path: Path, copy: Path) -> None:
+    """Write the copy, in a process of its own. Raises DiscoError."""
+    import subprocess
+
+    from ..autotune import TuneError
+
+    _progress(f"writing {copy}")
+    command = [sys.executable, "-P", "-m", "disco_daemon.engine.requantize", str(path), str(copy)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        msg = f"{copy} cannot be written: {reason}"
+        raise TuneError(msg)
+
+
+def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from . import tuning
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("what", "tried", "ms", "samples"):
+        table.add_column(column, justify="left" if column in ("what", "tried") else "right")
+    for row in tuned.rows:
+        table.add_row(*_cells(row))
+    console = Console(highlight=False)
+    console.print(table)
+    if not tuned.complete:
+        console.print("the time was up before all was tried: a larger --budget tries the rest")
+    console.print(f"fastest: {tuning.told(tuned)}")
+    console.print(f"kept in {kept} for the next start of the daemon", soft_wrap=True)
+    if n_threads:
+        console.print(f"but device.n_threads = {n_threads} is set, and a setting wins: unset it with 0")
+
+
+def _cells(row: Row) -> tuple[str, str, str, str]:
+    """One line of the table."""
+    knobs = row.knobs
+    what, tried = {
+        "decode": ("writing answers", f"{knobs.n_threads} threads"),
+        "prefill": ("reading prompts", f"{knobs.n_threads_batch} threads"),
+        "long": ("reading long prompts", f"{knobs.n_ubatch} tokens at a time"),
+    }[row.work]
+    flash = ", no flash attention" if knobs.flash_attn is False else ""
+    busy = " beside a busy process" if row.busy else ""
+    return f"{what}{busy}", tried + flash, f"{1e3 * row.seconds:.1f}", str(row.n)
+
+
+def _offer(copy: dict[str, Any] | None, path: Path, tuned: Tuned) -> list[str]:
+    """What a copy with 8 bits a weight would give, and how to use it: that is the user's to decide."""
+    if copy is None:
+        return []
+    if not copy["measured"]:
+        return [
+            "`disco tune --requantize` tries a copy with 8 bits a weight: larger, often faster to read prompts with"
+        ]
+    prefill = copy["speed"]["prefill_tps"] / copy["model_speed"]["prefill_tps"]
+    decode = copy["speed"]["decode_tps"] / copy["model_speed"]["decode_tps"]
+    same = (
+        "" if copy["agreement"] is None else f"; the next token is the same in {100 * copy['agreement']:.0f} % of cases"
+    )
+    sizes = f"{copy['model_bytes'] / 1e6:.0f} -> {copy['size_bytes'] / 1e6:.0f} MB"
+    lines = [f"{copy['path']}: reads prompts {prefill:.2f} x as fast, writes {decode:.2f} x as fast; {sizes}{same}"]
+    if prefill > 1:
+        lines.append(f"to use it: `disco config set device.model {copy['path']}`")
+        lines.append(f"and back:  `disco config set device.model {path}`")
+    return lines

@@ -1,0 +1,121 @@
+"""What the device is to compute with: settings first, then what was measured here, then defaults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..autotune import BUDGET_S, Autotuner
+from ..clock import Clock
+from ..config import Config, DeviceSettings, data_path
+from ..engine.supervisor import Engine, EngineState
+from ..engine.tuned import Job, Knobs, Tuned
+from ..errors import ConfigError
+from ..models import default_model_path
+from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores
+
+log = logging.getLogger("disco.tune")
+
+FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below everybody's
+
+
+def model_path(settings: DeviceSettings) -> Path:
+    """The device's model file. Raises ConfigError if there is none."""
+    path = Path(settings.model).expanduser() if settings.model else default_model_path()
+    if not path.exists():
+        mend = "check device.model" if settings.model else "run `disco models fetch`"
+        msg = f"the device's model {path} does not exist: {mend}, or use --no-device"
+        raise ConfigError(msg)
+    return path
+
+
+def is_exact(config: Config) -> bool:
+    """Whether answers have to be continued to the bit; that needs flash attention, which has one way to round."""
+    settings = config.device
+    wanted = bool(config.server.base_url) if settings.rounding == "auto" else settings.rounding == "exact"
+    return wanted and settings.flash_attn != "off"
+
+
+def n_gpu_layers(settings: DeviceSettings) -> int | None:
+    """As `wire.Load` has it: None = as many as fit. Who insists on exact rounding gets none: only the CPU has it."""
+    if isinstance(settings.n_gpu_layers, int):
+        return settings.n_gpu_layers
+    return 0 if settings.rounding == "exact" else None
+
+
+def profiles() -> Profiles:
+    """Of the models on this machine."""
+    return Profiles(data_path() / "profiles" / "devices")
+
+
+def key_for(config: Config, path: Path) -> Key:
+    """What a profile of the configured device is about."""
+    settings = config.device
+    return key_of(path, exact=is_exact(config), kv_type=settings.kv_type, gpu_layers=settings.n_gpu_layers)
+
+
+def knobs_for(config: Config, path: Path) -> Knobs:
+    """What the engine runs with."""
+    settings = config.device
+    flash = {"auto": None, "on": True, "off": False}[settings.flash_attn]
+    wanted = Wanted(settings.n_threads, settings.n_threads_batch, settings.n_ubatch, flash)
+    profile = profiles().load(key_for(config, path))
+    return chosen(wanted, None if profile is None else profile.knobs, n_cores())
+
+
+def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int = FOREGROUND) -> Job:
+    """Measure the configured device, from the defaults on."""
+    settings = config.device
+    start = chosen(Wanted(), None, n_cores())
+    return Job(
+        str(path), n_cores(), start, is_exact(config), settings.kv_type, n_gpu_layers(settings), budget_s, nice=nice
+    )  # fmt: skip
+
+
+def save(config: Config, path: Path, tuned: Tuned) -> Path:
+    """Keep what was measured for the next start. Raises OSError."""
+    return profiles().save(key_for(config, path), tuned, datetime.now(UTC).date().isoformat())
+
+
+def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clock: Clock) -> Autotuner | None:
+    """Who measures while nobody asks anything; None if you do not want that, or if it is known already."""
+    settings, path = config.device, engine.config.model_path
+    if not settings.autotune or settings.n_threads or profiles().load(key_for(config, path)) is not None:
+        return None
+
+    def occupied() -> bool:
+        # With layers on the GPU its memory is taken, and threads hardly matter.
+        ready = engine.state is EngineState.READY and engine.info is not None and not engine.info.n_gpu_layers
+        return busy() or not ready or engine.in_flight > 0
+
+    def adopt(tuned: Tuned) -> None:
+        where = save(config, path, tuned)
+        engine.config = replace(engine.config, **engine_knobs(knobs_for(config, path)))
+        log.info("%s; from the next start of the engine on (%s)", told(tuned), where)
+
+    return Autotuner(job_for(config, path, nice=BACKGROUND), occupied, adopt, clock)
+
+
+def engine_knobs(knobs: Knobs) -> dict[str, Any]:
+    """The knobs as fields of `EngineConfig`."""
+    return {
+        "n_threads": knobs.n_threads,
+        "n_threads_batch": knobs.n_threads_batch,
+        "n_ubatch": knobs.n_ubatch,
+        "flash_attn": knobs.flash_attn,
+    }
+
+
+def told(tuned: Tuned) -> str:
+    """The result in a sentence."""
+    now, before, knobs = tuned.speed, tuned.start, tuned.knobs
+    flash = ", no flash attention" if knobs.flash_attn is False else ""
+    return (
+        f"{knobs.n_threads} threads to write ({before.decode_tps:.0f} -> {now.decode_tps:.0f} token/s), "
+        f"{knobs.n_threads_batch} to read prompts ({before.prefill_tps:.0f} -> {now.prefill_tps:.0f} token/s), "
+        f"{knobs.n_ubatch} tokens at a time{flash}"
+    )

@@ -1,0 +1,30 @@
+"""How a llama.cpp context is to compute, by what `wire.Load` says; its sizes are the caller's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+
+from .wire import Load
+
+GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
+# As in llama.h, `enum llama_flash_attn_type`; the bindings lack it.
+FLASH_ATTN = {None: -1, False: 0, True: 1}
+
+
+def context_params(load: Load) -> Any:
+    """Parameters with threads, attention and the types of keys and values set."""
+    params = llama_cpp.llama_context_default_params()
+    params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
+    params.flash_attn_type = FLASH_ATTN[load.flash_attn]
+    params.n_threads = params.n_threads_batch = load.n_threads
+    # Without it a GPU build computes large batches on the GPU even if no layer is there, and rounds them differently.
+    params.op_offload = load.n_gpu_layers != 0
+    if load.kv_type == "q8_0":
+        params.type_k = params.type_v = llama_cpp.GGML_TYPE_Q8_0
+    elif load.exact and not load.n_gpu_layers:
+        # With K and V of one 16-bit type, flash attention on the CPU has three code paths, by rows, threads and place,
+        # that round differently; with these two it has one: what is prefilled is bit for bit what was generated.
+        params.type_k, params.type_v = GGML_TYPE_BF16, llama_cpp.GGML_TYPE_F16
+    return params

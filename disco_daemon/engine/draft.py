@@ -1,0 +1,194 @@
+"""A draft model: a small model of the same vocabulary, which guesses what the large one will say."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from .llama import NO_KV_SLOT, AbortFlag, Llama, ModelError
+from .memory import available_bytes, too_large
+from .rows import Rows
+from .wire import Load
+
+N_TEXTS = 4  # texts that it has in mind
+CATCH_UP = 128  # tokens of a text that it reads in one go: running answers wait for so long
+LEAST_SURE = 0.75  # of a token: a guess ends before one that it would be less sure of; as in llama.cpp
+MORE_TOKENS = 128  # by which vocabularies may differ: families pad theirs to different sizes; as in llama.cpp
+FIRST_COMPARED = 5  # before it stand control tokens, which some model names differently; as in llama.cpp
+NEWEST = 0.2  # weight of the newest measurement
+MOST_OFF = 4.0  # a measurement is at most this many times what was known: another process had the processor
+
+
+class DraftModel:
+    """A model and a context of its own, for guesses at what follows a text.
+
+    State: the texts that it has in its KV cache, by key, the one used longest ago first; each has a sequence.
+    `token_s` is what a token takes, s, learned.
+    """
+
+    def __init__(self, load: Load, llama: Llama, abort: AbortFlag) -> None:
+        """Of `load.draft_path`, for the model in `llama`. Raises ModelError, which says what to do."""
+        self._path = load.draft_path
+        self._model = self._loaded(load.n_gpu_layers)
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
+        self._n_known = llama.vocabulary.n_tokens
+        if why := difference(llama.vocabulary.handle, vocab):
+            msg = (
+                f"device.draft_model {self._path} cannot guess for {load.model_path}: {why}. It has to be a small "
+                "model of the same family; or unset it: `disco config set device.draft_model ''`"
+            )
+            raise ModelError(msg)
+        self._n_ctx = min(llama.n_ctx, llama_cpp.llama_model_n_ctx_train(self._model))
+        self._ctx = self._context(load, abort)
+        self._abort = abort  # keeps callback and buffer alive as long as the context
+        self._memory = llama_cpp.llama_get_memory(self._ctx)
+        self._rows = Rows(CATCH_UP)
+        self._texts: dict[str, tuple[int, list[int]]] = {}
+        self._free = list(range(N_TEXTS))
+        self.token_s = self._warm_up()
+
+    def _loaded(self, n_gpu_layers: int | None) -> Any:
+        params = llama_cpp.llama_model_default_params()
+        # It is small: where there is a GPU to be had, all of it fits.
+        params.n_gpu_layers = -1 if n_gpu_layers is None else n_gpu_layers
+        try:
+            size = os.stat(self._path).st_size  # noqa: PTH116
+        except OSError as e:
+            msg = f"device.draft_model {self._path} cannot be read: {e.strerror}"
+            raise ModelError(msg) from e
+        if not (n_gpu_layers or llama_cpp.llama_supports_gpu_offload()) and (why := too_large(size, available_bytes())):
+            msg = f"device.draft_model {self._path}: {why}"
+            raise ModelError(msg)
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
+        if not model:
+            msg = f"llama.cpp cannot load device.draft_model {self._path}: no GGUF model it knows, or not enough memory"
+            raise ModelError(msg)
+        if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+            msg = f"device.draft_model {self._path} is a recurrent model: it cannot take back what was guessed wrong"
+            raise ModelError(msg)
+        return model
+
+    def _context(self, load: Load, abort: AbortFlag) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = self._n_ctx
+        params.n_batch = params.n_ubatch = CATCH_UP
+        params.n_seq_max = N_TEXTS
+        params.kv_unified = True
+        params.n_threads = params.n_threads_batch = load.n_threads
+        params.abort_callback = abort.callback
+        params.abort_callback_data = abort.data
+        ctx = llama_cpp.llama_init_from_model(self._model, params)
+        if not ctx:
+            msg = f"there is no memory for a context of {self._n_ctx} tokens for device.draft_model: lower device.n_ctx"
+            raise ModelError(msg)
+        return ctx
+
+    def _warm_up(self) -> float:
+        """What a token takes, s."""
+        seq = self._seq("")
+        self._decode([0], 0, seq)
+        began = time.perf_counter()
+        self._decode([0], 1, seq)
+        took_s = time.perf_counter() - began
+        self._forget("")
+        return took_s
+
+    # --- guessing ------------------------------------------------------------------------------------------------
+
+    def draft(self, key: str, tokens: Sequence[int], n: int) -> list[int]:
+        """At most `n` tokens that it would go on with after the text `tokens`, as long as it is sure of them.
+
+        None while it still reads the text: that is done in pieces, one a call. `key` tells texts apart that grow.
+        """
+        if len(tokens) + n > self._n_ctx or max(tokens) >= self._n_vocab:
+            return []
+        seq = self._seq(key)
+        known = self._texts[key][1]
+        n_same = min(_n_same(known, tokens), len(tokens) - 1)
+        del known[n_same:]
+        llama_cpp.llama_memory_seq_rm(self._memory, seq, n_same, -1)
+        new = list(tokens[n_same : n_same + CATCH_UP])
+        if not self._read(key, new) or len(known) < len(tokens):
+            return []
+        return self._guess(key, n)
+
+    def _guess(self, key: str, n: int) -> list[int]:
+        guess: list[int] = []
+        while (token := self._surest()) >= 0:
+            guess.append(token)
+            began = time.perf_counter()
+            if len(guess) == n or not self._read(key, [token]):
+                break
+            self.token_s += NEWEST * (min(time.perf_counter() - began, MOST_OFF * self.token_s) - self.token_s)
+        return guess
+
+    def _surest(self) -> int:
+        """The likeliest next token after what was read last; -1 if it is not sure, or no token of the large model."""
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, -1), (self._n_vocab,))
+        token = int(logits.argmax())
+        sure = np.exp(logits - logits[token]).sum() * LEAST_SURE <= 1.0
+        return token if sure and token < self._n_known else -1
+
+    def _read(self, key: str, new: list[int]) -> bool:
+        """Read on in a text; False if it was stopped, or there is no room."""
+        seq, known = self._texts[key]
+        rc = self._decode(new, len(known), seq)
+        if rc == NO_KV_SLOT and len(self._texts) > 1:
+            for other in [other for other in self._texts if other != key]:
+                self._forget(other)
+            rc = self._decode(new, len(known), seq)
+        if rc != 0:
+            llama_cpp.llama_memory_seq_rm(self._memory, seq, len(known), -1)
+            return False
+        known += new
+        return True
+
+    def _decode(self, tokens: list[int], start: int, seq: int) -> int:
+        """llama_decode's return value; the logits of the last token are wanted."""
+        last = start + len(tokens) - 1
+        rows = [(token, i, seq, i == last) for i, token in enumerate(tokens, start)]
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.filled(rows))
+        if rc == 0:
+            llama_cpp.llama_synchronize(self._ctx)
+        return int(rc)
+
+    def _seq(self, key: str) -> int:
+        """The sequence of a text; the text used longest ago gives way to a new one."""
+        if key not in self._texts:
+            if not self._free:
+                self._forget(next(iter(self._texts)))
+            self._texts[key] = self._free.pop(), []
+        self._texts[key] = self._texts.pop(key)
+        return self._texts[key][0]
+
+    def _forget(self, key: str) -> None:
+        seq, _ = self._texts.pop(key)
+        llama_cpp.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        self._free.append(seq)
+
+
+def difference(large: Any, small: Any) -> str:
+    """Why a model of the vocabulary `small` cannot guess for one of `large`; empty if it can."""
+    if llama_cpp.llama_vocab_type(large) != llama_cpp.llama_vocab_type(small):
+        return "their tokenizers are of different kinds"
+    n_large, n_small = llama_cpp.llama_vocab_n_tokens(large), llama_cpp.llama_vocab_n_tokens(small)
+    if abs(n_large - n_small) > MORE_TOKENS:
+        return f"their vocabularies have {n_large} and {n_small} tokens"
+    for token in range(FIRST_COMPARED, min(n_large, n_small)):
+        texts = [llama_cpp.llama_vocab_get_text(vocab, token) for vocab in (large, small)]
+        if texts[0] != texts[1]:
+            mine, theirs = (text.decode("utf-8", "replace") for text in texts)
+            return f"token {token} is {mine!r} in one vocabulary and {theirs!r} in the other"
+    return ""
+
+
+def _n_same(known: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens two texts have in common at the beginning."""
+    n = min(len(known), len(tokens))
+    return next((i for i, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), n)

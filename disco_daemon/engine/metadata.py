@@ -1,0 +1,44 @@
+"""What a model file's header says of the model's shape, also while only its vocabulary is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+
+# Bytes a number takes in the KV cache. Q8_0 keeps 32 numbers of a byte each with a scale of two bytes.
+KV_BYTES = {"auto": 2.0, "q8_0": 34 / 32}
+
+
+class Metadata:
+    """The header of a model that is loaded; keys are those of its architecture."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._arch = self.text("general.architecture")
+
+    def text(self, key: str) -> str:
+        """An entry; empty if there is none, or if it is a list."""
+        buffer = ctypes.create_string_buffer(256)
+        n = llama_cpp.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
+
+    def number(self, key: str) -> int:
+        """An entry of the architecture, such as block_count; 0 if there is none."""
+        text = self.text(f"{self._arch}.{key}")
+        return int(text) if text.isdigit() else 0
+
+    @property
+    def n_embd(self) -> int:
+        """Numbers in an embedding."""
+        return self.number("embedding_length")
+
+    def kv_bytes(self, kv_type: str) -> int:
+        """What a token takes in the KV cache: a key and a value in every layer."""
+        n_heads = self.number("attention.head_count") or 1
+        # A list, one entry a layer, reads as nothing: then as many as there are heads, which is the most there can be.
+        n_heads_kv = self.number("attention.head_count_kv") or n_heads
+        size = self.n_embd // n_heads
+        key, value = (self.number(f"attention.{part}_length") or size for part in ("key", "value"))
+        return int(self.number("block_count") * n_heads_kv * (key + value) * KV_BYTES[kv_type])

@@ -1,0 +1,386 @@
+"""Conversations on disk: what the KV cache had of them, a file each, so that they outlive the engine process.
+
+A file holds a text's token ids, keys and values: whoever reads it reads the conversation. So the folder is the user's
+alone (0700, files 0600). A file is written whole or not at all; one that is damaged, or that another model, build or
+rounding has made, is removed and never used. Nothing is synced: what a power cut tears has a wrong checksum.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import shutil
+import struct
+import threading
+import time
+import zlib
+from array import array
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from .attic import n_common
+from .wire import Load
+
+MAGIC = b"discokv1"  # and the version of the format
+MAX_QUEUED_BYTES = 64 * 2**20  # that wait to be written; one text may always wait, however large
+MAX_LEFT = 256  # texts known that are not written yet
+SPARE_DISK_BYTES = 2**30  # the last of a disk is not ours
+LEAST_GAIN = 32  # tokens that must be saved before a file is read
+FIRST_READ_S_PER_BYTE = 2e-9  # a slow SSD; measured from the first read on
+NEWEST = 0.3  # weight of the newest read
+POLL_S = 0.05  # until somebody looks again whether a file is written
+# MAGIC, fingerprint, number of tokens, bytes of keys and values and their CRC-32; then the tokens, int32 each; then the
+# CRC-32 of all so far; then keys and values, as llama_state_seq_get_data gives them.
+_HEAD = struct.Struct("<8s32sIQI")
+_CRC = struct.Struct("<I")
+# To the keys and values; the rest of Load may change their bits.
+_IRRELEVANT = {
+    "model_path", "n_ctx", "n_cells", "n_threads", "n_threads_batch", "scheduler", "speculate", "draft_path",
+    "chat_template", "disk",
+}  # fmt: skip
+
+Copy = Callable[[bytes], bytes | None]  # what there is of a text in memory
+
+
+class DamagedError(ValueError):
+    """A file is not what was once written, or somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A text on disk, as the bytes of its int32 tokens; it has the first `n` of those that were looked for."""
+
+    key: bytes
+    n: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """All its tokens."""
+        return array("i", self.key).tolist()
+
+
+@dataclass(slots=True)
+class _File:
+    """`size` in bytes, and when it was last used: ns since the epoch, its date on disk."""
+
+    size: int
+    used_ns: int
+
+
+class Spill:
+    """The folder: what is in it, and the thread that writes.
+
+    Bounded by `max_bytes` of disk: the text used longest ago goes first. `_left` are the texts whose answers are over
+    and that are not on disk yet, oldest first; only the thread that computes knows them. All else is behind `_lock`:
+    that thread reads, the one that counts prompts asks what there is (`find`), and one of its own writes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        fingerprint: bytes,
+        token_s: float,
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look up what is there; with `max_bytes` 0 remove it. A token takes `token_s` to compute, s.
+
+        A text is idle when nobody has used it for `idle_s`, s. Where the folder cannot be used, or another engine has
+        it, `error` says so, and nothing is kept.
+        """
+        self.error = ""
+        self.n_bytes = 0
+        self.n_dropped = 0  # texts that came faster than they could be written
+        self.s_per_byte = FIRST_READ_S_PER_BYTE
+        self._folder, self._max_bytes, self._fingerprint = folder, max_bytes, fingerprint
+        self._token_s, self._idle_s, self._clock = token_s, idle_s, clock
+        self._lock = threading.Condition()
+        self._files: dict[bytes, _File] = {}
+        self._sorted: list[bytes] = []
+        self._queue: deque[tuple[bytes, bytes, int]] = deque()
+        self._queued_bytes = 0  # the file that is being written included
+        self._left: OrderedDict[bytes, float] = OrderedDict()
+        self._guard: int | None = None
+        if max_bytes or folder.exists():
+            try:
+                self._open()
+            except OSError as e:
+                self.error = f"{folder} cannot be used: {e.strerror or e}"
+        if self.active:
+            threading.Thread(target=self._write_queued, name="spill", daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is kept."""
+        return self._guard is not None and self._max_bytes > 0
+
+    # --- what is there -------------------------------------------------------------------------------------------
+
+    def find(self, tokens: Sequence[int], have: int) -> Found | None:
+        """The text that has most of these tokens, if it has so many more than `have` that reading it pays."""
+        wanted = array("i", tokens)
+        ids = np.frombuffer(wanted, np.intc)
+        with self._lock:
+            # In sorted order no text has more in common with another than one of its neighbours.
+            at = bisect_left(self._sorted, wanted.tobytes())
+            near = self._sorted[max(0, at - 1) : at + 1]
+            n, minus_size, key = max(
+                ((n_common(np.frombuffer(key, np.intc), ids), -self._files[key].size, key) for key in near),
+                default=(0, 0, b""),
+            )
+        gain = n - have
+        pays = gain >= LEAST_GAIN and -minus_size * self.s_per_byte < gain * self._token_s
+        return Found(key, n) if pays else None
+
+    def has(self, key: bytes) -> bool:
+        """Whether a text is on disk, or one that goes on from it."""
+        with self._lock:
+            at = bisect_left(self._sorted, key)
+            return at < len(self._sorted) and self._sorted[at].startswith(key)
+
+    def read(self, found: Found) -> bytes | None:
+        """What was saved of a text; None if that is gone or damaged, and then it is removed."""
+        began = time.perf_counter()
+        path = self._path(found.key)
+        try:
+            data = _saved(path, self._fingerprint, found.key)
+            os.utime(path)
+        except (OSError, DamagedError):
+            self.remove(found.key)
+            return None
+        self.s_per_byte += NEWEST * ((time.perf_counter() - began) / len(data) - self.s_per_byte)
+        with self._lock:
+            if found.key in self._files:
+                self._files[found.key].used_ns = time.time_ns()
+        return data
+
+    def remove(self, key: bytes) -> None:
+        """Remove a text that is of no use."""
+        with self._lock:
+            if key in self._files:
+                self._forget(key)
+        self._path(key).unlink(missing_ok=True)
+
+    # --- what is to be written -----------------------------------------------------------------------------------
+
+    def left(self, key: bytes) -> None:
+        """An answer is over, and this is its text; it is on disk some time after nobody has used it for `idle_s`."""
+        if not self.active:
+            return
+        for old in [k for k in self._left if key.startswith(k)]:
+            del self._left[old]
+        self._left[key] = self._clock()
+        if len(self._left) > MAX_LEFT:
+            self._left.popitem(last=False)
+
+    def write_idle(self, copy: Copy) -> float | None:
+        """Have a text written that has become idle; call it when nothing runs, since `copy` takes some ms.
+
+        Returns how long until it is worth another call, s; None: not before an answer has ended.
+        """
+        key, at = self._due()
+        if key and (data := copy(key)) is not None:
+            self.put(key, data, age_s=self._clock() - at)
+        if self._queued_bytes:
+            return POLL_S
+        return max(0.0, next(iter(self._left.values())) + self._idle_s - self._clock()) if self._left else None
+
+    def write_all(self, copy: Copy, within_s: float) -> bool:
+        """Write all that is not on disk yet, the newest first; False if there was more than `within_s` allows, s."""
+        until = self._clock() + within_s
+        for key, at in reversed(list(self._left.items())):
+            data = None if self.has(key) else copy(key)
+            if data is not None and not self.put(key, data, until - self._clock(), self._clock() - at):
+                return False
+        return self._flush(until - self._clock())
+
+    def _due(self) -> tuple[bytes, float]:
+        """A text that is idle and not on disk, and since when; each is told once, and none while another is written."""
+        while self._left and not self._queued_bytes:
+            key, at = next(iter(self._left.items()))
+            if self._clock() - at < self._idle_s:
+                break
+            del self._left[key]
+            if not self.has(key):
+                return key, at
+        return b"", 0.0
+
+    def put(self, key: bytes, data: bytes, wait_s: float = 0.0, age_s: float = 0.0) -> bool:
+        """Have a text written soon that was used `age_s` ago, s.
+
+        False if the disk cannot keep up within `wait_s`, s, and then it is not kept.
+        """
+        if not self.active:
+            return False
+        with self._lock:
+            if not self._lock.wait_for(lambda: self._has_room(len(data)), wait_s):
+                self.n_dropped += 1
+                return False
+            self._queue.append((key, data, time.time_ns() - round(1e9 * age_s)))
+            self._queued_bytes += len(data)
+            self._lock.notify_all()
+        return True
+
+    def _flush(self, wait_s: float) -> bool:
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._queued_bytes, wait_s)
+
+    def _has_room(self, n: int) -> bool:
+        return not self._queued_bytes or self._queued_bytes + n <= MAX_QUEUED_BYTES
+
+    def _write_queued(self) -> None:
+        """The thread that writes."""
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._queue)
+                key, data, used_ns = self._queue.popleft()
+            if not self.has(key):
+                try:
+                    self._write(key, data, used_ns)
+                    self.error = ""
+                except OSError as e:
+                    self.error = f"{self._folder} cannot be written: {e.strerror or e}"
+            with self._lock:
+                self._queued_bytes -= len(data)
+                self._lock.notify_all()
+
+    def _write(self, key: bytes, data: bytes, used_ns: int) -> None:
+        """Write one file, unless all there is room for was used later. Raises OSError."""
+        size = _HEAD.size + len(key) + _CRC.size + len(data)
+        if size > self._max_bytes:
+            return
+        with self._lock:
+            shorter = [k for k in self._files if key.startswith(k)]
+        for old in shorter:
+            self.remove(old)
+        if not self._trimmed(self._max_bytes - size, used_ns):
+            return
+        if shutil.disk_usage(self._folder).free - size < SPARE_DISK_BYTES:
+            raise OSError("less than 1 GiB would be free")
+        path = self._path(key)
+        temporary = path.with_suffix(".new")
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+                head = _HEAD.pack(MAGIC, self._fingerprint, len(key) // 4, len(data), zlib.crc32(data)) + key
+                f.write(head + _CRC.pack(zlib.crc32(head)))
+                f.write(data)
+            os.utime(temporary, ns=(used_ns, used_ns))
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            self._know(key, _File(size, used_ns))
+
+    # --- the folder ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Make the folder ours, and learn what is in it. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._folder.stat().st_uid != os.getuid():
+            raise PermissionError("it belongs to somebody else")
+        self._folder.chmod(0o700)
+        guard = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the end of the process
+        except OSError as e:
+            os.close(guard)
+            raise BlockingIOError("another engine has it") from e
+        self._guard = guard
+        for temporary in self._folder.glob("*.new"):  # a process ended while writing
+            temporary.unlink()
+        for path in self._folder.glob("*.kv"):
+            try:
+                with path.open("rb") as f:
+                    key, _, _ = _head(f, self._fingerprint)
+            except (OSError, DamagedError):
+                key = b""
+            if path == self._path(key):
+                self._know(key, _File(path.stat().st_size, path.stat().st_mtime_ns))
+            else:
+                path.unlink()
+        self._trimmed(self._max_bytes)
+
+    def _trimmed(self, n_bytes: int, before_ns: float = math.inf) -> bool:
+        """Remove the texts used longest ago, until `n_bytes` are left; False if that would take one used later."""
+        while self.n_bytes > n_bytes:
+            with self._lock:
+                oldest = min(self._files, key=lambda key: self._files[key].used_ns)
+            if self._files[oldest].used_ns > before_ns:
+                return False
+            self.remove(oldest)
+        return True
+
+    def _path(self, key: bytes) -> Path:
+        return self._folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.kv"
+
+    def _know(self, key: bytes, file: _File) -> None:
+        self._files[key] = file
+        insort(self._sorted, key)
+        self.n_bytes += file.size
+
+    def _forget(self, key: bytes) -> None:
+        self.n_bytes -= self._files.pop(key).size
+        del self._sorted[bisect_left(self._sorted, key)]
+
+
+def _head(f: BinaryIO, fingerprint: bytes) -> tuple[bytes, int, int]:
+    """Read up to the keys and values: the text, and their size and CRC-32. Raises DamagedError."""
+    size = os.fstat(f.fileno()).st_size
+    head = f.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        raise DamagedError("it is cut short")
+    magic, made_by, n_tokens, n_data, crc = _HEAD.unpack(head)
+    if (magic, made_by) != (MAGIC, fingerprint):
+        raise DamagedError("another model or version has made it")
+    if size != _HEAD.size + 4 * n_tokens + _CRC.size + n_data:
+        raise DamagedError("it has not the size it should have")
+    key = f.read(4 * n_tokens)
+    if f.read(_CRC.size) != _CRC.pack(zlib.crc32(head + key)):
+        raise DamagedError("its header is damaged")
+    return key, n_data, crc
+
+
+def _saved(path: Path, fingerprint: bytes, key: bytes) -> bytes:
+    """The keys and values of a text. Raises DamagedError and OSError."""
+    with path.open("rb") as f:
+        text, size, crc = _head(f, fingerprint)
+        data = f.read(size)
+    if text != key or zlib.crc32(data) != crc:
+        raise DamagedError("it is damaged")
+    return data
+
+
+def fingerprint_of(load: Load, build: str) -> bytes:
+    """What keys and values depend on: the model file, settings that change bits, and llama.cpp (`build`). 32 bytes.
+
+    A file counts by its size and date, the model's also by its beginning. Raises OSError if that cannot be read.
+    """
+    settings = {k: v for k, v in msgspec.to_builtins(load).items() if k not in _IRRELEVANT}
+    model = Path(load.model_path)
+    files = [_dated(path) for path in (model, *(Path(adapter.path) for adapter in load.adapters))]
+    with model.open("rb") as f:
+        beginning = f.read(2**16)
+    return hashlib.sha256(repr((build, sorted(settings.items()), files, beginning)).encode()).digest()
+
+
+def _dated(path: Path) -> tuple[int, int]:
+    """Size, bytes, and date, ns, of a file; zeros if there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,90 @@
+"""What the tune is asked, and what it tells: JSON lines over its standard input and output."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Knobs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What decides how fast a model is on a CPU.
+
+    `n_threads` compute when answers are written, `n_threads_batch` when prompts are read, `n_ubatch` tokens at a time.
+    `flash_attn`: None = as llama.cpp says, which is on for a CPU.
+    """
+
+    n_threads: int
+    n_threads_batch: int
+    n_ubatch: int
+    flash_attn: bool | None = None
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Find the fastest knobs for a model, from `start` on and within `budget_s`; with no budget, only measure `start`.
+
+    `exact`, `kv_type` and `n_gpu_layers` as in `wire.Load`. With `compare`, a second model is measured at `start` too,
+    and how often both say the same next token. `n_cores` may be used; `nice` is added to the process's niceness.
+    """
+
+    model_path: str
+    n_cores: int
+    start: Knobs
+    exact: bool = True
+    kv_type: str = "auto"
+    n_gpu_layers: int | None = 0
+    budget_s: float = 0.0
+    compare: str = ""
+    nice: int = 5
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Measured, token/s: reading a prompt, writing one answer, and writing eight at a time in all (medians)."""
+
+    prefill_tps: float
+    decode_tps: float
+    decode8_tps: float
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the table: knobs, what they were judged by, and s it took; `busy` beside another busy process."""
+
+    knobs: Knobs
+    work: str
+    seconds: float
+    n: int
+    busy: bool = False
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """A line for the user."""
+
+    text: str
+
+
+class Tuned(msgspec.Struct, tag=True, frozen=True):
+    """The fastest knobs, their speed and that of `start`; `complete` is False if the time ran out before the end.
+
+    `file_type` is llama.cpp's number of the file's quantisation. With `Job.compare`: `other`'s speed, and `agreement`
+    is the share of next tokens in common.
+    """
+
+    knobs: Knobs
+    speed: Speed
+    start: Speed
+    rows: list[Row]
+    took_s: float
+    complete: bool
+    file_type: int
+    other: Speed | None = None
+    agreement: float | None = None
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """It cannot be measured; the message is fit for a user."""
+
+    message: str
+
+
+Message = Progress | Tuned | Refused
+encode = msgspec.json.Encoder().encode
+decode_job = msgspec.json.Decoder(Job).decode
+decode_message = msgspec.json.Decoder(Message).decode

@@ -1,0 +1,283 @@
+"""Hard caps: dollars a day and a month for the server, watt-hours a day and a battery floor for the device. Pure.
+
+A cap binds the side that really bills: the server's dollars never close the device, nor its energy the server. Before a
+side is started, the most that it can cost is reserved; when it is over, the real cost takes the reservation's place.
+A start is admitted while spent + reserved is below the cap. So, as long as no request costs more than was reserved for
+it, what is spent never passes a cap by more than one request's cost, however many run at once: the first reservation
+that reaches the cap closes it for all others. A start that costs nothing is always admitted, but for the battery floor.
+
+To ask that a request's bound fit into what is left would never overshoot, and never admit anything either: a prompt
+without `max_tokens` may cost a whole context of output, a thousand times what it does.
+
+A day and a month begin at midnight in the user's time zone. A request counts in the period in which it was reserved,
+as the ledger counts it by its creation; periods only go forward, so a clock set back opens no cap again.
+State lives in memory: after a restart it comes from the ledger's sums (`since` says from when). What was running at a
+crash is in no sum unless it was booked when it began: book `outstanding` requests at their bound to close that hole.
+One owner, one thread: `reserve` decides and writes without a pause between.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta, tzinfo
+
+from ..types import Side
+from .catalog import Price
+from .prices import J_PER_KWH
+
+J_PER_WH = J_PER_KWH / 1000
+# Context of a server's model that nobody told us, tokens: what the commonest ones have (gpt-4o, Llama 3.1).
+SERVER_CONTEXT = 131_072
+# The server's tokenizer is another one than that which counted the prompt, and its template adds some.
+PROMPT_MARGIN = 1.5
+BUSY_RETRY_S = 5.0  # closed by reservations only: some request will end, and leave most of what it had reserved
+BATTERY_RETRY_S = 300.0  # nobody knows when somebody plugs it in
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The caps; None is no cap, 0 lets only start what is free. `battery_floor` is a share of a full battery.
+
+    Raises ValueError for what is no amount.
+    """
+
+    usd_per_day: float | None = None
+    usd_per_month: float | None = None
+    wh_per_day: float | None = None
+    battery_floor: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("usd_per_day", "usd_per_month", "wh_per_day", "battery_floor"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                msg = f"{name} = {value} is no cap: give an amount >= 0, or leave it out"
+                raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Sums from the ledger for the running day and month, see `since`: the server's $, the device's Wh."""
+
+    usd_today: float = 0.0
+    usd_this_month: float = 0.0
+    wh_today: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A right to start one side once. `bound` is the most it may cost, $ (server) or Wh (device)."""
+
+    number: int
+    side: Side
+    bound: float
+    periods: tuple[date, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a side may not start. `reset_at` is when its caps begin anew, Unix time, s; inf for a battery.
+
+    `retry_after_s` may be sooner, where only running requests are in the way.
+    """
+
+    side: Side
+    reason: str
+    reset_at: float
+    retry_after_s: float
+
+
+def sooner(one: Refused, other: Refused) -> Refused:
+    """Of two refusals, one of each side, that which ends first: what a 429's Retry-After is about."""
+    return min(one, other, key=lambda refused: refused.retry_after_s)
+
+
+@dataclass(slots=True)
+class _Cap:
+    """One cap of one side: what was spent in its period `since`, and what running requests may still spend."""
+
+    name: str
+    side: Side
+    unit: str
+    monthly: bool
+    limit: float | None
+    since: date
+    spent: float
+    reserved: dict[int, float] = field(default_factory=dict)
+
+    def roll(self, today: date) -> None:
+        """Begin the period of that day, unless it is over already."""
+        period = today.replace(day=1) if self.monthly else today
+        if period > self.since:
+            self.since, self.spent = period, 0.0
+            self.reserved.clear()  # what runs on from before counts there
+
+    @property
+    def planned(self) -> float:
+        return math.fsum((self.spent, *self.reserved.values()))
+
+    def closed(self, bound: float) -> bool:
+        return self.limit is not None and bound > 0 and self.planned >= self.limit
+
+
+class Caps:
+    """Admits starts under the caps, and keeps their accounts."""
+
+    def __init__(self, limits: Limits, tz: tzinfo, now: float, spent: Spent = Spent()) -> None:
+        """`now` is Unix time, s; `spent` are the ledger's sums for the day and the month that `now` is in."""
+        self.limits = limits
+        self._tz = tz
+        day = _today(now, tz)
+        self._caps = (
+            _Cap("usd_per_day", Side.SERVER, "$", False, limits.usd_per_day, day, spent.usd_today),
+            _Cap(
+                "usd_per_month", Side.SERVER, "$", True, limits.usd_per_month, day.replace(day=1), spent.usd_this_month
+            ),
+            _Cap("wh_per_day", Side.DEVICE, "Wh", False, limits.wh_per_day, day, spent.wh_today),
+        )
+        self._open: dict[int, Reservation] = {}
+        self._made = 0
+
+    def __repr__(self) -> str:
+        sums = ", ".join(f"{c.name} {c.planned:.4g}/{c.limit}" for c in self._caps)
+        return f"<Caps {sums}, {len(self._open)} open>"
+
+    @property
+    def outstanding(self) -> tuple[Reservation, ...]:
+        """Reservations neither settled nor released."""
+        return tuple(self._open.values())
+
+    def check(self, side: Side, bound: float, now: float, charge: float | None = None) -> Refused | None:
+        """Whether a side may start, without starting it; for a plan. See `reserve`."""
+        _amount(bound)
+        self._roll(now)
+        closed = [cap for cap in self._of(side) if cap.closed(bound)]
+        floor = self.limits.battery_floor
+        if side is Side.DEVICE and floor is not None and charge is not None and charge < floor:
+            reason = f"the battery is at {charge:.0%}, below battery_floor = {floor:.0%}"
+            return Refused(side, reason, math.inf, BATTERY_RETRY_S)
+        return self._refusal(side, closed, now) if closed else None
+
+    def reserve(self, side: Side, bound: float, now: float, charge: float | None = None) -> Reservation | Refused:
+        """Admit a start that costs at most `bound`, $ for the server and Wh for the device, or say why not.
+
+        `charge` is the share left in a battery that the device runs on now, None on mains. Whoever gets a reservation
+        settles or releases it, whatever happens. Raises ValueError for a bound that is no amount.
+        """
+        if refused := self.check(side, bound, now, charge):
+            return refused
+        self._made += 1
+        caps = self._of(side)
+        reservation = Reservation(self._made, side, bound, tuple(cap.since for cap in caps))
+        for cap in caps:
+            cap.reserved[reservation.number] = bound
+        self._open[reservation.number] = reservation
+        return reservation
+
+    def settle(self, reservation: Reservation, real: float) -> None:
+        """Put the real cost in place of the reserved one; it is booked whole, even above the bound.
+
+        Raises ValueError if that reservation was settled or released before: money is booked once.
+        """
+        _amount(real)
+        if reservation.number not in self._open:
+            msg = f"already settled or released: {reservation}"
+            raise ValueError(msg)
+        self._close(reservation)
+        for cap, period in zip(self._of(reservation.side), reservation.periods, strict=True):
+            if cap.since == period:
+                cap.spent += real
+
+    def release(self, reservation: Reservation) -> None:
+        """Give back what was not used at all: nothing was started. After `settle` it does nothing."""
+        if reservation.number in self._open:
+            self._close(reservation)
+
+    def state(self, now: float) -> dict[str, dict[str, float | str | None]]:
+        """Each cap that is set: what is spent and reserved of it, in its unit, and when it begins anew, Unix time."""
+        self._roll(now)
+        return {
+            cap.name: {
+                "unit": cap.unit,
+                "limit": cap.limit,
+                "spent": cap.spent,
+                "reserved": math.fsum(cap.reserved.values()),
+                "reset_at": self._reset(cap),
+            }
+            for cap in self._caps
+            if cap.limit is not None
+        }
+
+    def _refusal(self, side: Side, closed: list[_Cap], now: float) -> Refused:
+        spent = [cap for cap in closed if cap.limit is not None and cap.spent >= cap.limit]
+        reset_at = max(self._reset(cap) for cap in closed)
+        wait = max((self._reset(cap) - now for cap in spent), default=min(BUSY_RETRY_S, reset_at - now))
+        reason = "; ".join(
+            f"{cap.name} = {cap.limit:g} {cap.unit} is reached: {cap.spent:.4g} spent, "
+            f"{math.fsum(cap.reserved.values()):.4g} reserved"
+            for cap in closed
+        )
+        return Refused(side, reason, reset_at, max(0.0, wait))
+
+    def _of(self, side: Side) -> tuple[_Cap, ...]:
+        return tuple(cap for cap in self._caps if cap.side is side)
+
+    def _close(self, reservation: Reservation) -> None:
+        del self._open[reservation.number]
+        for cap in self._caps:
+            cap.reserved.pop(reservation.number, None)
+
+    def _reset(self, cap: _Cap) -> float:
+        return _midnight(_next_month(cap.since) if cap.monthly else cap.since + timedelta(days=1), self._tz)
+
+    def _roll(self, now: float) -> None:
+        today = _today(now, self._tz)
+        for cap in self._caps:
+            cap.roll(today)
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def server_bound(
+    price: Price, prompt_tokens: int, max_tokens: int | None, context: int = SERVER_CONTEXT, choices: int = 1
+) -> float:
+    """The most a request can cost at a server, $, unless the server counts over PROMPT_MARGIN times our prompt tokens.
+
+    Without `max_tokens` an answer ends with the model's context at the latest. `choices` is OpenAI's `n`.
+    """
+    prompt = math.ceil(prompt_tokens * PROMPT_MARGIN)
+    answer = max_tokens if max_tokens is not None else max(0, context - prompt_tokens)
+    return price.cost_usd(prompt, answer * max(1, choices))
+
+
+def device_bound(prefill_j: float, decode_j: float, prompt_tokens: int, max_tokens: int | None, context: int) -> float:
+    """The most energy a request can take on the device, Wh, at so many J per token; nothing counts as cached."""
+    room = max(0, context - prompt_tokens)
+    answer = room if max_tokens is None else min(max_tokens, room)
+    return (prefill_j * prompt_tokens + decode_j * answer) / J_PER_WH
+
+
+def since(now: float, tz: tzinfo) -> tuple[float, float]:
+    """When the running day and the running month began, Unix time, s: from where to sum the ledger for `Spent`."""
+    today = _today(now, tz)
+    return _midnight(today, tz), _midnight(today.replace(day=1), tz)
+
+
+def _amount(x: float) -> None:
+    if not 0 <= x < math.inf:
+        msg = f"no amount: {x}"
+        raise ValueError(msg)
+
+
+def _today(now: float, tz: tzinfo) -> date:
+    return datetime.fromtimestamp(now, tz).date()
+
+
+def _midnight(day: date, tz: tzinfo) -> float:
+    """The first moment of a day, Unix time, s. A midnight that a clock change skips is the change itself (PEP 495)."""
+    return datetime.combine(day, time.min, tz).timestamp()
+
+
+def _next_month(first: date) -> date:
+    return (first + timedelta(days=31)).replace(day=1)

@@ -1,0 +1,248 @@
+"""How much arithmetic a token takes, from the shape of a model. Pure.
+
+Why: energy is taken as proportional to floating-point operations, which carries a figure measured at one length or
+model over to others (the linear energy model of DiSCo, arXiv 2502.11417, Appendix E, Eqs. 7 to 9).
+
+The paper's Tables 6 and 7 could not be had when this was written (the stored copies end before the appendix), so that
+the formulas below are the standard ones and have *not* been compared with the paper's: Kaplan et al., Scaling Laws for
+Neural Language Models (arXiv 2001.08361), Table 1, with grouped keys and values, gated and mixed feed-forward layers,
+and the true position in place of the mean context. One multiplication with its addition counts 2. Not counted:
+softmax, rotations, activations, biases (together below 1 % for models of 0.1 G parameters and more).
+
+    attention   2 h d (2 H + 2 K) per layer for queries, output (H heads), keys and values (K heads), of width d each;
+                4 H d t per layer for scores and mix, for a token that sees t positions, itself included
+    FFN         2 h f (2, or 3 if gated) per layer, for each of the experts that a token goes through
+    norms       5 h each, two in a layer and one at the end
+    output      2 h V, for tokens whose successor is asked for: every decode token, the last one of a prompt
+    embedding   a look-up: 0
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+
+Value = int | float | bool | str
+_NORM_FLOPS = 5  # per element: mean, variance, scale (Kaplan counts none)
+
+# Architectures (general.architecture) whose feed-forward layer has no gate, of those that llama.cpp runs.
+UNGATED = frozenset(
+    {"bloom", "codeshell", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron", "phi2", "starcoder", "starcoder2"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Floating-point operations by component."""
+
+    embedding: float = 0.0
+    attention: float = 0.0
+    ffn: float = 0.0
+    norm: float = 0.0
+    output: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return float(sum(astuple(self)))
+
+    def shares(self) -> dict[str, float]:
+        """Each component as a share of the total, in [0, 1]; they add up to 1."""
+        return {f.name: getattr(self, f.name) / self.total for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of a decoder-only transformer."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    gated: bool
+    experts_used: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number below 1."""
+        wrong = [f.name for f in fields(self) if f.name != "gated" and getattr(self, f.name) < 1]
+        if wrong:
+            msg = f"{', '.join(wrong)} must be at least 1"
+            raise ValueError(msg)
+
+    def span(self, begin: int, end: int, *, outputs: int) -> Flops:
+        """Operations for the tokens at positions begin..end-1 (from 0); the next token is asked for `outputs` times.
+
+        Raises ValueError unless 0 <= begin <= end.
+        """
+        if not 0 <= begin <= end:
+            msg = f"no span from {begin} to {end}"
+            raise ValueError(msg)
+        n = end - begin
+        seen = (begin + 1 + end) * n / 2  # positions that the tokens see, added up: begin+1 for the first, end the last
+        projections = 4 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        matrices = 3 if self.gated else 2
+        return Flops(
+            attention=self.layers * (n * projections + 4.0 * self.heads * self.head_dim * seen),
+            ffn=float(n * self.layers * 2 * matrices * self.hidden * self.ffn * self.experts_used),
+            norm=float((n * 2 * self.layers + outputs) * _NORM_FLOPS * self.hidden),
+            output=float(outputs * 2 * self.hidden * self.vocab),
+        )
+
+    def prefill(self, length: int, cached: int = 0) -> Flops:
+        """A prompt of `length` tokens of which the first `cached` are in the KV cache already."""
+        return self.span(cached, length, outputs=1 if length > cached else 0)
+
+    def decode(self, context: int) -> Flops:
+        """One token after `context` others."""
+        return self.span(context, context + 1, outputs=1)
+
+
+def joules_per_token(shape: Shape, joules_per_flop: float, length: int, context: int) -> tuple[float, float]:
+    """J of one prompt token, on average over a prompt of `length` tokens, and of one decode token at `context`.
+
+    The linear model: energy = joules_per_flop * operations. Raises ValueError for an empty prompt.
+    """
+    if length < 1:
+        raise ValueError("a prompt has at least one token")
+    prefill = joules_per_flop * shape.prefill(length).total / length
+    return prefill, joules_per_flop * shape.decode(context).total
+
+
+def calibrate(shape: Shape, prefill_j_per_token: float, length: int) -> float:
+    """J per operation, from J per prompt token measured over prompts of `length` tokens."""
+    return prefill_j_per_token * length / shape.prefill(length).total
+
+
+def shape_of(metadata: Mapping[str, Value | list[Value]]) -> Shape:
+    """The shape that a GGUF file's keys tell (github.com/ggml-org/ggml, docs/gguf.md), as `read_gguf` gives them.
+
+    Where layers differ (a list of values), their mean counts. Raises ValueError that names what is missing.
+    """
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ValueError("general.architecture is missing: no GGUF metadata of a model")  # noqa: TRY004 - file, not caller
+
+    def number(key: str, default: int | None = None) -> int:
+        value = metadata.get(f"{arch}.{key}", default)
+        numbers = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
+        if not numbers:
+            msg = f"{arch}.{key} is missing"
+            raise ValueError(msg)
+        return round(sum(numbers) / len(numbers))
+
+    hidden, heads = number("embedding_length"), number("attention.head_count")
+    used = number("expert_used_count", 0)
+    return Shape(
+        layers=number("block_count"),
+        hidden=hidden,
+        ffn=number("expert_feed_forward_length", number("feed_forward_length"))
+        if used
+        else number("feed_forward_length"),
+        heads=heads,
+        kv_heads=number("attention.head_count_kv", heads),
+        head_dim=number("attention.key_length", hidden // max(1, heads)),
+        vocab=_vocabulary(metadata, arch),
+        gated=arch not in UNGATED,
+        experts_used=max(1, used),
+    )
+
+
+def _vocabulary(metadata: Mapping[str, Value | list[Value]], arch: str) -> int:
+    for key in ("tokenizer.ggml.tokens.length", f"{arch}.vocab_size"):
+        if isinstance(found := metadata.get(key), int):
+            return found
+    msg = f"neither {arch}.vocab_size nor tokenizer.ggml.tokens is there"
+    raise ValueError(msg)
+
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LISTED = 4096  # a longer array is a vocabulary: its length is told, not its content
+_MOST_KEYS = 10_000
+_MOST_TEXT = 1 << 24
+
+
+class _Short(Exception):
+    """The bytes end here."""
+
+
+class _Reader:
+    """Walks over little-endian bytes. Lengths are a stranger's word: each is held against what is there."""
+
+    def __init__(self, head: bytes) -> None:
+        self._head, self._at = head, 0
+
+    def take(self, n: int) -> bytes:
+        if n > len(self._head) - self._at:
+            raise _Short
+        self._at += n
+        return self._head[self._at - n : self._at]
+
+    def scalar(self, code: str) -> int | float | bool:
+        [value] = struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))
+        return value  # type: ignore[no-any-return]
+
+    def count(self) -> int:
+        return int(self.scalar("Q"))
+
+    def text(self) -> str:
+        n = self.count()
+        if n > _MOST_TEXT:
+            msg = f"a string of {n} bytes: no GGUF header"
+            raise ValueError(msg)
+        return self.take(n).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Value:
+        if kind == _STRING:
+            return self.text()
+        if kind not in _SCALARS:
+            msg = f"no GGUF value has type {kind}"
+            raise ValueError(msg)
+        return self.scalar(_SCALARS[kind])
+
+
+def read_gguf(head: bytes) -> dict[str, Value | list[Value]]:
+    """Keys and values at the begin of a GGUF file, version 2 or 3, little-endian. Values come as they are.
+
+    Of an array of more than 4096 elements only `KEY.length` is told. If `head` ends within the keys, those before the
+    end are given: the shape stands in the first kilobytes, the vocabulary's length before its megabytes, so that 64 KiB
+    do for most files. Raises ValueError if it is no GGUF header.
+    """
+    reader = _Reader(head)
+    found: dict[str, Value | list[Value]] = {}
+    try:
+        magic, version = reader.take(4), int(reader.scalar("I"))
+        if magic != b"GGUF" or version not in (2, 3):
+            raise ValueError("no GGUF file of version 2 or 3")
+        reader.count()  # of tensors
+        keys = reader.count()
+        if keys > _MOST_KEYS:
+            msg = f"{keys} keys: no GGUF header"
+            raise ValueError(msg)
+        for _ in range(keys):
+            _pair(reader, found)
+    except _Short:
+        if len(head) < 24:
+            raise ValueError("too short for a GGUF file") from None
+    return found
+
+
+def _pair(reader: _Reader, found: dict[str, Value | list[Value]]) -> None:
+    key, kind = reader.text(), int(reader.scalar("I"))
+    if kind != _ARRAY:
+        found[key] = reader.value(kind)
+        return
+    inner, n = int(reader.scalar("I")), reader.count()
+    found[f"{key}.length"] = n
+    if inner in _SCALARS and n > _LISTED:
+        reader.take(n * struct.calcsize(f"<{_SCALARS[inner]}"))
+        return
+    values = [reader.value(inner) for _ in range(min(n, _LISTED))]
+    for _ in range(n - len(values)):
+        reader.value(inner)
+    if n <= _LISTED:
+        found[key] = values

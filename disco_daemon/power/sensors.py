@@ -1,0 +1,165 @@
+"""Which source to believe, best first, on the machine at hand.
+
+1. What the whole machine draws: its battery while that is being emptied, RAPL's platform counter, a Mac's telemetry.
+2. What its parts draw: RAPL packages, and NVIDIA boards if the model runs there.
+3. What the user says computing draws.
+4. What so many busy cores commonly draw.
+
+A figure is good for the difference that computing makes, so a machine's and a package's are both fit; `meter.Meter`
+keeps them apart.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from . import linux, macos
+from .nvidia import Gpus
+from .reading import Charge, Covers, Read, Reading, Skipped, Thermal
+
+USER, GUESS = "user", "cores"
+SYS = Path("/sys")
+
+USER_UNCERTAINTY = 0.2  # a figure off a data sheet or a plug-in meter, for another load than this
+# Watts that a busy core adds. A rule of thumb from vendors' rated powers over cores (laptops and Arm 2 to 7 W, desktops
+# 7 to 16 W, servers 4 to 7 W), not a measurement: the truth is within a factor of 2.5 of it, on most machines.
+FRUGAL_W, OTHER_W = 4.0, 9.0
+GUESS_UNCERTAINTY = 0.6
+
+LINUX_INTERVAL_S, MAC_INTERVAL_S = 1.0, 10.0  # ioreg and pmset are processes, and their figures older than this
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One look at all sensors. `skipped` are the better sources that `reading` stands in for, with reasons."""
+
+    reading: Reading
+    skipped: tuple[Skipped, ...] = ()
+    charge: Charge | None = None
+    thermal: Thermal | None = None
+
+
+class Sensors:
+    """The sensors of one machine; `look` at them every `interval_s`, in a thread: it blocks for milliseconds.
+
+    `assumed` is what stands when no source can be read.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Read],
+        assumed: Reading,
+        *,
+        gpus: Gpus | None = None,
+        charge: Callable[[float], Charge | None] = lambda _: None,
+        heat: Callable[[float], Thermal | None] = lambda _: None,
+        interval_s: float = LINUX_INTERVAL_S,
+    ) -> None:
+        self.interval_s = interval_s
+        self._sources, self._assumed, self._gpus = sources, assumed, gpus
+        self._charge, self._heat = charge, heat
+
+    def look(self, now: float) -> State:
+        """Everything, now; `now` in s, of a clock that only goes forward."""
+        skipped: list[Skipped] = []
+        reading = self._best(now, skipped)
+        return State(reading, tuple(skipped), self._charge(now), self._heat(now))
+
+    def _best(self, now: float, skipped: list[Skipped]) -> Reading:
+        for source in self._sources:
+            found = source(now)
+            if isinstance(found, Reading):
+                return self._with_gpus(found, now, skipped) if found.covers is Covers.CPU else found
+            skipped.append(found)
+        alone = self._gpus.read(now) if self._gpus else self._assumed
+        if isinstance(alone, Reading):
+            return alone
+        skipped.append(alone)
+        return self._assumed
+
+    def _with_gpus(self, cpu: Reading, now: float, skipped: list[Skipped]) -> Reading:
+        found = self._gpus.read(now) if self._gpus else None
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        if not isinstance(found, Reading) or cpu.joules is None or found.joules is None:
+            return cpu
+        return replace(
+            cpu,
+            source=f"{cpu.source}+{found.source}",
+            covers=Covers.PARTS,
+            uncertainty=max(cpu.uncertainty, found.uncertainty),
+            joules=cpu.joules + found.joules,
+            lag_s=max(cpu.lag_s, found.lag_s),
+            note=f"{cpu.note}; boards by {found.note}",
+        )
+
+
+def assumed(user_watts: float, busy_cores: float, *, frugal: bool) -> Reading:
+    """What computing adds, W: the user's figure if it is above 0, else that of so many busy cores.
+
+    `frugal`: a laptop or an Arm processor.
+    """
+    if user_watts > 0:
+        return Reading(USER, Covers.COMPUTING, USER_UNCERTAINTY, watts=user_watts, note="device.watts")
+    per_core = FRUGAL_W if frugal else OTHER_W
+    note = f"{busy_cores:g} busy cores at {per_core:g} W, a rule of thumb"
+    return Reading(GUESS, Covers.COMPUTING, GUESS_UNCERTAINTY, watts=busy_cores * per_core, note=note)
+
+
+def linux_sensors(sys_root: Path, fallback: Reading, gpus: Gpus | None = None) -> Sensors:
+    """A Linux machine whose /sys is at `sys_root`; `gpus` only if the model runs there."""
+    return Sensors(
+        [lambda _: linux.battery_power(sys_root), linux.Rapl(sys_root).read],
+        fallback,
+        gpus=gpus,
+        charge=lambda _: linux.charge(sys_root),
+        heat=linux.Heat(sys_root).read,
+    )
+
+
+class _Mac:
+    """One `ioreg` serves power and charge of the same look."""
+
+    def __init__(self, ask: Callable[[tuple[str, ...]], bytes]) -> None:
+        self._ask = ask
+        self._at: float | None = None
+        self._plist = b""
+
+    def plist(self, now: float) -> bytes:
+        if self._at != now:
+            self._at, self._plist = now, self._ask(macos.IOREG)
+        return self._plist
+
+
+def mac_sensors(fallback: Reading, ask: Callable[[tuple[str, ...]], bytes] = macos.ask) -> Sensors:
+    """A Mac; `ask` runs a command and gives what it prints."""
+    mac = _Mac(ask)
+    return Sensors(
+        [lambda now: macos.power(mac.plist(now))],
+        fallback,
+        charge=lambda now: macos.charge(mac.plist(now)),
+        heat=lambda _: macos.thermal(ask(macos.PMSET)),
+        interval_s=MAC_INTERVAL_S,
+    )
+
+
+def of_this_machine(user_watts: float = 0.0, threads: int = 0, *, on_gpu: bool = False) -> Sensors:
+    """The sensors here. `threads` that compute (0 = one fewer than the cores); `on_gpu`: layers are on a GPU."""
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    busy = min(float(cores), threads or max(1, cores - 1))
+    on_linux = sys.platform.startswith("linux")
+    portable = on_linux and bool(linux.batteries(linux.supplies(SYS)))
+    frugal = portable or platform.machine().lower() in {"arm64", "aarch64"}
+    fallback = assumed(user_watts, busy, frugal=frugal)
+    if sys.platform == "darwin":
+        return mac_sensors(fallback)
+    if on_linux:
+        return linux_sensors(SYS, fallback, Gpus() if on_gpu else None)
+    return Sensors([], fallback)

@@ -1,0 +1,136 @@
+"""What was measured of a model on this machine: one small TOML file, used as long as it is about the same two."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import tomlkit
+
+from .engine.tuned import Knobs, Speed, Tuned
+
+N_UBATCH = 512  # tokens; llama.cpp's own default
+SYSCTL_TIMEOUT_S = 2.0
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What a profile is about; if any of it changes, the profile is not used.
+
+    `size` in bytes and `mtime_ns` are the model file's, `llama_cpp` is the version of the bindings; the last three are
+    as in the settings.
+    """
+
+    model: str
+    size: int
+    mtime_ns: int
+    cpu: str
+    n_cores: int
+    llama_cpp: str
+    exact: bool
+    kv_type: str
+    gpu_layers: int | str
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """The fastest knobs, and the speed that was measured with them, token/s; `measured` is a date."""
+
+    key: Key
+    knobs: Knobs
+    speed: Speed
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the settings say of the knobs; 0, or None for `flash_attn`, leaves it to the profile."""
+
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    n_ubatch: int = 0
+    flash_attn: bool | None = None
+
+
+class Profiles:
+    """The profiles of this machine's models, in a folder: one file for each model and way to compute."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, key: Key) -> Path:
+        """Where the profile is, or will be. A changed model has the same place: the file is written anew."""
+        lasting = msgspec.structs.replace(key, size=0, mtime_ns=0)
+        digest = hashlib.sha256(msgspec.json.encode(lasting)).hexdigest()[:12]
+        return self._folder / f"{Path(key.model).stem}-{digest}.toml"
+
+    def load(self, key: Key) -> Profile | None:
+        """The profile, if there is one about just this; a damaged file is none."""
+        try:
+            found = msgspec.convert(tomllib.loads(self.path(key).read_text("utf-8")), Profile)
+        except (OSError, ValueError, msgspec.ValidationError):
+            return None
+        return found if found.key == key else None
+
+    def save(self, key: Key, tuned: Tuned, measured: str) -> Path:
+        """Write what was measured, whole or not at all. Raises OSError."""
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = tomlkit.document()
+        document.add(tomlkit.comment("Written by the tune, see `disco tune`. Delete it, and it is measured again."))
+        document.update(msgspec.to_builtins(Profile(key, tuned.knobs, tuned.speed, measured)))
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            unfinished.write_text(tomlkit.dumps(document), "utf-8")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return path
+
+
+def key_of(model: Path, *, exact: bool, kv_type: str, gpu_layers: int | str = 0) -> Key:
+    """The key for a model file on this machine. Raises OSError if there is no such file."""
+    stat, version = model.stat(), importlib.metadata.version("llama-cpp-python")
+    model_file = (str(model), stat.st_size, stat.st_mtime_ns)
+    return Key(*model_file, cpu_name(), n_cores(), version, exact, kv_type, gpu_layers)
+
+
+def chosen(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:
+    """The knobs to run with: what the settings say, else what was measured, else the defaults.
+
+    One core stays free by default: with all of them taken a token can go from 8 to 500 ms on a busy machine.
+    """
+    default = max(1, cores - 1)
+    found = tuned or Knobs(default, default, N_UBATCH)
+    n_threads = wanted.n_threads or found.n_threads
+    return Knobs(
+        n_threads,
+        wanted.n_threads_batch or wanted.n_threads or found.n_threads_batch,
+        wanted.n_ubatch or found.n_ubatch,
+        found.flash_attn if wanted.flash_attn is None else wanted.flash_attn,
+    )
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The processor's name, such as `AMD EPYC 9354`."""
+    try:
+        if platform.system() == "Darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SYSCTL_TIMEOUT_S, check=True)
+            return done.stdout.strip()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, subprocess.SubprocessError):
+        return platform.processor() or platform.machine()
