@@ -44,15 +44,15 @@ from .qoe_figures import ANDES, FCFS, PACE_TPS, PEER, Curve, Served, measure, ra
 from .streamed import Chat, Door, Heard, ask, at_rest, device_state
 
 N_CTX = 1024  # of one of our answers with its prompt, tokens
-PEER_SLOTS = 8  # answers at a time of llama-server, which divides nothing among them: its cache is unified
+PEER_CELLS = 256  # of llama-server's for each of its slots: with less, answers that do not fit in its cache fail
 
 # Lengths in tokens: median, standard deviation of the logarithm, least, most.
 PROMPT: Final = (60.0, 0.7, 30, 200)  # the chat template and the instruction alone are 26 or more
 ANSWER: Final = (80.0, 0.5, 32, 160)
 FRAME_TOKENS, WORD_TOKENS = 31, 1.25  # of a prompt: template and instruction; each further word. By SmolLM2's tokenizer
 N_CALIBRATION, IN_FLIGHT = 400, 40  # requests at most, and at a time: more than the KV cache holds
-CALIBRATION_S, RAMP_S = 25.0, 8.0  # how long they are sent, and how much of that does not count
-REQUEST_S = 300.0  # one answer, s
+CALIBRATION_S, RAMP_S = 60.0, 12.0  # how long they are sent, and how much of that does not count
+REQUEST_S = 1200.0  # one answer, s: none fails for having waited
 LEAD_S = 0.2  # before the first request of a point is due, s
 
 __all__ = ["Setup", "bench_qoe", "table"]
@@ -68,14 +68,14 @@ class Setup:
     server has a KV cache of `n_cells` tokens for all its answers; `threads` 0: one fewer than the cores, at least 1.
     """
 
-    loads: tuple[float, ...] = (0.8, 1.0, 1.2, 1.6, 2.0)
+    loads: tuple[float, ...] = (0.8, 1.0, 1.2, 2.0)
     n_requests: int = 0
     arrivals: tuple[str, ...] = ("poisson", "gamma")
     servers: tuple[str, ...] = (ANDES, FCFS, PEER)
     seed: int = 1
     point_s: float = 40.0
     capacity_rps: float = 0.0
-    n_cells: int = 4096
+    n_cells: int = 1024
     model: Path | None = None
     threads: int = 0
 
@@ -269,7 +269,7 @@ def _told(c: Curve) -> str:
 async def _doors(setup: Setup, model: Path, progress: Progress) -> AsyncIterator[dict[str, Door]]:
     """Run all servers, and open a door to each; those that are not asked meanwhile do nothing."""
     options = llama_server.Options(
-        n_ctx=setup.n_cells, n_parallel=PEER_SLOTS, n_threads=setup.n_threads, kv_unified=True
+        n_ctx=setup.n_cells, n_parallel=max(1, setup.n_cells // PEER_CELLS), n_threads=setup.n_threads, kv_unified=True
     )
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-qoe-")))

@@ -110,9 +110,22 @@ def _add_qoe(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     qoe.add_argument("--json", action="store_true", help="print one JSON document")
     qoe.add_argument("--simulate", action="store_true", help="simulate the paper's setting; nothing is started")
     qoe.add_argument("--traces", type=Path, metavar="DIR", help="with --simulate: lengths of the Azure trace there")
-    qoe.add_argument("--requests", type=_count(20), help="requests of each point (default: as documented)")
+    qoe.add_argument("--requests", type=_count(20), help="requests of each point; more of them, a longer queue")
+    qoe.add_argument("--loads", type=_loads, metavar="X,Y", help="live: multiples of capacity (default: 0.8 to 2)")
+    qoe.add_argument("--arrivals", choices=("poisson", "gamma"), help="live: one kind of arrivals (default: both)")
+    qoe.add_argument("--cells", type=_count(512), help="live: tokens in each server's KV cache (default: 1024)")
     qoe.add_argument("--plots", type=Path, metavar="DIR", help="with --simulate: draw the figures there")
     qoe.set_defaults(run=run_qoe)
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    try:
+        loads = tuple(map(float, text.split(",")))
+    except ValueError:
+        loads = ()
+    if not loads or not all(0 < load <= 10 for load in loads):
+        raise argparse.ArgumentTypeError("must be like 0.8,1,2: each above 0, and at most 10")
+    return loads
 
 
 def run(args: argparse.Namespace) -> int:
@@ -158,11 +171,15 @@ def run_qoe(args: argparse.Namespace) -> int:
     """Live, or simulated; progress goes to stderr."""
     if args.simulate:
         return _simulate_qoe(args)
-    from dataclasses import replace
-
     from disco_daemon.bench.qoe import Setup, bench_qoe, table
 
-    setup = Setup() if args.requests is None else replace(Setup(), n_requests=args.requests)
+    usual = Setup()
+    setup = Setup(
+        loads=args.loads or usual.loads,
+        n_requests=args.requests or usual.n_requests,
+        arrivals=(args.arrivals,) if args.arrivals else usual.arrivals,
+        n_cells=args.cells or usual.n_cells,
+    )
     figures = _measured(bench_qoe(setup, _progress))
     return _told(figures, table, as_json=args.json)
 
