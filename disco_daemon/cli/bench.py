@@ -94,7 +94,7 @@ def _add_engine(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     engine.add_argument("--json", action="store_true", help="print one JSON document")
     engine.add_argument("--repeats", type=_count(1), default=5, help="turns (default: %(default)s)")
-    engine.add_argument("--threads", type=int, default=0, help="of both sides (default: as many as cores)")
+    engine.add_argument("--threads", type=int, default=0, help="of both sides (default: one fewer than the cores)")
     engine.set_defaults(run=run_engine)
 
 
