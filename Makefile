@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 BIN := .venv/bin
 # Two workers: one for the tests that start processes (tests/conftest.py), one for all others.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+PYTEST_ARGS ?= -n 2 --dist loadscope
 
 export DISCO_MODELS_DIR := $(CURDIR)/.venv/models
 # llama.cpp is compiled once, minutes on a small machine; afterwards its wheel comes out of pip's cache.
