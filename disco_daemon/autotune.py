@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import msgspec
 import psutil
 
 from .clock import Clock
+from .engine.process import end, spawn
 from .engine.tuned import Job, Message, Progress, Refused, Tuned, decode_message, encode
 from .errors import DiscoError
 
@@ -56,12 +57,7 @@ class _Child:
 
 async def run_tune(job: Job, progress: Callable[[str], None]) -> Tuned:
     """Carry a job out in a child process; a cancellation kills it. Raises TuneError."""
-    spawn = asyncio.ensure_future(_spawn())
-    try:
-        process = await asyncio.shield(spawn)
-    except asyncio.CancelledError:
-        await _end(await spawn)
-        raise
+    process = await spawn("disco_daemon.engine.tune", stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=2**24)
     try:
         assert process.stdin is not None
         process.stdin.write(encode(job))
@@ -72,20 +68,7 @@ async def run_tune(job: Job, progress: Callable[[str], None]) -> Tuned:
         msg = f"the tune gave no result in {LAST_S:g} s"
         raise TuneError(msg) from None
     finally:
-        await asyncio.shield(_end(process))
-
-
-async def _spawn() -> asyncio.subprocess.Process:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "disco_daemon.engine.tune", stdin=pipe, stdout=pipe, stderr=null, limit=2**24
-    )
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+        await asyncio.shield(end(process))
 
 
 class Autotuner:

@@ -12,7 +12,7 @@ from .errors import DiscoError
 from .net import hostname, is_loopback
 
 if TYPE_CHECKING:
-    from .config import Config
+    from .settings import Config
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 600.0  # between two reads; a daemon gives up on its endpoints long before
@@ -37,6 +37,15 @@ def daemon_at(url: str | None, config: Config) -> tuple[str, str]:
 def get(root: str, path: str, key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
     """GET a JSON document. Raises DaemonError."""
     with _open(urllib.request.Request(root + path, headers=_headers(key)), timeout_s) as response:  # noqa: S310
+        return json.load(response)
+
+
+def change(root: str, changes: dict[str, Any], key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
+    """PATCH settings, `section.name` to value; the daemon's answer. Raises DaemonError."""
+    headers = _headers(key) | {"Content-Type": "application/json"}
+    body = json.dumps(changes).encode()
+    request = urllib.request.Request(root + "/disco/v1/settings", body, headers, method="PATCH")  # noqa: S310
+    with _open(request, timeout_s) as response:
         return json.load(response)
 
 

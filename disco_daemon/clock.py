@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from datetime import UTC, datetime, timezone, tzinfo
+from pathlib import Path
 from typing import Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 
 class Clock(Protocol):
@@ -28,3 +32,15 @@ class SystemClock:
     def wall(self) -> float:
         """Unix time, s."""
         return time.time()
+
+
+def local_zone() -> tzinfo:
+    """The user's time zone with its changes of the clock; that of now for ever, where only this is known."""
+    try:
+        if name := os.environ.get("TZ", "").removeprefix(":"):
+            return ZoneInfo(name)
+        with Path("/etc/localtime").open("rb") as f:
+            return ZoneInfo.from_file(f, key="localtime")
+    except (OSError, ValueError, ZoneInfoNotFoundError):
+        offset = datetime.now(UTC).astimezone().utcoffset()
+        return UTC if offset is None else timezone(offset)

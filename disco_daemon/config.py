@@ -1,4 +1,4 @@
-"""Layered settings: config.toml < DISCO_* variables < flags. Every setting is documented below its line."""
+"""Layered settings: config.toml < DISCO_* variables < flags. `settings` says what there is to set."""
 
 from __future__ import annotations
 
@@ -7,209 +7,16 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 import platformdirs
 import tomlkit
-from msgspec import Meta
 from tomlkit.exceptions import TOMLKitError
 
 from .errors import ConfigError
 from .net import hostname, is_http_url, is_loopback, without_credentials
-
-# As endpoints.continuation tells them apart; that room is for the daemon, and this one for every command.
-CONTINUATIONS = (
-    "auto", "token_ids", "text", "continue_final_message", "prefix", "assistant", "instruct", "none"
-)  # fmt: skip
-_Positive = Annotated[float, Meta(gt=0)]
-_NonNegative = Annotated[float, Meta(ge=0)]
-_Share = Annotated[float, Meta(ge=0, le=1)]
-
-
-class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[api] Where the daemon listens."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs `api.key`."""
-    port: Annotated[int, Meta(ge=0, le=65535)] = 4747
-    """Port; 0 picks a free one."""
-    key: str = ""
-    """If set, clients must send it as their API key."""
-
-
-class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[device.adapters.NAME] A LoRA adapter: path of a GGUF file, and how strongly it is applied (1 = as trained)."""
-
-    path: str
-    scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0
-
-
-_AdapterName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-
-
-class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[device] This machine's own model."""
-
-    enabled: bool = True
-    """Whether the device takes part."""
-    model: str = ""
-    """Path of a GGUF file; empty = the embedded default model. With `base_url`: the model's name there."""
-    base_url: str = ""
-    """A local OpenAI-compatible server (llama-server, Ollama, LM Studio) to use as the device instead."""
-    n_ctx: Annotated[int, Meta(ge=0)] = 4096
-    """Context length in tokens of one answer with its prompt; 0 = as the model was trained. Less if memory is short."""
-    n_cells: Annotated[int, Meta(ge=0)] = 0
-    """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice n_ctx if memory allows."""
-    spill_gib: _NonNegative = 0.0
-    """Disk for idle conversations, GiB: they go on after a restart without being read again. The files, yours alone in
-    the cache folder, hold the conversations, but no `private` ones. 0 = none, and those there are removed."""
-    spill_after_s: _NonNegative = 120.0
-    """A conversation goes to disk when nobody has used it for this long, s; or for want of room, or at the end."""
-    scheduler: Literal["andes", "fcfs", "round-robin"] = "andes"
-    """Who runs when not all can: andes (whose reader gains most), fcfs (first come, first served), round-robin."""
-    n_threads: Annotated[int, Meta(ge=0)] = 0
-    """CPU threads; 0 = as tuned, or else one fewer than the cores, at least 1."""
-    n_threads_batch: Annotated[int, Meta(ge=0)] = 0
-    """CPU threads that read prompts; 0 = `n_threads` if you set that, or else as tuned."""
-    n_ubatch: Annotated[int, Meta(ge=0, le=512)] = 0
-    """Tokens of a prompt that are computed at a time (micro-batch); 0 = as tuned, or else 512."""
-    flash_attn: Literal["auto", "on", "off"] = "auto"
-    """Flash attention; auto: on, unless rounding is fast and it was measured to be slower here."""
-    kv_type: Literal["auto", "q8_0"] = "auto"
-    """How the KV cache keeps a number: auto (16 bits), or q8_0 (half the memory; answers may differ a little)."""
-    autotune: bool = True
-    """Measure once, while the daemon is idle, which of these are fastest here, for the next start; `disco tune` does it
-    at once. Not if you set `n_threads`."""
-    rounding: Literal["auto", "exact", "fast"] = "auto"
-    """exact: an answer taken over from elsewhere goes on as if it had never been interrupted, to the bit; fast: prompts
-    are read 15 % faster (512 tokens), and greedy answers may part after a handoff. auto: exact if there is a server."""
-    n_gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
-    """Layers to put on a GPU, if llama.cpp was built for one: auto (as many as its memory holds; none if `rounding` is
-    exact, which only the CPU is), a number, -1 = all."""
-    adapters: Annotated[dict[_AdapterName, str | Adapter], Meta(max_length=32)] = {}
-    """LoRA adapters, NAME = "path of a GGUF file" or {path, scale}; each is the model disco/device:NAME."""
-    chat_template: str = ""
-    """A Jinja file in place of the model's own chat template; empty = the model's own."""
-    speculation: Literal["auto", "off"] = "auto"
-    """auto: guess the next tokens from the text (quotes, edits) and compute several at once where that pays; off. The
-    answers are the same."""
-    draft_model: str = ""
-    """A small GGUF file of the same family as `model`, which guesses, too; empty = none."""
-    watts: _NonNegative = 15.0
-    """Power that computing draws, W; with `usd_per_kwh` it gives the cost of device tokens."""
-    usd_per_kwh: _NonNegative = 0.30
-    """Exchange rate: what a kWh of this machine's energy is worth, $."""
-
-
-class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[server] The remote OpenAI-compatible API."""
-
-    base_url: str = ""
-    """Such as https://api.openai.com/v1; empty = no server."""
-    model: str = ""
-    """The model's name there."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the API key."""
-    api_key_file: str = ""
-    """A file with the API key, readable by you only (chmod 600); used when the variable is not set."""
-    continuation: str = "auto"
-    """How it continues a partial answer: auto (known hosts, or found out by a probe), token_ids, text,
-    continue_final_message, prefix, assistant, instruct (asks in words, and trims the overlap), none."""
-    probe: bool = True
-    """With `auto`: find out once how an unknown server continues answers, after its first one; some 200 tokens."""
-    stream_usage: bool = True
-    """Ask for token counts at the end of a stream; turn off for servers that refuse `stream_options`."""
-    first_token_timeout_s: _Positive = 20.0
-    """Give up on the server after this long without a first token, s."""
-    token_timeout_s: _Positive = 15.0
-    """Give up on the server after this long between two tokens, s."""
-    input_usd_per_mtok: _NonNegative = 0.15
-    """Price of a million input tokens, $."""
-    output_usd_per_mtok: _NonNegative = 0.60
-    """Price of a million output tokens, $."""
-
-
-class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[policy] Who starts when."""
-
-    name: str = "optimal"
-    """optimal (learns both sides), paper (DiSCo), stochastic, stochastic-concurrent, race (both at once), all-device,
-    all-server, or delay (server first, the device after `delay_s`)."""
-    budget: _Share = 0.5
-    """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1."""
-    scarcer: str = "auto"
-    """Whose use the budget limits: device, server, or auto (whichever costs more per token)."""
-    alpha: _Share = 0.05
-    """Share of the requests whose tail `paper` protects first."""
-    kappa: _NonNegative = 0.058
-    """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
-    shadow: bool = True
-    """Let a server that lost the race show its first token: about one token's cost, and its TTFT is known."""
-    delay_s: _NonNegative = 0.3
-    """Head start of the server in `delay`, s."""
-
-
-class DeliverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[delivery] How tokens are released where the client does not say."""
-
-    mode: str = "reserve"
-    """reserve (at once, but for a few tokens held back while a handoff is possible), paced (at most as fast as they
-    are read; `disco chat` asks for it), or off (at once)."""
-    pace_tps: _Positive = 4.8
-    """The reader's pace, token/s: 4.8 is reading, 3.3 listening."""
-    expected_ttft_s: _Positive = 1.0
-    """The TTFT that readers expect, s; for the quality of experience."""
-
-
-class HandoffSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[handoff] When a running answer moves to the other side."""
-
-    for_cost: bool = True
-    """Move an answer when that saves more than it costs; a side that fails is replaced in any case."""
-    stall_s: _Positive = 2.0
-    """Begin a handoff when the source has been silent for this long in mid-answer, s."""
-
-
-class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[history] What is remembered of past requests."""
-
-    path: str = ""
-    """SQLite file; empty = in the data folder."""
-    max_rows: Annotated[int, Meta(ge=1)] = 20_000
-    """Requests to keep; the oldest go first."""
-    keep_text: bool = False
-    """Whether prompts and answers are stored too."""
-
-
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All settings."""
-
-    api: Api = Api()
-    device: DeviceSettings = DeviceSettings()
-    server: ServerSettings = ServerSettings()
-    policy: PolicySettings = PolicySettings()
-    delivery: DeliverySettings = DeliverySettings()
-    handoff: HandoffSettings = HandoffSettings()
-    history: HistorySettings = HistorySettings()
-
-
-SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "api": Api,
-    "device": DeviceSettings,
-    "server": ServerSettings,
-    "policy": PolicySettings,
-    "delivery": DeliverySettings,
-    "handoff": HandoffSettings,
-    "history": HistorySettings,
-}
-SECRET_KEYS = frozenset({"api.key"})
-TABLES = frozenset({"device.adapters"})
-
-
-def keys() -> list[str]:
-    """All settings as `section.name`."""
-    return [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.__struct_fields__]
+from .settings import CONTINUATIONS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
 
 def config_path() -> Path:
@@ -242,19 +49,37 @@ def load(
     return _convert(values, path)
 
 
-def set_value(path: Path, key: str, text: str) -> Config:
-    """Write one setting into config.toml, keeping comments; nothing is written if it would be wrong."""
-    _require_known(key)
+def set_values(path: Path, changes: Mapping[str, Any]) -> Config:
+    """Write settings into config.toml, keeping comments: values, or texts as one types them.
+
+    None goes back to the default where that is "none". All are written, or nothing if one would be wrong: ConfigError.
+    """
     values = _read_file(path)
-    _put(values, key, text)
+    for key, value in changes.items():
+        _require_known(key)
+        _put(values, key, value)
     config = _convert(values, path)
     document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
-    section, name = key.split(".")
-    if section not in document:
-        document[section] = tomlkit.table()
-    document[section][name] = get_value(config, key)
+    for key in changes:
+        section, name = key.split(".")
+        if section not in document:
+            document[section] = tomlkit.table()
+        value = get_value(config, key)
+        if value is None:  # TOML has no null
+            document[section].pop(name, None)
+        else:
+            document[section][name] = value
     _write_private(path, tomlkit.dumps(document))
     return config
+
+
+def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The same settings but for these, which are valid already."""
+    values = msgspec.to_builtins(config)
+    for key, value in changes.items():
+        section, name = key.split(".")
+        values[section][name] = value
+    return msgspec.convert(values, Config)
 
 
 def get_value(config: Config, key: str) -> Any:

@@ -55,6 +55,9 @@ class EndpointError(DiscoError):
         if your_fault:
             self.status = 400
             self.type = "invalid_request_error"
+        elif reason == "cap_reached":
+            self.status = 429
+            self.type = "insufficient_quota"
         elif reason == "rate_limited":
             self.status = 429
             self.type = "rate_limit_error"

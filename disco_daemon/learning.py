@@ -11,7 +11,7 @@ from .errors import DiscoError
 from .estimation.knowledge import Knowledge
 from .scheduling.planner import Planner
 from .store import History
-from .types import Outcome
+from .types import Outcome, Side
 
 log = logging.getLogger("disco.learning")
 
@@ -28,6 +28,7 @@ class Learner:
         self._clock = clock
         self._endpoints = endpoints
         self._news = asyncio.Event()
+        self._fitting = asyncio.Lock()
 
     def restore(self) -> None:
         """Go on from what was saved; blocks on disk. What cannot be used is left alone, with a warning."""
@@ -50,13 +51,24 @@ class Learner:
             while True:
                 await self._news.wait()
                 self._news.clear()
-                snapshot = self.planner.begin_fit()
-                self.planner.adopt(snapshot, await asyncio.to_thread(self.planner.fit, snapshot))
-                self.n_fits += 1
+                await self.fit()
                 if self.n_fits % SAVE_EVERY == 0:
                     self.save()
         finally:
             self.save()
+
+    async def fit(self) -> None:
+        """Fit now, in a thread, and plan with the result from then on."""
+        async with self._fitting:
+            draft = self.planner.begin_fit()
+            self.planner.adopt(draft, await asyncio.to_thread(self.planner.fit, draft))
+            self.n_fits += 1
+
+    def constrain(self, side: Side, budget: float) -> None:
+        """Limit the use of that side, from the next fit on, which follows at once; never blocks."""
+        self.planner.constrain(side, budget)
+        if self.planner.due:
+            self._news.set()
 
     def save(self) -> None:
         """Hand the state to the history's writer."""

@@ -219,7 +219,7 @@ class Usage:
     """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
 
     `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
-    the prompt were in the device's KV cache and not processed; they are none of `prompt_tokens`.
+    the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`.
     """
 
     prompt_tokens: int = 0
@@ -234,7 +234,9 @@ class Attempt:
 
     `censored` means that no first token was seen: the true TTFT is only known to exceed `ttft_s`. `load_s` and `n_busy`
     are what it met (`Readiness`). `continued`: it went on with an answer begun elsewhere. `disturbed`: this machine
-    slept or this process stood still meanwhile, so the times say nothing about the endpoint.
+    slept or this process stood still meanwhile, so the times say nothing about the endpoint. `unseen_tokens` a server
+    may have made, and billed, after it was closed: an estimate. `bill_usd` is what the server bills, $, `energy_j` what
+    this machine spent, J.
     """
 
     side: Side
@@ -248,6 +250,9 @@ class Attempt:
     n_busy: int = 0
     continued: bool = False
     disturbed: bool = False
+    unseen_tokens: int = 0
+    bill_usd: float = 0.0
+    energy_j: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +317,11 @@ class Outcome:
     delivery: Delivery = Delivery.RESERVE
 
     @property
+    def server_usd(self) -> float:
+        """What the server bills for it, $."""
+        return math.fsum(a.bill_usd for a in self.attempts)
+
+    @property
     def billed(self) -> tuple[int, int]:
         """Prompt and answer tokens as the winner counts them: OpenAI's `usage`."""
         used = next((a.usage for a in self.attempts if a.side is self.winner), Usage())
@@ -348,6 +358,9 @@ class Outcome:
                     "prompt_tokens": a.usage.prompt_tokens,
                     "cached_tokens": a.usage.cached_tokens,
                     "completion_tokens": a.usage.completion_tokens,
+                    "unseen_tokens": a.unseen_tokens,
+                    "bill_usd": a.bill_usd,
+                    "energy_j": a.energy_j,
                     "error": a.error,
                 }
                 for name, a in self._named_attempts()
@@ -356,6 +369,7 @@ class Outcome:
             "handoffs": self.handoffs,
             "moves": [asdict(move) for move in self.moves],
             "cost_usd": self.cost_usd,
+            "server_usd": self.server_usd,
             "energy_j": self.energy_j,
             "delivery": self.delivery.value,
             "qoe": None if self.reading is None else self.reading.qoe,

@@ -18,6 +18,7 @@ import pytest
 from disco_daemon import config
 from disco_daemon.cli.main import make_parser
 from disco_daemon.endpoints.server import CONTINUATIONS
+from disco_daemon.settings import Config, keys
 from docs import states
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,8 +109,8 @@ def test_the_state_diagram_is_the_table() -> None:
 
 def test_readme_lists_every_setting_with_its_default() -> None:
     shown = {code(key)[0]: code(default)[0] for key, default, _ in rows(README, "Settings")}
-    defaults = config.Config()
-    assert shown == {key: json.dumps(config.get_value(defaults, key)) for key in sorted(config.keys())}
+    defaults = Config()
+    assert shown == {key: json.dumps(config.get_value(defaults, key)) for key in sorted(keys())}
 
 
 def commands(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
@@ -159,7 +160,7 @@ def test_every_continuation_method_is_described_and_accepted(tmp_path: Path) -> 
     described = tuple(code(name)[0] for name, *_ in rows(ARCHITECTURE, "Continuing a partial answer"))
     assert described == CONTINUATIONS
     for name in CONTINUATIONS:
-        assert config.set_value(tmp_path / "config.toml", "server.continuation", name).server.continuation == name
+        assert config.set_values(tmp_path / "config.toml", {"server.continuation": name}).server.continuation == name
 
 
 @pytest.mark.parametrize("row", rows(ARCHITECTURE, "Time-outs and bounds"), ids=lambda row: code(row[0])[0])

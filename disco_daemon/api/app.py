@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor
-from ..errors import DiscoError, ReaderGone, RequestError
+from ..errors import ConfigError, DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import embeddings, openai, sse
@@ -39,8 +39,20 @@ class Reports(Protocol):
         """The latest requests; may block on disk, so it is called in a thread."""
         ...
 
+    def ledger(self, days: int) -> list[dict[str, Any]]:
+        """What was spent on each of the latest days; may block on disk, so it is called in a thread."""
+        ...
+
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
         """What would be done with a prompt of so many tokens now, and why."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """All settings in force; secrets are masked."""
+        ...
+
+    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Write settings and take them up as far as a running daemon can. Raises ConfigError."""
         ...
 
 
@@ -87,7 +99,10 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_get("/health", _health)
     app.router.add_get("/disco/v1/state", _state)
     app.router.add_get("/disco/v1/history", _history)
+    app.router.add_get("/disco/v1/ledger", _ledger)
     app.router.add_get("/disco/v1/plan", _plan)
+    app.router.add_get("/disco/v1/settings", _settings)
+    app.router.add_patch("/disco/v1/settings", _change)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", _metrics)
     return app
@@ -308,12 +323,37 @@ async def _state(request: web.Request) -> web.Response:
 
 async def _history(request: web.Request) -> web.Response:
     """GET /disco/v1/history?limit=N, newest first."""
-    try:
-        limit = min(1000, max(1, int(request.query.get("limit", "20"))))
-    except ValueError:
-        raise RequestError("limit must be a number", param="limit") from None
-    rows = await asyncio.to_thread(request.app[REPORTS].history, limit)
+    rows = await asyncio.to_thread(request.app[REPORTS].history, _number(request, "limit", 20))
     return _json({"data": rows})
+
+
+async def _ledger(request: web.Request) -> web.Response:
+    """GET /disco/v1/ledger?days=N: what was spent on each day, newest first."""
+    rows = await asyncio.to_thread(request.app[REPORTS].ledger, _number(request, "days", 31))
+    return _json({"data": rows})
+
+
+def _number(request: web.Request, name: str, usual: int) -> int:
+    """A number of rows out of the query, between 1 and 1,000. Raises RequestError."""
+    try:
+        return min(1000, max(1, int(request.query.get(name, usual))))
+    except ValueError:
+        msg = f"{name} must be a number"
+        raise RequestError(msg, param=name) from None
+
+
+async def _settings(request: web.Request) -> web.Response:
+    """GET /disco/v1/settings."""
+    return _json(request.app[REPORTS].settings())
+
+
+async def _change(request: web.Request) -> web.Response:
+    """PATCH /disco/v1/settings {"device.usd_per_kwh": 2.5, …}: all of them are written, or none."""
+    changes = openai.parse_settings(await request.read())
+    try:
+        return _json(await request.app[REPORTS].change(changes))
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting") from e
 
 
 MAX_PLAN_TOKENS = 1_000_000  # longer than any context

@@ -130,6 +130,17 @@ def parse_adjustment(body: bytes) -> Adjustment:
     return found
 
 
+def parse_settings(body: bytes) -> dict[str, Any]:
+    """Decode what settings are to change, `section.name` to value. Raises RequestError, also where nothing is."""
+    changes = decoded(body)
+    if not changes:
+        raise RequestError('Nothing to change: give settings, such as {"device.usd_per_kwh": 2.5}.')
+    if refused := [key for key in changes if key.startswith("api.")]:
+        msg = f"{refused[0]} is set with `disco config set` only: it says who may talk to the daemon."
+        raise RequestError(msg, status=403, param=refused[0])
+    return changes
+
+
 def decoded(body: bytes) -> dict[str, Any]:
     """A request's JSON object. Raises RequestError."""
     try:

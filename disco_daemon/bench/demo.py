@@ -21,6 +21,9 @@ from openai import AsyncOpenAI
 from ..models import fetch_default_model, models_dir
 from .child import BenchError, child
 
+# Of the hosted model that the loopback server stands for (gpt-4o-mini), and of a laptop that computes.
+PRICES = {"input_usd_per_mtok": 0.15, "output_usd_per_mtok": 0.60}
+WATTS = 15.0
 MAX_TOKENS = 32  # of a raced answer; enough to see the stream, little enough for a dozen on a small machine
 ALONE_TOKENS = 2  # of the answers that are only timed
 REQUEST_TIMEOUT_S = 120.0
@@ -187,12 +190,12 @@ async def _stage(model: Path, live: Live | None, say: Say) -> AsyncIterator[str]
             argv = _up(folder, "server", {}, fast, threads, "--policy", "all-device", "--shape-ttft", str(trace))
             say("starting the server: the same software, a faster build of the model, a real TTFT trace in front")
             url = await stack.enter_async_context(child(argv, folder, "server"))
-            server = {"base_url": url, "model": "disco/device"}
+            server = {"base_url": url, "model": "disco/device"} | PRICES
             env = {}
         else:
             server, env = {"base_url": live.base_url, "model": live.model}, {"OPENAI_API_KEY": live.api_key}
         # The race is what is shown here; `disco bench handoff` shows answers that move.
-        settings = {"server": server | {"probe": False}, "handoff": {"for_cost": False}}
+        settings = {"server": server | {"probe": False}, "handoff": {"for_cost": False}, "device": {"watts": WATTS}}
         argv = _up(folder, "daemon", settings, model, threads, "--policy", "race")
         say("starting the daemon")
         yield await stack.enter_async_context(child(argv, folder, "daemon", env))

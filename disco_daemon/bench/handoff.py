@@ -29,7 +29,7 @@ import tomlkit
 from ..models import fetch_default_model
 from . import llama_server
 from .child import LOG_TAIL, BenchError, child
-from .demo import PASSAGE
+from .demo import PASSAGE, PRICES, WATTS
 from .seams import Compared, compare
 
 REQUEST_S = 300.0
@@ -154,7 +154,8 @@ def _daemon(
     folder: Path, name: str, setup: Setup, server: str, model: Path, policy: str, *, force: bool, **changes: Any
 ) -> list[str]:
     settings: dict[str, Any] = {
-        "server": {"base_url": server, "model": "disco/device", "continuation": setup.method, "probe": False},
+        "server": {"base_url": server, "model": "disco/device", "continuation": setup.method, "probe": False} | PRICES,
+        "device": {"watts": WATTS},
         "handoff": {"for_cost": True},
         "policy": {"shadow": False},
     }

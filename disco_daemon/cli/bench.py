@@ -46,6 +46,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_delivery(kinds)
     _add_engine(kinds)
     _add_qoe(kinds)
+    _add_money(kinds)
+
+
+def _add_money(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    money = kinds.add_parser(
+        "money",
+        help="the ledger against a server's own meter, under a cap, and after kill -9",
+        description="A metering server, many clients at once, some of whom leave; a cap; kill -9 at random moments.",
+    )
+    money.add_argument("--json", action="store_true", help="print one JSON document")
+    money.add_argument("--requests", type=_count(20), default=1000, help="(default: %(default)s)")
+    money.add_argument("--clients", type=_count(1), default=20, help="at a time (default: %(default)s)")
+    money.add_argument("--kills", type=_count(0), default=20, help="(default: %(default)s)")
+    money.set_defaults(run=run_money)
 
 
 def _add_handoff(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -165,6 +179,14 @@ def run_engine(args: argparse.Namespace) -> int:
 
     figures = _measured(bench_engine(Setup(repeats=args.repeats, threads=args.threads), _progress))
     return _told(figures, table, as_json=args.json)
+
+
+def run_money(args: argparse.Namespace) -> int:
+    """Ask, cap and kill; progress goes to stderr."""
+    from disco_daemon.bench.money import Setup, bench_money, table
+
+    setup = Setup(args.requests, args.clients, args.kills)
+    return _told(_measured(bench_money(setup, _progress)), table, as_json=args.json)
 
 
 def run_qoe(args: argparse.Namespace) -> int:

@@ -26,7 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _get(args: argparse.Namespace) -> int:
-    from ..config import SECRET_KEYS, as_dict, get_value, load
+    from ..config import as_dict, get_value, load
+    from ..settings import SECRET_KEYS
 
     config = load()
     if args.key is not None:
@@ -42,16 +43,32 @@ def _get(args: argparse.Namespace) -> int:
 
 
 def _set(args: argparse.Namespace) -> int:
-    from ..config import SECRET_KEYS, config_path, get_value, set_value
+    from ..config import config_path, get_value, set_values
+    from ..settings import LIVE, SECRET_KEYS
 
     path = config_path()
-    value = get_value(set_value(path, args.key, args.value), args.key)
+    value = get_value(set_values(path, {args.key: args.value}), args.key)
     shown = "********" if args.key in SECRET_KEYS else value
+    taken_up = args.key in LIVE and _taken_up(args.key, value)
     if args.json:
         _print({args.key: shown}, as_json=True)
-    else:
-        print(f"{args.key} = {json.dumps(shown)} in {path}; a running daemon reads it at its next start")
+        return 0
+    when = "the running daemon goes by it from now on" if taken_up else "a daemon reads it at its next start"
+    print(f"{args.key} = {json.dumps(shown)} in {path}; {when}")
     return 0
+
+
+def _taken_up(key: str, value: Any) -> bool:
+    """Tell a running daemon; False if there is none, or it does not take it."""
+    from .. import client
+    from ..config import load
+
+    root, api_key = client.daemon_at(None, load())
+    try:
+        client.change(root, {key: value}, api_key)
+    except client.DaemonError:
+        return False
+    return True
 
 
 def _path(args: argparse.Namespace) -> int:

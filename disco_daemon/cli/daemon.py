@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import gc
 import json
+import math
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,16 @@ from ..api.app import ApiConfig, make_app
 from ..api.metrics import Metrics
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Manner, Stage
-from ..config import Adapter, Config, DeviceSettings, cache_path, data_path, require_complete, server_api_key
+from ..config import (
+    as_dict,
+    cache_path,
+    data_path,
+    get_value,
+    require_complete,
+    server_api_key,
+    set_values,
+    with_values,
+)
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server, ServerConfig
@@ -31,30 +41,33 @@ from ..endpoints.shaper import Shape, Shaped
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineConfig
 from ..errors import ConfigError
-from ..estimation.knowledge import DEVICE_TPS
 from ..learning import Learner
-from ..money.prices import Prices
+from ..money.purse import Purse, Speeds
 from ..net import without_credentials
 from ..prober import Prober
 from ..pulse import Pulse
 from ..scheduling.make import make_policy
 from ..scheduling.migrate import Costs
-from ..scheduling.mover import DECODE_TPS, CostMover, Forced, Mover, Stay
+from ..scheduling.mover import CostMover, Forced, Mover, Stay
 from ..scheduling.planner import Planner
+from ..settings import LIVE, Adapter, Config, DeviceSettings
 from ..store import History
 from ..types import Delivery, Outcome, Side
-from . import tuning
+from ..wattmeter import Wattmeter
+from . import paying, tuning
 
 SWITCH_INTERVAL_S = 0.001
+FLIP_S = 60.0  # between two changes of the scarcer side that nobody asked for
 SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
 
 
 class Daemon:
-    """All parts of one daemon; `serving()` starts and stops them in order."""
+    """All parts of one daemon; `serving()` starts and stops them in order. `path` is where its config.toml is."""
 
     def __init__(
         self,
         config: Config,
+        path: Path,
         *,
         shape: Shape | None = None,
         force: tuple[int, int] | None = None,
@@ -62,6 +75,7 @@ class Daemon:
     ) -> None:
         require_complete(config)
         self.config = config
+        self.path = path
         self.clock = clock or SystemClock()
         self.endpoints = make_endpoints(config, self.clock, shape)
         self.history = History(
@@ -69,9 +83,14 @@ class Daemon:
             max_rows=config.history.max_rows,
             keep_text=config.history.keep_text,
         )
-        self.prices = make_prices(config)
+        self.purse = paying.make_purse(config, path.parent / "servers", self.clock)
         self.pulse = Pulse(self.clock)
-        self.learner = Learner(make_planner(config, self.prices), self.history, self.clock, _names(config))
+        self.learner = Learner(make_planner(config, self.purse), self.history, self.clock, _names(config))
+        self._costs = CostMover(self.learner.planner, self._per_token, stops_billing=self.purse.stops_billing)
+        self.wattmeter = Wattmeter(
+            paying.make_sensors(config), self.purse, self.clock, speeds=self._speeds, changed=self._reconsider
+        )
+        self._flipped_at = -math.inf
         self.metrics = Metrics()
         server = self.endpoints.get(Side.SERVER)
         self.prober = (
@@ -82,18 +101,14 @@ class Daemon:
         stage = Stage(
             endpoints=self.endpoints,
             planner=self.learner.planner,
-            mover=make_mover(config, self.learner.planner, self.prices, force),
+            mover=make_mover(config, self._costs, force),
             clock=self.clock,
-            prices=self.prices,
+            purse=self.purse,
             disturbed=self.pulse.disturbed,
+            effort=self.wattmeter,
             shadow=config.policy.shadow,
             keep_text=config.history.keep_text,
-            manner=Manner(
-                Delivery(config.delivery.mode),
-                config.delivery.pace_tps,
-                config.delivery.expected_ttft_s,
-                config.handoff.stall_s,
-            ),
+            manner=make_manner(config),
         )
         self.conductor = Conductor(stage, self._record)
         device = self.endpoints.get(Side.DEVICE)
@@ -126,6 +141,8 @@ class Daemon:
             "served": conductor.n_served,
             "loop_lag_ms": {"p50": self.pulse.quantile_ms(0.5), "p99": self.pulse.quantile_ms(0.99)},
             "learned": self.learner.state(),
+            "money": self._money(),
+            "energy": self.wattmeter.state(),
             "tune": self.autotuner.state if self.autotuner is not None else None,
             "history": {"path": str(self.history.path), "dropped": self.history.dropped},
         }
@@ -134,15 +151,54 @@ class Daemon:
         """What would be done now with a prompt of so many tokens, and why."""
         readiness = {side: endpoint.readiness() for side, endpoint in self.endpoints.items()}
         explained = self.learner.planner.explain(tokens, readiness, waited_s)
-        costs = self.prices.per_token(self._prefill_tps(), DECODE_TPS[Side.DEVICE])
-        return explained | {"usd_per_kwh": self.prices.usd_per_kwh, "costs_usd_per_token": costs}
+        prices, speeds = self.purse.prices, self._speeds()
+        costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
+        return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}
 
-    def _prefill_tps(self) -> float:
-        return 1 / self.learner.planner.knowledge.device.k
+    def _speeds(self) -> Speeds:
+        return Speeds(1 / self.learner.planner.knowledge.device.k, self._costs.decode_tps[Side.DEVICE])
+
+    def _per_token(self, prefill_tps: float, decode_tps: float) -> Costs:
+        return Costs(**self.purse.prices.per_token(prefill_tps, decode_tps))
+
+    def _reconsider(self, *, asked: bool = False) -> None:
+        """Limit the side that is scarce now; by itself that changes once a minute at most, however noisy a sensor."""
+        planner, settings = self.learner.planner, self.config.policy
+        scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else self.purse.regime.scarcer
+        if scarcer is not planner.constrained and not asked:
+            if self.clock.now() - self._flipped_at < FLIP_S:
+                return
+            self._flipped_at = self.clock.now()
+        self.learner.constrain(scarcer, settings.budget)
+
+    def settings(self) -> dict[str, Any]:
+        """All settings in force, by section, and which of them a running daemon takes up."""
+        return {"settings": as_dict(self.config), "live": sorted(LIVE)}
+
+    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Write settings into config.toml and take up those that are live. Raises ConfigError, and then nothing is."""
+        written = await asyncio.to_thread(set_values, self.path, changes)
+        live = {key: get_value(written, key) for key in changes if key in LIVE}
+        self.config = with_values(self.config, live)
+        self.purse.set_rate(self.config.device.usd_per_kwh)
+        self.purse.set_limits(paying.limits(self.config))
+        self.conductor.stage.manner = make_manner(self.config)
+        self._reconsider(asked=True)
+        if self.learner.planner.due:
+            await self.learner.fit()
+        restart = sorted(set(changes) - LIVE)
+        return self.settings() | {"changed": sorted(changes), "needs_restart": restart, "money": self._money()}
+
+    def _money(self) -> dict[str, Any]:
+        return self.purse.state(self.clock.wall())
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
         """The latest requests, newest first; blocks on disk."""
         return self.history.recent(limit)
+
+    def ledger(self, days: int) -> list[dict[str, Any]]:
+        """What was spent on each of the latest days, newest first; blocks on disk."""
+        return self.history.days(days)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -155,6 +211,8 @@ class Daemon:
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
             await asyncio.to_thread(self.learner.restore)
+            await asyncio.to_thread(paying.restore, self.purse, self.history, self.clock)
+            await self.wattmeter.look()
             if self.prober is not None:
                 await asyncio.to_thread(self.prober.restore)
             for endpoint in self.endpoints.values():
@@ -174,6 +232,7 @@ class Daemon:
             tasks = [
                 asyncio.create_task(self.pulse.run(), name="pulse"),
                 asyncio.create_task(self.learner.run(), name="learner"),
+                asyncio.create_task(self.wattmeter.run(), name="wattmeter"),
             ]
             if self.prober is not None:
                 tasks.append(asyncio.create_task(self.prober.run(), name="prober"))
@@ -197,8 +256,17 @@ class _Reports:
     def history(self, limit: int) -> list[dict[str, Any]]:
         return self.daemon.recent(limit)
 
+    def ledger(self, days: int) -> list[dict[str, Any]]:
+        return self.daemon.ledger(days)
+
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
         return self.daemon.plan(tokens, waited_s)
+
+    def settings(self) -> dict[str, Any]:
+        return self.daemon.settings()
+
+    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.daemon.change(changes)
 
 
 def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Side, Endpoint]:
@@ -271,32 +339,25 @@ def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:
     return tuple(wire.Adapter(name, str(Path(a.path).expanduser()), a.scale) for name, a in wanted.items())
 
 
-def make_prices(config: Config) -> Prices:
-    """Prices from the configuration."""
-    server, device = config.server, config.device
-    return Prices(server.input_usd_per_mtok, server.output_usd_per_mtok, device.watts, device.usd_per_kwh)
+def make_manner(config: Config) -> Manner:
+    """How answers are delivered where the client does not say."""
+    delivery = config.delivery
+    return Manner(Delivery(delivery.mode), delivery.pace_tps, delivery.expected_ttft_s, config.handoff.stall_s)
 
 
-def make_mover(config: Config, planner: Planner, prices: Prices, force: tuple[int, int] | None) -> Mover:
+def make_mover(config: Config, costs: CostMover, force: tuple[int, int] | None) -> Mover:
     """Who decides about moves: the costs, nobody, or an experiment."""
-
-    def costs(prefill_tps: float, decode_tps: float) -> Costs:
-        return Costs(**prices.per_token(prefill_tps, decode_tps))
-
-    mover = CostMover(planner, costs)
     if force is not None:
-        return Forced(mover, *force)
-    return mover if config.handoff.for_cost else Stay()
+        return Forced(costs, *force)
+    return costs if config.handoff.for_cost else Stay(costs)
 
 
-def make_planner(config: Config, prices: Prices) -> Planner:
+def make_planner(config: Config, purse: Purse) -> Planner:
     """The planner for the configured policy; the scarcer side is the dearer one unless told otherwise."""
     settings = config.policy
     policy = make_policy(settings.name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
-    constrained = (
-        Side(settings.scarcer) if settings.scarcer != "auto" else prices.scarcer(DEVICE_TPS, DECODE_TPS[Side.DEVICE])
-    )
-    return Planner(policy, constrained, settings.budget, draw=random.random)
+    scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else purse.regime.scarcer
+    return Planner(policy, scarcer, settings.budget, draw=random.random)
 
 
 def _names(config: Config) -> str:

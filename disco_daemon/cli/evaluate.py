@@ -1,4 +1,4 @@
-"""`disco eval`: play recorded traces against the policies, without a model or a network."""
+"""`disco eval`: play recorded traces, or the user's own history, against the policies; no model, no network."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 from typing import TYPE_CHECKING, Any
+
+from . import whatif
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +28,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="simulate the policies on recorded traces",
         description="Fit each policy on the first half of each trace and test it on the second, or learn online.",
     )
-    parser.add_argument("--traces", required=True, metavar="DIR", help="folder with CSV files; see docs/evaluation.md")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--traces", metavar="DIR", help="folder with CSV files; see docs/evaluation.md")
+    source.add_argument("--history", action="store_true", help="your own requests under other settings: docs/whatif.md")
+    parser.add_argument("--path", metavar="FILE", help="with --history: the history file (default: the daemon's)")
+    parser.add_argument("--rates", default=whatif.RATES, help="with --history: exchange rates, $/kWh")
+    parser.add_argument("--days", type=float, metavar="N", help="with --history: only the last N days")
     parser.add_argument(
         "--select",
         help="traces, as comma-separated patterns of FILE/TRACE, e.g. 'bfcl/*' (default: all; with --handoff: four)",
@@ -63,6 +70,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate with a progress bar; the result goes to stdout."""
+    if args.history:
+        return whatif.run(args)
     from pathlib import Path
 
     from ..simulate import handoff_report, report

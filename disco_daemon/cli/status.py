@@ -55,6 +55,8 @@ def _show(state: dict[str, Any]) -> None:
         console.print(line, highlight=False)
     for line in _learned(state["learned"]):
         console.print(line, highlight=False)
+    for line in [*_money(state["money"]), *_energy(state["energy"])]:
+        console.print(line, highlight=False)
 
 
 def _engine(device: dict[str, Any]) -> list[str]:
@@ -101,6 +103,41 @@ def _speed(state: dict[str, Any]) -> list[str]:
     }.get(state.get("tune") or "")
     lines = [f"GPU          {'all' if layers < 0 else layers} layers"] if layers else []
     return lines + ([f"tune         {tune}"] if tune else [])
+
+
+def _money(money: dict[str, Any]) -> list[str]:
+    """The exchange rate and its effect, the server's price, and how far the caps are."""
+    price, power, limit = money["server_price"], money["power"], money["threshold_usd_per_kwh"]
+    now = money["effective_usd_per_kwh"]
+    why = "" if power["on_mains"] else f" (battery at {100 * (power['charge'] or 0):.0f} %)"
+    hot = ", throttled by heat" if power["throttled"] else ""
+    flips = "" if limit is None else f", which changes at {limit:.3g}"
+    known = "" if price["known"] else " (not known: the dearest of all counts, see `disco doctor`)"
+    put, out = price["input_usd_per_mtok"], price["output_usd_per_mtok"]
+    rate = f"is worth ${now:.3g} now{why}{hot}, ${money['usd_per_kwh']:g} set"
+    lines = [
+        f"a kWh        {rate}; {money['scarcer']} is scarce{flips}",
+        f"server price ${put:g} in, ${out:g} out, a million tokens{known}",
+    ]
+    gone = money["spent"]
+    bill = f"${gone['usd_today']:.4f} today, ${gone['usd_this_month']:.4f} this month to the server"
+    lines.append(f"spent        {bill}; {gone['wh_today']:.3g} Wh here today")
+    for name, cap in money["caps"].items():
+        spent = f"{cap['spent']:.4g} of {cap['limit']:g} {cap['unit']}"
+        lines.append(f"cap          {name}: {spent}, {cap['reserved']:.3g} held for what runs")
+    return lines
+
+
+def _energy(energy: dict[str, Any]) -> list[str]:
+    """Where the figures of this machine's energy come from, and what a token takes."""
+    per = energy["per_token"]
+    if per is None:
+        return []
+    measured = f"measured over {per['windows']} windows" if per["windows"] else "assumed, not measured"
+    error = "" if per["relative_error"] is None else f", ±{100 * per['relative_error']:.0f} %"
+    prefill, decode = 1e3 * per["prefill_j_per_token"], 1e3 * per["decode_j_per_token"]
+    source = f"{per['source']}, {measured}{error}"
+    return [f"energy       {prefill:.3g} mJ a prompt token, {decode:.3g} an answer's ({source})"]
 
 
 def _learned(known: dict[str, Any]) -> list[str]:

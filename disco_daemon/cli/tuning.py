@@ -11,12 +11,13 @@ from typing import Any
 
 from ..autotune import BUDGET_S, Autotuner
 from ..clock import Clock
-from ..config import Config, DeviceSettings, data_path
+from ..config import data_path
 from ..engine.supervisor import Engine, EngineState
 from ..engine.tuned import Job, Knobs, Tuned
 from ..errors import ConfigError
 from ..models import default_model_path
 from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores
+from ..settings import Config, DeviceSettings
 
 log = logging.getLogger("disco.tune")
 

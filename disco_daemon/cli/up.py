@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     import asyncio
 
-    from ..config import load
+    from ..config import config_path, load
     from ..errors import ConfigError
     from ..net import is_loopback
     from .daemon import Daemon, announce_json, run_until_signal
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     if not is_loopback(config.api.host) and not config.api.key:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
-    daemon = Daemon(config, shape=_shape(args), force=args.force_handoff)
+    path = args.config or config_path()
+    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff)
     asyncio.run(run_until_signal(daemon, announce_json if args.json else _announce))
     return 0
 

@@ -14,12 +14,12 @@ from ..errors import RequestError, Unavailable
 from ..types import Delivery, Embedding, GenerationRequest, Outcome, PromptLength, Side
 from .embedding import embed
 from .performance import Performance
+from .spending import CHARS_PER_TOKEN, affordable, asked
 from .stage import Manner, Sink, Stage
 
 __all__ = ["Conductor", "Manner", "Sink", "Stage"]
 
 MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
-CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 
 
 @dataclass(slots=True)
@@ -57,6 +57,8 @@ class Conductor:
             raise Unavailable(msg)
         available = self._available(request)
         length = await self._length(request, available)
+        wanted = asked(request, length.tokens)
+        available = affordable(self.stage.purse, wanted, available, self.stage.clock.wall())
         performance = Performance(self.stage, request, sink, available, length, model)
         self.playing[request.request_id] = performance
         try:

@@ -7,7 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
+from ..money.purse import Asked, Refused
 from ..types import Attempt, Embedding, Outcome, Plan, Side, Usage
+from .spending import CHARS_PER_TOKEN, capped
 from .stage import Stage
 
 POLICY = "embedding"  # of an outcome that is no answer: nothing was planned
@@ -27,6 +29,11 @@ async def embed(
             "Embeddings are made by this machine's own model only, and none is here.", code="unsupported"
         )
     began, created, usage = stage.clock.now(), stage.clock.wall(), Usage()
+    n_tokens = sum(max(1, len(text) // CHARS_PER_TOKEN) if isinstance(text, str) else len(text) for text in texts)
+    grant = stage.purse.reserve(Side.DEVICE, Asked(n_tokens, max_tokens=0), created)
+    if isinstance(grant, Refused):
+        raise capped(grant)
+    stage.effort.begin(request_id, began)
     finish: str | None = "cancelled"
     error: str | None = None
     try:
@@ -42,12 +49,17 @@ async def embed(
     finally:
         took_s = stage.clock.now() - began
         # Disturbed: the time is no TTFT, and there is nothing to learn from.
-        attempt = Attempt(Side.DEVICE, device.model, 0.0, took_s, True, usage, error, disturbed=True)
+        attempt = stage.purse.prices.booked(
+            Attempt(Side.DEVICE, device.model, 0.0, took_s, True, usage, error, disturbed=True)
+        )
+        stage.effort.prefilled(request_id, began + took_s, usage.prompt_tokens)
+        stage.effort.end(request_id, began + took_s)
+        stage.purse.settle(grant, attempt)
         record(
             Outcome(
                 request_id, created, model, POLICY, Plan(0.0, math.inf), usage.prompt_tokens,
                 winner=Side.DEVICE if error is None else None, finish_reason=finish, error=error, ttft_s=None,
                 duration_s=took_s, handoffs=0, tokens={}, attempts=(attempt,),
-                cost_usd=stage.prices.cost_usd(attempt), energy_j=stage.prices.energy_j(attempt),
+                cost_usd=stage.purse.prices.cost_usd(attempt), energy_j=attempt.energy_j,
             )
         )  # fmt: skip

@@ -32,10 +32,12 @@ from ..answer import (
 from ..delivery.buffer import TokenBuffer
 from ..endpoints.base import Append, Endpoint, Hold, Pace, Reins
 from ..errors import DiscoError, EndpointError, ReaderGone
+from ..money.purse import Asked, Refused
 from ..scheduling.mover import View
 from ..types import CaughtUp, Continuation, Delivery, GenerationRequest, Outcome, PromptLength, Side, Token
 from .record import attempt_of, reading_of, transcript
-from .stage import Inbox, Run, Sink, Stage
+from .spending import asked, capped
+from .stage import Effort, Inbox, Run, Sink, Stage
 
 log = logging.getLogger("disco.answer")
 
@@ -271,10 +273,19 @@ class Performance:
         endpoint = self._stage.endpoints[side]
         reins = Reins(held=effect.held)
         run = Run(side, endpoint.model, self._clock.now(), endpoint.readiness(), effect.n_tokens, reins=reins)
-        self._runs.append(run)
         self._current[side] = run
+        grant = self._stage.purse.reserve(side, self._asked(effect.n_tokens), self._clock.wall())
+        if isinstance(grant, Refused):  # since the plan others have spent what was left
+            self._inbox.post(Broke(side, capped(grant)))
+            return
+        run.grant = grant
+        self._runs.append(run)
         run.task = group.create_task(self._pump(run, endpoint, self._continued(effect)))
         log.debug("answer.%s.started %s after=%d tokens", side, self._request.request_id, effect.n_tokens)
+
+    def _asked(self, n_before: int) -> Asked:
+        """What a start may cost that goes on after so many tokens of the answer."""
+        return asked(self._request, self._length, n_before)
 
     def _overlap(self, side: Side, text: str) -> str | None:
         request = replace(self._request, answer_so_far=self._request.answer_so_far + text)
@@ -299,6 +310,9 @@ class Performance:
 
     async def _pump(self, run: Run, endpoint: Endpoint, request: GenerationRequest) -> None:
         """Move one endpoint's tokens into the inbox. A full one pauses it, and with it the endpoint's stream."""
+        effort = self._stage.effort if run.side is Side.DEVICE else None
+        if effort is not None:
+            effort.begin(id(run), run.started)
         try:
             async with aclosing(endpoint.generate(request, run.usage, run.reins)) as events:
                 async for event in events:
@@ -306,6 +320,8 @@ class Performance:
                         run.last_at = self._clock.now()
                         if run.first_at is None:
                             run.first_at = run.last_at
+                            if effort is not None:
+                                effort.prefilled(id(run), run.first_at, run.usage.prompt_tokens)
                         if run.shadow is not None:
                             return
                         run.n_tokens += event.n_tokens
@@ -313,6 +329,7 @@ class Performance:
                     elif isinstance(event, CaughtUp):
                         await self._inbox.put(run, Followed(run.side))
                     else:
+                        run.whole = True
                         await self._inbox.put(run, Ended(run.side, event))
         except EndpointError as e:
             run.error = e
@@ -322,11 +339,20 @@ class Performance:
             run.ended_at = self._clock.now()
             if run.shadow is not None:
                 run.shadow.cancel()
+            if effort is not None:
+                self._worked(effort, run)
+
+    def _worked(self, effort: Effort, run: Run) -> None:
+        """Tell what a run of the device has computed."""
+        now = self._clock.now()
+        if run.first_at is None:
+            effort.prefilled(id(run), now, run.usage.prompt_tokens)
+        effort.end(id(run), now, run.usage.completion_tokens)
 
     def _lose(self, side: Side) -> None:
         """A side is not wanted any more: it is heard on for its first token, parked for a handoff, or stopped."""
         run = self._current.get(side)
-        lost_race = run is not None and run.first_at is None and not run.n_before
+        lost_race = run is not None and run.task is not None and run.first_at is None and not run.n_before
         if run is not None and lost_race and self._answer.state is State.RELAYING:
             if self._worth_hearing(side):
                 self._listen_on(run)
@@ -388,10 +414,14 @@ class Performance:
 
     def _outcome(self) -> Outcome:
         answer, stage = self._answer, self._stage
-        attempts = tuple(attempt_of(run, stage, self._began, self._length) for run in self._runs)
-        for run in self._runs:
+        max_tokens = self._request.sampling.max_tokens
+        attempts = tuple(attempt_of(run, stage, self._began, self._length, max_tokens) for run in self._runs)
+        for run, attempt in zip(self._runs, attempts, strict=True):
             if (tps := run.tps) is not None:
                 stage.mover.saw(run.side, tps)
+            if run.grant is not None:
+                stage.purse.settle(run.grant, attempt)
+                run.grant = None
         failed, now = self._error, self._clock.now()
         return Outcome(
             request_id=self._request.request_id,
@@ -408,8 +438,8 @@ class Performance:
             handoffs=answer.handoffs,
             tokens=dict(answer.tokens),
             attempts=attempts,
-            cost_usd=sum(stage.prices.cost_usd(a) for a in attempts),
-            energy_j=sum(stage.prices.energy_j(a) for a in attempts),
+            cost_usd=sum(stage.purse.prices.cost_usd(a) for a in attempts),
+            energy_j=sum(a.energy_j for a in attempts),
             prompt=transcript(self._request) if stage.keep_text else None,
             answer=answer.text if stage.keep_text else None,
             moves=tuple(answer.moves),

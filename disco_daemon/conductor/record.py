@@ -17,15 +17,20 @@ UNBILLED = frozenset(
 )
 
 
-def attempt_of(run: Run, stage: Stage, began: float, length: int) -> Attempt:
-    """What one start came to. A server that was asked and told nothing is booked for the whole prompt."""
+def attempt_of(run: Run, stage: Stage, began: float, length: int, max_tokens: int | None) -> Attempt:
+    """What one start came to, with its price. A server that was asked and told nothing is booked for the whole prompt.
+
+    One that was closed before its end, and goes on generating for all we know, is booked for what answers as long as
+    this one have left, and at most `max_tokens`: that is its full price (DESIGN §7).
+    """
     first_at = run.first_at if run.lost_at is None else None  # a parked loser's first token is of the handoff
     end = next((t for t in (first_at, run.lost_at, run.ended_at) if t is not None), stage.clock.now())
     usage = replace(run.usage)
     turned_away = run.error is not None and run.error.reason in UNBILLED and not usage.completion_tokens
-    if run.side is Side.SERVER and usage.prompt_tokens == 0 and not turned_away:
+    asked = run.side is Side.SERVER and not turned_away
+    if asked and usage.prompt_tokens + usage.cached_tokens == 0:
         usage.prompt_tokens = length + run.n_before
-    return Attempt(
+    attempt = Attempt(
         side=run.side,
         model=run.model,
         started_s=run.started - began,
@@ -37,7 +42,18 @@ def attempt_of(run: Run, stage: Stage, began: float, length: int) -> Attempt:
         n_busy=run.met.n_busy,
         continued=run.n_before > 0,
         disturbed=stage.disturbed(run.started, end),
+        unseen_tokens=_unseen(run, stage, max_tokens) if asked and not run.whole else 0,
     )
+    return stage.purse.prices.booked(attempt)
+
+
+def _unseen(run: Run, stage: Stage, max_tokens: int | None) -> int:
+    """Tokens that a closed server goes on to make, as far as can be told."""
+    if stage.purse.stops_billing:
+        return 0
+    made = run.n_before + run.usage.completion_tokens
+    left = stage.planner.knowledge.outputs.expected_remaining(made)
+    return round(left if max_tokens is None else min(left, max(0, max_tokens - made)))
 
 
 def reading_of(arrivals: Sequence[float], began: float, expected_ttft_s: float, pace_tps: float) -> Reading | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from ..answer import Event
 from ..clock import Clock
 from ..endpoints.base import Endpoint, Reins
 from ..errors import EndpointError
-from ..money.prices import Prices
+from ..money.purse import Purse, Reservation
 from ..scheduling.mover import Mover
 from ..scheduling.planner import Planner
 from ..types import Delivery, Readiness, Side, Token, Usage
@@ -50,20 +50,38 @@ class Manner:
     stall_s: float = 2.0
 
 
+class Effort(Protocol):
+    """Who wants to know when this machine computes, and how many tokens come of it; times in s of the stage's clock."""
+
+    def begin(self, key: Hashable, now: float) -> None:
+        """The device starts on something."""
+        ...
+
+    def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
+        """So many prompt tokens have been read, not counting those from the cache."""
+        ...
+
+    def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
+        """It is over, with so many tokens generated."""
+        ...
+
+
 @dataclass(slots=True)
 class Stage:
     """What all answers share.
 
     `disturbed(begin, end)` says whether this process stood still between two times; `shadow` whether
-    a server that lost the race may still show its first token, where that is learned from.
+    a server that lost the race may still show its first token, where that is learned from. `effort` is told what the
+    device works on.
     """
 
     endpoints: Mapping[Side, Endpoint]
     planner: Planner
     mover: Mover
     clock: Clock
-    prices: Prices
+    purse: Purse
     disturbed: Callable[[float, float], bool]
+    effort: Effort
     shadow: bool = True
     keep_text: bool = False
     manner: Manner = field(default_factory=Manner)
@@ -75,6 +93,7 @@ class Run:
 
     In the `shadow` it has lost the race and runs on to its first token only, which is measured and thrown away. Parked,
     it has lost too, but its prefill is kept for a handoff. `lost_at` is when it lost: it had no first token by then.
+    `whole`: the endpoint came to its own end. `grant` is what it may spend.
     """
 
     side: Side
@@ -92,6 +111,8 @@ class Run:
     ended_at: float | None = None
     error: EndpointError | None = None
     shadow: asyncio.TimerHandle | None = None
+    whole: bool = False
+    grant: Reservation | None = None
 
     @property
     def tps(self) -> float | None:

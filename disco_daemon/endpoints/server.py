@@ -35,7 +35,7 @@ from .continuation import (
     completion,
     last_words,
 )
-from .stream import Bytes, Patience, Reader, count, json_events, one_line
+from .stream import Bytes, Patience, Reader, json_events, one_line, take_bill
 
 __all__ = ["CONTINUATIONS", "Server", "ServerConfig"]
 
@@ -296,8 +296,7 @@ class Server:
                 message = error.get("message") if isinstance(error, dict) else error
                 raise self._error("server_error", f"the server reports: {one_line(str(message))}")
             if billed := chunk.get("usage"):
-                usage.prompt_tokens = count(billed, "prompt_tokens") or usage.prompt_tokens
-                usage.completion_tokens = count(billed, "completion_tokens") or usage.completion_tokens
+                take_bill(billed, usage)
             for choice in chunk.get("choices") or ():
                 token = reader.token(choice)
                 if token is not None:

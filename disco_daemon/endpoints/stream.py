@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import Json, Token
+from ..types import Json, Token, Usage
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 
@@ -91,8 +91,20 @@ class Reader:
         return Token(found.text, n_tokens, found.delta, found.logprobs, ids)
 
 
-def count(billed: dict[str, Any], key: str) -> int:
-    """A token count of a usage block. Raises TypeError for what is none: it would be booked and stored."""
+def take_bill(billed: dict[str, Any], usage: Usage) -> None:
+    """Put a usage block's counts into `usage`; zeros and what is missing say nothing.
+
+    Of the prompt, OpenAI tells in `prompt_tokens_details` how much was in its cache, which is cheaper. Raises TypeError
+    for what is no count: it would be booked and stored.
+    """
+    usage.completion_tokens = _count(billed, "completion_tokens") or usage.completion_tokens
+    if prompt := _count(billed, "prompt_tokens"):
+        details = billed.get("prompt_tokens_details")
+        cached = min(prompt, _count(details, "cached_tokens")) if isinstance(details, dict) else 0
+        usage.prompt_tokens, usage.cached_tokens = prompt - cached, cached
+
+
+def _count(billed: dict[str, Any], key: str) -> int:
     n = billed.get(key) or 0
     if not isinstance(n, int) or n < 0:
         msg = f"usage.{key} is no count"

@@ -13,8 +13,8 @@ from ..serving.latency import Load
 from ..serving.timeline import Timeline
 from . import wire
 from .admission import Admission
-from .llama import ABORTED, NO_KV_SLOT, Llama
-from .rows import Row
+from .llama import Llama
+from .rows import ABORTED, NO_KV_SLOT, Row
 from .sequence import Sequence
 from .speculate import Speculator
 from .totals import Totals

@@ -10,9 +10,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from .llama import NO_KV_SLOT, AbortFlag, Llama, ModelError
+from .llama import AbortFlag, Llama, ModelError
 from .memory import available_bytes, too_large
-from .rows import Rows
+from .rows import NO_KV_SLOT, Rows
 from .wire import Load
 
 N_TEXTS = 4  # texts that it has in mind

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from . import wire
 from .memory import available_bytes, require, work_bytes
 from .metadata import Metadata
-from .rows import Rows
+from .rows import ABORTED, Rows
 from .vocabulary import PromptError
 
 PIECE = 128  # tokens of one llama_decode; larger ones are hardly faster, and answers have to wait for them
 LEAST_CELLS = 512  # of the context, which grows with the texts: most are short
 MAX_WAITING = 256  # texts; the daemon sends one at a time for each client
-ABORTED = 2  # llama_decode's return value after the abort callback said stop
 POOLING = {0: "mean", 1: "mean", 2: "first", 3: "last"}  # llama_pooling_type in a model's metadata; none is 0
 
 Vector = NDArray[np.float64]

@@ -29,8 +29,6 @@ N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 _TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # of what is forgotten; of what is being moved
 SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
-ABORTED = 2  # llama_decode's return value after the abort callback said stop
-NO_KV_SLOT = 1
 ERROR = 4  # of llama.cpp's log levels; 5 only continues a line, such as the dots while it loads
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import llama_cpp
 import numpy as np
 
+NO_KV_SLOT, ABORTED = 1, 2  # what llama_decode returns, besides 0 (done) and negatives (broken)
+
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted
 
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import socket
-import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from ..clock import Clock
 from ..types import Delivery, GenerationRequest, PromptLength
 from . import wire
 from .inbox import EngineAnswer, EngineGone, Inbox, Order, embedded
+from .process import spawn
 
 log = logging.getLogger("disco.engine")
 
@@ -174,7 +175,10 @@ class Engine:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = await _spawn(theirs.fileno())
+                process = await spawn(
+                    "disco_daemon.engine.worker", str(theirs.fileno()), pass_fds=[theirs.fileno()],
+                    stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
+                )  # fmt: skip
         except BaseException:
             ours.close()
             raise
@@ -383,26 +387,6 @@ class Engine:
 
     def _forget(self, request_id: str) -> None:
         self._inboxes.pop(request_id, None)
-
-
-async def _spawn(fd: int) -> asyncio.subprocess.Process:
-    """Start the worker on an inherited socket; a cancellation waits for the fork and takes it back.
-
-    asyncio's own clean-up of a subprocess whose creation is cancelled can wait for ever (seen on CPython 3.11).
-    """
-    spawn = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "disco_daemon.engine.worker", str(fd), pass_fds=[fd],
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )
-    )  # fmt: skip
-    try:
-        return await asyncio.shield(spawn)
-    except asyncio.CancelledError:
-        process = await spawn
-        process.kill()
-        await process.wait()
-        raise
 
 
 async def _drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:

@@ -147,6 +147,18 @@ class Caps:
         """Reservations neither settled nor released."""
         return tuple(self._open.values())
 
+    def restore(self, spent: Spent, now: float) -> None:
+        """Go on from the ledger's sums for the day and the month that `now` is in; what is reserved stays."""
+        self._roll(now)
+        for cap, amount in zip(self._caps, (spent.usd_today, spent.usd_this_month, spent.wh_today), strict=True):
+            cap.spent = amount
+
+    def set_limits(self, limits: Limits) -> None:
+        """Other caps from now on; what was spent and what is reserved counts against them."""
+        self.limits = limits
+        for cap in self._caps:
+            cap.limit = getattr(limits, cap.name)
+
     def check(self, side: Side, bound: float, now: float, charge: float | None = None) -> Refused | None:
         """Whether a side may start, without starting it; for a plan. See `reserve`."""
         _amount(bound)
@@ -192,6 +204,11 @@ class Caps:
         """Give back what was not used at all: nothing was started. After `settle` it does nothing."""
         if reservation.number in self._open:
             self._close(reservation)
+
+    def spent(self, now: float) -> Spent:
+        """What was spent in the day and the month that `now` is in, whether it is capped or not."""
+        self._roll(now)
+        return Spent(*(cap.spent for cap in self._caps))
 
     def state(self, now: float) -> dict[str, dict[str, float | str | None]]:
         """Each cap that is set: what is spent and reserved of it, in its unit, and when it begins anew, Unix time."""

@@ -86,20 +86,18 @@ def thermal_factor(headroom_k: float | None, *, throttled: bool) -> float:
 def threshold(prices: Prices, prefill_tps: float, decode_tps: float) -> float:
     """The λ at which the costs cross, $/kWh: above it the device is the scarcer side (DESIGN §6), up to it the server.
 
-    The device's cheapest token, W · λ / 3.6e6 / max(prefill, decode) $, is to be dearer than the server's dearest one:
+    The device's cheapest token, min(J_p, J_d) · λ / 3.6e6 $, is to be dearer than the server's dearest one:
 
-        λ* = max(c_s^p, c_s^d) · 3.6e6 · max(prefill_tps, decode_tps) / W
+        λ* = max(c_s^p, c_s^d) · 3.6e6 / min(J_p, J_d)
 
     Infinite for a device that draws nothing.
     """
-    server = max(prices.server_input_usd_per_mtok, prices.server_output_usd_per_mtok) / 1e6
-    if prices.device_watts == 0:
-        return math.inf
-    return server * J_PER_KWH * max(prefill_tps, decode_tps) / prices.device_watts
+    server = prices.server_input_usd_per_mtok / 1e6, prices.server_output_usd_per_mtok / 1e6
+    return threshold_of(*prices.joules(prefill_tps, decode_tps), *server)
 
 
 def threshold_of(prefill_j: float, decode_j: float, server_input_usd: float, server_output_usd: float) -> float:
-    """The same for measured energies, J per token, and server prices, $ per token."""
+    """The same for energies in J per token, and server prices in $ per token."""
     joules = min(prefill_j, decode_j)
     return math.inf if joules == 0 else max(server_input_usd, server_output_usd) * J_PER_KWH / joules
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..types import Attempt, Side
 
@@ -11,19 +11,29 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Server prices in $ per million tokens; the device's power in W while it computes, and the exchange rate λ."""
+    """Server prices in $ per million tokens; the device's power in W while it computes, and the exchange rate λ.
+
+    `server_cached_usd_per_mtok` is for prompt tokens from the server's cache; None: as input. `token_j` is the measured
+    energy of a prefill and of a decode token, J; where it is not known, the power and the time stand for it.
+    """
 
     server_input_usd_per_mtok: float = 0.0
     server_output_usd_per_mtok: float = 0.0
     device_watts: float = 0.0
     usd_per_kwh: float = 0.0
+    server_cached_usd_per_mtok: float | None = None
+    token_j: tuple[float, float] | None = None
+
+    def joules(self, prefill_tps: float, decode_tps: float) -> tuple[float, float]:
+        """Energy of one prefill and one decode token, J, on a device of those speeds in token/s."""
+        return self.token_j or (self.device_watts / prefill_tps, self.device_watts / decode_tps)
 
     def per_token(self, prefill_tps: float, decode_tps: float) -> dict[str, float]:
         """$ of one prefill and one decode token on either side, for a device of those speeds in token/s."""
-        usd_per_s = self.device_watts / J_PER_KWH * self.usd_per_kwh
+        prefill_j, decode_j = self.joules(prefill_tps, decode_tps)
         return {
-            "device_prefill": usd_per_s / prefill_tps,
-            "device_decode": usd_per_s / decode_tps,
+            "device_prefill": prefill_j / J_PER_KWH * self.usd_per_kwh,
+            "device_decode": decode_j / J_PER_KWH * self.usd_per_kwh,
             "server_prefill": self.server_input_usd_per_mtok / 1e6,
             "server_decode": self.server_output_usd_per_mtok / 1e6,
         }
@@ -35,15 +45,32 @@ class Prices:
         return Side.DEVICE if min(device_s) > max(server_s) else Side.SERVER
 
     def energy_j(self, attempt: Attempt) -> float:
-        """Energy this machine spent on an attempt, J."""
-        return self.device_watts * attempt.usage.busy_s if attempt.side is Side.DEVICE else 0.0
+        """Energy this machine spent on an attempt, J: by its tokens where a token's is measured, else by its time."""
+        if attempt.side is Side.SERVER:
+            return 0.0
+        usage = attempt.usage
+        if self.token_j is None:
+            return self.device_watts * usage.busy_s
+        return usage.prompt_tokens * self.token_j[0] + usage.completion_tokens * self.token_j[1]
+
+    def bill_usd(self, attempt: Attempt) -> float:
+        """What the server bills for an attempt, $; a loser is billed what it processed, and what it may have made on.
+
+        `usage.cached_tokens` of a server are those that it found in its own cache.
+        """
+        if attempt.side is Side.DEVICE:
+            return 0.0
+        usage, fresh = attempt.usage, self.server_input_usd_per_mtok
+        cached = fresh if self.server_cached_usd_per_mtok is None else self.server_cached_usd_per_mtok
+        made = usage.completion_tokens + attempt.unseen_tokens
+        return (
+            usage.prompt_tokens * fresh + usage.cached_tokens * cached + made * self.server_output_usd_per_mtok
+        ) / 1e6
+
+    def booked(self, attempt: Attempt) -> Attempt:
+        """The attempt with its bill and its energy in it."""
+        return replace(attempt, bill_usd=self.bill_usd(attempt), energy_j=self.energy_j(attempt))
 
     def cost_usd(self, attempt: Attempt) -> float:
-        """Cost of an attempt, $; a loser costs what it processed."""
-        if attempt.side is Side.DEVICE:
-            return self.energy_j(attempt) / J_PER_KWH * self.usd_per_kwh
-        usage = attempt.usage
-        return (
-            usage.prompt_tokens * self.server_input_usd_per_mtok
-            + usage.completion_tokens * self.server_output_usd_per_mtok
-        ) / 1e6
+        """Cost of an attempt, $: the server's bill, or what the device's energy is worth."""
+        return self.bill_usd(attempt) + self.energy_j(attempt) / J_PER_KWH * self.usd_per_kwh

@@ -59,12 +59,14 @@ class Mover(Protocol):
 class CostMover:
     """Moves an answer when that saves more than it costs (DESIGN §7).
 
-    `costs(prefill_tps, decode_tps)` are the prices of a token for a device of those speeds.
+    `costs(prefill_tps, decode_tps)` are the prices of a token for a device of those speeds. Where closing a stream does
+    not end the server's bill (`stops_billing`), leaving the server saves nothing.
     """
 
-    def __init__(self, planner: Planner, costs: Callable[[float, float], Costs]) -> None:
+    def __init__(self, planner: Planner, costs: Callable[[float, float], Costs], *, stops_billing: bool = True) -> None:
         self._planner = planner
         self._costs = costs
+        self._stops_billing = stops_billing
         self.decode_tps = dict(DECODE_TPS)
 
     def next_check(self, generated: int) -> int:
@@ -82,6 +84,8 @@ class CostMover:
     def advise(self, view: View) -> int | None:
         """The reserve B to move with now, tokens; None where nothing is to be gained or the target is not to be had."""
         if view.readiness.down_s > 0 or not self._affordable(view):
+            return None
+        if view.target is Side.DEVICE and not self._stops_billing:
             return None
         device = self._planner.knowledge.device
         costs = self._costs(1 / device.k, self.decode_tps[Side.DEVICE])
@@ -146,6 +150,9 @@ class CostMover:
 class Stay:
     """Moves nothing for money."""
 
+    def __init__(self, inner: CostMover) -> None:
+        self._inner = inner
+
     def advise(self, view: View) -> None:
         """Never."""
         del view
@@ -160,8 +167,8 @@ class Stay:
         return generated + (1 << 30)
 
     def saw(self, side: Side, tps: float) -> None:
-        """Of no interest."""
-        del side, tps
+        """As usual."""
+        self._inner.saw(side, tps)
 
 
 class Forced:

@@ -26,11 +26,25 @@ REFIT_EVERY = 10  # finished answers; a fit takes some 10 ms of another thread
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One committed plan, to be settled exactly once. `reserved` tokens of the budget are held for it."""
+    """One committed plan, to be settled exactly once. `reserved` tokens of the budget are held for it.
+
+    `constrained` is the side whose budget that was, and `pacer` kept the account: both may be others by then.
+    """
 
     plan: Plan
     length: int
+    constrained: Side
+    pacer: Pacer
     reserved: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a fit starts from: all that is known, and whose use is limited to which share of the prompt tokens."""
+
+    snapshot: Snapshot
+    constrained: Side
+    budget: float
 
 
 class Planner:
@@ -51,11 +65,13 @@ class Planner:
         self.budget = budget
         self.knowledge = knowledge or Knowledge()
         self._draw = draw
+        self._windowed = windowed
         self.pacer = Pacer(budget, self.knowledge.prompts.distribution().mean, windowed=windowed)
+        self._wanted = (constrained, budget)
         self._n_new = 0
         self._n_shifts = 0
         self._snapshot = self.knowledge.snapshot()
-        self.table = self.fit(self._snapshot)
+        self.table = self.fit(Draft(self._snapshot, constrained, budget))
 
     # --- the request path ----------------------------------------------------------------------------------------
 
@@ -66,11 +82,11 @@ class Planner:
             self._n_new += REFIT_EVERY
         plan = self.preview(length, readiness, self._draw())
         if not self.policy.learns:
-            return Planned(plan, length)
+            return Planned(plan, length, self.constrained, self.pacer)
         delay = plan.delay(self.constrained)
         reserved = length * (1.0 if delay == 0 else self.budget) if math.isfinite(delay) else 0.0
         self.pacer.reserve(length, reserved)
-        return Planned(plan, length, reserved)
+        return Planned(plan, length, self.constrained, self.pacer, reserved)
 
     def preview(self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float = 0.0) -> Plan:
         """What would be planned now; commits to nothing."""
@@ -109,9 +125,9 @@ class Planner:
     def settle(self, planned: Planned, outcome: Outcome) -> None:
         """Book what the answer really used, and learn from it."""
         if self.policy.learns:
-            used = any(attempt.side is self.constrained for attempt in outcome.attempts)
-            self.pacer.release(planned.length, planned.reserved)
-            self.pacer.settle(planned.length, planned.length * used)
+            used = any(attempt.side is planned.constrained for attempt in outcome.attempts)
+            planned.pacer.release(planned.length, planned.reserved)
+            planned.pacer.settle(planned.length, planned.length * used)
         self.knowledge.learn(outcome)
         self._n_new += 1
 
@@ -165,33 +181,42 @@ class Planner:
 
     # --- fitting -------------------------------------------------------------------------------------------------
 
+    def constrain(self, side: Side, budget: float) -> None:
+        """Limit the use of that side to that share of the prompt tokens, from the next fit on."""
+        self._wanted = (side, budget)
+
     @property
     def due(self) -> bool:
-        """Whether enough has been learned for another fit, or a regime shift found."""
+        """Whether enough has been learned for another fit, a regime shift found, or another limit set."""
         shifted = self.knowledge.server.n_shifts != self._n_shifts
-        return self.policy.learns and (self._n_new >= REFIT_EVERY or (shifted and self._n_new > 0))
+        learned = self.policy.learns and (self._n_new >= REFIT_EVERY or (shifted and self._n_new > 0))
+        return learned or self._wanted != (self.constrained, self.budget)
 
-    def begin_fit(self) -> Snapshot:
+    def begin_fit(self) -> Draft:
         """What the next fit starts from; counts as fitted from here on."""
         self._n_new, self._n_shifts = 0, self.knowledge.server.n_shifts
-        return self.knowledge.snapshot()
+        return Draft(self.knowledge.snapshot(), *self._wanted)
 
-    def fit(self, snapshot: Snapshot) -> Table:
-        """The table for a snapshot; pure, may run in any thread."""
-        contexts: Contexts | None = snapshot.contexts() if self.policy.learns else None
-        outlook = Outlook(snapshot.server, snapshot.lengths, snapshot.device_s, self.constrained, self.budget, contexts)
+    def fit(self, draft: Draft) -> Table:
+        """The table for a draft; pure, may run in any thread."""
+        known = draft.snapshot
+        contexts: Contexts | None = known.contexts() if self.policy.learns else None
+        outlook = Outlook(known.server, known.lengths, known.device_s, draft.constrained, draft.budget, contexts)
         return self.policy.fit(outlook)
 
-    def adopt(self, snapshot: Snapshot, table: Table) -> None:
-        """Plan with the new table from now on."""
-        self._snapshot = snapshot
+    def adopt(self, draft: Draft, table: Table) -> None:
+        """Plan with the new table from now on. Another limit begins a new account of what is used."""
+        if (draft.constrained, draft.budget) != (self.constrained, self.budget):
+            self.constrained, self.budget = draft.constrained, draft.budget
+            self.pacer = Pacer(draft.budget, draft.snapshot.lengths.mean, windowed=self._windowed)
+        self._snapshot = draft.snapshot
         self.table = table
-        self.pacer.mean_length = snapshot.lengths.mean
+        self.pacer.mean_length = draft.snapshot.lengths.mean
 
     def refit(self) -> None:
         """Fit at once, where time does not matter: in the simulator."""
-        snapshot = self.begin_fit()
-        self.adopt(snapshot, self.fit(snapshot))
+        draft = self.begin_fit()
+        self.adopt(draft, self.fit(draft))
 
 
 def _delays(plan: Plan) -> dict[str, float | None]:

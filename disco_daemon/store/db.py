@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +36,12 @@ SELECT count(*) AS requests, coalesce(sum(device_tokens), 0) AS device, coalesce
   total(cost_usd) AS cost_usd, total(energy_j) AS energy_j, count(error) AS errors
 FROM requests
 """
+_LEDGER = """
+SELECT total(requests) AS requests, total(picousd) AS picousd, total(microj) AS microj,
+  total(gone_requests) AS gone_requests, total(gone_picousd) AS gone_picousd, total(gone_microj) AS gone_microj
+FROM ledger WHERE day >= ? AND day <= ?
+"""
+_DAYS = "SELECT day, requests, picousd, microj FROM ledger ORDER BY day DESC LIMIT ?"
 _SAVE_LEARNED = """
 INSERT INTO estimators (endpoints, saved, state) VALUES (?, ?, ?)
 ON CONFLICT (endpoints) DO UPDATE SET saved = excluded.saved, state = excluded.state
@@ -44,10 +51,20 @@ INSERT INTO profiles (name, updated, state) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET updated = excluded.updated, state = excluded.state
 """
 _MAX_ID = (1 << 63) - 1
+PICO, MICRO = 1e12, 1e6  # the ledger counts in these parts of a $ and of a J
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # What one odd outcome can cause; the disk is well, so only that outcome is lost, not its batch.
 _SQL_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _ROW_FAULTS: tuple[type[Exception], ...] = (*_SQL_FAULTS, ValueError, TypeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Sums over some days: finished requests, what servers bill for them, $, and what this machine spent, J."""
+
+    requests: int
+    server_usd: float
+    energy_j: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +219,24 @@ class History:
         row["tokens"] = {side.value: row.pop(side.value) for side in Side}
         return row
 
+    def spent(self, first: date, last: date) -> Ledger:
+        """What was spent from one local day to another, both included; also of requests that are not kept any more."""
+        row = self._read(_LEDGER, (first.isoformat(), last.isoformat()))[0]
+        return Ledger(int(row["requests"]), row["picousd"] / PICO, row["microj"] / MICRO)
+
+    def days(self, limit: int) -> list[dict[str, Any]]:
+        """What was spent on each of the latest days, the newest first: `server_usd` and `energy_j`."""
+        rows = self._read(_DAYS, (max(0, limit),))
+        return [
+            {
+                "day": row["day"],
+                "requests": row["requests"],
+                "server_usd": row["picousd"] / PICO,
+                "energy_j": row["microj"] / MICRO,
+            }
+            for row in rows
+        ]
+
     def _read(self, sql: str, arguments: tuple[object, ...]) -> list[sqlite3.Row]:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         try:
@@ -322,7 +357,9 @@ def _request_row(outcome: Outcome, keep_text: bool) -> dict[str, object]:
         "device_tokens": outcome.tokens.get(Side.DEVICE, 0),
         "server_tokens": outcome.tokens.get(Side.SERVER, 0),
         "cost_usd": outcome.cost_usd,
+        "server_usd": outcome.server_usd,
         "energy_j": outcome.energy_j,
+        "day": _day(outcome.created),
         "prompt": _text(outcome.prompt) if keep_text else None,
         "answer": _text(outcome.answer) if keep_text else None,
         "delivery": outcome.delivery.value,
@@ -348,7 +385,18 @@ def _sample_row(outcome: Outcome, attempt: Attempt, request: int | None) -> dict
         "n_busy": attempt.n_busy,
         "continued": attempt.continued,
         "disturbed": attempt.disturbed,
+        "bill_usd": attempt.bill_usd,
+        "energy_j": attempt.energy_j,
+        "unseen_tokens": attempt.unseen_tokens,
     }
+
+
+def _day(created: float) -> str:
+    """The local day of a moment; "" for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(created).date().isoformat()  # noqa: DTZ006 - the user's own day is wanted
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def _text(text: str | None) -> str | None:

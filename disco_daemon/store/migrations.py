@@ -96,7 +96,47 @@ CREATE TABLE profiles (
 );
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
+# The ledger: what every start cost, and the sums of each day, which outlive the rows they are of. Triggers keep them in
+# the very transaction that writes a row, so that rows and sums agree whenever the process dies. The sums are whole
+# numbers of millionths of a micro-$, and of micro-J, since a sum of floats depends on its order. `day` is a local date;
+# `gone_*` is the part of a sum whose rows have been deleted for want of room. A change of time zone moves no row. An
+# older version that still runs knows no days: its rows have none.
+_V4 = """
+ALTER TABLE requests ADD COLUMN server_usd REAL NOT NULL DEFAULT 0;
+ALTER TABLE requests ADD COLUMN day TEXT;
+ALTER TABLE ttft_samples ADD COLUMN bill_usd REAL NOT NULL DEFAULT 0;
+ALTER TABLE ttft_samples ADD COLUMN energy_j REAL NOT NULL DEFAULT 0;
+ALTER TABLE ttft_samples ADD COLUMN unseen_tokens INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE ledger (
+  day TEXT PRIMARY KEY,
+  requests INTEGER NOT NULL DEFAULT 0,
+  picousd INTEGER NOT NULL DEFAULT 0,
+  microj INTEGER NOT NULL DEFAULT 0,
+  gone_requests INTEGER NOT NULL DEFAULT 0,
+  gone_picousd INTEGER NOT NULL DEFAULT 0,
+  gone_microj INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+UPDATE requests SET day = date(created, 'unixepoch', 'localtime');
+INSERT INTO ledger (day, requests, microj)
+  SELECT day, count(*), sum(CAST(round(energy_j * 1e6) AS INTEGER)) FROM requests WHERE day IS NOT NULL GROUP BY day;
+CREATE TRIGGER booked AFTER INSERT ON requests BEGIN
+  INSERT INTO ledger (day, requests, picousd, microj) VALUES (
+    coalesce(NEW.day, ''), 1, CAST(round(NEW.server_usd * 1e12) AS INTEGER), CAST(round(NEW.energy_j * 1e6) AS INTEGER)
+  ) ON CONFLICT (day) DO UPDATE SET
+    requests = requests + excluded.requests,
+    picousd = picousd + excluded.picousd,
+    microj = microj + excluded.microj;
+END;
+CREATE TRIGGER gone AFTER DELETE ON requests BEGIN
+  UPDATE ledger SET
+    gone_requests = gone_requests + 1,
+    gone_picousd = gone_picousd + CAST(round(OLD.server_usd * 1e12) AS INTEGER),
+    gone_microj = gone_microj + CAST(round(OLD.energy_j * 1e6) AS INTEGER)
+  WHERE day = coalesce(OLD.day, '');
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:

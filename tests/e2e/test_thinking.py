@@ -255,4 +255,4 @@ async def test_a_template_that_is_no_template_is_told(tmp_path: Path) -> None:
 async def test_a_template_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     flags = {"device.chat_template": str(tmp_path / "none.jinja"), "history.path": str(tmp_path / "history.sqlite")}
     with pytest.raises(ConfigError, match=r"device\.chat_template .* cannot be read"):
-        await asyncio.to_thread(Daemon, load(tmp_path / "config.toml", {}, flags))
+        await asyncio.to_thread(Daemon, load(tmp_path / "config.toml", {}, flags), tmp_path / "config.toml")

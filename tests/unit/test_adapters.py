@@ -27,6 +27,7 @@ from disco_daemon.engine.turns import TURN_S, Turns
 from disco_daemon.errors import ConfigError
 from disco_daemon.serving.latency import IterationLatency
 from disco_daemon.serving.policy import RoundRobin
+from disco_daemon.settings import Adapter, Config, DeviceSettings
 from disco_daemon.types import Side
 from tests.unit.test_batch import N_SEQS, Cell, FakeLlama, FakeSampler, oracle, tokens_of
 
@@ -262,15 +263,15 @@ def path(tmp_path: Path) -> Path:
 def test_an_adapter_is_a_path_or_a_table(path: Path) -> None:
     path.write_text('[device.adapters]\npirate = "/p.gguf"\n[device.adapters.poet]\npath = "/q.gguf"\nscale = 0.5\n')
     found = config.load(path, {})
-    assert found.device.adapters == {"pirate": "/p.gguf", "poet": config.Adapter("/q.gguf", 0.5)}
+    assert found.device.adapters == {"pirate": "/p.gguf", "poet": Adapter("/q.gguf", 0.5)}
     assert json.dumps(config.get_value(found, "device.adapters"))
     assert config.as_dict(found)["device"]["adapters"]["poet"] == {"path": "/q.gguf", "scale": 0.5}
 
 
 def test_adapters_may_be_set_by_a_command_or_a_variable(path: Path) -> None:
     text = '{pirate = "/p.gguf", poet = {path = "/q.gguf", scale = 2}}'
-    wanted = {"pirate": "/p.gguf", "poet": config.Adapter("/q.gguf", 2.0)}
-    assert config.set_value(path, "device.adapters", text).device.adapters == wanted
+    wanted = {"pirate": "/p.gguf", "poet": Adapter("/q.gguf", 2.0)}
+    assert config.set_values(path, {"device.adapters": text}).device.adapters == wanted
     assert config.load(path, {}).device.adapters == wanted
     assert config.load(path.with_name("none"), {"DISCO_DEVICE_ADAPTERS": text}).device.adapters == wanted
 
@@ -281,22 +282,20 @@ def test_adapters_may_be_set_by_a_command_or_a_variable(path: Path) -> None:
 )
 def test_what_is_no_table_of_adapters_is_refused(path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"device\.adapters"):
-        config.set_value(path, "device.adapters", text)
+        config.set_values(path, {"device.adapters": text})
     assert not path.exists()
 
 
 def test_another_server_in_the_devices_place_has_its_own_adapters() -> None:
-    device = config.DeviceSettings(model="m", base_url="http://127.0.0.1:1/v1", adapters={"a": "/p"})
+    device = DeviceSettings(model="m", base_url="http://127.0.0.1:1/v1", adapters={"a": "/p"})
     with pytest.raises(ConfigError, match=r"device\.adapters"):
-        config.require_complete(config.Config(device=device))
+        config.require_complete(Config(device=device))
 
 
 def test_the_engine_is_given_them_with_their_scales(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
-    settings = config.DeviceSettings(
-        model=str(tmp_path / "m.gguf"), adapters={"a": "~/p", "b": config.Adapter("/q", 0.5)}
-    )
-    device = make_endpoints(config.Config(device=settings), SystemClock(), None)[Side.DEVICE]
+    settings = DeviceSettings(model=str(tmp_path / "m.gguf"), adapters={"a": "~/p", "b": Adapter("/q", 0.5)})
+    device = make_endpoints(Config(device=settings), SystemClock(), None)[Side.DEVICE]
     assert isinstance(device, Device)
     assert device.adapters == {"a": "", "b": ""}
     assert device._engine.config.adapters == (

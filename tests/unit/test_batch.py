@@ -14,7 +14,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import MAX_WAITING, Batcher
 from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.llama import ABORTED, NO_KV_SLOT
+from disco_daemon.engine.rows import ABORTED, NO_KV_SLOT
 from disco_daemon.engine.sequence import Sequence as Sequence_
 from disco_daemon.engine.text import TextStream
 from disco_daemon.engine.vocabulary import PromptError

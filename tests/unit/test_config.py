@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from disco_daemon import config
 from disco_daemon.errors import ConfigError
+from disco_daemon.settings import Api, Config, DeviceSettings, ServerSettings, keys
 
 COMMENTED = """\
 # My settings.
@@ -34,9 +35,7 @@ def wrote(path: Path, text: str) -> Path:
     return path
 
 
-def load(
-    path: Path, text: str = "", env: dict[str, str] | None = None, flags: dict[str, Any] | None = None
-) -> config.Config:
+def load(path: Path, text: str = "", env: dict[str, str] | None = None, flags: dict[str, Any] | None = None) -> Config:
     return config.load(wrote(path, text), env or {}, flags)
 
 
@@ -48,7 +47,7 @@ def mode(path: Path) -> int:
 
 
 def test_without_any_layer_the_defaults_hold(path: Path) -> None:
-    assert config.load(path, {}) == config.Config()
+    assert config.load(path, {}) == Config()
 
 
 def test_variables_win_over_the_file_and_flags_over_both(path: Path) -> None:
@@ -78,7 +77,7 @@ def test_variables_are_read_as_the_settings_type(path: Path) -> None:
 
 
 def test_variables_that_are_no_settings_are_left_alone(path: Path) -> None:
-    assert load(path, "", {"DISCO_CONFIG": "x", "DISCO_MODELS_DIR": "y", "PATH": "z"}) == config.Config()
+    assert load(path, "", {"DISCO_CONFIG": "x", "DISCO_MODELS_DIR": "y", "PATH": "z"}) == Config()
 
 
 def test_the_file_may_be_named_by_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +143,7 @@ def test_a_wrong_variable_is_refused_with_key_and_mend(path: Path, name: str, va
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(key=st.sampled_from(config.keys()), text=st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+@given(key=st.sampled_from(keys()), text=st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_any_text_for_any_setting_is_taken_or_refused(path: Path, key: str, text: str) -> None:
     says = ""
     try:
@@ -158,23 +157,23 @@ def test_any_text_for_any_setting_is_taken_or_refused(path: Path, key: str, text
 
 
 def test_setting_a_value_keeps_comments_and_the_rest(path: Path) -> None:
-    config.set_value(wrote(path, COMMENTED), "server.model", "n")
+    config.set_values(wrote(path, COMMENTED), {"server.model": "n"})
     assert path.read_text("utf-8") == COMMENTED.replace('"m"', '"n"')
 
 
 def test_a_setting_is_written_for_the_owners_eyes_only(path: Path) -> None:
-    config.set_value(path, "api.key", "secret")
+    config.set_values(path, {"api.key": "secret"})
     assert mode(path) == 0o600
     assert mode(path.parent) == 0o700
     path.chmod(0o644)
-    config.set_value(path, "api.port", "1")
+    config.set_values(path, {"api.port": "1"})
     assert mode(path) == 0o600
     assert os.listdir(path.parent) == ["config.toml"]  # noqa: PTH208
 
 
 def test_a_leftover_of_an_interrupted_write_gives_nothing_away(path: Path) -> None:
     wrote(path.with_name("config.toml.new"), "").chmod(0o644)
-    config.set_value(path, "api.key", "secret")
+    config.set_values(path, {"api.key": "secret"})
     assert mode(path) == 0o600
 
 
@@ -192,7 +191,7 @@ def test_a_leftover_of_an_interrupted_write_gives_nothing_away(path: Path) -> No
 def test_a_wrong_setting_is_not_written(path: Path, key: str, text: str) -> None:
     wrote(path, COMMENTED)
     with pytest.raises(ConfigError):
-        config.set_value(path, key, text)
+        config.set_values(path, {key: text})
     assert path.read_text("utf-8") == COMMENTED
     assert os.listdir(path.parent) == ["config.toml"]  # noqa: PTH208
 
@@ -200,39 +199,39 @@ def test_a_wrong_setting_is_not_written(path: Path, key: str, text: str) -> None
 def test_a_wrong_file_is_not_made_worse(path: Path) -> None:
     wrote(path, "[api\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        config.set_value(path, "api.port", "1")
+        config.set_values(path, {"api.port": "1"})
     assert path.read_text("utf-8") == "[api\n"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_that_is_set_is_read_back(path: Path, text: str) -> None:
-    assert config.set_value(path, "api.key", text).api.key == text
+    assert config.set_values(path, {"api.key": text}).api.key == text
     assert config.load(path, {}).api.key == text
 
 
 @pytest.mark.parametrize(("key", "text", "value"), [("device.enabled", "false", False), ("policy.delay_s", "2", 2.0)])
 def test_a_setting_comes_back_with_its_type(path: Path, key: str, text: str, value: object) -> None:
-    config.set_value(path, key, text)
+    config.set_values(path, {key: text})
     assert config.get_value(config.load(path, {}), key) == value
 
 
 def test_an_unknown_setting_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'api.prt'; settings are api\.host"):
-        config.get_value(config.Config(), "api.prt")
+        config.get_value(Config(), "api.prt")
 
 
 # --- secrets and completeness -------------------------------------------------------------------------------------
 
 
 def test_secrets_are_not_shown() -> None:
-    shown = config.as_dict(config.Config(api=config.Api(key="secret", port=1)))
+    shown = config.as_dict(Config(api=Api(key="secret", port=1)))
     assert shown["api"] == {"host": "127.0.0.1", "port": 1, "key": "********"}
-    assert config.as_dict(config.Config())["api"]["key"] == "", "that there is no key is no secret"
+    assert config.as_dict(Config())["api"]["key"] == "", "that there is no key is no secret"
 
 
-def with_key_file(path: Path) -> config.Config:
-    return config.Config(server=config.ServerSettings(api_key_env="KEY", api_key_file=str(path)))
+def with_key_file(path: Path) -> Config:
+    return Config(server=ServerSettings(api_key_env="KEY", api_key_file=str(path)))
 
 
 def test_the_servers_key_comes_from_the_variable_else_from_the_private_file(path: Path) -> None:
@@ -241,7 +240,7 @@ def test_the_servers_key_comes_from_the_variable_else_from_the_private_file(path
     assert config.server_api_key(found, {"KEY": "from-env"}) == "from-env"
     assert config.server_api_key(found, {}) == "from-file"
     assert config.server_api_key(found, {"KEY": ""}) == "from-file"
-    assert config.server_api_key(config.Config(), {}) == ""
+    assert config.server_api_key(Config(), {}) == ""
 
 
 @pytest.mark.parametrize("wider", [0o640, 0o604, 0o644, 0o660])
@@ -261,10 +260,10 @@ def test_a_key_file_that_is_missing_or_no_text_is_refused_by_name(path: Path) ->
 
 
 def test_a_base_url_needs_a_model() -> None:
-    config.require_complete(config.Config())
+    config.require_complete(Config())
     url = "http://localhost:1/v1"
     with pytest.raises(ConfigError, match=r"disco config set server\.model NAME"):
-        config.require_complete(config.Config(server=config.ServerSettings(base_url=url)))
+        config.require_complete(Config(server=ServerSettings(base_url=url)))
     with pytest.raises(ConfigError, match=r"disco config set device\.model NAME"):
-        config.require_complete(config.Config(device=config.DeviceSettings(base_url=url)))
-    config.require_complete(config.Config(server=config.ServerSettings(base_url=url, model="m")))
+        config.require_complete(Config(device=DeviceSettings(base_url=url)))
+    config.require_complete(Config(server=ServerSettings(base_url=url, model="m")))

@@ -129,7 +129,7 @@ def test_a_move_is_foreseen_where_it_would_pay() -> None:
     assert not mover(AWAY).foresees(TO_DEVICE)
     assert Forced(mover(AWAY), 5, 30).foresees(replace(TO_DEVICE, generated=0))
     assert not Forced(mover(AWAY), 5, 30).foresees(replace(TO_DEVICE, handoffs=1))
-    assert not Stay().foresees(TO_DEVICE)
+    assert not Stay(mover(HOME)).foresees(TO_DEVICE)
 
 
 def test_a_server_that_fails_often_is_worth_less() -> None:
@@ -182,7 +182,9 @@ def test_what_is_seen_in_an_experiment_is_learned() -> None:
 
 
 def test_who_stays_is_hardly_ever_asked() -> None:
-    stay = Stay()
-    stay.saw(DEVICE, 1.0)
+    inner = mover(HOME)
+    stay = Stay(inner)
+    stay.saw(SERVER, 160.0)
+    assert inner.decode_tps[SERVER] > DECODE_TPS[SERVER], "prices need the speeds all the same"
     stay.advise(TO_DEVICE)
     assert stay.next_check(10) > 1 << 20

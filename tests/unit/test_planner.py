@@ -164,7 +164,7 @@ def test_a_scarce_server_that_mostly_fails_still_keeps_to_its_budget() -> None:
 def test_when_the_window_is_full_the_scarce_side_stays_out(constrained: Side) -> None:
     asking = planner(constrained=constrained, budget=0.1)
     for _ in range(WINDOW):
-        asking.settle(Planned(Plan(0.0, 0.0), 20), outcome(attempt(constrained)))
+        asking.settle(Planned(Plan(0.0, 0.0), 20, constrained, asking.pacer), outcome(attempt(constrained)))
     plan = asking.plan(20, {}).plan
     assert math.isinf(plan.delay(constrained))
     assert plan.delay(constrained.other) == 0

@@ -35,7 +35,7 @@ def test_every_server_says_whether_closing_stops_billing_and_who_says_so() -> No
         assert profile.closing_stops_billing is None or profile.closing_source.startswith("https://")
     # as OpenRouter lists them: https://openrouter.ai/docs/api-reference/streaming
     stops = {p.name for p in CATALOG.profiles if p.closing_stops_billing}
-    assert stops == {"openai", "anthropic", "cohere", "together", "deepseek"}
+    assert stops == {"openai", "anthropic", "cohere", "together", "deepseek", "local"}
 
 
 @pytest.mark.parametrize("name", sorted(SERVERS - {"local", "paper"}))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from disco_daemon.store.migrations import MIGRATIONS, migrate, open_database
 from disco_daemon.types import Attempt, Delivery, Handoff, Outcome, Plan, Reading, Side, Usage
 
 WAIT_S = 30.0  # far more than any disk needs: only a hang gets there
-WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75))
-LATE = Attempt(Side.SERVER, "gpt", 0.25, 1.5, censored=True, usage=Usage(), error="timeout")
+WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75), energy_j=4.5)
+LATE = Attempt(Side.SERVER, "gpt", 0.25, 1.5, censored=True, usage=Usage(), error="timeout", bill_usd=0.0015)
 OUTCOME = Outcome(
     request_id="r-1",
     created=1_700_000_000.5,
@@ -44,6 +45,7 @@ OUTCOME = Outcome(
     reading=Reading(0.98, 7.5, 0.25, 2, 0.2, 0.24),
     delivery=Delivery.PACED,
 )
+DAY = datetime.fromtimestamp(OUTCOME.created).date().isoformat()  # noqa: DTZ006 - the day here, as a user sees it
 MOVE = asdict(OUTCOME.moves[0])  # sides are strings
 
 
@@ -110,6 +112,8 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "device_tokens": 30,
             "server_tokens": 7,
             "cost_usd": 0.002,
+            "server_usd": 0.0015,
+            "day": DAY,
             "energy_j": 4.5,
             "prompt": None,
             "answer": None,

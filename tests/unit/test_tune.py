@@ -19,6 +19,7 @@ from disco_daemon.engine.supervisor import Engine, EngineConfig
 from disco_daemon.engine.tuned import Job, Knobs, Speed, Tuned
 from disco_daemon.errors import ConfigError
 from disco_daemon.profile import Profiles, Wanted, chosen, key_of
+from disco_daemon.settings import Config
 
 START = Knobs(3, 3, 512)
 SPEED = Speed(1000.0, 50.0, 120.0)
@@ -213,7 +214,7 @@ def test_settings_win_over_the_profile_and_that_over_defaults(
     assert chosen(wanted, tuned, cores) == knobs
 
 
-def configured(text: str, tmp_path: Path) -> config.Config:
+def configured(text: str, tmp_path: Path) -> Config:
     path = tmp_path / "config.toml"
     path.write_text(text)
     return config.load(path, {})

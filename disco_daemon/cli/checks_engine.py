@@ -1,0 +1,139 @@
+"""What `disco doctor` finds of the engine without starting it: llama.cpp's bindings, and the memory for the model."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..engine.checked import Asked, Bindings, Fit, decode_told, encode
+from ..money.flops import read_gguf, shape_of
+from ..settings import DeviceSettings
+from .checks import GIB, Finding, head, model_path, ok, warn, wrong
+
+CHILD_TIMEOUT_S = 30.0  # importing the bindings takes 0.3 s, from a cold disk some seconds
+HEAD_BYTES = 1 << 20  # of a GGUF file: its shape stands in the first kilobytes
+MOST_NUMBERS = 1 << 32  # in the KV cache of one token; of the largest models there are, 2 million
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What the child process told: None, and in `problem` why, where it did not get so far."""
+
+    bindings: Bindings | None = None
+    fit: Fit | None = None
+    problem: str = ""
+
+
+def question(settings: DeviceSettings, n_gpu_layers: int | None) -> Asked | str:
+    """What is to be known of the configured model; a text says why it cannot be asked."""
+    path = model_path(settings)
+    try:
+        return asked(settings, path, n_gpu_layers)
+    except (OSError, ValueError) as e:
+        return f"{path}: {getattr(e, 'strerror', None) or e}"
+
+
+def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Asked:
+    """What is to be known of the model at `path`. Raises OSError, or ValueError if its header does not tell."""
+    header = read_gguf(head(path, HEAD_BYTES))
+    shape = shape_of(header)
+    trained = header.get(f"{header.get('general.architecture')}.context_length")
+    n_ctx = settings.n_ctx or (trained if isinstance(trained, int) else 0)
+    if n_ctx < 1:
+        raise ValueError("its header does not tell its context_length")
+    kv_numbers = shape.layers * shape.kv_heads * 2 * shape.head_dim
+    if kv_numbers > MOST_NUMBERS:
+        raise ValueError("its header tells of a shape that no model has")
+    return Asked(
+        n_bytes=path.stat().st_size,
+        n_layers=shape.layers,
+        n_embd=shape.hidden,
+        n_vocab=shape.vocab,
+        n_heads=shape.heads if settings.flash_attn == "off" else 0,
+        kv_numbers=kv_numbers,
+        n_ctx=n_ctx,
+        n_cells=settings.n_cells,
+        kv_type=settings.kv_type,
+        n_gpu_layers=n_gpu_layers,
+    )
+
+
+def examined(about: Asked | None) -> Examined:
+    """Ask `engine.checkup`, in a process of its own."""
+    command = [sys.executable, "-P", "-m", "disco_daemon.engine.checkup"]
+    try:
+        done = subprocess.run(command, input=encode(about), capture_output=True, timeout=CHILD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Examined(problem=f"said nothing for {CHILD_TIMEOUT_S:g} s")
+    except OSError as e:
+        return Examined(problem=f"cannot be tried: {e.strerror}")
+    bindings = fit = None
+    for line in done.stdout.splitlines():
+        try:
+            told = decode_told(line)
+        except msgspec.MsgspecError:  # a library that prints
+            continue
+        bindings, fit = (told, fit) if isinstance(told, Bindings) else (bindings, told)
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {done.returncode}"]
+    why = f"died of signal {-done.returncode}" if done.returncode < 0 else said[-1]
+    return Examined(bindings, fit, why if done.returncode else "")
+
+
+def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
+    """The bindings; `pinned` is the version that this program was made for, "" if that is not known."""
+    name, found = "llama.cpp", seen.bindings
+    again = f"`pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={pinned}`"
+    if found is None:
+        return wrong(name, f"the bindings cannot be used: {seen.problem}", f"{again} builds them for this processor")
+    where = f"{found.gpu_bytes / GIB:.1f} GiB free on the GPU" if found.gpu_bytes else "CPU only"
+    told = f"{found.version}, {where}; {' '.join(found.features)}"
+    if pinned and found.version != pinned:
+        mend = f"{again}: with another one memory layouts differ, and the engine crashes"
+        return wrong(name, f"{told}; {pinned} is needed", mend)
+    if platform.machine().lower() in ("x86_64", "amd64") and "AVX2" not in found.features:
+        return warn(name, f"{told}: built without AVX2, prompts are read slowly", f"{again}, if the processor has it")
+    if settings.n_gpu_layers not in ("auto", 0) and not found.gpu_bytes:
+        mend = "build llama-cpp-python for the GPU, or `disco config set device.n_gpu_layers auto`"
+        return warn(name, f"{told}, and device.n_gpu_layers = {settings.n_gpu_layers}", mend)
+    return ok(name, told)
+
+
+def pinned_version() -> str:
+    """The version of llama-cpp-python that this program requires; "" if it was not installed as a package."""
+    try:
+        wanted = requires("disco-daemon") or []
+    except PackageNotFoundError:
+        return ""
+    found = (re.match(r"llama-cpp-python\s*==\s*([\w.]+)", line) for line in wanted)
+    return next((match[1] for match in found if match), "")
+
+
+def memory(about: Asked | str, seen: Examined, daemon: dict[str, Any] | None) -> Finding:
+    """Whether the model will find the memory it needs; `about` is why nobody knows, if it is text.
+
+    A `daemon` that runs (its state) has the model in memory already.
+    """
+    name = "memory"
+    device = ((daemon or {}).get("endpoints") or {}).get("device") or {}
+    if device.get("state") == "ready" and "n_cells" in device:
+        return ok(name, f"the running daemon has its model in memory, with room for {device['n_cells']} tokens")
+    if isinstance(about, str):
+        return warn(name, f"cannot be predicted: {about}", "the engine's first start will tell")
+    fit = seen.fit
+    if fit is None:
+        return warn(name, "cannot be predicted", "mend llama.cpp first")
+    if fit.problem:
+        return wrong(name, fit.problem, "close other programs, choose a smaller model, or lower device.n_ctx")
+    rest = f" and {fit.gpu_layers} layers on the GPU" if fit.gpu_layers else ""
+    found = f"{fit.n_bytes / GIB:.2f} GiB{rest} with {fit.n_cells} tokens kept, {fit.available / GIB:.1f} GiB are free"
+    if fit.n_ctx < about.n_ctx:
+        return warn(name, f"{found}: an answer gets {fit.n_ctx}, not {about.n_ctx}", "close other programs")
+    return ok(name, found) if fit.n_bytes <= fit.available else warn(name, f"{found}: it will swap", "free some memory")

@@ -1,0 +1,252 @@
+"""What `disco doctor` finds of the configured server. Nobody else is asked, and no key and no password is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from ..config import server_api_key
+from ..errors import ConfigError
+from ..money.catalog import Catalog, is_private
+from ..net import hostname, is_loopback
+from ..settings import Api, Config, ServerSettings
+from .checks import Finding, ok, warn, within, wrong
+
+NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
+MODELS_TIMEOUT_S = 5.0
+MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
+N_NEAR = 3
+_PORTS = {"http": 80, "https": 443}
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+_OFFLINE = "not asked: --offline"
+
+
+def address(settings: ServerSettings, api: Api) -> Finding:
+    """Whether the URL is one that an OpenAI client can use, and is not the daemon's own (`api`)."""
+    name, url = "server", settings.base_url
+    if not url:
+        return ok(name, "none, this machine answers alone", "`disco config set server.base_url URL` lets one take part")
+    parts, where = urlsplit(url), shown(url)
+    told = f"{settings.model or 'no model'} at {where}"
+    if "@" in parts.netloc or parts.query:
+        return warn(name, f"{told}; the URL holds more than an address", "put the key into a file or a variable")
+    if is_loopback(parts.hostname or "") and (parts.port or _PORTS[parts.scheme]) == api.port:
+        return wrong(name, f"{told} is this daemon itself", "put the server's own address into server.base_url")
+    if parts.path.rstrip("/").endswith(("/completions", "/models", "/responses")):
+        return wrong(name, f"{told}: that is one of its pages", "end server.base_url before it, mostly with /v1")
+    if parts.scheme == "http" and not is_private(hostname(url)):
+        return warn(name, f"{told}: whoever is on the way can read key and prompts", "use https")
+    return ok(name, told)
+
+
+def shown(url: str) -> str:
+    """An address without user, password and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The API key and where it comes from; or why there is none, in `problem`."""
+
+    value: str = ""
+    source: str = ""
+    problem: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Key from {self.source or 'nowhere'}>"
+
+
+def read_key(config: Config, env: Mapping[str, str]) -> Key:
+    """Find the key as the daemon does."""
+    settings = config.server
+    # Somebody may have put the key itself where the variable's name belongs.
+    named = _VARIABLE.fullmatch(settings.api_key_env) is not None
+    variable = f"${settings.api_key_env}" if named else "the variable that server.api_key_env names"
+    try:
+        value = server_api_key(config, env)
+    except ConfigError as e:
+        return Key(problem=str(e))
+    if value:
+        return Key(value, variable if env.get(settings.api_key_env) else str(Path(settings.api_key_file).expanduser()))
+    hint = "" if named else " (server.api_key_env is to be a name, not the key)"
+    file = ", and the file in server.api_key_file is empty" if settings.api_key_file else ""
+    return Key(problem=f"{variable} is not set{hint}{file}")
+
+
+def key(settings: ServerSettings, found: Key, catalog: Catalog) -> Finding:
+    """Whether there is a key where one is needed."""
+    name = "server key"
+    mend = "set that variable where the daemon starts, or `disco config set server.api_key_file FILE` (chmod 600)"
+    if found.value:
+        if found.value != found.value.strip() or not (found.value.isascii() and found.value.isprintable()):
+            return wrong(name, f"the one in {found.source} has white space or odd characters in it", "write it anew")
+        return ok(name, f"there, in {found.source}")
+    known = catalog.server(settings.base_url)
+    if is_private(hostname(settings.base_url)):
+        unset = not settings.api_key_file
+        return ok(name, "none; a server of your own mostly needs none") if unset else wrong(name, found.problem, mend)
+    sure = settings.api_key_file or (known is not None and not known.private)
+    return (wrong if sure else warn)(name, found.problem, mend)
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+def network(name: str, url: str, *, offline: bool = False) -> Finding:
+    """Whether a TCP connection to the host of `url` comes about, or to the proxy that stands before it."""
+    where = urlsplit(url)
+    host, port = where.hostname or "", where.port or _PORTS[where.scheme]
+    if offline:
+        return ok(name, _OFFLINE)
+    proxy = _proxy(where.scheme, host)
+    if proxy is not None:
+        host, port = proxy
+    via = f"the proxy {host}:{port}" if proxy else f"{host}:{port}"
+    began = time.monotonic()
+    try:
+        within(NETWORK_TIMEOUT_S, lambda: _connect(host, port))
+    except TimeoutError:
+        mend = "check the network and a firewall; the daemon answers from this machine meanwhile"
+        return wrong(name, f"{via} did not answer within {NETWORK_TIMEOUT_S:g} s", mend)
+    except socket.gaierror as e:
+        return wrong(name, f"the name {host} is not known: {e.strerror}", "check the URL, and the network's DNS")
+    except (OSError, UnicodeError) as e:
+        reason = getattr(e, "strerror", None) or e
+        return wrong(name, f"{via} cannot be reached: {reason}", "check that it runs, the URL, and the network")
+    return ok(name, f"{via} answered in {1e3 * (time.monotonic() - began):.0f} ms")
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=NETWORK_TIMEOUT_S).close()
+
+
+def _proxy(scheme: str, host: str) -> tuple[str, int] | None:
+    """The proxy that the daemon's client would go through, None if there is none. What is local never does."""
+    if is_loopback(host) or urllib.request.proxy_bypass(host):
+        return None
+    proxies = urllib.request.getproxies()
+    found = urlsplit(proxies.get(scheme) or proxies.get("all") or "")
+    return (found.hostname, found.port or _PORTS.get(found.scheme, 80)) if found.hostname else None
+
+
+# --- what it serves ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What `GET models` gave: the HTTP status, the names in it (None: no list), how far our clock is ahead, s."""
+
+    status: int = 0
+    models: tuple[str, ...] | None = None
+    skew_s: float | None = None
+    problem: str = ""
+
+
+def ask_models(url: str, api_key: str) -> Reply:
+    """Ask for the list of models, as an OpenAI client would; no redirect is followed, for the key goes along."""
+    try:
+        return within(MODELS_TIMEOUT_S, lambda: _asked(url, api_key))
+    except (TimeoutError, httpx2.TimeoutException):
+        return Reply(problem=f"no answer within {MODELS_TIMEOUT_S:g} s")
+    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as e:
+        return Reply(problem=str(e) or type(e).__name__)
+
+
+def _asked(url: str, api_key: str) -> Reply:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    trust_env = not is_loopback(hostname(url))
+    with (
+        httpx2.Client(timeout=MODELS_TIMEOUT_S, trust_env=trust_env, follow_redirects=False) as http,
+        http.stream("GET", f"{url.rstrip('/')}/models", headers=headers) as response,
+    ):
+        body = b""
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > MAX_BYTES:
+                break
+        return Reply(response.status_code, _names(body), _skew(response.headers.get("date")))
+
+
+def _names(body: bytes) -> tuple[str, ...] | None:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return None
+    rows = (found.get("data") or found.get("models")) if isinstance(found, dict) else found
+    if not isinstance(rows, list):
+        return None
+    return tuple(name for row in rows if (name := _name(row)))
+
+
+def _name(row: Any) -> str:
+    found = (row.get("id") or row.get("name")) if isinstance(row, dict) else row
+    return found if isinstance(found, str) else ""
+
+
+def _skew(date: str | None) -> float | None:
+    try:
+        return time.time() - parsedate_to_datetime(date or "").timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding:
+    """Whether it answers, takes the key, and has the model."""
+    name = "server model"
+    page = f"{shown(settings.base_url).rstrip('/')}/models"
+    if reply.problem:
+        return wrong(name, f"{page}: {reply.problem}", "check server.base_url, and what stands between here and there")
+    if reply.status in (401, 403):
+        refused = "refuses the key" if with_key else "wants a key"
+        mend = "check the key, and that it is this server's" if with_key else "see the line on the server's key"
+        return wrong(name, f"{page} {refused} ({reply.status})", mend)
+    if 300 <= reply.status < 400:
+        return wrong(name, f"{page} points elsewhere ({reply.status})", "put the right address into server.base_url")
+    if reply.status == 404:
+        return warn(name, f"{page} is not there (404)", "check server.base_url; it mostly ends with /v1")
+    if reply.status != 200 or reply.models is None:
+        said = f"answers {reply.status}" if reply.status != 200 else "gives no list of models"
+        return warn(name, f"{page} {said}", "if answers fail, too, check server.base_url; `disco status` tells why")
+    return _listed(name, settings.model, reply.models)
+
+
+def _listed(name: str, model: str, listed: tuple[str, ...]) -> Finding:
+    plain = {one.casefold().removeprefix("models/"): one for one in listed}
+    wanted = model.casefold().removeprefix("models/")
+    if wanted in plain:
+        return ok(name, f"{model} is one of {len(listed)} listed")
+    near = [plain[one] for one in get_close_matches(wanted, plain, N_NEAR, 0.5)]
+    mend = f"`disco config set server.model NAME`{': ' + ', '.join(near) if near else ''}"
+    return warn(name, f"{model} is not among the {len(listed)} models listed", mend)
+
+
+def price(config: Config, catalog: Catalog, folder: Path) -> Finding:
+    """What a token costs there; one that nobody knows is asked for."""
+    name, settings = "price", config.server
+    own = (settings.input_usd_per_mtok, settings.output_usd_per_mtok)
+    if own[0] is not None and own[1] is not None:
+        return ok(name, f"${own[0]:g} and ${own[1]:g} per million input and output tokens, by your settings")
+    advice = catalog.advice(settings.base_url, settings.model, str(folder / "own.toml"))
+    if advice is not None:
+        found, _, mend = advice.partition(". Put into ")
+        return warn(name, found, f"put into {mend}")
+    known = catalog.price(settings.base_url, settings.model)
+    day = f", {known.as_of}" if known.as_of else ""
+    dollars = f"${known.input:g} and ${known.output:g} per million input and output tokens"
+    return ok(name, f"{dollars} ({known.entry}{day})")

@@ -1,0 +1,249 @@
+"""`disco doctor`: is all well, and what is to be done? Asks nobody but the configured server; shows no secret."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.table import Table
+
+    from ..settings import Config
+    from .checks import Finding
+    from .checks_server import Key
+
+HIDDEN = "********"
+# Names of variables whose values are nobody's business, and what keys of well-known services begin with.
+_SECRET_NAMES = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)S?$", re.IGNORECASE)
+_KEY_LIKE = re.compile(r"\b(?:(?:sk|pk|gsk|xai|hf|nvapi|csk|tgp|fw)[-_]|AIza)[\w-]{12,}")
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s@'\"]+@")
+_LEAST_SECRET = 4  # characters; a shorter one would blot out words
+_COLOURS = {"ok": "green", "warn": "yellow", "wrong": "bold red"}
+_MARGIN = 22  # columns before what was found
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "doctor", help="check this machine, the settings and the server", description=__doc__
+    )
+    parser.add_argument("--offline", action="store_true", help="do not ask the server either")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check and show; 1 if something is wrong."""
+    found = findings(offline=args.offline)
+    seen = list(found) if args.json else list(_shown(found))
+    n_wrong, n_warn = (sum(f.level == level for f in seen) for level in ("wrong", "warn"))
+    if args.json:
+        rows = [{"name": f.name, "level": f.level, "found": f.found, "mend": f.mend} for f in seen]
+        print(json.dumps({"ok": not n_wrong, "wrong": n_wrong, "warn": n_warn, "findings": rows}))
+    else:
+        print(f"{len(seen) - n_wrong - n_warn} ok, {n_warn} to look at, {n_wrong} wrong")
+    return 1 if n_wrong else 0
+
+
+def findings(*, offline: bool = False) -> Iterator[Finding]:
+    """All checks, in order, each as soon as it is done."""
+    from ..config import load
+    from ..errors import ConfigError
+    from ..settings import Config
+    from .checks_server import read_key
+
+    config, error = Config(), ""
+    try:
+        config = load()
+    except ConfigError as e:
+        error = str(e)
+    key = read_key(config, os.environ)
+    hidden = _secrets(os.environ, config.api.key, key.value)
+    for finding in _checks(config, error, key, offline=offline):
+        yield clean(finding, hidden)
+
+
+def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[Finding]:
+    from datetime import UTC, datetime
+
+    from ..config import config_path
+    from . import checks
+
+    listener = checks.listener(config.api)
+    yield checks.configuration(config_path(), config, error)
+    on_gpu = yield from _device(config, listener.state, offline=offline)
+    yield from _folders(config)
+    latest = yield from _history(config)
+    yield checks.port(config.api, listener)
+    skew_s = yield from _server(config, key, offline=offline)
+    yield from _power(config, on_gpu=on_gpu)
+    yield checks.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
+
+
+def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
+    """The device's checks; whether llama.cpp would use a GPU."""
+    from . import checks, checks_engine, checks_server, tuning
+
+    settings = config.device
+    found = checks.model(settings)
+    yield found
+    if settings.enabled and settings.base_url:
+        yield checks_server.network("local server", settings.base_url, offline=offline)
+    if not settings.enabled or settings.base_url:
+        return False
+    question = checks_engine.question(settings, tuning.n_gpu_layers(settings))
+    seen = checks_engine.examined(None if isinstance(question, str) else question)
+    yield checks_engine.llama_cpp(settings, seen, checks_engine.pinned_version())
+    if found.level == checks.Level.OK:
+        yield checks_engine.memory(question, seen, daemon)
+    if (named := checks.device_files(settings)) is not None:
+        yield named
+    return seen.bindings is not None and seen.bindings.gpu_bytes > 0 and settings.n_gpu_layers != 0
+
+
+def _folders(config: Config) -> Iterator[Finding]:
+    from .. import models
+    from ..config import cache_path, data_path
+    from .checks import SPARE_BYTES, folder, there
+
+    device = config.device
+    if device.enabled and not device.model and not there(models.default_model_path()):
+        yield folder("models folder", models.models_dir(), 2 * models.SIZE)  # the download, and what is in it
+    yield folder("data folder", data_path())
+    yield folder("cache folder", cache_path(), wished=SPARE_BYTES + int(device.spill_gib * 2**30))
+
+
+def _history(config: Config) -> Generator[Finding, None, float | None]:
+    """The history's check; when the latest request in it came."""
+    from ..config import data_path
+    from ..errors import Unavailable
+    from ..store import checkup
+    from .checks import history
+
+    path = Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite"
+    try:
+        path.stat()
+        seen = checkup.look(path)
+    except FileNotFoundError:
+        seen = None
+    except (OSError, Unavailable) as e:
+        yield history(path, str(e))
+        return None
+    yield history(path, seen)
+    return None if seen is None else seen.latest
+
+
+def _server(config: Config, key: Key, *, offline: bool) -> Generator[Finding, None, float | None]:
+    """The server's checks; how far this clock is ahead of its, s."""
+    from .. import pricelist
+    from ..config import config_path
+    from ..errors import ConfigError
+    from ..money.catalog import Catalog
+    from . import checks_server
+    from .checks import Level, wrong
+
+    settings, folder = config.server, config_path().parent / "servers"
+    reply = checks_server.Reply()
+    try:
+        catalog = pricelist.load(folder)
+    except (ConfigError, OSError) as e:
+        catalog = Catalog(pricelist.shipped())
+        yield wrong("price lists", str(e), "mend that file, or move it away: `disco up` reads it, too")
+    yield checks_server.address(settings, config.api)
+    if not settings.base_url:
+        return None
+    found = checks_server.key(settings, key, catalog)
+    reached = checks_server.network("network", settings.base_url, offline=offline)
+    yield from (found, reached)
+    if not offline and Level.WRONG not in (reached.level, found.level if key.value else Level.OK):
+        reply = checks_server.ask_models(settings.base_url, key.value)
+        yield checks_server.models(settings, reply, with_key=bool(key.value))
+    yield checks_server.price(config, catalog, folder)
+    return reply.skew_s
+
+
+def _power(config: Config, *, on_gpu: bool) -> Iterator[Finding]:
+    import time
+
+    from ..power.sensors import of_this_machine
+    from . import checks
+
+    state = of_this_machine(config.device.watts, config.device.n_threads, on_gpu=on_gpu).look(time.monotonic())
+    yield checks.energy(state)
+    yield checks.battery(state.charge, config.caps.battery_floor)
+    yield checks.heat(state.thermal)
+
+
+def _newest_price() -> datetime:
+    """A time that is past for certain: this program was made after it."""
+    from datetime import UTC, datetime
+
+    from .. import pricelist
+
+    days = [price.as_of for profile in pricelist.shipped() for price in profile.models.values() if price.as_of]
+    return datetime.combine(max(days), datetime.min.time(), UTC)
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def clean(finding: Finding, hidden: Iterable[str]) -> Finding:
+    """The same without secrets, and without control characters of whoever was asked."""
+    return replace(finding, found=_clean(finding.found, hidden), mend=_clean(finding.mend, hidden))
+
+
+def _clean(text: str, hidden: Iterable[str]) -> str:
+    for secret in hidden:
+        text = text.replace(secret, HIDDEN)
+    text = _KEY_LIKE.sub(HIDDEN, _CREDENTIALS.sub("", text))
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _secrets(env: Mapping[str, str], *own: str) -> list[str]:
+    """What must not be shown, the longest first: one may be part of another."""
+    found = {value for name, value in env.items() if _SECRET_NAMES.search(name)} | {*own}
+    return sorted(
+        (secret for secret in found if len(secret) >= _LEAST_SECRET), key=lambda secret: (-len(secret), secret)
+    )
+
+
+def _shown(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Print each as it comes, in colours and folded on a terminal, a line each elsewhere."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for finding in found:
+        if console.is_terminal:
+            console.print(_row(finding))
+        else:
+            print(line(finding), flush=True)
+        yield finding
+
+
+def line(finding: Finding) -> str:
+    """One finding as plain text; what a mend says in further lines is indented."""
+    mend = finding.mend.replace("\n", f"\n{'':{_MARGIN}}")
+    return f"{finding.level:<6}{finding.name:<{_MARGIN - 6}}{finding.found}{f' -> {mend}' if mend else ''}"
+
+
+def _row(finding: Finding) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid()
+    table.add_column(width=6)
+    table.add_column(width=_MARGIN - 6)
+    table.add_column(overflow="fold")
+    told = Text(finding.found)
+    if finding.mend:
+        told.append(f"\n→ {finding.mend}", "dim" if finding.level == "ok" else "")
+    table.add_row(Text(finding.level.value, _COLOURS[finding.level]), finding.name, told)
+    return table

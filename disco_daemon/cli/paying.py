@@ -1,0 +1,95 @@
+"""What things cost here: the server's price, the caps with what is spent already, and the power sensors."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from ..clock import Clock, local_zone
+from ..errors import DiscoError
+from ..estimation.knowledge import DEVICE_TPS
+from ..money.caps import J_PER_WH, SERVER_CONTEXT, Caps, Limits, Spent
+from ..money.catalog import Catalog, Price
+from ..money.purse import Purse, Speeds
+from ..power.sensors import Sensors, of_this_machine
+from ..pricelist import load
+from ..profile import n_cores
+from ..scheduling.mover import DECODE_TPS
+from ..settings import Config
+from ..store import History
+from ..types import Side
+
+log = logging.getLogger("disco.money")
+
+
+def make_purse(config: Config, own: Path, clock: Clock) -> Purse:
+    """The prices in force and the caps; nothing counts as spent yet, see `restore`.
+
+    `own` is the folder of the user's own price lists. Raises ConfigError.
+    """
+    catalog = load(own)
+    price = price_of(config, catalog)
+    if config.server.base_url and not price.known:
+        log.warning("%s", catalog.advice(config.server.base_url, config.server.model, str(own / "mine.toml")))
+    return Purse(
+        price,
+        Caps(limits(config), local_zone(), clock.wall()),
+        usd_per_kwh=config.device.usd_per_kwh,
+        watts=config.device.watts,
+        speeds=Speeds(DEVICE_TPS, DECODE_TPS[Side.DEVICE]),
+        context=config.device.n_ctx or SERVER_CONTEXT,
+        stops_billing=catalog.stops_billing(config.server.base_url),
+    )
+
+
+def price_of(config: Config, catalog: Catalog) -> Price:
+    """What the configured server charges: by the settings, else by the price lists; nothing without a server."""
+    server = config.server
+    if not server.base_url:
+        return Price(0.0, 0.0, 0.0)
+    listed, given = (
+        catalog.price(server.base_url, server.model),
+        (server.input_usd_per_mtok, server.output_usd_per_mtok),
+    )
+    if given == (None, None):
+        return listed
+    put = listed.input if given[0] is None else given[0]
+    out = listed.output if given[1] is None else given[1]
+    cached = listed.cached_input if given[0] is None else put
+    whole = None not in given
+    return replace(
+        listed,
+        input=put,
+        cached_input=cached,
+        output=out,
+        source="your settings",
+        as_of=None,
+        known=listed.known or whole,
+    )
+
+
+def limits(config: Config) -> Limits:
+    """The caps as set."""
+    caps = config.caps
+    return Limits(caps.usd_per_day, caps.usd_per_month, caps.wh_per_day, caps.battery_floor)
+
+
+def restore(purse: Purse, history: History, clock: Clock) -> None:
+    """Count what the ledger has of this day and month; blocks on disk."""
+    now = clock.wall()
+    today = datetime.fromtimestamp(now, local_zone()).date()
+    try:
+        day, month = history.spent(today, today), history.spent(today.replace(day=1), today)
+    except DiscoError as e:
+        log.warning("the caps start from nothing spent: %s", e)
+        return
+    purse.caps.restore(Spent(day.server_usd, month.server_usd, day.energy_j / J_PER_WH), now)
+
+
+def make_sensors(config: Config) -> Sensors:
+    """The power sensors of this machine, for the threads and layers that compute."""
+    device = config.device
+    on_gpu = device.n_gpu_layers not in (0, "auto") or (device.n_gpu_layers == "auto" and device.rounding != "exact")
+    return of_this_machine(device.watts, device.n_threads or max(1, n_cores() - 1), on_gpu=on_gpu)

@@ -1,0 +1,136 @@
+"""`disco eval --history`: the user's own requests under other exchange rates and budgets; no text is read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..scheduling.policy import Policy
+    from ..settings import Config
+    from ..simulate.recorded import Recorded
+    from ..simulate.whatif import Cell, Terms, WhatIf
+
+RATES = "0.01,0.1,1,10,100,1000"
+DAY_S = 86_400.0
+OF_TRACES = ("online", "handoff", "select", "devices", "seeds", "window")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay and print; the table, or one JSON document, goes to stdout."""
+    from ..config import load
+    from ..simulate.recorded import Recorded
+    from ..simulate.report import require_plots
+    from ..simulate.whatif import Setting, WhatIf
+    from ..simulate.whatif_report import Findings, as_json, draw, summary
+    from ..store.past import outcomes
+
+    _check(args)
+    if args.plots:
+        require_plots()
+    config = load()
+    now = Setting(config.device.usd_per_kwh, config.policy.budget)
+    rates, budgets = _numbers(args.rates, "--rates", now.usd_per_kwh), _numbers(args.budgets, "--budgets", now.budget)
+    since = 0.0 if args.days is None else time.time() - args.days * DAY_S
+    recorded = Recorded.of(outcomes(_path(args, config), since))
+    terms = _terms(config, recorded)
+    models = [WhatIf(recorded, terms, policy) for policy in _policies(args.policies or config.policy.name, config)]
+    cells = tuple(m.predict(rate, budget) for m in models for rate in rates for budget in budgets)
+    (in_force,) = _policies(config.policy.name, config)
+    findings = Findings(models[0], cells, now, in_force.name)
+    if args.plots:
+        for path in draw(findings, Path(args.plots)):
+            print(f"drew {path}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(as_json(findings) | {"ms_per_setting": _ms(models[0], cells)}))
+    else:
+        print(summary(findings))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for option in OF_TRACES:
+        if getattr(args, option):
+            msg = f"--{option} goes with --traces, not with --history"
+            raise ConfigError(msg)
+    if args.days is not None and not args.days > 0:
+        msg = f"--days takes a number above 0, not {args.days:g}"
+        raise ConfigError(msg)
+
+
+def _policies(names: str, config: Config) -> list[Policy]:
+    from ..scheduling.make import make_policy
+
+    settings = config.policy
+    try:
+        return [
+            make_policy(name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
+            for name in names.split(",")
+        ]
+    except ValueError as e:
+        msg = f"--policies: {e}"
+        raise ConfigError(msg) from e
+
+
+def _ms(model: WhatIf, cells: Sequence[Cell]) -> float:
+    """How long one setting takes once all is fitted, ms: the quickest, least disturbed by the machine's other work."""
+    took = []
+    for cell in cells[:20]:
+        began = time.perf_counter()
+        model.predict(cell.usd_per_kwh, cell.budget)
+        took.append(time.perf_counter() - began)
+    return round(1e3 * min(took), 3)
+
+
+def _numbers(text: str, option: str, in_force: float) -> list[float]:
+    """The numbers asked for and the one in force, ascending."""
+    try:
+        numbers = {float(word) for word in text.split(",")}
+    except ValueError as e:
+        msg = f"{option} takes numbers with commas between them: {e}"
+        raise ConfigError(msg) from e
+    most = 1.0 if option == "--budgets" else float("inf")
+    if wrong := [x for x in numbers if not (0 <= x <= most and x < float("inf"))]:
+        msg = f"{option} takes numbers from 0{' to 1' if most == 1 else ' on'}, not {wrong[0]:g}"
+        raise ConfigError(msg)
+    return sorted(numbers | {in_force})
+
+
+def _path(args: argparse.Namespace, config: Config) -> Path:
+    from ..config import data_path
+
+    named = args.path or config.history.path
+    path = Path(named).expanduser() if named else data_path() / "history.sqlite"
+    if not path.is_file():
+        msg = f"there is no history at {path}: the daemon writes one (`disco up`), or name the file with --path"
+        raise ConfigError(msg)
+    return path
+
+
+def _terms(config: Config, recorded: Recorded) -> Terms:
+    """Today's prices; the power that computing drew, as it was booked, else as it is set."""
+    from ..config import config_path
+    from ..money.prices import Prices
+    from ..pricelist import load as load_prices
+    from ..simulate.whatif import Terms
+    from ..types import Side
+    from .paying import price_of
+
+    catalog = load_prices(config_path().parent / "servers")
+    price, scarcer = price_of(config, catalog), config.policy.scarcer
+    return Terms(
+        Prices(price.input, price.output, recorded.watts or config.device.watts, config.device.usd_per_kwh),
+        fitted_at=config.policy.budget,
+        scarcer=None if scarcer == "auto" else Side(scarcer),
+        moves=config.handoff.for_cost,
+        stops_billing=catalog.stops_billing(config.server.base_url),
+        pace_tps=config.delivery.pace_tps,
+    )

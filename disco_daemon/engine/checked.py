@@ -1,0 +1,52 @@
+"""What `engine.checkup` is asked, and what it tells: JSON over its standard input, JSON lines over its output."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A model's shape, as its header tells, and what is wanted of it.
+
+    `n_bytes` is the file's size, `kv_numbers` how many numbers a token leaves in the KV cache, `n_heads` those whose
+    scores take memory (0 with flash attention). The rest is as in `wire.Load`, but for `n_ctx`, which is above 0.
+    """
+
+    n_bytes: int
+    n_layers: int
+    n_embd: int
+    n_vocab: int
+    n_heads: int
+    kv_numbers: int
+    n_ctx: int
+    n_cells: int
+    kv_type: str = "auto"
+    n_gpu_layers: int | None = 0
+
+
+class Bindings(msgspec.Struct, tag=True, frozen=True):
+    """llama.cpp as it is built here; `gpu_bytes` are free on the GPUs that it would use, 0 if it uses none."""
+
+    version: str
+    features: list[str]
+    gpu_bytes: int
+
+
+class Fit(msgspec.Struct, tag=True, frozen=True):
+    """What a model takes of the memory there is, in bytes, and the tokens an answer and the KV cache would have.
+
+    `problem` says why it cannot be loaded. `gpu_layers` would be on the GPU, and are not in `n_bytes`.
+    """
+
+    available: int
+    n_bytes: int = 0
+    n_ctx: int = 0
+    n_cells: int = 0
+    gpu_layers: int = 0
+    problem: str = ""
+
+
+Told = Bindings | Fit
+encode = msgspec.json.Encoder().encode
+decode_asked = msgspec.json.Decoder(Asked | None).decode
+decode_told = msgspec.json.Decoder(Told).decode

@@ -1,0 +1,65 @@
+"""Run by `disco doctor`: can llama.cpp be used on this machine, with enough memory for a model, and on what GPU.
+
+A process of its own: bindings that were built for another processor die of the first instruction that it lacks. The
+model itself is not opened; its shape, an `Asked` or null, comes on standard input. `Bindings`, then `Fit` go out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from . import gpu, llama
+from .checked import Asked, Bindings, Fit, Told, decode_asked, encode
+from .memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
+from .metadata import KV_BYTES
+
+
+def bindings() -> Bindings:
+    """What llama.cpp says of itself."""
+    version, _, system = llama.build().partition(" ")
+    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes())
+
+
+def fit(asked: Asked, available: int, gpu_bytes: int) -> Fit:
+    """What `engine.llama` would find: the same steps with the same functions."""
+    per_token = int(asked.kv_numbers * KV_BYTES[asked.kv_type])
+    work = work_bytes(llama.N_BATCH, asked.n_vocab, asked.n_embd)
+    layers = _layers(asked, per_token, work, gpu_bytes)
+    if not layers and (why := too_large(asked.n_bytes, available)):
+        return Fit(available, problem=why)
+    need = Need(per_token + 4 * llama.N_BATCH * asked.n_heads, work)
+    try:
+        n_ctx, n_cells = fitting(asked.n_ctx, asked.n_cells, need, available)
+    except MemoryError as e:
+        return Fit(available, problem=str(e))
+    here = max(0.0, 1 - layers / asked.n_layers) * (asked.n_bytes + n_cells * need.per_token)
+    return Fit(available, int(here) + work, n_ctx, n_cells, layers)
+
+
+def _layers(asked: Asked, per_token: int, work: int, gpu_bytes: int) -> int:
+    """How many layers would be on the GPU."""
+    if not gpu_bytes or asked.n_gpu_layers == 0:
+        return 0
+    if asked.n_gpu_layers is not None:
+        return asked.n_layers if asked.n_gpu_layers < 0 else min(asked.n_layers, asked.n_gpu_layers)
+    kv = per_token * max(asked.n_ctx, asked.n_cells or FACTOR * asked.n_ctx)
+    return min(asked.n_layers, gpu_layers(Footprint(asked.n_bytes, asked.n_layers, kv), work, gpu_bytes))
+
+
+def main() -> None:
+    """Tell each thing as soon as it is known."""
+    asked = decode_asked(sys.stdin.buffer.read())
+    found = bindings()
+    _tell(found)
+    if asked is not None:
+        _tell(fit(asked, available_bytes(), found.gpu_bytes))
+
+
+def _tell(message: Told) -> None:
+    sys.stdout.buffer.write(encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""`disco eval --history`: the user's own requests under another exchange rate λ and another budget b.
+
+Every request is played as a race under the plan that the policy would have made: the same table and budget as in the
+daemon, the same server and device for all settings. What follows from that, and holds exactly:
+
+- Along λ only the scarcer side changes, where the costs cross (`threshold`), and which answers move to the device.
+  The policies `optimal`, `paper` and `stochastic-concurrent` always start the other side at once: below the threshold
+  that is the device, above it the server. So with λ no request's bill falls, and no request's energy rises.
+- Along b every request starts the scarcer side no later, and its first token comes no later. Two things make it so: one
+  table per scarcer side, fitted at the budget in force, whose rungs only add starts (`_nested`), and the budget handed
+  out being the largest at which the share used stays within b. The daemon's pacer steers to that share, too; what it
+  takes to keep it over any 200 requests is not played.
+
+Moves of a running answer to the cheaper device are played as the daemon decides them (`scheduling.migrate.worth`); they
+keep this order as long as reading a token costs the device no more energy than writing one. Moves to the server, which
+few servers can continue, are not played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..money.exchange import threshold
+from ..money.prices import J_PER_KWH, Prices
+from ..scheduling.make import make_policy
+from ..scheduling.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
+from ..scheduling.mover import DECODE_TPS
+from ..scheduling.outlook import Outlook
+from ..scheduling.policy import Policy
+from ..scheduling.table import Table
+from ..types import Outcome, Side
+from .evaluate import READER_TPS
+from .recorded import Recorded
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.intp]
+
+JUST_BELOW = 1e-12  # of a budget, so that rounding does not let one request more in
+MOVE_BUCKETS = 24  # prompt lengths for which a move is decided
+J_PER_WH = J_PER_KWH / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the user can turn: the exchange rate λ, $/kWh, and the budget ratio b."""
+
+    usd_per_kwh: float
+    budget: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one setting makes of the whole history. TTFTs in s.
+
+    `server_usd` is the server's bill, $, and `device_wh` this machine's energy, Wh, both the sum over all requests.
+    `used` is the share of all prompt tokens that the scarcer side started on, `device_won` the share of the requests in
+    which the device was first, `moved` the share that then moved to the device.
+    """
+
+    policy: str
+    usd_per_kwh: float
+    budget: float
+    constrained: str
+    mean_ttft_s: float
+    p99_ttft_s: float
+    server_usd: float
+    device_wh: float
+    used: float
+    device_won: float
+    moved: float
+
+    @property
+    def cost_usd(self) -> float:
+        """The bill, and what the energy is worth at this rate, $."""
+        return self.server_usd + self.device_wh / 1000 * self.usd_per_kwh
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What does not depend on the setting. `fitted_at` is the budget that tables are fitted at: the one in force.
+
+    `scarcer` is the side that the user says is scarce, None for the dearer one. With `moves`, running answers go to the
+    device where that pays. Where closing a stream does not end the bill (`stops_billing`), a server that was started
+    bills the whole answer, and leaving it saves nothing. The reader takes `pace_tps` token/s.
+    """
+
+    prices: Prices
+    fitted_at: float = 0.5
+    scarcer: Side | None = None
+    moves: bool = True
+    stops_billing: bool = True
+    pace_tps: float = READER_TPS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Race:
+    """What came of the starts; all [n]. `lead_s` is for how long the device had run by the first token, s."""
+
+    ttft_s: FloatArray
+    device_won: BoolArray
+    server_ran: BoolArray
+    lead_s: FloatArray
+
+
+def whatif(
+    requests: Sequence[Outcome], settings: Sequence[Setting], terms: Terms, policy: str = "optimal", seed: int = 0
+) -> list[Cell]:
+    """One cell per setting. Raises ConfigError where the history says too little, ValueError for an unknown policy."""
+    model = WhatIf(Recorded.of(requests, seed), terms, make_policy(policy))
+    return [model.predict(setting.usd_per_kwh, setting.budget) for setting in settings]
+
+
+class WhatIf:
+    """Answers for one policy, quickly: what settings have in common is worked out once, when it is first wanted.
+
+    All that changes: the tables and the budgets they need by scarcer side, and the lengths at which answers move.
+    """
+
+    def __init__(self, recorded: Recorded, terms: Terms, policy: Policy) -> None:
+        self.recorded, self.terms, self.policy = recorded, terms, policy
+        self._device_s = recorded.phone.ttft_s(recorded.fresh)
+        self._tokens = float(recorded.prompt.sum())
+        self._tables: dict[Side, Table] = {}
+        self._ladders: dict[Side, tuple[FloatArray, FloatArray]] = {}
+        self._moves: tuple[float, FloatArray, FloatArray] | None = None  # of the last rate: a slider of b keeps it
+        phone = recorded.phone
+        self._joules = terms.prices.joules(phone.prefill_tps, phone.decode_tps)
+
+    @property
+    def threshold_usd_per_kwh(self) -> float:
+        """The rate above which the device is the scarcer side, unless the user says which is."""
+        phone = self.recorded.phone
+        return threshold(self.terms.prices, phone.prefill_tps, phone.decode_tps)
+
+    def constrained(self, usd_per_kwh: float) -> Side:
+        """The scarcer side at that rate."""
+        phone = self.recorded.phone
+        return self.terms.scarcer or self._prices(usd_per_kwh).scarcer(phone.prefill_tps, phone.decode_tps)
+
+    def predict(self, usd_per_kwh: float, budget: float) -> Cell:
+        """What that setting would have made of the history. Raises ValueError for a rate or a budget out of range."""
+        if not (usd_per_kwh >= 0 and 0 <= budget <= 1):
+            msg = f"a rate is >= 0 $/kWh and a budget in [0, 1]: {usd_per_kwh}, {budget}"
+            raise ValueError(msg)
+        side = self.constrained(usd_per_kwh)
+        waits = self._waits(side, self._handed_out(side, budget), self.recorded.draw)
+        race = self._race(*waits)
+        moved, bill, joules = self._booked(race, side, usd_per_kwh)
+        return Cell(
+            policy=self.policy.name,
+            usd_per_kwh=usd_per_kwh,
+            budget=budget,
+            constrained=side.value,
+            mean_ttft_s=float(race.ttft_s.mean()),
+            p99_ttft_s=float(np.quantile(race.ttft_s, 0.99)),
+            server_usd=bill,
+            device_wh=joules / J_PER_WH,
+            used=float(self.recorded.prompt @ self._starts(side, *waits)) / self._tokens,
+            device_won=float(race.device_won.mean()),
+            moved=float(moved.mean()),
+        )
+
+    def _prices(self, usd_per_kwh: float) -> Prices:
+        return replace(self.terms.prices, usd_per_kwh=usd_per_kwh)
+
+    # --- who starts when -----------------------------------------------------------------------------------------
+
+    def _table(self, side: Side) -> Table:
+        if side not in self._tables:
+            known = self.recorded
+            outlook = Outlook(
+                known.curve, known.lengths, known.phone.ttft_s(known.lengths.values), side, self.terms.fitted_at,
+                known.contexts,
+            )  # fmt: skip
+            self._tables[side] = _nested(self.policy.fit(outlook), side)
+        return self._tables[side]
+
+    def _waits(self, side: Side, handed_out: float, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Start delays of device and server, s, when the policy is told to spend `handed_out`; `draws` is [n]."""
+        known = self.recorded
+        waits = self._table(side).delays(known.fresh, np.array(handed_out), known.score, draws)
+        device_s, server_s = (np.broadcast_to(w, known.n).copy() for w in waits)
+        only_device, only_server = known.bound
+        device_s[only_device], server_s[only_device] = 0.0, np.inf
+        device_s[only_server], server_s[only_server] = np.inf, 0.0
+        return device_s, server_s
+
+    def _handed_out(self, side: Side, budget: float) -> float:
+        """The largest budget to tell the policy at which no more than `budget` of the tokens is used in the end."""
+        if not self.policy.learns:
+            return budget
+        if side not in self._ladders:
+            self._ladders[side] = self._ladder(side)
+        needed, spent = self._ladders[side]
+        n_within = int(np.searchsorted(spent, budget * self._tokens, side="right"))
+        return 1.0 if n_within == len(needed) else float(np.clip(needed[n_within] - JUST_BELOW, 0.0, 1.0))
+
+    def _ladder(self, side: Side) -> tuple[FloatArray, FloatArray]:
+        """Beyond which budget handed out each request uses the side, ascending [n], and the tokens used by then [n].
+
+        A request draws between two rungs in the same way at every budget, so it has one such point.
+        """
+        known, table = self.recorded, self._table(side)
+        rungs = np.unique(table.budgets)
+        needed = np.full(known.n, np.inf)
+        for i in reversed(range(len(rungs))):
+            used = self._starts(side, *self._waits(side, rungs[i], np.ones(known.n)))
+            begin = -np.inf if i == 0 else rungs[i - 1] + known.draw[used] * (rungs[i] - rungs[i - 1])
+            needed[used] = begin
+        order = np.argsort(needed, kind="stable")
+        return needed[order], known.prompt[order].cumsum()
+
+    def _starts(self, side: Side, device_wait: FloatArray, server_wait: FloatArray) -> BoolArray:
+        """Which requests the side is started for; [n]."""
+        if side is Side.DEVICE:
+            started: BoolArray = device_wait < server_wait + self.recorded.server_s
+        else:
+            started = server_wait < device_wait + self._device_s
+        return started
+
+    def _race(self, device_wait: FloatArray, server_wait: FloatArray) -> _Race:
+        server_at, device_at = server_wait + self.recorded.server_s, device_wait + self._device_s
+        ttft = np.minimum(server_at, device_at)
+        lead = np.where(device_wait < server_at, ttft - device_wait, 0.0)
+        return _Race(ttft, device_at < server_at, server_wait < device_at, lead)
+
+    # --- what it costs -------------------------------------------------------------------------------------------
+
+    def _booked(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, float, float]:
+        """Which answers moved to the device [n], the server's bill, $, and the device's energy, J, over all requests.
+
+        A prompt that was started is billed, also the loser's; a device that lost has read as much of it as it had time.
+        """
+        known, (prefill_j, decode_j) = self.recorded, self._joules
+        price = self._prices(usd_per_kwh)
+        input_usd, output_usd = price.server_input_usd_per_mtok / 1e6, price.server_output_usd_per_mtok / 1e6
+        read = known.fresh * np.minimum(race.lead_s / self._device_s, 1.0)
+        by_device = np.where(race.device_won, known.output, 0.0)
+        begun, at = self._begun(race, side, usd_per_kwh)
+        by_device = np.where(begun, known.output - at, by_device)
+        moved = begun & (by_device > 0)
+        # It reads the prompt and all that the server had written; what comes after, it writes.
+        read = np.where(begun, known.fresh + at, read)
+        by_server = np.where(race.device_won, 0.0, at)
+        if not self.terms.stops_billing:
+            by_server = np.where(race.server_ran, known.output, 0.0)
+        bill = float(race.server_ran @ known.prompt) * input_usd + float(by_server.sum()) * output_usd
+        return moved, bill, float(read.sum()) * prefill_j + float(by_device.sum()) * decode_j
+
+    def _begun(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, FloatArray]:
+        """Which answers of the server begin to move, and how many tokens the server writes of each; both [n].
+
+        The device catches up while the server goes on; an answer that ends before that has moved in vain.
+        """
+        known, terms = self.recorded, self.terms
+        nobody = np.zeros(known.n, np.bool_), known.output
+        # A side that the budget limits is not handed answers that it was not started for.
+        if not terms.moves or not terms.stops_billing or side is Side.DEVICE:
+            return nobody
+        begins, ends = self._lengths_of_moves(usd_per_kwh)
+        only_server = known.bound[1]
+        begun = ~race.device_won & ~only_server & (begins > 0) & (begins < known.output)
+        return begun, np.where(begun, np.minimum(ends, known.output), known.output)
+
+    def _lengths_of_moves(self, usd_per_kwh: float) -> tuple[FloatArray, FloatArray]:
+        """After how many tokens the server's answer to each prompt would begin to move, 0 for never, and have moved."""
+        if self._moves is None or self._moves[0] != usd_per_kwh:
+            known = self.recorded
+            edges = known.lengths.bucket_edges(MOVE_BUCKETS)
+            bucket: IntArray = np.searchsorted(edges, known.prompt, side="left")
+            n = np.maximum(np.bincount(bucket, minlength=len(edges) + 1), 1)
+            prompts, fresh = (np.bincount(bucket, a, len(edges) + 1) / n for a in (known.prompt, known.fresh))
+            costs = Costs(**self._prices(usd_per_kwh).per_token(known.phone.prefill_tps, known.phone.decode_tps))
+            decided = np.array([self._decide(costs, *pair) for pair in zip(prompts, fresh, strict=True)])
+            self._moves = usd_per_kwh, decided[bucket, 0], decided[bucket, 1]
+        return self._moves[1:]
+
+    def _decide(self, costs: Costs, prompt: float, fresh: float) -> tuple[float, float]:
+        """As the daemon would, look by look as the answer grows: when a move begins, and what the server has then.
+
+        A device that lost the race goes on to read its prompt, as the daemon has it do when it foresees a move.
+        """
+        if costs.cheaper is not Side.DEVICE:
+            return 0.0, 0.0
+        known, server_tps = self.recorded, DECODE_TPS[Side.SERVER]
+        generated = 1
+        while (remaining := known.answers.expected_remaining(generated)) > 0:
+            missing = max(0.0, fresh - (generated - 1) / server_tps * known.phone.prefill_tps)
+            wait_s = catch_up_s(missing + generated, known.phone.prefill_tps, server_tps)
+            prospect = Prospect(
+                Side.SERVER, Side.DEVICE, round(prompt), generated, round(max(0.0, prompt - missing)), remaining,
+                server_tps, known.phone.decode_tps, wait_s, wait_s, 0.0, exact_follow=True,
+            )  # fmt: skip
+            if worth(prospect, costs, self.terms.pace_tps, margin=margin(0)):
+                return float(generated), generated + float(np.ceil(server_tps * wait_s - 1e-9))
+            generated = next_check(generated)
+        return 0.0, 0.0
+
+
+def _nested(table: Table, side: Side) -> Table:
+    """The table with every rung starting the scarcer side no later than the one before it, as it should be anyway."""
+    if side is Side.DEVICE:
+        return replace(table, device_s=np.minimum.accumulate(table.device_s, axis=0))
+    return replace(table, server_s=np.minimum.accumulate(table.server_s, axis=0))

@@ -1,0 +1,41 @@
+"""A look at the history file for `disco doctor`: nothing is written, made or mended."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from disco_daemon.errors import Unavailable
+
+from .migrations import MIGRATIONS, schema_version
+
+NEWEST = len(MIGRATIONS)  # the schema that this version writes
+TIMEOUT_S = 2.0  # for a daemon's transaction, which takes milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Number of the file's schema, requests in it, and when the latest one came (Unix time, s; None without any)."""
+
+    schema: int
+    requests: int
+    latest: float | None
+
+
+def look(path: Path) -> Seen:
+    """What is in the history file at `path`. Blocks on disk. Raises Unavailable if it cannot be read."""
+    # Without a log nobody has it open; then SQLite need not make one to read it, and would leave that behind.
+    still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+    uri = f"{path.resolve().as_uri()}?mode=ro{still}"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S)) as connection:
+            schema = schema_version(connection)
+            if schema == 0:  # made, and not filled yet
+                return Seen(0, 0, None)
+            requests, latest = connection.execute("SELECT count(*), max(created) FROM requests").fetchone()
+            return Seen(schema, int(requests), latest)
+    except sqlite3.Error as error:
+        msg = f"the history {path} cannot be read: {error}"
+        raise Unavailable(msg) from error

@@ -1,0 +1,141 @@
+"""Watches what this machine draws, beside the requests: the purse hears of battery, heat and the energy of a token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import asdict
+from typing import Any
+
+from .clock import Clock
+from .money.exchange import Power
+from .money.purse import Purse, Speeds
+from .power.meter import Meter, TokenEnergy
+from .power.reading import Covers
+from .power.sensors import Sensors, State
+
+log = logging.getLogger("disco.power")
+
+LOOK_TIMEOUT_S = 10.0  # a look takes milliseconds, some seconds where a tool is asked; a dead sensor may hang
+UNCHANGING_S = 30.0  # between two looks at a machine that can neither measure nor run out
+
+
+class Wattmeter:
+    """Owns the sampling task and the meter. `speeds` are the device's as learned; `changed` is called after each look.
+
+    What the conductor tells of the device's work goes to the meter (`stage.Effort`).
+    """
+
+    def __init__(
+        self,
+        sensors: Sensors,
+        purse: Purse,
+        clock: Clock,
+        *,
+        speeds: Callable[[], Speeds],
+        changed: Callable[[], None],
+        known: TokenEnergy | None = None,
+    ) -> None:
+        self._sensors, self._purse, self._clock = sensors, purse, clock
+        self._speeds, self._changed = speeds, changed
+        self._meter = Meter(known)
+        self._seen: State | None = None
+        self._energy: TokenEnergy | None = None
+        self._failing = False
+        self._looking: asyncio.Future[State] | None = None
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval_s)
+                await self.look()
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+
+    async def look(self) -> None:
+        """Look once; a sensor that fails or hangs leaves everything as it was, and is told about once."""
+        try:
+            seen = await self._looked()
+        except (OSError, ValueError, TimeoutError) as e:
+            if not self._failing:
+                log.warning("the power sensors cannot be read: %s", e)
+            self._failing = True
+        else:
+            self._failing = False
+            self._take(seen)
+
+    async def _looked(self) -> State:
+        """What the sensors say. A thread that hangs in one is waited for, never joined by another."""
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._sensors.look, self._clock.now()))
+        done, _ = await asyncio.wait({self._looking}, timeout=LOOK_TIMEOUT_S)
+        if not done:
+            msg = f"no answer within {LOOK_TIMEOUT_S:g} s"
+            raise TimeoutError(msg)
+        looking, self._looking = self._looking, None
+        return looking.result()
+
+    def _take(self, seen: State) -> None:
+        speeds = self._speeds()
+        self._seen = seen
+        self._meter.sample(self._clock.now(), seen.reading)
+        self._energy = energy = self._meter.energy(speeds.prefill_tps, speeds.decode_tps)
+        measured = energy is not None and energy.windows > 0
+        token_j = (energy.prefill_j_per_token, energy.decode_j_per_token) if energy is not None and measured else None
+        watts = seen.reading.watts if seen.reading.covers is Covers.COMPUTING else None
+        self._purse.feel(_power(seen), speeds, self._purse.prices.device_watts if watts is None else watts, token_j)
+        self._changed()
+
+    @property
+    def _interval_s(self) -> float:
+        seen = self._seen
+        lasting = seen is not None and seen.reading.covers is Covers.COMPUTING and seen.charge is None
+        return max(self._sensors.interval_s, UNCHANGING_S) if lasting else self._sensors.interval_s
+
+    # --- what the device works on ------------------------------------------------------------------------------------
+
+    def begin(self, key: Hashable, now: float) -> None:
+        """The device starts on something; `now` in s, of the clock."""
+        self._meter.begin(key, now)
+
+    def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
+        """So many prompt tokens have been read, not counting those from the cache."""
+        self._meter.prefilled(key, now, tokens)
+
+    def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
+        """It is over, with so many tokens generated."""
+        self._meter.end(key, now, tokens)
+
+    def state(self) -> dict[str, Any]:
+        """Sources and figures, JSON for people and programs: W, J per token, and why better sources are not used."""
+        seen, energy = self._seen, self._energy
+        return {
+            "source": None if seen is None else seen.reading.source,
+            "note": None if seen is None else seen.reading.note,
+            "uncertainty": None if seen is None else seen.reading.uncertainty,
+            "watts": None if seen is None else seen.reading.watts,
+            "idle_watts": self._meter.idle_watts(),
+            "charge": None if seen is None or seen.charge is None else asdict(seen.charge),
+            "thermal": None if seen is None or seen.thermal is None else asdict(seen.thermal),
+            "per_token": None if energy is None else _finite(asdict(energy)),
+            "skipped": [] if seen is None else [asdict(s) for s in seen.skipped],
+        }
+
+
+def _power(seen: State) -> Power:
+    charge, heat = seen.charge, seen.thermal
+    return Power(
+        charge=None if charge is None else charge.fraction,
+        on_mains=charge is None or charge.on_mains,
+        throttled=heat is not None and heat.throttled,
+        headroom_k=None if heat is None else heat.headroom_k,
+    )
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """Without infinities, which JSON has not."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}

@@ -1,0 +1,162 @@
+"""What the doctor says of llama.cpp and memory: by what a child process tells, which may die, and a model's header."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_daemon.cli import checks_engine
+from disco_daemon.cli.checks import Level
+from disco_daemon.cli.checks_engine import Examined
+from disco_daemon.engine import checkup
+from disco_daemon.engine.checked import Asked, Bindings, Fit
+from disco_daemon.engine.llama import N_BATCH
+from disco_daemon.engine.memory import GIB, LEAST_CTX, work_bytes
+from disco_daemon.settings import DeviceSettings
+from tests.fixtures.gguf import gguf
+
+OK, WARN, WRONG = Level
+NONE = Examined()
+
+BUILT = Bindings("0.3.36", ["AVX2", "FMA"], 0)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "settings", "level", "word"),
+    [
+        (BUILT, DeviceSettings(), OK, "CPU only"),
+        (None, DeviceSettings(), WRONG, "died of signal 4"),
+        (Bindings("0.3.35", ["AVX2"], 0), DeviceSettings(), WRONG, "0.3.36 is needed"),
+        (Bindings("0.3.36", ["SSE3"], 0), DeviceSettings(), WARN, "without AVX2"),
+        (BUILT, DeviceSettings(n_gpu_layers=12), WARN, "device.n_gpu_layers = 12"),
+        (BUILT, DeviceSettings(n_gpu_layers=0), OK, ""),
+        (Bindings("0.3.36", ["AVX2"], 8 * GIB), DeviceSettings(n_gpu_layers=-1), OK, "8.0 GiB free on the GPU"),
+    ],
+)
+def test_the_bindings(
+    bindings: Bindings | None, settings: DeviceSettings, level: Level, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    found = checks_engine.llama_cpp(settings, Examined(bindings, problem="died of signal 4"), "0.3.36")
+    assert found.level is level
+    assert word in found.found
+    assert (level is OK) == (found.mend == "")
+
+
+def test_an_arm_processor_has_no_avx2_to_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    seen = Examined(Bindings("0.3.36", ["NEON"], 0))
+    assert checks_engine.llama_cpp(DeviceSettings(), seen, "0.3.36").level is OK
+    assert checks_engine.llama_cpp(DeviceSettings(), seen, "").level is OK  # a checkout that is not installed
+
+
+SHAPE: dict[str, int | str] = {
+    "general__architecture": "llama", "llama__block_count": 30, "llama__embedding_length": 576,
+    "llama__feed_forward_length": 1536, "llama__attention__head_count": 9, "llama__attention__head_count_kv": 3,
+    "llama__vocab_size": 49152, "llama__context_length": 2048,
+}  # fmt: skip
+
+
+def test_what_is_asked_of_a_model_stands_in_its_header(tmp_path: Path) -> None:
+    path = gguf(tmp_path / "m.gguf", **SHAPE)
+    settings = DeviceSettings(model=str(path), n_ctx=0, flash_attn="off")
+    assert checks_engine.question(settings, 0) == Asked(
+        path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"llama__block_count": 0},
+        {"llama__block_count": 2**40, "llama__embedding_length": 2**50},
+        {"general__name": "x"},
+    ],
+)
+def test_a_header_that_tells_nothing_or_lies_is_no_crash(changes: dict[str, Any], tmp_path: Path) -> None:
+    shape: dict[str, Any] = SHAPE if "general__name" not in changes else {}
+    path = gguf(tmp_path / "m.gguf", **shape | changes)
+    said = checks_engine.question(DeviceSettings(model=str(path), n_ctx=0), 0)
+    assert isinstance(said, str)
+    assert checks_engine.memory(said, NONE, None).level is WARN
+    assert isinstance(checks_engine.question(DeviceSettings(model=str(tmp_path / "none")), 0), str)
+
+
+SMALL = Asked(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0)
+WORK = work_bytes(N_BATCH, 49152, 576)
+
+
+def test_memory_is_reckoned_as_the_engine_does() -> None:
+    roomy = checkup.fit(SMALL, 16 * GIB, 0)
+    assert (roomy.n_ctx, roomy.n_cells, roomy.problem) == (4096, 8192, "")
+    assert roomy.n_bytes == SMALL.n_bytes + WORK + 8192 * 2 * 11520
+    tight = checkup.fit(SMALL, 250 * 2**20, 0)
+    assert LEAST_CTX <= tight.n_ctx < 4096
+    assert "GiB" in checkup.fit(SMALL, 90 * 2**20, 0).problem
+    assert "context" in checkup.fit(SMALL, 120 * 2**20, 0).problem
+
+
+def test_layers_on_a_gpu_are_not_in_main_memory() -> None:
+    wanted = Asked(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=None)
+    assert checkup.fit(wanted, 16 * GIB, 0).gpu_layers == 0
+    whole = checkup.fit(wanted, 16 * GIB, 8 * GIB)
+    assert (whole.gpu_layers, whole.n_bytes) == (30, WORK)
+    assert checkup.fit(SMALL, 16 * GIB, 8 * GIB).gpu_layers == 0  # n_gpu_layers = 0
+    half = Asked(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=15)
+    assert WORK < checkup.fit(half, 16 * GIB, 8 * GIB).n_bytes < checkup.fit(SMALL, 16 * GIB, 0).n_bytes
+
+
+@pytest.mark.parametrize(
+    ("fit", "level", "word"),
+    [
+        (Fit(16 * GIB, GIB, 4096, 8192), OK, "1.00 GiB with 8192 tokens"),
+        (Fit(16 * GIB, GIB, 4096, 8192, 30), OK, "30 layers on the GPU"),
+        (Fit(2 * GIB, GIB, 2048, 2048), WARN, "an answer gets 2048, not 4096"),
+        (Fit(2 * GIB, 3 * GIB, 4096, 8192), WARN, "swap"),
+        (Fit(GIB, problem="the model needs 5 GiB"), WRONG, "needs 5 GiB"),
+        (None, WARN, "cannot be predicted"),
+    ],
+)
+def test_what_memory_means(fit: Fit | None, level: Level, word: str) -> None:
+    found = checks_engine.memory(SMALL, Examined(BUILT, fit), None)
+    assert found.level is level
+    assert word in found.found
+
+
+def test_a_running_daemons_model_is_in_memory_already() -> None:
+    state = {"endpoints": {"device": {"state": "ready", "n_cells": 8192}}}
+    assert checks_engine.memory(SMALL, Examined(BUILT, Fit(0, problem="too large")), state).level is OK
+    loading = {"endpoints": {"device": {"state": "loading"}}}
+    assert checks_engine.memory(SMALL, Examined(BUILT, Fit(0, problem="too large")), loading).level is WRONG
+
+
+@pytest.mark.parametrize(
+    ("program", "problem", "has_bindings"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "died of signal 4", False),
+        ("import none_such", "ModuleNotFoundError: No module named 'none_such'", False),
+        ('print(\'{"type":"Bindings","version":"1","features":[],"gpu_bytes":0}\'); 1/0', "ZeroDivision", True),
+        ("print('hello')", "", False),
+    ],
+)
+def test_a_child_that_dies_says_why(
+    program: str, problem: str, has_bindings: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda _, **options: run([sys.executable, "-c", program], **options))
+    seen = checks_engine.examined(None)
+    assert problem in seen.problem
+    assert (seen.bindings is not None) is has_bindings
+    assert seen.fit is None
+
+
+def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert "said nothing" in checks_engine.examined(None).problem

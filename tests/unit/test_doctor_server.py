@@ -1,0 +1,327 @@
+"""What the doctor says of the server, from settings and from what real ones on this machine answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from disco_daemon import pricelist
+from disco_daemon.cli import checks_server
+from disco_daemon.cli.checks import Level
+from disco_daemon.cli.checks_server import Key, Reply
+from disco_daemon.settings import Api, Config, ServerSettings
+from tests.fixtures.upstream import Upstream
+
+OK, WARN, WRONG = Level
+CATALOG = pricelist.load()
+OPENAI = "https://api.openai.com/v1"
+SECRET = "secret-of-the-test"
+
+
+# --- by the settings alone --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "level", "word"),
+    [
+        ("", OK, "this machine answers alone"),
+        (OPENAI, OK, f"m at {OPENAI}"),
+        ("http://192.168.1.7:8080/v1", OK, "http://192.168.1.7:8080/v1"),
+        ("http://llm.example.com/v1", WARN, "can read key and prompts"),
+        ("https://user:pass@llm.example.com/v1", WARN, "more than an address"),
+        ("https://llm.example.com/v1?key=hush", WARN, "more than an address"),
+        (f"{OPENAI}/chat/completions", WRONG, "one of its pages"),
+        ("http://127.0.0.1:4747/v1", WRONG, "this daemon itself"),
+        ("http://127.0.0.1:4748/v1", OK, ""),
+    ],
+)
+def test_addresses(url: str, level: Level, word: str) -> None:
+    found = checks_server.address(ServerSettings(base_url=url, model="m"), Api())
+    assert found.level is level
+    assert word in found.found
+    assert not any(secret in found.found + found.mend for secret in ("pass", "hush"))
+
+
+def settings(**values: Any) -> Config:
+    return Config(server=ServerSettings(**{"base_url": OPENAI, "model": "gpt-4o-mini"} | values))
+
+
+def key_of(config: Config, env: dict[str, str]) -> tuple[Level, str]:
+    found = checks_server.key(config.server, checks_server.read_key(config, env), CATALOG)
+    assert SECRET not in found.found + found.mend
+    return found.level, found.found
+
+
+def test_the_key_comes_from_a_variable_or_a_file_of_ones_own(tmp_path: Path) -> None:
+    assert key_of(settings(), {"OPENAI_API_KEY": SECRET}) == (OK, "there, in $OPENAI_API_KEY")
+    file = tmp_path / "key"
+    in_file = settings(api_key_file=str(file))
+    assert key_of(in_file, {})[0] is WRONG  # there is no such file
+    file.touch(0o600)
+    assert "empty" in key_of(in_file, {})[1]
+    file.write_text(f"{SECRET}\n", "utf-8")
+    assert key_of(in_file, {}) == (OK, f"there, in {file}")
+    assert key_of(in_file, {"OPENAI_API_KEY": SECRET}) == (OK, "there, in $OPENAI_API_KEY")  # it goes first
+    file.chmod(0o644)
+    level, found = key_of(in_file, {})
+    assert level is WRONG
+    assert "chmod 600" in found
+
+
+@pytest.mark.parametrize("odd", [f" {SECRET}", f"{SECRET}\n", f"{SECRET}\nx", "schlüssel"])
+def test_a_key_that_no_header_can_carry(odd: str) -> None:
+    assert key_of(settings(), {"OPENAI_API_KEY": odd})[0] is WRONG
+
+
+@pytest.mark.parametrize(
+    ("url", "level"),
+    [
+        (OPENAI, WRONG),  # known to bill
+        ("https://llm.example.com/v1", WARN),  # nobody knows
+        ("http://127.0.0.1:8080/v1", OK),
+        ("http://192.168.1.7:8080/v1", OK),
+    ],
+)
+def test_where_a_key_is_missing(url: str, level: Level) -> None:
+    assert key_of(settings(base_url=url), {})[0] is level
+
+
+@pytest.mark.parametrize("pasted", [f"sk-{SECRET}", "gsk_x1Y2"])
+def test_a_key_in_place_of_a_variables_name_is_not_shown(pasted: str) -> None:
+    found = checks_server.read_key(settings(api_key_env=pasted), {})
+    assert pasted not in found.problem
+    assert "not the key" in found.problem
+
+
+def test_a_key_is_not_in_its_repr() -> None:
+    assert SECRET not in repr(Key(SECRET, "$OPENAI_API_KEY"))
+
+
+def test_prices(tmp_path: Path) -> None:
+    known = checks_server.price(settings(), CATALOG, tmp_path)
+    assert known.level is OK
+    assert known.found.startswith("$0.15 and $0.6 per million input and output tokens (openai: gpt-4o-mini, 20")
+    own = checks_server.price(settings(input_usd_per_mtok=1.5, output_usd_per_mtok=0.0), CATALOG, tmp_path)
+    assert (own.level, own.found[:11]) == (OK, "$1.5 and $0")
+    for half in ({}, {"input_usd_per_mtok": 1.0}):
+        unknown = checks_server.price(settings(model="gpt-9", **half), CATALOG, tmp_path)
+        assert unknown.level is WARN
+        assert "gpt-9" in unknown.found
+        assert str(tmp_path / "own.toml") in unknown.mend
+
+
+def test_what_the_doctor_asks_for_is_a_price_list_once_it_has_figures(tmp_path: Path) -> None:
+    mend = checks_server.price(settings(model="gpt-9"), CATALOG, tmp_path).mend
+    toml = mend.partition(":\n")[2].replace("…", "2.5")
+    (tmp_path / "own.toml").write_text(toml, "utf-8")
+    found = checks_server.price(settings(model="gpt-9"), pricelist.load(tmp_path), tmp_path)
+    assert (found.level, found.found[:13]) == (OK, "$2.5 and $2.5")
+
+
+# --- by what it answers -----------------------------------------------------------------------------------------------
+
+
+def network(url: str, *, offline: bool = False) -> tuple[Level, str]:
+    found = checks_server.network("network", url, offline=offline)
+    return found.level, found.found
+
+
+def test_a_host_that_is_there_one_that_is_not_and_one_that_is_not_asked() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        level, found = network(f"http://127.0.0.1:{port}/v1")
+    assert level is OK
+    assert f"127.0.0.1:{port} answered" in found
+    level, found = network(f"http://127.0.0.1:{port}/v1")
+    assert level is WRONG
+    assert "refused" in found
+    assert network(f"http://127.0.0.1:{port}/v1", offline=True)[0] is OK
+
+
+def test_a_name_that_nobody_knows_and_a_host_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    assert network("https://llm.example.com/v1") == (
+        WRONG,
+        "the name llm.example.com is not known: Name or service not known",
+    )
+
+    def silent(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    assert network("https://llm.example.com/v1") == (WRONG, "llm.example.com:443 did not answer within 3 s")
+    monkeypatch.undo()
+    assert network(f"http://{'x' * 70}.example.com/v1")[0] is WRONG  # longer than a label may be
+
+
+def test_the_proxy_is_asked_where_there_is_one_but_not_for_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Connection:
+        def close(self) -> None:
+            pass
+
+    def connect(address: tuple[str, int], **_: object) -> Connection:
+        asked.append(address)
+        return Connection()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"https": "http://user:pass@proxy.example.com:3128"})
+    monkeypatch.setattr(urllib.request, "proxy_bypass", lambda host: host == "llm.local")
+    assert network(OPENAI)[1].startswith("the proxy proxy.example.com:3128 answered")
+    network("https://llm.local/v1")
+    network("https://127.0.0.1/v1")
+    network("http://llm.example.com/v1")
+    hosts = [("proxy.example.com", 3128), ("llm.local", 443), ("127.0.0.1", 443), ("llm.example.com", 80)]
+    assert asked == hosts
+
+
+def verdict(reply: Reply, model: str = "loopback", *, with_key: bool = True) -> tuple[Level, str]:
+    found = checks_server.models(ServerSettings(base_url=f"{OPENAI}/", model=model), reply, with_key=with_key)
+    return found.level, f"{found.found} -> {found.mend}"
+
+
+async def test_a_server_that_lists_its_model_is_well() -> None:
+    async with Upstream() as upstream:
+        reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+    assert (reply.status, reply.models) == (200, ("loopback",))
+    assert reply.skew_s is not None
+    assert abs(reply.skew_s) < 120
+    assert verdict(reply)[0] is OK
+    level, told = verdict(reply, "loopbach")
+    assert level is WARN
+    assert told.endswith("NAME`: loopback")
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "word"),
+    [
+        (401, WRONG, "refuses the key"),
+        (403, WRONG, "refuses the key"),
+        (404, WARN, "mostly ends with /v1"),
+        (429, WARN, "answers 429"),
+        (500, WARN, "answers 500"),
+    ],
+)
+async def test_statuses(status: int, level: Level, word: str) -> None:
+    async with Upstream() as upstream:
+        with upstream.status(status):
+            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+    assert reply.status == status
+    assert verdict(reply)[0] is level
+    assert word in verdict(reply)[1]
+
+
+def test_without_a_key_one_is_wanted() -> None:
+    assert verdict(Reply(401), with_key=False)[0] is WRONG
+    assert "wants a key" in verdict(Reply(401), with_key=False)[1]
+
+
+async def test_a_web_page_is_no_list_and_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_server, "MODELS_TIMEOUT_S", 0.2)
+    async with Upstream() as upstream:
+        with upstream.html_200():
+            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+        assert "no list" in verdict(reply)[1]
+        with upstream.hang():
+            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+        assert verdict(reply)[0] is WRONG
+        assert reply.problem == "no answer within 0.2 s"
+        async with upstream.refuse():
+            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+        assert verdict(reply)[0] is WRONG
+
+
+@asynccontextmanager
+async def saying(response: bytes, heard: list[bytes]) -> AsyncIterator[str]:
+    """A server that says this to everybody, and keeps what it was asked."""
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        with contextlib.suppress(ConnectionError):  # a client that has had enough
+            writer.write(response)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/"
+        await asyncio.gather(*filter(None, serving))
+
+
+async def test_a_redirect_is_not_followed_with_the_key() -> None:
+    heard: list[bytes] = []
+    elsewhere: list[bytes] = []
+    async with saying(b"", elsewhere) as other:
+        moved = f"HTTP/1.1 302 Found\r\nLocation: {other}models\r\nContent-Length: 0\r\n\r\n".encode()
+        async with saying(moved, heard) as url:
+            reply = await asyncio.to_thread(checks_server.ask_models, url, SECRET)
+    assert heard[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
+    assert f"bearer {SECRET}".encode() in heard[0].lower()
+    assert not elsewhere
+    assert verdict(reply) == verdict(Reply(302))
+    assert verdict(reply)[0] is WRONG
+
+
+@pytest.mark.parametrize(
+    ("body", "models"),
+    [
+        ('{"object": "list", "data": [{"id": "a"}, {"id": "models/b"}, {"id": 7}, {}]}', ("a", "models/b")),
+        ('[{"id": "a"}]', ("a",)),  # together.ai
+        ('{"models": [{"name": "a"}]}', ("a",)),  # Ollama's own
+        ('{"data": 3}', None),
+        ('"hello"', None),
+        ("[[[", None),
+        ('{"data": []}', None),
+    ],
+)
+async def test_lists_of_models(body: str, models: tuple[str, ...] | None) -> None:
+    response = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nDate: once upon a time\r\n\r\n{body}".encode()
+    async with saying(response, []) as url:
+        reply = await asyncio.to_thread(checks_server.ask_models, url, "")
+    assert reply == Reply(200, models, None)
+
+
+@pytest.mark.parametrize(
+    "response", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]"]
+)
+async def test_what_is_no_http_is_wrong(response: bytes) -> None:
+    async with saying(response, []) as url:
+        reply = await asyncio.to_thread(checks_server.ask_models, url, SECRET)
+    assert reply.problem
+    assert verdict(reply)[0] is WRONG
+
+
+async def test_an_endless_list_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_server, "MAX_BYTES", 1000)
+    body = '["' + "x" * 100_000
+    async with saying(f"HTTP/1.1 200 OK\r\n\r\n{body}".encode(), []) as url:
+        assert (await asyncio.to_thread(checks_server.ask_models, url, "")).models is None
+
+
+def test_a_client_that_cannot_be_made_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**_: object) -> None:
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed")
+
+    monkeypatch.setattr(httpx2, "Client", broken)
+    assert "SOCKS" in checks_server.ask_models(OPENAI, SECRET).problem
+
+
+@pytest.mark.parametrize("name", ["Gemini-Pro", "models/gemini-pro", "gemini-pro"])
+def test_names_of_models_are_compared_without_case_and_googles_prefix(name: str) -> None:
+    assert verdict(Reply(200, ("models/gemini-pro",)), name)[0] is OK
