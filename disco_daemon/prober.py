@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from .clock import Clock
 from .endpoints.continuation import Profile
@@ -11,7 +12,7 @@ from .endpoints.probe import probe
 from .endpoints.server import Server
 from .errors import DiscoError
 from .store import History
-from .types import Outcome, Side
+from .types import Outcome, Side, Usage
 
 log = logging.getLogger("disco.prober")
 
@@ -19,9 +20,22 @@ FIRST_PAUSE, MAX_PAUSE = 8, 4096  # good answers to wait after a probe in vain, 
 
 
 class Prober:
-    """Owns the probing task. The first good answer of the server starts it: one that is down cannot be asked."""
+    """Owns the probing task. The first good answer of the server starts it: one that is down cannot be asked.
 
-    def __init__(self, server: Server, history: History, clock: Clock, *, enabled: bool) -> None:
+    `affordable` says whether the server may be spent on now, `book` is told what a probe has cost.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        history: History,
+        clock: Clock,
+        *,
+        enabled: bool,
+        affordable: Callable[[], bool],
+        book: Callable[[Usage], None],
+    ) -> None:
+        self._affordable, self._book = affordable, book
         self._server = server
         self._history = history
         self._clock = clock
@@ -41,7 +55,7 @@ class Prober:
     def saw(self, outcome: Outcome) -> None:
         """Take a finished answer; never blocks."""
         served = any(a.side is Side.SERVER and not a.censored and a.error is None for a in outcome.attempts)
-        if served and self._enabled and self._due:
+        if served and self._enabled and self._due and self._affordable():
             self._n_waiting -= 1
             if self._n_waiting <= 0:
                 self._answered.set()
@@ -56,7 +70,11 @@ class Prober:
         """Probe after good answers of the server, ever more rarely, until there is a verdict; until cancelled."""
         while True:
             await self._answered.wait()
-            profile = await probe(self._server, self._clock)
+            spent = Usage()
+            try:
+                profile = await probe(self._server, self._clock, spent=spent)
+            finally:
+                self._book(spent)
             self._answered.clear()
             self._n_waiting, self._pause = self._pause, min(MAX_PAUSE, 2 * self._pause)
             if profile is not None:

@@ -8,8 +8,10 @@ import os
 import platform
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import tomlkit
@@ -79,18 +81,24 @@ class Profiles:
 
     def save(self, key: Key, tuned: Tuned, measured: str) -> Path:
         """Write what was measured, whole or not at all. Raises OSError."""
-        path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document = tomlkit.document()
-        document.add(tomlkit.comment("Written by the tune, see `disco tune`. Delete it, and it is measured again."))
-        document.update(msgspec.to_builtins(Profile(key, tuned.knobs, tuned.speed, measured)))
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
-        try:
-            unfinished.write_text(tomlkit.dumps(document), "utf-8")
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        return path
+        profile = msgspec.to_builtins(Profile(key, tuned.knobs, tuned.speed, measured))
+        comment = "Written by the tune, see `disco tune`. Delete it, and it is measured again."
+        return write(self.path(key), comment, profile)
+
+
+def write(path: Path, comment: str, values: Mapping[str, Any]) -> Path:
+    """Write a TOML file whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = tomlkit.document()
+    document.add(tomlkit.comment(comment))
+    document.update(values)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        unfinished.write_text(tomlkit.dumps(document), "utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
 
 
 def key_of(model: Path, *, exact: bool, kv_type: str, gpu_layers: int | str = 0) -> Key:

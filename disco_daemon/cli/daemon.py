@@ -26,23 +26,18 @@ from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Manner, Stage
 from ..config import (
     as_dict,
-    cache_path,
     data_path,
     get_value,
     require_complete,
-    server_api_key,
     set_values,
     with_values,
 )
-from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
-from ..endpoints.server import Server, ServerConfig
-from ..endpoints.shaper import Shape, Shaped
-from ..engine import wire
-from ..engine.supervisor import Engine, EngineConfig
+from ..endpoints.server import Server
+from ..endpoints.shaper import Shape
 from ..errors import ConfigError
 from ..learning import Learner
-from ..money.purse import Purse, Speeds
+from ..money.purse import Asked, Purse, Speeds
 from ..net import without_credentials
 from ..prober import Prober
 from ..pulse import Pulse
@@ -50,13 +45,15 @@ from ..scheduling.make import make_policy
 from ..scheduling.migrate import Costs
 from ..scheduling.mover import CostMover, Forced, Mover, Stay
 from ..scheduling.planner import Planner
-from ..settings import LIVE, Adapter, Config, DeviceSettings
+from ..settings import LIVE, Config
 from ..store import History
-from ..types import Delivery, Outcome, Side
+from ..types import Delivery, Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import paying, tuning
+from .sides import make_endpoints
 
 SWITCH_INTERVAL_S = 0.001
+PROBE = Asked(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 FLIP_S = 60.0  # between two changes of the scarcer side that nobody asked for
 SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
 
@@ -83,18 +80,31 @@ class Daemon:
             max_rows=config.history.max_rows,
             keep_text=config.history.keep_text,
         )
+        self._measured = tuning.measured(config)
         self.purse = paying.make_purse(config, path.parent / "servers", self.clock)
         self.pulse = Pulse(self.clock)
         self.learner = Learner(make_planner(config, self.purse), self.history, self.clock, _names(config))
         self._costs = CostMover(self.learner.planner, self._per_token, stops_billing=self.purse.stops_billing)
         self.wattmeter = Wattmeter(
-            paying.make_sensors(config), self.purse, self.clock, speeds=self._speeds, changed=self._reconsider
+            paying.make_sensors(config),
+            self.purse,
+            self.clock,
+            speeds=self._speeds,
+            changed=self._reconsider,
+            known=None if self._measured is None else self._measured.known_energy,
         )
         self._flipped_at = -math.inf
         self.metrics = Metrics()
         server = self.endpoints.get(Side.SERVER)
         self.prober = (
-            Prober(server, self.history, self.clock, enabled=config.server.probe)
+            Prober(
+                server,
+                self.history,
+                self.clock,
+                enabled=config.server.probe,
+                affordable=self._may_probe,
+                book=self._book_probe,
+            )
             if isinstance(server, Server)
             else None
         )
@@ -118,6 +128,16 @@ class Daemon:
         )
         self._started = self.clock.now()
         self.url = ""
+
+    def _may_probe(self) -> bool:
+        return self.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
+
+    def _book_probe(self, spent: Usage) -> None:
+        """A probe is a row of its own in the ledger."""
+        attempt = paying.probe_attempt(self.purse, self.config.server.model, spent)
+        if attempt.bill_usd or spent.completion_tokens:
+            self.purse.book(attempt, self.clock.wall())
+            self.history.record(paying.probe_outcome(attempt, self.clock))
 
     def _record(self, outcome: Outcome) -> None:
         """One finished answer goes to everybody who keeps count; none of them blocks."""
@@ -211,6 +231,9 @@ class Daemon:
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
             await asyncio.to_thread(self.learner.restore)
+            if self._measured is not None:
+                self.learner.planner.knowledge.profiled(*self._measured.prior)
+                await self.learner.fit()
             await asyncio.to_thread(paying.restore, self.purse, self.history, self.clock)
             await self.wattmeter.look()
             if self.prober is not None:
@@ -267,76 +290,6 @@ class _Reports:
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         return await self.daemon.change(changes)
-
-
-def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Side, Endpoint]:
-    """The configured endpoints. Raises ConfigError when there is none."""
-    endpoints: dict[Side, Endpoint] = {}
-    if config.device.enabled:
-        endpoints[Side.DEVICE] = _device(config, clock, shape)
-    if config.server.base_url:
-        settings = config.server
-        device = endpoints.get(Side.DEVICE)
-        endpoints[Side.SERVER] = Server(
-            ServerConfig(
-                base_url=settings.base_url,
-                model=settings.model,
-                api_key=server_api_key(config),
-                first_token_timeout_s=settings.first_token_timeout_s,
-                token_timeout_s=settings.token_timeout_s,
-                continuation=settings.continuation,
-                stream_usage=settings.stream_usage,
-            ),
-            clock=clock,
-            tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
-            render=device.rendered if isinstance(device, Device | Shaped) else None,
-        )
-    if not endpoints:
-        msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
-        raise ConfigError(msg)
-    return endpoints
-
-
-def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
-    settings = config.device
-    if settings.base_url:
-        if shape is not None:
-            raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
-        return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
-    path = tuning.model_path(settings)
-    knobs = tuning.knobs_for(config, path)
-    sizes = (settings.n_ctx, knobs.n_threads, tuning.n_gpu_layers(settings), settings.n_cells)
-    exact = tuning.is_exact(config)
-    loaded = EngineConfig(
-        path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
-        chat_template=_chat_template(settings), disk=_disk(settings),
-        draft_path=str(Path(settings.draft_model).expanduser()) if settings.draft_model else "",
-        n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type,
-    )  # fmt: skip
-    device = Device(Engine(loaded, clock))
-    return device if shape is None else Shaped(device, shape, clock)
-
-
-def _disk(settings: DeviceSettings) -> wire.Disk:
-    return wire.Disk(str(cache_path() / "kv"), int(settings.spill_gib * 2**30), settings.spill_after_s)
-
-
-def _chat_template(settings: DeviceSettings) -> str:
-    """The text of `device.chat_template`. Raises ConfigError."""
-    if not settings.chat_template:
-        return ""
-    path = Path(settings.chat_template).expanduser()
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        msg = f"device.chat_template {path} cannot be read: {e}"
-        raise ConfigError(msg) from e
-
-
-def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:
-    wanted = {name: Adapter(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
-    return tuple(wire.Adapter(name, str(Path(a.path).expanduser()), a.scale) for name, a in wanted.items())
 
 
 def make_manner(config: Config) -> Manner:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from ..clock import Clock, local_zone
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
-from ..money.caps import J_PER_WH, SERVER_CONTEXT, Caps, Limits, Spent
+from ..money.caps import J_PER_WH, SERVER_CONTEXT, Caps, Limits, Spent, since
 from ..money.catalog import Catalog, Price
 from ..money.purse import Purse, Speeds
 from ..power.sensors import Sensors, of_this_machine
@@ -19,7 +19,7 @@ from ..profile import n_cores
 from ..scheduling.mover import DECODE_TPS
 from ..settings import Config
 from ..store import History
-from ..types import Side
+from ..types import Attempt, Outcome, Plan, Side, Usage
 
 log = logging.getLogger("disco.money")
 
@@ -79,13 +79,27 @@ def limits(config: Config) -> Limits:
 def restore(purse: Purse, history: History, clock: Clock) -> None:
     """Count what the ledger has of this day and month; blocks on disk."""
     now = clock.wall()
-    today = datetime.fromtimestamp(now, local_zone()).date()
+    today, first = since(now, local_zone())
     try:
-        day, month = history.spent(today, today), history.spent(today.replace(day=1), today)
+        day, month = history.spent(today, today), history.spent(first, today)
     except DiscoError as e:
         log.warning("the caps start from nothing spent: %s", e)
         return
     purse.caps.restore(Spent(day.server_usd, month.server_usd, day.energy_j / J_PER_WH), now)
+
+
+def probe_attempt(purse: Purse, model: str, spent: Usage) -> Attempt:
+    """What a probe of the server came to. It is disturbed: its time is no TTFT."""
+    return purse.prices.booked(Attempt(Side.SERVER, model, 0.0, 0.0, True, spent, disturbed=True))
+
+
+def probe_outcome(attempt: Attempt, clock: Clock) -> Outcome:
+    """The ledger's row of a probe: nobody asked for it, and nobody got an answer."""
+    return Outcome(
+        "probe", clock.wall(), attempt.model, "probe", Plan(math.inf, 0.0), attempt.usage.prompt_tokens, winner=None,
+        finish_reason="probe", error=None, ttft_s=None, duration_s=0.0, handoffs=0, tokens={}, attempts=(attempt,),
+        cost_usd=attempt.bill_usd, energy_j=0.0,
+    )  # fmt: skip
 
 
 def make_sensors(config: Config) -> Sensors:

@@ -86,7 +86,7 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
     from ..endpoints.server import Server
     from ..errors import ConfigError
     from ..types import Side
-    from .daemon import make_endpoints
+    from .sides import make_endpoints
 
     require_complete(config)
     if config.device.base_url or not config.device.enabled:

@@ -17,6 +17,7 @@ from ..engine.tuned import Job, Knobs, Tuned
 from ..errors import ConfigError
 from ..models import default_model_path
 from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores
+from ..profiling.saved import Measured, load
 from ..settings import Config, DeviceSettings
 
 log = logging.getLogger("disco.tune")
@@ -80,6 +81,15 @@ def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int
 def save(config: Config, path: Path, tuned: Tuned) -> Path:
     """Keep what was measured for the next start. Raises OSError."""
     return profiles().save(key_for(config, path), tuned, datetime.now(UTC).date().isoformat())
+
+
+def measured(config: Config) -> Measured | None:
+    """What `disco profile` found of the configured model, as it will be computed; None if it was never run on it."""
+    settings = config.device
+    if not settings.enabled or settings.base_url:
+        return None
+    path = model_path(settings)
+    return load(profiles(), key_for(config, path), knobs_for(config, path))
 
 
 def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clock: Clock) -> Autotuner | None:

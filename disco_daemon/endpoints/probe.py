@@ -47,13 +47,13 @@ class NoVerdict(Exception):
     """The server could not be asked, or said too little to judge by."""
 
 
-async def probe(server: Server, clock: Clock, *, thorough: bool = False) -> Profile | None:
+async def probe(server: Server, clock: Clock, *, thorough: bool = False, spent: Usage | None = None) -> Profile | None:
     """Ask `server` in each way, best first; None when it could not be asked, and the probe has to be tried again.
 
     Stops at the first exact method that needs no tokenizer of ours, unless `thorough`. Raises nothing but
-    CancelledError; costs about 200 tokens of answers, and is bounded in time.
+    CancelledError; costs about 200 tokens of answers, which are added to `spent` as they come, and is bounded in time.
     """
-    inquiry = _Inquiry(server)
+    inquiry = _Inquiry(server, spent or Usage())
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             verdicts = await inquiry.verdicts(thorough=thorough)
@@ -86,11 +86,15 @@ class Cut:
 
 @dataclass(slots=True)
 class _Inquiry:
-    """All questions of one probe. `tokens` is what they cost, prompts and answers."""
+    """All questions of one probe. `spent` is what they cost, prompts and answers."""
 
     server: Server
+    spent: Usage
     cuts: list[Cut] = field(default_factory=list)
-    tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.spent.prompt_tokens + self.spent.cached_tokens + self.spent.completion_tokens
 
     async def verdicts(self, *, thorough: bool) -> dict[str, Verdict]:
         found: dict[str, Verdict] = {}
@@ -148,7 +152,9 @@ class _Inquiry:
             async with aclosing(self.server.ask(request, usage, method)) as events:
                 return [event.text async for event in events if isinstance(event, Token) and event.text]
         finally:
-            self.tokens += usage.prompt_tokens + usage.completion_tokens
+            self.spent.prompt_tokens += usage.prompt_tokens
+            self.spent.cached_tokens += usage.cached_tokens
+            self.spent.completion_tokens += usage.completion_tokens
 
 
 def _failed(e: EndpointError) -> Verdict:

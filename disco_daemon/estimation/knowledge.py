@@ -46,12 +46,18 @@ class Knowledge:
     def __init__(self) -> None:
         self.server = ServerTtft()
         self.device = DeviceTtft(1 / DEVICE_TPS)
+        self._profiled = False
         self.prompts = PromptLengths()
         self.outputs = OutputLengths()
 
+    def profiled(self, k_s_per_token: float, c_s: float) -> None:
+        """The device's line was measured before, over many prompts; of no interest once there are samples."""
+        if self.device.n == 0:
+            self.device, self._profiled = DeviceTtft(k_s_per_token, c_s), True
+
     def measured_speed(self, prefill_tps: float) -> bool:
-        """The engine has measured its prefill speed, token/s; of no interest once there are samples."""
-        if prefill_tps <= 0:
+        """The engine has measured its prefill speed at its start, token/s; of no interest if more is known."""
+        if prefill_tps <= 0 or self._profiled:
             return False
         k = 1 / prefill_tps
         news = self.device.n == 0 and not math.isclose(self.device.k, k)

@@ -200,6 +200,13 @@ class Caps:
             if cap.since == period:
                 cap.spent += real
 
+    def book(self, side: Side, real: float, now: float) -> None:
+        """Count what was spent without a reservation: what the daemon asks for itself."""
+        _amount(real)
+        self._roll(now)
+        for cap in self._of(side):
+            cap.spent += real
+
     def release(self, reservation: Reservation) -> None:
         """Give back what was not used at all: nothing was started. After `settle` it does nothing."""
         if reservation.number in self._open:
@@ -275,10 +282,10 @@ def device_bound(prefill_j: float, decode_j: float, prompt_tokens: int, max_toke
     return (prefill_j * prompt_tokens + decode_j * answer) / J_PER_WH
 
 
-def since(now: float, tz: tzinfo) -> tuple[float, float]:
-    """When the running day and the running month began, Unix time, s: from where to sum the ledger for `Spent`."""
+def since(now: float, tz: tzinfo) -> tuple[date, date]:
+    """The running day, and the first one of the running month: from where to sum the ledger for `Spent`."""
     today = _today(now, tz)
-    return _midnight(today, tz), _midnight(today.replace(day=1), tz)
+    return today, today.replace(day=1)
 
 
 def _amount(x: float) -> None:

@@ -108,6 +108,10 @@ class Purse:
         """Put what an attempt really cost in place of its reservation."""
         self.caps.settle(reservation, spent_by(attempt))
 
+    def book(self, attempt: Attempt, now: float) -> None:
+        """Count an attempt that nobody reserved anything for; it is booked already, see `Prices.booked`."""
+        self.caps.book(attempt.side, spent_by(attempt), now)
+
     def state(self, now: float) -> dict[str, Any]:
         """All of it, JSON for people and programs; `now` is Unix time, s."""
         found, per_token = self.regime, self.prices.per_token(self.speeds.prefill_tps, self.speeds.decode_tps)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..estimation.line import t95
 from .reading import Covers, Integral, Reading
 
 WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # a window is this long, and so many times the source's lag
@@ -234,7 +235,7 @@ def _fit(track: _Track, prefill_tps: float, decode_tps: float) -> TokenEnergy | 
     watts, covariance = _least_squares(seconds, above)
     mix = seconds.sum(axis=0)
     systematic = math.hypot(track.reading.uncertainty, too_low * float(rows[:, 0].sum() / above.sum()))
-    t = _t95(len(rows) - 2)
+    t = t95(len(rows) - 2)
     figures = watts / (prefill_tps, decode_tps)
     halves = np.hypot(t * np.sqrt(np.diag(covariance)), Z95 * systematic * watts) / (prefill_tps, decode_tps)
     error = math.hypot(t * math.sqrt(mix @ covariance @ mix) / above.sum(), Z95 * systematic)
@@ -275,13 +276,6 @@ def _at_least_0(a: Floats, b: Floats) -> Floats:
     x[low] = 0.0
     x[1 - low] = max(0.0, b[1 - low] / a[1 - low, 1 - low])
     return x
-
-
-def _t95(n: int) -> float:
-    """Student's t for a 95 % interval at n >= 3 degrees of freedom (Abramowitz & Stegun 26.7.5; within 1 %)."""
-    z = Z95
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / n + second / n**2 + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / n**3
 
 
 def _around(x: float, relative: float) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -21,27 +21,22 @@ from ..clock import Clock
 from ..endpoints.device import LOAD_WAIT_S, Device
 from ..engine import wire
 from ..engine.supervisor import Engine
-from ..errors import DiscoError
 from ..estimation.line import Line, fit, mean95
-from ..power.meter import WINDOW_LAGS, WINDOW_S, Meter, TokenEnergy, from_power
+from ..power.meter import Meter, TokenEnergy, from_power
 from ..power.reading import Covers, Reading
-from ..power.sensors import Sensors, State, assumed
+from ..power.sensors import Sensors, assumed
 from ..types import Finish, GenerationRequest, Usage
 from . import prompts
 from .prompts import Prompts
 from .saved import TYPICAL, Check, DeviceFigures, TtftFit
+from .watch import ProfileError, Watch, watching
 
 ANSWER_S = 600.0  # one answer; the supervisor kills an engine that is silent for much less
-SENSORS_S = 10.0  # one look at the sensors; commands that they ask have shorter ones
 N_DRIFT = 3  # repeats of the first length at the begin, and again at the end
 DRIFT = 0.15  # slower by more than this share at the end: the machine was slowed down
 LEAST_DECODED = 16  # tokens; shorter answers say little of the speed
 PROMPT = 64  # tokens in front of an answer whose speed is measured
 CHECK_SHARE = 0.5  # of the longest prompt, in words: a word of a foreign text may be two tokens
-
-
-class ProfileError(DiscoError):
-    """Nothing can be measured here; the message is fit for a user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,58 +94,6 @@ class Heard:
     ttft_s: float
     decoded: int
     decode_s: float
-
-
-@dataclass(slots=True)
-class Watch:
-    """What the sensors said while it was measured. `now` is the latest look."""
-
-    sensors: Sensors
-    meter: Meter
-    clock: Clock
-    now: State | None = None
-    throttled: bool = False
-
-    async def look(self) -> State:
-        """Look once. Raises ProfileError where the sensors fail."""
-        try:
-            async with asyncio.timeout(SENSORS_S):
-                self.now = state = await asyncio.to_thread(self.sensors.look, self.clock.now())
-        except (OSError, ValueError) as e:  # a TimeoutError is an OSError
-            msg = f"the power sensors cannot be read: {e or f'no answer in {SENSORS_S:g} s'}"
-            raise ProfileError(msg) from e
-        self.meter.sample(self.clock.now(), state.reading)
-        self.throttled = self.throttled or (state.thermal is not None and state.thermal.throttled)
-        return state
-
-    async def run(self) -> None:
-        """Look as often as the sensors say something new, until cancelled. One look in vain is a gap, no end."""
-        while True:
-            with suppress(ProfileError):
-                await self.look()
-            await asyncio.sleep(self.sensors.interval_s)
-
-    @property
-    def measures(self) -> bool:
-        """Whether what is drawn is measured, not assumed."""
-        return self.now is not None and self.now.reading.covers is not Covers.COMPUTING
-
-    @property
-    def window_s(self) -> float:
-        """How long the meter looks to tell one power, s."""
-        return max(WINDOW_S, WINDOW_LAGS * self.now.reading.lag_s) if self.now is not None else WINDOW_S
-
-
-@asynccontextmanager
-async def watching(watch: Watch) -> AsyncIterator[None]:
-    """Look at the sensors meanwhile. Raises ProfileError where they fail at the begin."""
-    await watch.look()
-    task = asyncio.create_task(watch.run(), name="profile sensors")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @dataclass(slots=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import tomlkit
 
 from ..engine.tuned import Knobs
 from ..estimation.line import Interval, Line
 from ..power.meter import TokenEnergy
-from ..profile import Key, Profiles
+from ..profile import Key, Profiles, write
 
 TYPICAL = 512  # tokens: the prompt whose reading speed is told, and up to which a straight line stands for the curve
 
@@ -147,18 +145,8 @@ def load(profiles: Profiles, key: Key, knobs: Knobs) -> Measured | None:
 
 def save(profiles: Profiles, measured: Measured) -> Path:
     """Write it, whole or not at all. Raises OSError."""
-    path = path_of(profiles, measured.key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = tomlkit.document()
-    document.add(tomlkit.comment("Written by `disco profile`. Without it, the daemon learns from its requests alone."))
-    document.update(_without_none(msgspec.to_builtins(measured)))
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        unfinished.write_text(tomlkit.dumps(document), "utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    comment = "Written by `disco profile`. Without it, the daemon learns from its requests alone."
+    return write(path_of(profiles, measured.key), comment, _without_none(msgspec.to_builtins(measured)))
 
 
 def _without_none(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
@@ -117,23 +118,22 @@ def test_answers_that_were_preempted_are_those_that_were_not(llama: Llama) -> No
     print(f"{N_ANSWERS} answers, {n_swapped} swaps, {n_recomputed} recomputed")
 
 
-def test_random_steps_lose_no_cell(llama: Llama) -> None:
-    rng = random.Random(6)
-    core = Core(llama)
+def random_steps(core: Core, rng: random.Random, n_steps: int, ask: Callable[[str, bool], object], most: int) -> int:
+    """Join, leave, cancel, preempt, hold and go on at random, at most `most` at a time; how many answers were asked."""
     held: set[str] = set()
     n_asked = 0
-    for _ in range(N_STEPS):
+    for _ in range(n_steps):
         whom = rng.choice(list(core.admission.sequences) or [""])
         op = rng.choice(["ask", "ask", "cancel", "preempt", "append", "hold", "step", "step", "step", "step", "step"])
-        if op == "ask" and len(core.admission.sequences) < 12:
+        if op == "ask" and len(core.admission.sequences) < most:
             n_asked += 1
             hold = rng.random() < 0.2
             held |= {f"r{n_asked}"} if hold else set()
-            core.ask(f"r{n_asked}", phrase(rng), max_tokens=rng.randint(1, 12), hold=hold)
+            ask(f"r{n_asked}", hold)
         elif op == "cancel":
             core.batcher.cancel(whom)
         elif op == "preempt" and whom and core.admission.sequences[whom].slot >= 0:
-            core.cells.swap_s_per_byte = rng.choice([1e-12, 1.0])
+            core.cells.swap_s_per_byte = rng.choice([1e-12, 1.0])  # swapped, or computed again
             core.admission.preempt(core.admission.sequences[whom])
         elif op == "append" and whom in held:
             go = rng.random() < 0.5
@@ -145,15 +145,30 @@ def test_random_steps_lose_no_cell(llama: Llama) -> None:
         else:
             core.batcher.step()
         core.check()
+    return n_asked
+
+
+def assert_no_cell_lost(core: Core, llama: Llama, n_asked: int) -> None:
+    """End all that runs: then every cell is free, and can be computed in."""
     for whom in list(core.admission.sequences):
         core.batcher.cancel(whom)
     core.check()
-    assert core.cells.n_taken == 0
-    assert core.cells.saved_bytes == 0
+    assert core.cells.n_taken == core.cells.saved_bytes == 0
     assert len(core.ended) == n_asked
     assert core.cells.make_room(N_CELLS), "some cells are held by nobody, and not free"
     core.cells.move()
     assert core.cells.n_garbage == core.cells.n_used == 0
     row = [(1, i, 0, False) for i in range(N_CELLS)]
     assert all(llama.decode(row[i : i + 128]) == 0 for i in range(0, N_CELLS, 128)), "a cell is lost"
+
+
+def test_random_steps_lose_no_cell(llama: Llama) -> None:
+    rng = random.Random(6)
+    core = Core(llama)
+
+    def ask(name: str, hold: bool) -> None:
+        core.ask(name, phrase(rng), max_tokens=rng.randint(1, 12), hold=hold)
+
+    n_asked = random_steps(core, rng, N_STEPS, ask, most=12)
+    assert_no_cell_lost(core, llama, n_asked)
     print(f"{N_STEPS} steps, {n_asked} answers, {core.cells.n_moves} moves in {core.cells.move_s:.2f} s")

@@ -132,6 +132,27 @@ async def test_both_starts_of_a_race_are_booked(tmp_path: Path) -> None:
         assert booked == pytest.approx(heard.disco["server_usd"])
 
 
+async def test_what_the_probe_asks_is_booked_too(tmp_path: Path) -> None:
+    settings = {"server": {"probe": True}}
+    async with (
+        Upstream(tokens=60) as upstream,
+        running(tmp_path, server=upstream.url, policy="all-server", settings=settings) as daemon,
+    ):
+        await daemon.device_ready()
+        asked = await ask(daemon, HELLO, max_tokens=8)
+        async with asyncio.timeout(60):
+            while not (probes := [row for row in await daemon.history() if row["policy"] == "probe"]):
+                await asyncio.sleep(0.02)  # the other process has no event to wait for
+        (probe,) = probes
+        assert probe["server_usd"] > 0
+        money = (await daemon.state())["money"]
+        assert money["spent"]["usd_today"] == pytest.approx(probe["server_usd"] + asked.disco["server_usd"])
+        sent = sum(len(e.tokens) for e in upstream.exchanges)
+        with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection:
+            (booked,) = connection.execute("SELECT sum(completion_tokens) FROM ttft_samples").fetchone()
+        assert booked == sent
+
+
 async def test_a_server_that_bills_on_is_booked_at_its_full_price(tmp_path: Path) -> None:
     """The user's own price list says that closing a stream does not end its bill there."""
     async with Upstream(tokens=200, interval_s=0.005) as upstream:

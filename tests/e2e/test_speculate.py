@@ -20,7 +20,7 @@ from disco_daemon.engine.supervisor import Engine, EngineConfig, EngineState
 from disco_daemon.models import default_model_path
 from disco_daemon.serving.latency import Load
 from disco_daemon.types import Delivery, GenerationRequest, Sampling
-from tests.e2e.test_engine_exact import N_CELLS, Core, phrase
+from tests.e2e.test_engine_exact import N_CELLS, Core, assert_no_cell_lost, phrase, random_steps
 
 LIST = "red lamp, green chair, blue table, white shelf, red mirror, green carpet, blue clock, white door"
 COPIES = (
@@ -154,43 +154,15 @@ def test_answers_that_are_held_preempted_and_disturbed_are_those_that_were_not(l
 def test_random_steps_with_guesses_lose_no_cell(llama: Llama) -> None:
     rng = random.Random(12)
     core = Hurried(llama)
-    held: set[str] = set()
-    n_asked = 0
-    for _ in range(300):
-        whom = rng.choice(list(core.admission.sequences) or [""])
-        op = rng.choice(["ask", "ask", "cancel", "preempt", "append", "hold", "step", "step", "step", "step", "step"])
-        if op == "ask" and len(core.admission.sequences) < 10:
-            n_asked += 1
-            hold = rng.random() < 0.2
-            held |= {f"r{n_asked}"} if hold else set()
-            core.ask(f"r{n_asked}", f"Repeat: {phrase(rng, 2, 6) * 3}", max_tokens=rng.randint(1, 24), hold=hold)
-        elif op == "cancel":
-            core.batcher.cancel(whom)
-        elif op == "preempt" and whom and core.admission.sequences[whom].slot >= 0:
-            core.admission.preempt(core.admission.sequences[whom])
-        elif op == "append" and whom in held:
-            go = rng.random() < 0.5
-            held -= {whom} if go else set()
-            core.batcher.append(wire.Append(whom, phrase(rng, 1, 3), go))
-        elif op == "hold" and whom:
-            held.add(whom)
-            core.batcher.hold(whom)
-        else:
-            core.batcher.step()
-        core.check()
+
+    def ask(name: str, hold: bool) -> None:
+        core.ask(name, f"Repeat: {phrase(rng, 2, 6) * 3}", max_tokens=rng.randint(1, 24), hold=hold)
+
+    n_asked = random_steps(core, rng, 300, ask, most=10)
     speculator = core.batcher.speculator
     assert speculator is not None
     assert speculator.n_drafted > speculator.n_accepted > 0
-    for whom in list(core.admission.sequences):
-        core.batcher.cancel(whom)
-    core.check()
-    assert core.cells.n_taken == core.cells.saved_bytes == 0
-    assert len(core.ended) == n_asked
-    core.cells.make_room(N_CELLS)
-    core.cells.move()
-    assert core.cells.n_garbage == core.cells.n_used == 0
-    row = [(1, i, 0, False) for i in range(N_CELLS)]
-    assert all(llama.decode(row[i : i + 128]) == 0 for i in range(0, N_CELLS, 128)), "a cell is lost"
+    assert_no_cell_lost(core, llama, n_asked)
 
 
 # --- draft model -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon import config
-from disco_daemon.cli.daemon import make_endpoints
+from disco_daemon.cli.sides import make_endpoints
 from disco_daemon.cli.status import _adapters
 from disco_daemon.clock import SystemClock
 from disco_daemon.endpoints.device import Device

@@ -200,6 +200,38 @@ def test_after_slow_answers_another_context_holds_and_other_plans_are_made() -> 
     assert quick_plans != slower_plans
 
 
+def test_a_profiled_line_goes_before_the_speed_of_a_start_and_behind_what_was_seen() -> None:
+    asking = planner()
+    asking.knowledge.profiled(0.004, 0.3)
+    asking.plan(20, {DEVICE: Readiness(prefill_tps=400.0)})
+    assert (asking.knowledge.device.k, asking.knowledge.device.c) == pytest.approx((0.004, 0.3))
+    for _ in range(40):
+        asking.knowledge.device.add(100, 2.0)
+    seen = asking.knowledge.device.k
+    asking.knowledge.profiled(0.004, 0.3)
+    assert asking.knowledge.device.k == seen
+
+
+@pytest.mark.parametrize("wanted", [(Side.DEVICE, 0.5), (Side.SERVER, 0.1)])
+def test_another_limit_is_in_force_with_the_next_fit_and_old_plans_settle_where_they_were_made(
+    wanted: tuple[Side, float],
+) -> None:
+    asking = planner(constrained=Side.SERVER, budget=0.5)
+    planned, pacer = asking.plan(20, {}), asking.pacer
+    asking.constrain(*wanted)
+    assert asking.due
+    assert (asking.constrained, asking.budget, asking.pacer) == (Side.SERVER, 0.5, pacer), "not in the middle of a plan"
+    asking.refit()
+    assert (asking.constrained, asking.budget) == wanted
+    assert asking.pacer is not pacer
+    before = asking.pacer.realised()
+    asking.settle(planned, outcome(attempt(Side.SERVER)))
+    assert asking.pacer.realised() == before, "that request was of the other account"
+    assert pacer.realised()["requests"] == 1
+    asking.constrain(*wanted)
+    assert asking.begin_fit().constrained is wanted[0]
+
+
 def test_the_speed_that_the_engine_measured_is_news_until_there_are_samples() -> None:
     asking, due = planner(), []
     for _ in range(2):

@@ -287,8 +287,3 @@ def test_speeds_must_be_above_0(speeds: tuple[float, float]) -> None:
 def test_a_power_is_needed_for_from_power() -> None:
     with pytest.raises(ValueError, match="gives no power"):
         meter.from_power(Reading("rapl", Covers.CPU, 0.1, joules=1.0), 1.0, 1.0)
-
-
-@pytest.mark.parametrize(("n", "t"), [(3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (1000, 1.962)])
-def test_students_t(n: int, t: float) -> None:
-    assert meter._t95(n) == pytest.approx(t, rel=0.01)

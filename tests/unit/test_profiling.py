@@ -27,9 +27,10 @@ from disco_daemon.power.reading import Covers, Reading, Thermal
 from disco_daemon.power.sensors import Sensors, assumed
 from disco_daemon.profile import Key, Profiles
 from disco_daemon.profiling import picture, prompts, saved
-from disco_daemon.profiling.device import Bench, Effort, ProfileError, Steps, Watch, watching
+from disco_daemon.profiling.device import Bench, Effort, Steps
 from disco_daemon.profiling.saved import TYPICAL, DeviceFigures, Measured, ServerFigures
 from disco_daemon.profiling.server import MAX_FAILED, measure_server
+from disco_daemon.profiling.watch import ProfileError, Watch, watching
 from disco_daemon.types import Finish, GenerationRequest, Token, Usage
 from tests.fixtures.upstream import Upstream
 

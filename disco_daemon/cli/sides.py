@@ -1,0 +1,88 @@
+"""Makes the configured endpoints: this machine's own engine or server, and the remote one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..clock import Clock
+from ..config import cache_path, server_api_key
+from ..endpoints.base import Endpoint
+from ..endpoints.device import Device
+from ..endpoints.server import Server, ServerConfig
+from ..endpoints.shaper import Shape, Shaped
+from ..engine import wire
+from ..engine.supervisor import Engine, EngineConfig
+from ..errors import ConfigError
+from ..settings import Adapter, Config, DeviceSettings
+from ..types import Side
+from . import tuning
+
+
+def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Side, Endpoint]:
+    """The configured endpoints. Raises ConfigError when there is none."""
+    endpoints: dict[Side, Endpoint] = {}
+    if config.device.enabled:
+        endpoints[Side.DEVICE] = _device(config, clock, shape)
+    if config.server.base_url:
+        settings = config.server
+        device = endpoints.get(Side.DEVICE)
+        endpoints[Side.SERVER] = Server(
+            ServerConfig(
+                base_url=settings.base_url,
+                model=settings.model,
+                api_key=server_api_key(config),
+                first_token_timeout_s=settings.first_token_timeout_s,
+                token_timeout_s=settings.token_timeout_s,
+                continuation=settings.continuation,
+                stream_usage=settings.stream_usage,
+            ),
+            clock=clock,
+            tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
+            render=device.rendered if isinstance(device, Device | Shaped) else None,
+        )
+    if not endpoints:
+        msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
+        raise ConfigError(msg)
+    return endpoints
+
+
+def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
+    settings = config.device
+    if settings.base_url:
+        if shape is not None:
+            raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
+        return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
+    path = tuning.model_path(settings)
+    knobs = tuning.knobs_for(config, path)
+    sizes = (settings.n_ctx, knobs.n_threads, tuning.n_gpu_layers(settings), settings.n_cells)
+    exact = tuning.is_exact(config)
+    loaded = EngineConfig(
+        path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
+        chat_template=_chat_template(settings), disk=_disk(settings),
+        draft_path=str(Path(settings.draft_model).expanduser()) if settings.draft_model else "",
+        n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
+        kv_type=settings.kv_type,
+    )  # fmt: skip
+    device = Device(Engine(loaded, clock))
+    return device if shape is None else Shaped(device, shape, clock)
+
+
+def _disk(settings: DeviceSettings) -> wire.Disk:
+    return wire.Disk(str(cache_path() / "kv"), int(settings.spill_gib * 2**30), settings.spill_after_s)
+
+
+def _chat_template(settings: DeviceSettings) -> str:
+    """The text of `device.chat_template`. Raises ConfigError."""
+    if not settings.chat_template:
+        return ""
+    path = Path(settings.chat_template).expanduser()
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        msg = f"device.chat_template {path} cannot be read: {e}"
+        raise ConfigError(msg) from e
+
+
+def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:
+    wanted = {name: Adapter(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
+    return tuple(wire.Adapter(name, str(Path(a.path).expanduser()), a.scale) for name, a in wanted.items())

@@ -1,0 +1,72 @@
+"""Watches the power sensors while something is measured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from ..clock import Clock
+from ..errors import DiscoError
+from ..power.meter import WINDOW_LAGS, WINDOW_S, Meter
+from ..power.reading import Covers
+from ..power.sensors import Sensors, State
+
+SENSORS_S = 10.0  # one look at the sensors; commands that they ask have shorter ones
+
+
+class ProfileError(DiscoError):
+    """Nothing can be measured here; the message is fit for a user."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the sensors said while it was measured. `now` is the latest look."""
+
+    sensors: Sensors
+    meter: Meter
+    clock: Clock
+    now: State | None = None
+    throttled: bool = False
+
+    async def look(self) -> State:
+        """Look once. Raises ProfileError where the sensors fail."""
+        try:
+            async with asyncio.timeout(SENSORS_S):
+                self.now = state = await asyncio.to_thread(self.sensors.look, self.clock.now())
+        except (OSError, ValueError) as e:  # a TimeoutError is an OSError
+            msg = f"the power sensors cannot be read: {e or f'no answer in {SENSORS_S:g} s'}"
+            raise ProfileError(msg) from e
+        self.meter.sample(self.clock.now(), state.reading)
+        self.throttled = self.throttled or (state.thermal is not None and state.thermal.throttled)
+        return state
+
+    async def run(self) -> None:
+        """Look as often as the sensors say something new, until cancelled. One look in vain is a gap, no end."""
+        while True:
+            with suppress(ProfileError):
+                await self.look()
+            await asyncio.sleep(self.sensors.interval_s)
+
+    @property
+    def measures(self) -> bool:
+        """Whether what is drawn is measured, not assumed."""
+        return self.now is not None and self.now.reading.covers is not Covers.COMPUTING
+
+    @property
+    def window_s(self) -> float:
+        """How long the meter looks to tell one power, s."""
+        return max(WINDOW_S, WINDOW_LAGS * self.now.reading.lag_s) if self.now is not None else WINDOW_S
+
+
+@asynccontextmanager
+async def watching(watch: Watch) -> AsyncIterator[None]:
+    """Look at the sensors meanwhile. Raises ProfileError where they fail at the begin."""
+    await watch.look()
+    task = asyncio.create_task(watch.run(), name="profile sensors")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
