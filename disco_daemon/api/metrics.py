@@ -47,6 +47,7 @@ class Metrics:
             registry=registry,
         )
         self._cost = Counter("disco_cost_usd", "Cost of all attempts, $.", registry=registry)
+        self._bill = Counter("disco_server_usd", "What servers bill for all attempts, $.", registry=registry)
         self._energy = Counter("disco_energy_joules", "Energy this machine spent on answers, J.", registry=registry)
 
     def observe(self, outcome: Outcome) -> None:
@@ -62,6 +63,7 @@ class Metrics:
             self._moved(move)
         self._processed(outcome.tokens, outcome.attempts)
         self._cost.inc(outcome.cost_usd)
+        self._bill.inc(outcome.server_usd)
         self._energy.inc(outcome.energy_j)
 
     def render(self, in_flight: int) -> bytes:

@@ -137,7 +137,9 @@ class Daemon:
         attempt = paying.probe_attempt(self.purse, self.config.server.model, spent)
         if attempt.bill_usd or spent.completion_tokens:
             self.purse.book(attempt, self.clock.wall())
-            self.history.record(paying.probe_outcome(attempt, self.clock))
+            outcome = paying.probe_outcome(attempt, self.clock)
+            self.history.record(outcome)
+            self.metrics.observe(outcome)
 
     def _record(self, outcome: Outcome) -> None:
         """One finished answer goes to everybody who keeps count; none of them blocks."""
@@ -210,7 +212,10 @@ class Daemon:
         return self.settings() | {"changed": sorted(changes), "needs_restart": restart, "money": self._money()}
 
     def _money(self) -> dict[str, Any]:
-        return self.purse.state(self.clock.wall())
+        """What the purse says; without a server nothing is scarce, and there is no price."""
+        state = self.purse.state(self.clock.wall())
+        alone = Side.SERVER not in self.endpoints
+        return state | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None} if alone else state
 
     def recent(self, limit: int) -> list[dict[str, Any]]:
         """The latest requests, newest first; blocks on disk."""

@@ -106,25 +106,24 @@ def _speed(state: dict[str, Any]) -> list[str]:
 
 
 def _money(money: dict[str, Any]) -> list[str]:
-    """The exchange rate and its effect, the server's price, and how far the caps are."""
-    price, power, limit = money["server_price"], money["power"], money["threshold_usd_per_kwh"]
+    """The exchange rate and its effect, the price of a server if there is one, what was spent, how far the caps are."""
+    price, power, gone = money["server_price"], money["power"], money["spent"]
     now = money["effective_usd_per_kwh"]
     why = "" if power["on_mains"] else f" (battery at {100 * (power['charge'] or 0):.0f} %)"
     hot = ", throttled by heat" if power["throttled"] else ""
-    flips = "" if limit is None else f", which changes at {limit:.3g}"
-    known = "" if price["known"] else " (not known: the dearest of all counts, see `disco doctor`)"
-    put, out = price["input_usd_per_mtok"], price["output_usd_per_mtok"]
-    rate = f"is worth ${now:.3g} now{why}{hot}, ${money['usd_per_kwh']:g} set"
-    lines = [
-        f"a kWh        {rate}; {money['scarcer']} is scarce{flips}",
-        f"server price ${put:g} in, ${out:g} out, a million tokens{known}",
-    ]
-    gone = money["spent"]
-    bill = f"${gone['usd_today']:.4f} today, ${gone['usd_this_month']:.4f} this month to the server"
-    lines.append(f"spent        {bill}; {gone['wh_today']:.3g} Wh here today")
+    lines = [f"a kWh        is worth ${now:.3g} now{why}{hot}, ${money['usd_per_kwh']:g} set"]
+    spent = f"{gone['wh_today']:.3g} Wh here today"
+    if price is not None:
+        limit = money["threshold_usd_per_kwh"]
+        lines[0] += f"; {money['scarcer']} is scarce" + ("" if limit is None else f", which changes at ${limit:.3g}")
+        put, out = price["input_usd_per_mtok"], price["output_usd_per_mtok"]
+        known = "" if price["known"] else " (not known: the dearest of all counts, see `disco doctor`)"
+        lines.append(f"server price ${put:g} in, ${out:g} out, a million tokens{known}")
+        spent = f"${gone['usd_today']:.4f} today, ${gone['usd_this_month']:.4f} this month to the server; {spent}"
+    lines.append(f"spent        {spent}")
     for name, cap in money["caps"].items():
-        spent = f"{cap['spent']:.4g} of {cap['limit']:g} {cap['unit']}"
-        lines.append(f"cap          {name}: {spent}, {cap['reserved']:.3g} held for what runs")
+        used = f"{cap['spent']:.4g} of {cap['limit']:g} {cap['unit']}"
+        lines.append(f"cap          {name}: {used}, {cap['reserved']:.3g} held for what runs")
     return lines
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from disco_daemon.cli.status import _engine, _speed
+from typing import Any
+
+from disco_daemon.cli.status import _energy, _engine, _money, _speed
 
 STATS = {
     "running": 2, "paused": 1, "swapped": 1, "waiting": 3, "preemptions": 4, "saved_bytes": 3 * 2**20,
@@ -43,3 +45,41 @@ def test_a_gpu_and_the_tune_are_told_if_there_is_something_to_tell() -> None:
     assert _speed({"endpoints": {"device": {"n_gpu_layers": -1}}, "tune": None}) == ["GPU          all layers"]
     assert _speed({"endpoints": {"device": {"n_gpu_layers": 0}}, "tune": "idle"}) == []
     assert _speed({"endpoints": {}}) == []
+
+
+MONEY: dict[str, Any] = {
+    "usd_per_kwh": 0.3, "effective_usd_per_kwh": 4.2, "scarcer": "server", "threshold_usd_per_kwh": 61.7,
+    "power": {"charge": 0.2, "on_mains": False, "throttled": True, "headroom_k": None},
+    "server_price": {"input_usd_per_mtok": 0.15, "output_usd_per_mtok": 0.6, "known": True},
+    "spent": {"usd_today": 0.0123, "usd_this_month": 1.5, "wh_today": 2.25},
+    "caps": {"usd_per_day": {"unit": "$", "limit": 2.0, "spent": 0.0123, "reserved": 0.004, "reset_at": 0.0}},
+}  # fmt: skip
+
+
+def test_money_is_told_with_what_decides_it() -> None:
+    rate = "a kWh        is worth $4.2 now (battery at 20 %), throttled by heat, $0.3 set"
+    assert _money(MONEY) == [
+        f"{rate}; server is scarce, which changes at $61.7",
+        "server price $0.15 in, $0.6 out, a million tokens",
+        "spent        $0.0123 today, $1.5000 this month to the server; 2.25 Wh here today",
+        "cap          usd_per_day: 0.0123 of 2 $, 0.004 held for what runs",
+    ]
+    unknown = MONEY | {"server_price": MONEY["server_price"] | {"known": False}}
+    assert "see `disco doctor`" in _money(unknown)[1]
+
+
+def test_without_a_server_nobody_is_scarce_and_nothing_is_billed() -> None:
+    alone = MONEY | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None, "caps": {}}
+    assert _money(alone | {"power": MONEY["power"] | {"on_mains": True, "throttled": False}}) == [
+        "a kWh        is worth $4.2 now, $0.3 set",
+        "spent        2.25 Wh here today",
+    ]
+
+
+def test_a_figure_of_energy_says_whether_it_was_measured() -> None:
+    per = {"source": "rapl", "prefill_j_per_token": 0.02, "decode_j_per_token": 0.25, "relative_error": 0.08}
+    (measured,) = _energy({"per_token": per | {"windows": 40}})
+    assert measured.endswith("20 mJ a prompt token, 250 an answer's (rapl, measured over 40 windows, ±8 %)")
+    (assumed,) = _energy({"per_token": per | {"windows": 0, "relative_error": None}})
+    assert assumed.endswith("(rapl, assumed, not measured)")
+    assert _energy({"per_token": None}) == []
