@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 ONLINE_POLICIES = "paper,paper-paced,optimal"
 HANDOFF_POLICIES = "paper,optimal"
+OF_HISTORY = ("path", "rates", "days")
+OF_TRACES = (
+    "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
+    "dearer", "server_tps",
+)  # fmt: skip
 SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
 DEFAULT_POLICIES = "stochastic,stochastic-concurrent,paper,paper-paced,optimal,clairvoyant,best-p99"
 
@@ -65,11 +70,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--server-tps", type=float, default=60.0, help="with --handoff: speed of the servers, token/s")
     parser.add_argument("--json", action="store_true", help="print all cells as one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the paper's figures from these numbers")
-    parser.set_defaults(run=run)
+    usual = {name: parser.get_default(name) for name in (*OF_TRACES, *OF_HISTORY)}
+    parser.set_defaults(run=run, usual=usual)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """An option that would do nothing is a mistake. Raises ConfigError."""
+    from ..errors import ConfigError
+
+    idle, source = (OF_TRACES, "--traces") if args.history else (OF_HISTORY, "--history")
+    for name in idle:
+        if getattr(args, name) != args.usual[name]:
+            msg = f"--{name.replace('_', '-')} goes with {source} only: leave it out"
+            raise ConfigError(msg)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate with a progress bar; the result goes to stdout."""
+    _check(args)
     if args.history:
         return whatif.run(args)
     from pathlib import Path

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 RATES = "0.01,0.1,1,10,100,1000"
 DAY_S = 86_400.0
-OF_TRACES = ("online", "handoff", "select", "devices", "seeds", "window")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,10 +56,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for option in OF_TRACES:
-        if getattr(args, option):
-            msg = f"--{option} goes with --traces, not with --history"
-            raise ConfigError(msg)
     if args.days is not None and not args.days > 0:
         msg = f"--days takes a number above 0, not {args.days:g}"
         raise ConfigError(msg)
