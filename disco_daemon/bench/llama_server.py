@@ -18,6 +18,7 @@ from pathlib import Path
 from .child import BenchError
 
 PACKAGE = "xllamacpp"
+ENGINE_NICE = 5  # as engine.worker has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Options:
 
     `n_ctx` tokens are divided among the `n_parallel` slots (answers at a time), unless `kv_unified` lets each slot use
     what the others leave. `n_batch` tokens at most go to one llama_decode, `n_ubatch` of them are computed at once.
-    `cache_ram_mib` bounds the prompts kept in memory outside of the KV cache, MiB.
+    `cache_ram_mib` bounds the prompts kept in memory outside of the KV cache, MiB. `nice` is added to its niceness: as
+    our engine's, so that whatever else runs on the machine takes from both alike.
     """
 
     n_ctx: int = 2048
@@ -36,6 +38,7 @@ class Options:
     n_ubatch: int = 512
     kv_unified: bool = False
     cache_ram_mib: int = 8192
+    nice: int = ENGINE_NICE
 
 
 def argv(model: Path, options: Options | None = None) -> list[str]:
@@ -57,6 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     import xllamacpp
 
     options = Options(**json.loads(arguments[1])) if len(arguments) > 1 else Options()
+    os.nice(options.nice)
     params = xllamacpp.CommonParams()
     params.model.path = arguments[0]
     params.n_ctx, params.n_parallel, params.port = options.n_ctx, options.n_parallel, 0

@@ -34,6 +34,7 @@ from .spill import Spill, fingerprint_of
 from .template import TemplateError
 from .vocabulary import PromptError, Vocabulary
 
+NICE = 5  # added to our niceness: the daemon comes first
 LAST_S = 1.5  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
 SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
@@ -220,7 +221,7 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
 def main() -> None:
     """Run on the inherited socket whose number is the only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
-    os.nice(5)
+    os.nice(NICE)
     Worker(socket.socket(fileno=int(sys.argv[1]))).run()
 
 
