@@ -281,7 +281,9 @@ class Played(RuleBasedStateMachine):
     def start(self, effect: Start) -> None:
         side, text, n = effect.side, effect.answer_so_far, effect.n_tokens
         assert effect.ids in ((), tuple(range(n)))
-        limit = None if self.max_tokens is None else max(1, self.max_tokens - n)
+        # As the conductor has it: who may repeat the answer first gets the whole limit.
+        exact = self.watch.answer.continuation[side] is Continuation.EXACT
+        limit = self.max_tokens if self.max_tokens is None or not exact else max(1, self.max_tokens - n)
         run = Run(side, text, limit, self.stop, self.same and (side is DEVICE or self.server_ids))
         if side is SERVER and text:
             if self.manner == "restarts" and len(text) >= Seam.MIN_RESTART:
