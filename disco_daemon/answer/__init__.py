@@ -172,6 +172,18 @@ class Answer:
         """Whether the text so far ends where a token does, as far as is known: a cut elsewhere derails a model."""
         return not self._entries or bool(self._entries[-1].ids) or not self._ids_come
 
+    def maker(self, at: int) -> Side:
+        """The side that made the character `at` of the answer; of what the reader has it is never another one later.
+
+        Not the `source`: what it made before a handoff may be shown after it.
+        """
+        side = self.winner
+        assert side is not None
+        for move in self.moves:
+            if move.dropped is None and move.at_char <= at:
+                side = move.target
+        return side
+
     def __repr__(self) -> str:
         where = f"{self.source}→{self._moving.target}" if self._moving else f"{self.source}"
         return f"<Answer {self.state} {where} {self.n_generated} tok, buffer {self.buffer.n_held}>"

@@ -87,11 +87,11 @@ class StreamSink:
         """Whether the answer has begun: from then on an error is told in-band."""
         return self._winner is not None
 
-    def token(self, token: Token, winner: Side) -> None:
-        """Take one token, to be written by the next `flush`; `winner` has the answer by now."""
+    def token(self, token: Token, side: Side) -> None:
+        """Take one token, made by `side`, to be written by the next `flush`."""
         first = self._winner is None
-        self._winner = winner
-        self._pending += event(self._shape.chunk(token, self._ids.of(token, winner), first=first))
+        self._winner = self._winner or side
+        self._pending += event(self._shape.chunk(token, self._ids.of(token, side), first=first))
 
     def note(self, text: str) -> None:
         """Tell of something between two tokens, in a comment. Before the first token there is nowhere to tell it."""
@@ -151,10 +151,10 @@ class BodySink:
         self._known: list[int] = []
         self._tokens: list[Token] = []
 
-    def token(self, token: Token, winner: Side) -> None:
-        """Keep one token."""
+    def token(self, token: Token, side: Side) -> None:
+        """Keep one token, made by `side`."""
         self._tokens.append(token)
-        self._known += self._ids.of(token, winner) or ()
+        self._known += self._ids.of(token, side) or ()
 
     def note(self, text: str) -> None:
         """A body has no comments; the `disco` object tells of handoffs."""

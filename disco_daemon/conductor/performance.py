@@ -101,6 +101,7 @@ class Performance:
         self._created = stage.clock.wall()
         self._began = self._now = stage.clock.now()
         self._first_at: float | None = None
+        self._n_shown = 0  # characters of the answer
         self._reason: str | None = None
         self._error: DiscoError | None = None
 
@@ -157,8 +158,8 @@ class Performance:
             case Deliver(token=token):
                 if self._first_at is None:
                     self._first_at = self._now
-                assert self._answer.winner is not None
-                self._sink.token(token, self._answer.winner)
+                self._sink.token(token, self._answer.maker(self._n_shown))
+                self._n_shown += len(token.text)
             case Start():
                 self._start(effect, group)
             case Feed(side=side, text=text, ids=ids, go=go):

@@ -23,8 +23,8 @@ MIN_RATE_TOKENS = 8  # fewer tokens than this tell no decode speed
 class Sink(Protocol):
     """Where an answer goes: the HTTP response."""
 
-    def token(self, token: Token, winner: Side) -> None:
-        """Take one token of the answer."""
+    def token(self, token: Token, side: Side) -> None:
+        """Take one token of the answer, made by `side`."""
         ...
 
     def note(self, text: str) -> None:

@@ -22,7 +22,7 @@ from disco_daemon.answer import (
     State,
     Tick,
 )
-from disco_daemon.types import Token
+from disco_daemon.types import Delivery, Token
 from tests.fixtures.answer import (
     CALL,
     DEVICE,
@@ -347,3 +347,31 @@ def test_the_reserve_is_given_back_when_the_handoff_is_over() -> None:
         watch.on(Followed(DEVICE))
         watch.on(ending)
         assert watch.answer.buffer.reserve == 0, "nothing is held back where no handoff is possible"
+
+
+# --- who made it ------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_source_made_stays_its_own_though_it_is_shown_after_the_handoff() -> None:
+    """A slow reader has one word when the target takes over; the source's other words wait in the buffer."""
+    script = (said(SERVER, "one"), said(SERVER, " two"), said(SERVER, " three"), TO_DEVICE)
+    watch, _ = played(*script, delivery=Delivery.PACED, **follower)
+    assert watch.on(Followed(DEVICE)) == [Feed(DEVICE, "", (), go=True)]
+    watch.on(said(DEVICE, " four"))
+    assert watch.shown == "one"
+    watch.on(ended(DEVICE))
+    assert watch.shown == "one two three four"
+    assert watch.makers == [SERVER] * len("one two three") + [DEVICE] * len(" four")
+
+
+def test_a_dropped_handoff_changes_no_maker() -> None:
+    watch, _ = to_server(broke(SERVER), said(DEVICE, " three"), ended(DEVICE))
+    assert set(watch.makers) == {DEVICE}
+
+
+def test_of_what_both_said_the_shown_part_is_the_source_s() -> None:
+    watch, _ = to_server(said(DEVICE, " three"))
+    watch.on(Tick(), STEP_S)
+    watch.on(said(SERVER, " three four", 2))
+    watch.on(ended(SERVER))
+    assert watch.makers == [DEVICE] * len("one two three") + [SERVER] * len(" four")
