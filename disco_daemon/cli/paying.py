@@ -15,11 +15,11 @@ from ..money.catalog import Catalog, Price
 from ..money.purse import Purse, Speeds
 from ..power.sensors import Sensors, of_this_machine
 from ..pricelist import load
-from ..profile import n_cores
 from ..scheduling.mover import DECODE_TPS
 from ..settings import Config
 from ..store import History
 from ..types import Attempt, Outcome, Plan, Side, Usage
+from . import tuning
 
 log = logging.getLogger("disco.money")
 
@@ -105,5 +105,4 @@ def probe_outcome(attempt: Attempt, clock: Clock) -> Outcome:
 def make_sensors(config: Config) -> Sensors:
     """The power sensors of this machine, for the threads and layers that compute."""
     device = config.device
-    on_gpu = device.n_gpu_layers not in (0, "auto") or (device.n_gpu_layers == "auto" and device.rounding != "exact")
-    return of_this_machine(device.watts, device.n_threads or max(1, n_cores() - 1), on_gpu=on_gpu)
+    return of_this_machine(device.watts, device.n_threads, on_gpu=tuning.n_gpu_layers(device) != 0)

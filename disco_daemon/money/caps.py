@@ -12,7 +12,7 @@ without `max_tokens` may cost a whole context of output, a thousand times what i
 A day and a month begin at midnight in the user's time zone. A request counts in the period in which it was reserved,
 as the ledger counts it by its creation; periods only go forward, so a clock set back opens no cap again.
 State lives in memory: after a restart it comes from the ledger's sums (`since` says from when). What was running at a
-crash is in no sum unless it was booked when it began: book `outstanding` requests at their bound to close that hole.
+crash is in no sum.
 One owner, one thread: `reserve` decides and writes without a pause between.
 """
 

@@ -12,7 +12,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 from urllib.parse import urlsplit
@@ -117,11 +117,6 @@ class Catalog:
     def named(self, name: str) -> ServerProfile | None:
         """A profile by its name, such as `paper`; the latest one of that name."""
         return next((p for p in reversed(self.profiles) if p.name == name), None)
-
-    def with_price(self, base_url: str, model: str, price: Price) -> Catalog:
-        """The same catalog, but for one price that goes before all others (the user's settings)."""
-        own = ServerProfile("settings", (base_url,), {model.casefold(): replace(price, entry=f"settings: {model}")})
-        return Catalog((*self.profiles, own))
 
     @property
     def dearest(self) -> Price:

@@ -125,9 +125,6 @@ def test_the_users_list_goes_before_and_leaves_the_rest() -> None:
     both = Catalog((*PRICES.profiles, own))
     assert (both.price(OPENAI, "gpt-5").output, both.price(OPENAI, "gpt-5-pro").output) == (2, 120)
     assert both.price(OPENAI, "gpt-5").source == "mine.toml"
-    settings = both.with_price(OPENAI, "gpt-5", Price(7, 7, 7))
-    assert settings.price(OPENAI, "gpt-5").entry == "settings: gpt-5"
-    assert settings.price(OPENAI, "GPT-5").output == 7
 
 
 def test_a_private_address_is_free_by_the_rule_only() -> None:
