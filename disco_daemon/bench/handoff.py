@@ -39,12 +39,15 @@ BURST_S = 0.005  # tokens this close together at the end are the flush of a fini
 OWN, LLAMA = "disco", "llama-server"  # servers that the benchmark starts itself
 N_PROMPTS = 40
 MAX_TOKENS = 64
-MAX_TRIES = 10  # answers for each handoff wanted; on a busy machine many are over before the target is ready
+LONGEST = 512  # tokens of an answer on a busy machine, where shorter ones are over before the target is ready
+MAX_TRIES = 10  # answers for each handoff wanted
 CUTS = (3, 12)  # tokens after which an answer is moved
 CONCURRENT = 1  # several at once change how tokens are batched, and with it roundings
 SERVER_TPS = 60.0  # of our own server, as hosted models have it: an engine beside another has as much as it has cores
-# The server stands for another machine: what it computes must not keep the daemon and the reader off their cores.
-ELSEWHERE = ("nice", "-n", "19")
+# The server stands for another machine: what it computes must not keep the daemon and the reader off their cores. Its
+# engine lowers itself by 5 more; at the very bottom it would get nothing at all beside two other busy processes.
+ELSEWHERE = ("nice", "-n", "5")
+PATIENCE_S = 120.0  # for a token, on a machine that has other work
 LIVE_ANSWERS, LIVE_TOKENS = 12, 160  # of the run whose ledger shows the saving
 N_KNOWN = 6  # short answers of the server first: nobody moves to a server whose time to first token is unknown
 DEAR_KWH = 100.0  # $/kWh at which the device's tokens cost more than gpt-4o-mini's
@@ -154,7 +157,9 @@ def _daemon(
     folder: Path, name: str, setup: Setup, server: str, model: Path, policy: str, *, force: bool, **changes: Any
 ) -> list[str]:
     settings: dict[str, Any] = {
-        "server": {"base_url": server, "model": "disco/device", "continuation": setup.method, "probe": False} | PRICES,
+        "server": {"base_url": server, "model": "disco/device", "continuation": setup.method, "probe": False}
+        | {"first_token_timeout_s": PATIENCE_S, "token_timeout_s": PATIENCE_S}
+        | PRICES,
         "device": {"watts": WATTS},
         "handoff": {"for_cost": True},
         "policy": {"shadow": False},
@@ -222,38 +227,52 @@ async def _one_way(
 ) -> dict[str, Any]:
     """`count` answers that move in one direction, and what became of them."""
     source = "disco/server" if name == "to_device" else "disco/device"
-    whole: dict[str, str] = {}
-    for prompt in prompts()[: min(N_PROMPTS, max(4, setup.count))]:
-        heard = await _ask(session, url, _body(prompt, source, MAX_TOKENS))
-        if heard.finish == "length":  # a shorter one is over before anybody can take over
-            whole[prompt] = heard.text
-    progress(f"{name}: {len(whole)} unbroken answers")
-    manner = {"delivery": setup.delivery, "pace_tps": PACE_TPS}
-    answers: list[tuple[str, Heard]] = []
-    turnstile = asyncio.Semaphore(setup.concurrent)
-
-    async def one(prompt: str) -> None:
-        async with turnstile:
-            answers.append((prompt, await _ask(session, url, _body(prompt, "disco", MAX_TOKENS, disco=manner))))
-        if len(answers) % 50 == 0:
-            moved = [(p, h) for p, h in answers if h.move]
-            same = sum(h.text == whole[p] for p, h in moved)
-            progress(f"{name}: {len(moved)} of {setup.count} moved, {same} as unbroken, {len(answers)} answers")
-
-    order = itertools.cycle(whole)
-    while (missing := setup.count - sum(h.move is not None for _, h in answers)) > 0 and len(
-        answers
-    ) < MAX_TRIES * setup.count:
-        async with asyncio.TaskGroup() as group:
-            for prompt in itertools.islice(order, missing):
-                group.create_task(one(prompt))
     target = "disco/device" if name == "to_device" else "disco/server"
-    compared = [await _compared(session, url, target, whole[p], p, h, setup) for p, h in answers if h.move]
-    return _figures([h for _, h in answers], compared)
+    manner = {"delivery": setup.delivery, "pace_tps": PACE_TPS}
+    asked = prompts()[: min(N_PROMPTS, max(4, setup.count))]
+    answers: list[Heard] = []
+    compared: list[Compared] = []
+    turnstile = asyncio.Semaphore(setup.concurrent)
+    length = MAX_TOKENS
+    whole: dict[str, str] = {}
+
+    async def unbroken(length: int) -> dict[str, str]:
+        heard = [(p, await _ask(session, url, _body(p, source, length))) for p in whole or asked]
+        found = {p: h.text for p, h in heard if h.finish == "length"}  # others end before anybody can take over
+        progress(f"{name}: {len(found)} unbroken answers of {length} tokens")
+        return found
+
+    async def one(prompt: str) -> tuple[str, Heard]:
+        async with turnstile:
+            heard = await _ask(session, url, _body(prompt, "disco", length, disco=manner))
+        answers.append(heard)
+        if len(answers) % 50 == 0:
+            progress(
+                f"{name}: {sum(h.move is not None for h in answers)} of {setup.count} moved, {len(answers)} answers"
+            )
+        return prompt, heard
+
+    whole = await unbroken(length)
+    order = itertools.cycle(whole)
+    while whole and (missing := setup.count - len(compared)) > 0 and len(answers) < MAX_TRIES * setup.count:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(prompt)) for prompt in itertools.islice(order, missing)]
+        moved = [(p, h) for p, h in (t.result() for t in tasks) if h.move]
+        compared += [await _compared(session, url, target, whole[p], p, h, setup, length) for p, h in moved]
+        if 2 * len(moved) < missing and length < LONGEST and (longer := await unbroken(2 * length)):
+            length, whole, order = 2 * length, longer, itertools.cycle(longer)
+    return _figures(answers, compared)
 
 
 async def _compared(
-    session: aiohttp.ClientSession, url: str, target: str, whole: str, prompt: str, heard: Heard, setup: Setup
+    session: aiohttp.ClientSession,
+    url: str,
+    target: str,
+    whole: str,
+    prompt: str,
+    heard: Heard,
+    setup: Setup,
+    length: int,
 ) -> Compared:
     """Hold a moved answer against the unbroken one; where it differs, ask the target for its own continuation."""
     assert heard.move is not None
@@ -262,7 +281,7 @@ async def _compared(
         return Compared(identical=True)
     before = heard.text[:at]
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": before}]
-    body = {"model": target, "messages": messages, "max_tokens": MAX_TOKENS, "continue_final_message": True}
+    body = {"model": target, "messages": messages, "max_tokens": length, "continue_final_message": True}
     rest = (await _ask(session, url, body)).text if before else whole
     return compare(heard.text, at, whole, rest)
 
