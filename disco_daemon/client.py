@@ -1,11 +1,13 @@
-"""The HTTP client of a running daemon, shared by `disco status`, `disco chat`, `disco demo` and the TUI."""
+"""The HTTP client of a running daemon for verbs that ask once: `disco status`, `disco plan` …; and its errors.
+
+`link` is the client for conversations.
+"""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .errors import DiscoError
@@ -15,11 +17,36 @@ if TYPE_CHECKING:
     from .settings import Config
 
 CONNECT_TIMEOUT_S = 5.0
-ANSWER_TIMEOUT_S = 600.0  # between two reads; a daemon gives up on its endpoints long before
+MAX_ERROR = 65536  # bytes read of an answer that is an error; a message takes some hundred
+NOT_RUNNING, REFUSED_KEY = "not_running", "invalid_api_key"  # codes of a DaemonError with a next step of their own
 
 
 class DaemonError(DiscoError):
-    """The daemon is not there, or says no; the message is fit for a user."""
+    """The daemon is not there, or says no; the message is fit for a user, with the next step where there is one.
+
+    `code` is the daemon's own (`cap_reached`, `model_not_found` …), or NOT_RUNNING, REFUSED_KEY.
+    """
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def not_running(root: str, why: object) -> DaemonError:
+    """Nobody listens at `root`."""
+    return DaemonError(f"no daemon at {root}: start one with `disco up` ({why})", NOT_RUNNING)
+
+
+def refusal(root: str, status: int, body: bytes) -> DaemonError:
+    """What an answer that is none of 2xx says."""
+    try:
+        error = json.loads(body)["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = f"{root} answers HTTP {status}: is it a disco daemon?", None
+    if status == 401 and code == REFUSED_KEY:
+        message = f"the daemon at {root} refuses the API key: set its own with `disco config set api.key KEY`"
+    return DaemonError(message, code if isinstance(code, str) else None)
 
 
 def base_url(host: str, port: int) -> str:
@@ -36,54 +63,32 @@ def daemon_at(url: str | None, config: Config) -> tuple[str, str]:
 
 def get(root: str, path: str, key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
     """GET a JSON document. Raises DaemonError."""
-    with _open(urllib.request.Request(root + path, headers=_headers(key)), timeout_s) as response:  # noqa: S310
+    with _open(urllib.request.Request(root + path, headers=headers(key)), timeout_s) as response:  # noqa: S310
         return json.load(response)
 
 
 def change(root: str, changes: dict[str, Any], key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
     """PATCH settings, `section.name` to value; the daemon's answer. Raises DaemonError."""
-    headers = _headers(key) | {"Content-Type": "application/json"}
+    told = headers(key) | {"Content-Type": "application/json"}
     body = json.dumps(changes).encode()
-    request = urllib.request.Request(root + "/disco/v1/settings", body, headers, method="PATCH")  # noqa: S310
+    request = urllib.request.Request(root + "/disco/v1/settings", body, told, method="PATCH")  # noqa: S310
     with _open(request, timeout_s) as response:
         return json.load(response)
 
 
-def stream_chat(root: str, payload: dict[str, Any], key: str = "") -> Iterator[dict[str, Any]]:
-    """POST a chat completion with `stream`, yield its chunks. Raises DaemonError, for in-band errors too."""
-    body = json.dumps(payload | {"stream": True}).encode()
-    headers = _headers(key) | {"Content-Type": "application/json"}
-    request = urllib.request.Request(root + "/v1/chat/completions", body, headers)  # noqa: S310
-    with _open(request, ANSWER_TIMEOUT_S) as response:
-        for line in response:
-            if not line.startswith(b"data: "):
-                continue
-            data = line[6:].strip()
-            if data == b"[DONE]":
-                return
-            chunk = json.loads(data)
-            if "error" in chunk:
-                raise DaemonError(chunk["error"]["message"])
-            yield chunk
-    raise DaemonError("the daemon ended the answer too early")
-
-
-def _headers(key: str) -> dict[str, str]:
+def headers(key: str) -> dict[str, str]:
+    """What shows the daemon its key, if it has one."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _open(request: urllib.request.Request, timeout_s: float) -> Any:
     # Never through a proxy: the daemon is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    root = f"{request.type}://{request.host}"
     try:
         return opener.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as e:
-        try:
-            message = json.load(e)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            message = f"HTTP {e.code}"
-        raise DaemonError(message) from e
+        with e:
+            raise refusal(root, e.code, e.read(MAX_ERROR)) from e
     except OSError as e:
-        root = f"{request.type}://{request.host}"
-        msg = f"no daemon at {root}: start one with `disco up` ({getattr(e, 'reason', e)})"
-        raise DaemonError(msg) from e
+        raise not_running(root, getattr(e, "reason", e)) from e

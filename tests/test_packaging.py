@@ -25,6 +25,8 @@ def test_the_wheel_owns_two_import_names_and_ships_the_profiles(tmp_path: Path) 
     assert "disco_daemon/profiles/traces/gpt-3.5-turbo.csv" in names
     assert "disco_daemon/profiles/traces/README.md" in names, "the trace travels with its licence"
     assert "disco_daemon/py.typed" in names
+    assert "disco_daemon/profiles/readers.toml" in names
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "disco_daemon").rglob("*.py")}
+    modules |= {f"disco_tui/{p.name}" for p in (ROOT / "tui").glob("*.py")}
     assert modules <= set(names)
     assert any(n.endswith("LICENSE") for n in names)

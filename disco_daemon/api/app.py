@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -45,6 +46,10 @@ class Reports(Protocol):
 
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
         """What would be done with a prompt of so many tokens now, and why."""
+        ...
+
+    async def whatif(self, usd_per_kwh: float, budget: float) -> dict[str, Any]:
+        """What that exchange rate and budget would have made of the requests on record. Raises RequestError."""
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -101,6 +106,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_get("/disco/v1/history", _history)
     app.router.add_get("/disco/v1/ledger", _ledger)
     app.router.add_get("/disco/v1/plan", _plan)
+    app.router.add_get("/disco/v1/whatif", _whatif)
     app.router.add_get("/disco/v1/settings", _settings)
     app.router.add_patch("/disco/v1/settings", _change)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
@@ -236,7 +242,8 @@ async def _answer(
     generation = replace(generation, adapter=_adapter(asked.model))
     wanted = bool(asked.return_token_ids)
     if asked.stream:
-        stream = sse.StreamSink(request, shape, request_id, include_usage=asked.include_usage, token_ids=wanted)
+        usage, sides = asked.include_usage, asked.options.sides
+        stream = sse.StreamSink(request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides)
         try:
             outcome = await conductor.run(generation, asked.model, stream)
             return await stream.finish(outcome)
@@ -369,6 +376,22 @@ async def _plan(request: web.Request) -> web.Response:
         msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
         raise RequestError(msg, param="tokens")
     return _json(request.app[REPORTS].plan(tokens, waited_s))
+
+
+async def _whatif(request: web.Request) -> web.Response:
+    """GET /disco/v1/whatif?rate=R&budget=B: what $/kWh and budget ratio would have made of the requests on record."""
+    return _json(await request.app[REPORTS].whatif(_amount(request, "rate", math.inf), _amount(request, "budget", 1.0)))
+
+
+def _amount(request: web.Request, name: str, most: float) -> float:
+    """A number out of the query, finite and from 0 to `most`. Raises RequestError."""
+    amount = math.nan
+    with suppress(ValueError):
+        amount = float(request.query.get(name, ""))
+    if not (0 <= amount <= most and amount < math.inf):
+        msg = f"{name} must be a number from 0{f' to {most:g}' if most < math.inf else ' on'}"
+        raise RequestError(msg, param=name)
+    return amount
 
 
 async def _metrics(request: web.Request) -> web.Response:

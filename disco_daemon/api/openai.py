@@ -19,12 +19,16 @@ COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 
 
 class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The `disco` object of a request (DESIGN §9); `pace_tps` in token/s."""
+    """The `disco` object of a request (DESIGN §9); `pace_tps` in token/s.
+
+    With `sides`, each chunk of a stream tells which endpoint made it.
+    """
 
     route: Literal["device", "server"] | None = None
     private: bool = False
     delivery: Literal["reserve", "paced", "off"] | None = None
     pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
+    sides: bool = False
 
 
 class Adjustment(msgspec.Struct, forbid_unknown_fields=True):

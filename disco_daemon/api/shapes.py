@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DiscoError
-from ..types import Outcome, Token
+from ..types import Outcome, Side, Token
 
 Ids = Sequence[int]
 
@@ -27,12 +27,16 @@ class Shape(ABC):
         self._head = {"id": self.prefix + request_id, "created": created, "model": model}
         self._piece = self._head | {"object": self.piece}
 
-    def chunk(self, token: Token, ids: Ids | None, *, first: bool) -> dict[str, Any]:
-        """One token of a stream, with its `ids` where the client wants them and they are known."""
+    def chunk(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> dict[str, Any]:
+        """One token of a stream, with its `ids` and the `side` that made it where the client wants them.
+
+        `ids` may not be known all the same.
+        """
         choice = self._choice(token, first=first)
         if ids is not None:
             choice["token_ids"] = ids
-        return self._piece | {"choices": [choice]}
+        made = self._piece | {"choices": [choice]}
+        return made if side is None else made | {"disco": {"side": side}}
 
     def end(self, finish_reason: str) -> dict[str, Any]:
         """The last chunk with a choice."""

@@ -72,11 +72,13 @@ class StreamSink:
         *,
         include_usage: bool = False,
         token_ids: bool = False,
+        sides: bool = False,
     ) -> None:
         self._request = request
         self._shape = shape
         self._request_id = request_id
         self._include_usage = include_usage
+        self._sides = sides
         self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
@@ -91,7 +93,8 @@ class StreamSink:
         """Take one token, made by `side`, to be written by the next `flush`."""
         first = self._winner is None
         self._winner = self._winner or side
-        self._pending += event(self._shape.chunk(token, self._ids.of(token, side), first=first))
+        told = side if self._sides else None
+        self._pending += event(self._shape.chunk(token, self._ids.of(token, side), first=first, side=told))
 
     def note(self, text: str) -> None:
         """Tell of something between two tokens, in a comment. Before the first token there is nowhere to tell it."""

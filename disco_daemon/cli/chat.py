@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from typing import Any
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from ..link import Piece
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,10 +36,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """One question, or a conversation when stdin is a terminal."""
+    import asyncio
+
     from .. import client
     from ..config import load
 
-    talk = Talk(args, *client.daemon_at(args.url, load()))
     question = " ".join(args.question)
     if not sys.stdin.isatty():
         piped = sys.stdin.read().strip()
@@ -40,10 +48,43 @@ def run(args: argparse.Namespace) -> int:
         if not question:
             print("disco chat: nothing to ask: give a question or pipe some text in", file=sys.stderr)
             return 2
-    if question:
-        talk.ask(question)
-        return 0
-    return _converse(talk)
+    # A Runner turns Ctrl-C into a cancelled task: the answer's connection is closed, and with it the answer.
+    with asyncio.Runner() as runner:
+        talk = Talk(args, *client.daemon_at(args.url, load()))
+        if question:
+            runner.run(talk.ask(question))
+            return 0
+        return _converse(talk, runner)
+
+
+class Screen:
+    """Where an answer is printed: at a terminal its thoughts too, dimmed."""
+
+    def __init__(self) -> None:
+        self._reader = sys.stdout.isatty()
+        colour = self._reader and not os.environ.get("NO_COLOR")
+        self._dim, self._plain = ("\x1b[2m", "\x1b[0m\n\n") if colour else ("(thinks: ", ")\n\n")
+        self._thinking = False
+
+    def show(self, piece: Piece) -> None:
+        """Print a piece of the answer."""
+        if piece.thought and self._reader:
+            self._write(("" if self._thinking else self._dim) + _harmless(piece.thought))
+            self._thinking = True
+        if piece.text:
+            self.settle()
+            self._write(_harmless(piece.text) if self._reader else piece.text)
+
+    def settle(self) -> None:
+        """End a thought, so that what follows is not dimmed."""
+        if self._thinking:
+            self._thinking = False
+            self._write(self._plain)
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 class Talk:
@@ -65,36 +106,49 @@ class Talk:
         reader = sys.stdout.isatty() and not self._args.json
         return str(self._args.delivery or ("paced" if reader or self._args.pace is not None else "off"))
 
-    def ask(self, question: str) -> None:
-        """Send one turn and print the answer as it comes; a turn that fails is taken back."""
-        from .. import client
-
+    def _options(self) -> dict[str, Any]:
+        """What the answer is asked with."""
         args = self._args
+        given = {name: getattr(args, name) for name in ("max_tokens", "temperature")}
+        pace = {"pace_tps": args.pace} if args.pace is not None else {}
+        return {k: v for k, v in given.items() if v is not None} | {"disco": {"delivery": self._delivery()} | pace}
+
+    async def ask(self, question: str) -> None:
+        """Send one turn and print the answer as it comes; a turn that fails is taken back. Raises DaemonError."""
+        from contextlib import aclosing
+
+        from ..link import Link
+
         self.messages.append({"role": "user", "content": question})
-        payload: dict[str, Any] = {"model": args.model, "messages": self.messages}
-        payload |= {"max_tokens": args.max_tokens} if args.max_tokens is not None else {}
-        payload |= {"temperature": args.temperature} if args.temperature is not None else {}
-        payload["disco"] = {"delivery": self._delivery()} | ({"pace_tps": args.pace} if args.pace is not None else {})
-        answer, told = "", None
+        screen, answer, told = None if self._args.json else Screen(), "", None
         try:
-            for chunk in client.stream_chat(self._root, payload, self._key):
-                for choice in chunk["choices"]:
-                    text = choice["delta"].get("content") or ""
-                    answer += text
-                    if not args.json:
-                        sys.stdout.write(text)
-                        sys.stdout.flush()
-                told = chunk.get("disco", told)
+            async with (
+                Link(self._root, self._key) as link,
+                aclosing(link.chat(self.messages, model=self._args.model, **self._options())) as pieces,
+            ):
+                async for piece in pieces:
+                    answer += piece.text
+                    told = piece.disco or told
+                    if screen is not None:
+                        screen.show(piece)
         except BaseException:
             self.messages.pop()
-            if answer and not args.json:
+            if answer and screen is not None:
                 sys.stdout.write("\n")
             raise
+        finally:
+            if screen is not None:
+                screen.settle()
         self.messages.append({"role": "assistant", "content": answer})
-        print(json.dumps({"answer": answer, "disco": told}) if args.json else "")
+        print(json.dumps({"answer": answer, "disco": told}) if self._args.json else "")
 
 
-def _converse(talk: Talk) -> int:
+def _harmless(text: str) -> str:
+    """Text without control characters: what a model says must not drive the reader's terminal."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def _converse(talk: Talk, runner: asyncio.Runner) -> int:
     """Read a question, answer it, until Ctrl-D or /quit."""
     import contextlib
 
@@ -115,7 +169,7 @@ def _converse(talk: Talk) -> int:
             talk.reset()
         elif question:
             try:
-                talk.ask(question)
+                runner.run(talk.ask(question))
             except KeyboardInterrupt:
                 print("(stopped)")
             except DaemonError as e:

@@ -50,6 +50,7 @@ from ..store import History
 from ..types import Delivery, Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import paying, tuning
+from .foresight import Foresight
 from .sides import make_endpoints
 
 SWITCH_INTERVAL_S = 0.001
@@ -126,6 +127,9 @@ class Daemon:
         self.autotuner = (
             tuning.make_autotuner(config, device.engine, busy, self.clock) if isinstance(device, Device) else None
         )
+        self.foresight = Foresight(
+            self.history.path, path.parent / "servers", self.clock, lambda: self.conductor.n_served
+        )  # fmt: skip
         self._started = self.clock.now()
         self.url = ""
 
@@ -233,6 +237,7 @@ class Daemon:
         # Without handler_cancellation a client's disconnect would go unnoticed until the next write.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.foresight.close)
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
             await asyncio.to_thread(self.learner.restore)
@@ -292,6 +297,9 @@ class _Reports:
 
     def settings(self) -> dict[str, Any]:
         return self.daemon.settings()
+
+    async def whatif(self, usd_per_kwh: float, budget: float) -> dict[str, Any]:
+        return await self.daemon.foresight.predict(self.daemon.config, usd_per_kwh, budget)
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         return await self.daemon.change(changes)

@@ -25,7 +25,7 @@ DAY_S = 86_400.0
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the table, or one JSON document, goes to stdout."""
-    from ..config import load
+    from ..config import config_path, load
     from ..simulate.recorded import Recorded
     from ..simulate.report import require_plots
     from ..simulate.whatif import Setting, WhatIf
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     rates, budgets = _numbers(args.rates, "--rates", now.usd_per_kwh), _numbers(args.budgets, "--budgets", now.budget)
     since = 0.0 if args.days is None else time.time() - args.days * DAY_S
     recorded = Recorded.of(outcomes(_path(args, config), since))
-    terms = _terms(config, recorded)
-    models = [WhatIf(recorded, terms, policy) for policy in _policies(args.policies or config.policy.name, config)]
+    known = terms(config, recorded, config_path().parent / "servers")
+    models = [WhatIf(recorded, known, policy) for policy in _policies(args.policies or config.policy.name, config)]
     cells = tuple(m.predict(rate, budget) for m in models for rate in rates for budget in budgets)
     (in_force,) = _policies(config.policy.name, config)
     findings = Findings(models[0], cells, now, in_force.name)
@@ -110,16 +110,18 @@ def _path(args: argparse.Namespace, config: Config) -> Path:
     return path
 
 
-def _terms(config: Config, recorded: Recorded) -> Terms:
-    """Today's prices; the power that computing drew, as it was booked, else as it is set."""
-    from ..config import config_path
+def terms(config: Config, recorded: Recorded, own: Path) -> Terms:
+    """Today's prices; the power that computing drew, as it was booked, else as it is set.
+
+    `own` is the folder of the user's own price lists.
+    """
     from ..money.prices import Prices
     from ..pricelist import load as load_prices
     from ..simulate.whatif import Terms
     from ..types import Side
     from .paying import price_of
 
-    catalog = load_prices(config_path().parent / "servers")
+    catalog = load_prices(own)
     price, scarcer = price_of(config, catalog), config.policy.scarcer
     return Terms(
         Prices(price.input, price.output, recorded.watts or config.device.watts, config.device.usd_per_kwh),

@@ -7,12 +7,13 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disco_daemon.link import Link
 from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
 from tests.fixtures.upstream import Upstream
 
@@ -53,6 +54,25 @@ async def test_an_answer_moves_from_server_to_device_and_reads_like_an_unbroken_
         assert sum(tokens.values()) == sum(whole.disco["tokens"].values())
         server = heard.disco["endpoints"]["server"]
         assert server["completion_tokens"] < sum(tokens.values()), "the server's stream was not closed"
+
+
+async def test_a_stream_says_who_made_each_piece_though_it_is_read_later(tmp_path: Path) -> None:
+    """Paced, most of what the server made is shown after the device has taken over: it is the server's all the same."""
+    async with pair(tmp_path, "all-server", "token_ids", *FORCED) as daemon, Link(daemon.root) as link:
+        text, sides, note, told = "", [], "", None
+        messages = [{"role": "user", "content": STORY}]
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 300, "disco": {"delivery": "paced", "pace_tps": 25}}
+        async with aclosing(link.chat(messages, **options)) as pieces:
+            async for piece in pieces:
+                text += piece.text
+                sides += [piece.side] * len(piece.text)
+                note, told = note or piece.note, piece.disco or told
+        assert told is not None
+        (move,) = done(dict(told))
+        assert note.startswith("handoff server to device")
+        at = move["at_char"]
+        assert 0 < at < len(text)
+        assert sides == ["server"] * at + ["device"] * (len(text) - at)
 
 
 @pytest.mark.parametrize("method", ["token_ids", "continue_final_message"])

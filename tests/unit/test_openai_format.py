@@ -213,6 +213,13 @@ def test_a_route_and_privacy_restrict_who_may_serve() -> None:
         generation(disco={"private": True, "route": "server"})
 
 
+def test_sides_are_told_only_where_they_are_asked_for() -> None:
+    assert openai.parse(body())[0].options.sides is False
+    assert openai.parse(body(disco={"sides": True}))[0].options.sides is True
+    with pytest.raises(RequestError, match=r"disco\.sides"):
+        openai.parse(body(disco={"sides": 1}))
+
+
 def test_an_answer_to_continue_is_taken_off_the_messages() -> None:
     said = {"role": "assistant", "content": [{"type": "text", "text": "Once"}]}
     found = generation(messages=[*HI, said], continue_final_message=True)

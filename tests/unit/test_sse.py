@@ -97,6 +97,12 @@ async def test_token_ids_end_where_another_side_goes_on() -> None:
     assert not any("token_ids" in chunk["choices"][0] for chunk in chunks(await lines(moved)))
 
 
+async def test_each_chunk_names_its_side_if_that_is_asked_for() -> None:
+    found = chunks(await lines(moved, sides=True))
+    assert [chunk["disco"] for chunk in found[:-1]] == [{"side": "device"}, {"side": "device"}, {"side": "server"}]
+    assert "side" not in found[-1]["disco"], "the end is of both"
+
+
 async def test_the_end_says_why_and_how_once() -> None:
     for include_usage in (False, True):
         found = chunks(await lines(moved, include_usage=include_usage))

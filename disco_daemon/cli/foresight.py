@@ -1,0 +1,132 @@
+"""What another exchange rate and budget would make of the requests on record, as fast as a slider moves.
+
+Reading the history back and fitting to it takes a second or so, a prediction then milliseconds. All of it is done in
+one thread of its own: predictions follow each other, and one whose client has moved on before its turn is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..clock import Clock
+from ..errors import ConfigError, RequestError, Unavailable
+from ..settings import Config
+from ..types import finite
+
+if TYPE_CHECKING:
+    from ..simulate.whatif import WhatIf
+
+REBUILD_AFTER = 200  # requests; as long as the window of what the daemon learns from
+REBUILD_S = 600.0  # and no later than this, if there was any request at all
+TIMEOUT_S = 30.0  # 20,000 requests are read and fitted within a few seconds
+LEAST_DAYS = 1.0  # what happened within an hour says nothing of a day: it counts as one day's
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A history to predict with, or why there is none, and when that was made: Unix time, s, and requests served."""
+
+    model: WhatIf | None
+    why_not: str
+    served: int
+    at: float
+    terms: object
+
+    def holds(self, config: Config, served: int, now: float) -> bool:
+        """Whether it may still be used. Too little may be enough after a single request more."""
+        if self.terms != _terms_of(config):
+            return False
+        news = served - self.served
+        if self.model is None:
+            return news == 0
+        return news < REBUILD_AFTER and (news == 0 or now - self.at < REBUILD_S)
+
+
+def _terms_of(config: Config) -> object:
+    """The live settings a model depends on. Not the budget: a slider changes it, and tables stay good for all of it."""
+    return config.policy.scarcer, config.delivery.pace_tps
+
+
+class Foresight:
+    """Owns the replayed history and the thread. `served` counts the requests; `own` is the folder of price lists."""
+
+    def __init__(self, path: Path, own: Path, clock: Clock, served: Callable[[], int]) -> None:
+        self._path, self._own, self._clock, self._served = path, own, clock, served
+        self._thread = ThreadPoolExecutor(1, "foresight")
+        self._made: _Made | None = None  # touched by the thread only
+        self.n_builds = 0
+
+    def close(self) -> None:
+        """Drop what waits; what runs ends by itself, within seconds."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def predict(self, config: Config, usd_per_kwh: float, budget: float) -> dict[str, Any]:
+        """The whole history under that rate, $/kWh, and budget ratio; JSON.
+
+        Raises RequestError (404, `too_little`) where the history says too little, Unavailable if it cannot be read.
+        """
+        now, loop = self._clock.now(), asyncio.get_running_loop()
+        work = loop.run_in_executor(
+            self._thread, self._predicted, config, self._served(), now, (usd_per_kwh, budget)
+        )  # fmt: skip
+        try:
+            return await asyncio.wait_for(work, TIMEOUT_S)
+        except TimeoutError as e:
+            msg = f"the history could not be replayed within {TIMEOUT_S:g} s"
+            raise Unavailable(msg) from e
+
+    def _predicted(self, config: Config, served: int, now: float, setting: tuple[float, float]) -> dict[str, Any]:
+        if self._made is None or not self._made.holds(config, served, now):
+            self._made = self._make(config, served, now)
+        if self._made.model is None:
+            raise RequestError(self._made.why_not, status=404, code="too_little")
+        return as_json(self._made.model, *setting)
+
+    def _make(self, config: Config, served: int, now: float) -> _Made:
+        from ..money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH
+        from ..scheduling.make import make_policy
+        from ..simulate.recorded import Recorded
+        from ..simulate.whatif import WhatIf
+        from ..store.past import outcomes
+        from .whatif import terms
+
+        self.n_builds += 1
+        model, why_not = None, ""
+        try:
+            recorded = Recorded.of(outcomes(self._path))
+        except ConfigError as e:
+            why_not = str(e)
+        else:
+            policy = config.policy
+            chosen = make_policy(policy.name, delay_s=policy.delay_s, alpha=policy.alpha, kappa=policy.kappa)
+            model = WhatIf(recorded, terms(config, recorded, self._own), chosen)
+            for rate in (MIN_USD_PER_KWH, MAX_USD_PER_KWH):  # whichever side is scarce, its table is there
+                model.predict(rate, policy.budget)
+        return _Made(model, why_not, served, now, _terms_of(config))
+
+
+def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:
+    """One prediction: TTFTs in s, the server's bill and this machine's energy a day, and what they rest on."""
+    cell, recorded = model.predict(usd_per_kwh, budget), model.recorded
+    days = max(recorded.days, LEAST_DAYS)
+    return {
+        "usd_per_kwh": usd_per_kwh,
+        "budget": budget,
+        "policy": cell.policy,
+        "scarcer": cell.constrained,
+        "threshold_usd_per_kwh": finite(model.threshold_usd_per_kwh),
+        "mean_ttft_s": cell.mean_ttft_s,
+        "p99_ttft_s": cell.p99_ttft_s,
+        "usd_per_day": cell.server_usd / days,
+        "wh_per_day": cell.device_wh / days,
+        "used": cell.used,
+        "device_won": cell.device_won,
+        "moved": cell.moved,
+        "requests": recorded.n,
+        "days": recorded.days,
+    }

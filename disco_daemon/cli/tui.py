@@ -1,0 +1,30 @@
+"""`disco tui`: the terminal UI, for this machine's daemon or another one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("tui", help="the terminal UI: chat, control panel, dashboard", description=__doc__)
+    parser.add_argument("--url", help="daemon to talk to (default from the configuration)")
+    parser.add_argument(
+        "--plain", action="store_true", help="no frames, no animation, words in place of signs (for screen readers)"
+    )
+    parser.add_argument("--store", type=Path, help="another file for the conversations")
+    parser.add_argument("--no-store", action="store_true", help="keep no conversations")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show it until it is quit."""
+    from disco_tui.app import run as show
+
+    from .. import client
+    from ..config import data_path, load
+
+    root, key = client.daemon_at(args.url, load())
+    path = None if args.no_store else args.store or data_path() / "conversations.sqlite"
+    return show(root, key, path, plain=args.plain)

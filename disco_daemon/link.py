@@ -1,0 +1,231 @@
+"""The async client of a running daemon, for conversations: `disco chat` and the terminal UI share it.
+
+    async with Link("http://127.0.0.1:4747") as link, aclosing(link.chat(messages)) as pieces:
+        async for piece in pieces:
+            print(piece.text, end="")
+
+Closing the generator stops the answer. All that goes wrong is a DaemonError, fit for a user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+
+from .client import CONNECT_TIMEOUT_S, MAX_ERROR, DaemonError, headers, not_running, refusal
+from .net import is_http_url, without_credentials
+from .types import Side
+
+REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
+WHATIF_TIMEOUT_S = 60.0  # the first one reads the whole history
+SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before
+MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
+TOO_LITTLE = "too_little"  # the code of a what-if without enough history
+_COMMENT = b": disco "
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One thing heard of an answer.
+
+    `text` of the answer and `thought` before it, made by `side`; a `note` that no reader of the answer sees; `finish`,
+    once, is OpenAI's finish_reason; `disco`, once and last, how the answer came about (`Outcome.to_json`).
+    """
+
+    text: str = ""
+    thought: str = ""
+    side: Side | None = None
+    note: str = ""
+    finish: str | None = None
+    disco: Mapping[str, Any] | None = None
+
+
+class Link:
+    """A daemon at `root`, without /v1; `key` is its API key. To be entered before use, in the loop that uses it."""
+
+    def __init__(self, root: str, key: str = "") -> None:
+        self.root = root
+        self._shown = without_credentials(root) if is_http_url(root) else root
+        self._key = key
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"<Link {self._shown} {'closed' if self._session is None else 'open'}>"
+
+    async def __aenter__(self) -> Self:
+        # A connection for each request: none that died with a daemon is left for a question to be lost in. No proxies
+        # (`trust_env`): the daemon is on this machine.
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers(self._key), trust_env=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, model: str = "disco", **options: Any
+    ) -> AsyncGenerator[Piece, None]:
+        """Stream one answer; `options` are OpenAI's parameters and the `disco` object. Close it to stop the answer.
+
+        Raises DaemonError, after some pieces too.
+        """
+        told = {"sides": True} | dict(options.pop("disco", None) or {})
+        body = {"model": model, "messages": [dict(m) for m in messages], **options, "stream": True, "disco": told}
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
+        async with self._asked("POST", "/v1/chat/completions", patience, json=body) as response:
+            async for line in _lines(response.content):
+                if line == b"data: [DONE]":
+                    return
+                if (piece := _piece(line)) is not None:
+                    yield piece
+        raise DaemonError("the daemon ended the answer too early: see its log, or ask again")
+
+    # --- documents -----------------------------------------------------------------------------------------------
+
+    async def state(self) -> dict[str, Any]:
+        """The daemon's whole state. Raises DaemonError, as all that follow."""
+        return await self._document("/disco/v1/state")
+
+    async def settings(self) -> dict[str, Any]:
+        """`settings` in force, by section, with secrets masked; `live` names those that a running daemon takes up."""
+        return await self._document("/disco/v1/settings")
+
+    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Write settings, `section.name` to value; the daemon's answer."""
+        return await self._document("/disco/v1/settings", method="PATCH", body=dict(changes))
+
+    async def models(self) -> list[str]:
+        """The model names that the daemon serves now; `disco` lets it decide."""
+        return [str(card["id"]) for card in await self._rows("/v1/models")]
+
+    async def history(self, limit: int) -> list[dict[str, Any]]:
+        """The latest requests, newest first."""
+        return await self._rows("/disco/v1/history", {"limit": str(limit)})
+
+    async def plan(self, tokens: int) -> dict[str, Any]:
+        """What would be done with a prompt of so many tokens now, and why."""
+        return await self._document("/disco/v1/plan", {"tokens": str(tokens)})
+
+    async def ledger(self, days: int) -> list[dict[str, Any]]:
+        """What was spent on each of the latest days, newest first."""
+        return await self._rows("/disco/v1/ledger", {"days": str(days)})
+
+    async def whatif(self, rate: float, budget: float) -> dict[str, Any] | None:
+        """What an exchange rate, $/kWh, and a budget ratio would have done to the user's own requests.
+
+        None where there is too little history.
+        """
+        asked = {"rate": repr(float(rate)), "budget": repr(float(budget))}
+        try:
+            return await self._document("/disco/v1/whatif", asked, timeout_s=WHATIF_TIMEOUT_S)
+        except DaemonError as e:
+            if e.code == TOO_LITTLE:
+                return None
+            raise
+
+    # --- within --------------------------------------------------------------------------------------------------
+
+    async def _rows(self, path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        rows = (await self._document(path, query)).get("data")
+        if not isinstance(rows, list):
+            raise self._stranger()
+        return rows
+
+    async def _document(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        method: str = "GET",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        body: Any = None,
+    ) -> dict[str, Any]:
+        patience = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        async with self._asked(method, path, patience, params=query, json=body) as response:
+            try:
+                found = await response.json(content_type=None)
+            except ValueError as e:
+                raise self._stranger() from e
+        if not isinstance(found, dict):
+            raise self._stranger()
+        return found
+
+    @asynccontextmanager
+    async def _asked(
+        self, method: str, path: str, patience: aiohttp.ClientTimeout, **more: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response to a request, if it is 200; what goes wrong then or later is a DaemonError."""
+        assert self._session is not None, "a Link is used inside `async with`"
+        if not is_http_url(self.root):
+            msg = f"{self._shown} is no address of a daemon: give one like http://127.0.0.1:4747"
+            raise DaemonError(msg)
+        url = self.root.rstrip("/") + path
+        try:
+            # A daemon redirects nobody, and its key is for nobody else.
+            async with self._session.request(method, url, timeout=patience, allow_redirects=False, **more) as response:
+                if response.status != 200:
+                    raise refusal(self._shown, response.status, await response.content.read(MAX_ERROR))
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
+            raise not_running(self._shown, getattr(e, "os_error", "no answer")) from e
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
+            msg = f"the connection to the daemon at {self._shown} broke: {e or type(e).__name__}"
+            raise DaemonError(msg) from e
+
+    def _stranger(self) -> DaemonError:
+        return DaemonError(f"what answers at {self._shown} is no disco daemon: give the address of one")
+
+
+async def _lines(body: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """The lines of an event stream, without their ends. Not aiohttp's own: those end at 128 KiB with a ValueError."""
+    buffer = b""
+    async for data in body.iter_any():
+        *lines, buffer = (buffer + data).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+        if len(buffer) > MAX_LINE:
+            msg = f"the daemon sent a line of more than {MAX_LINE} bytes"
+            raise DaemonError(msg)
+        await asyncio.sleep(0)  # many pieces at once must not keep the screen waiting
+
+
+def _piece(line: bytes) -> Piece | None:
+    """What one line says; None if nothing. Raises DaemonError for an error, and for what is no answer."""
+    if line.startswith(_COMMENT):
+        return Piece(note=line.removeprefix(_COMMENT).decode("utf-8", "replace"))
+    if not line.startswith(b"data: "):
+        return None
+    try:
+        chunk = json.loads(line.removeprefix(b"data: "))
+        if "error" in chunk:
+            raise DaemonError(str(chunk["error"]["message"]), chunk["error"].get("code"))
+        return _of(chunk)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        msg = f"the daemon's answer cannot be read: {e}"
+        raise DaemonError(msg) from e
+
+
+def _of(chunk: Mapping[str, Any]) -> Piece | None:
+    """One chunk; raises one of KeyError, TypeError, AttributeError, ValueError if it is none."""
+    choice = chunk["choices"][0] if chunk["choices"] else {}
+    delta = choice.get("delta") or {}
+    disco = chunk.get("disco") or {}
+    side = disco.get("side")
+    piece = Piece(
+        text=delta.get("content") or "",
+        thought=delta.get("reasoning_content") or "",
+        side=None if side is None else Side(side),
+        finish=choice.get("finish_reason"),
+        disco=disco if "request_id" in disco else None,
+    )
+    return None if piece in (Piece(), Piece(side=piece.side)) else piece

@@ -1,0 +1,226 @@
+"""How messages become lines: Markdown, tints, seams, and nothing that a terminal would obey. No terminal here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_tui import banner
+from disco_tui.entry import Entry, summary
+from disco_tui.look import Look, fit, look_of, marked, unmarked
+from disco_tui.markdown import Painter, code_blocks, last_block
+from tests.fixtures.tui import DISCO, STATE
+
+LOOK = look_of({}, dark=True, plain=False)
+PLAIN = look_of({}, dark=True, plain=True)
+SAMPLE = """# Title
+
+A *para* with **bold** and `code`, [a link](http://example.org/x).
+
+- one
+- two
+  1. inner
+
+> quoted
+
+```python
+def f(x):
+    return x
+```
+
+| a | bb |
+|---|----|
+| 1 | 2 |
+
+---
+The end.
+"""
+
+
+def drawn(entry: Entry, width: int, look: Look) -> list[str]:
+    return [entry.gutter(i, look).plain + line.plain for i, line in enumerate(entry.draw(width, look))]
+
+
+def shown(text: str, width: int = 40, look: Look = LOOK) -> list[str]:
+    return [line.plain.rstrip() for line in Painter(width, look).paint(marked(text, []))]
+
+
+def test_markdown_becomes_lines() -> None:
+    assert shown(SAMPLE) == [
+        "Title", "", "A para with bold and code, a link", "(http://example.org/x).", "",
+        "• one", "• two", "  1. inner", "", "│ quoted", "",
+        "▏ python", "▏ def f(x):", "▏     return x", "",
+        "a  bb", "─  ──", "1  2", "", "─" * 40, "", "The end.",
+    ]  # fmt: skip
+
+
+def test_plain_mode_draws_no_frames_and_reads_tables_cell_by_cell() -> None:
+    lines = shown(SAMPLE, look=PLAIN)
+    assert {"# Title", "- one", "> quoted", "    def f(x):", "a: 1", "bb: 2", "---"} <= set(lines)
+    assert all(ord(character) < 0x2500 for line in lines for character in line)
+
+
+@pytest.mark.parametrize("look", [LOOK, PLAIN], ids=["look", "plain"])
+@given(text=st.text(st.sampled_from("ab *_`#>-|\n[](1.)~\t\x1b字é"), max_size=120), width=st.integers(8, 60))
+def test_no_line_is_wider_than_asked_and_no_control_character_gets_out(look: Look, text: str, width: int) -> None:
+    for line in Entry(1, "assistant", text, finish="stop").draw(width + 2, look):
+        assert line.cell_len <= max(width + 2, 24)  # nested lists keep a few cells for words
+        assert not any(ord(c) < 32 for c in line.plain)
+
+
+@given(st.text())
+def test_what_a_terminal_would_obey_is_shown(text: str) -> None:
+    assert not any(ord(c) < 32 and c != "\n" for c in fit(text))
+    assert fit("a\x1b]52;c;x\x07b\u202ec") == "a\ufffd]52;c;x\ufffdb\ufffdc"
+
+
+def test_words_are_tinted_by_side_and_the_seam_is_marked() -> None:
+    entry = Entry(1, "assistant", finish="stop")
+    entry.grow("The **cat sat", "device")
+    entry.grow(" on** the mat.", "server")
+    assert drawn(entry, 60, LOOK)[0] == "◆ The cat sat ⇢◇ on the mat."
+    line = entry.draw(60, LOOK)[0]
+    tint = {line.plain[s.start : s.end].strip(): str(s.style) for s in line.spans if "#" in str(s.style)}
+    assert LOOK.tints["device"].color is not None
+    assert LOOK.tints["device"].color.name in tint["cat sat"]
+    assert str(LOOK.tints["server"]) in tint["the mat."]
+    assert "disco [device]: The cat sat [server] on the mat." in " ".join(drawn(entry, 60, PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "seen"),
+    [
+        ("a [link](http://x.or", "g/y) end", "a link (http://x.org/y) end"),
+        ("x\n\n", "- item", "• item"),
+        ("x\n\n```pyt", "hon\na = 1\n```\n", "▏ python"),
+        ("x **", "bold** y", "bold y"),
+        ("text", " **", "text **"),
+    ],
+)
+def test_a_seam_in_the_middle_of_markup_breaks_none(before: str, after: str, seen: str) -> None:
+    entry = Entry(1, "assistant", finish="stop")
+    entry.grow(before, "device")
+    entry.grow(after, "server")
+    assert seen in "\n".join(drawn(entry, 60, LOOK)).replace("⇢◇ ", "")
+
+
+def test_a_seam_in_code_is_shown_behind_its_line() -> None:
+    entry = Entry(1, "assistant", finish="stop")
+    entry.grow("```\na = 1\n", "device")
+    entry.grow("b = 2\n```\n", "server")
+    assert drawn(entry, 40, LOOK)[:2] == ["◆ ▏ a = 1", "  ▏ b = 2  ⇢◇"]
+
+
+@given(
+    st.lists(st.sampled_from(["word ", "\n\n", "# h\n", "- i\n", "```\n", "x = 1\n", "> q\n", "**b** "]), max_size=25)
+)
+def test_a_growing_answer_shows_what_the_whole_one_does(pieces: list[str]) -> None:
+    # Reference: an answer that came at once. Only what ends in the middle of a block may be joined otherwise.
+    live, whole = Entry(1, "assistant", live=True), Entry(1, "assistant", "".join(pieces), live=True)
+    for piece in pieces:
+        live.grow(piece, None)
+        grown = [line.plain for line in live.draw(60, LOOK)]
+    if pieces:
+        assert [x for x in grown if x.strip()] == [x.plain for x in whole.draw(60, LOOK) if x.plain.strip()]
+
+
+def test_only_the_last_block_of_a_growing_answer_is_painted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry(1, "assistant", live=True)
+    for i in range(50):
+        entry.grow(f"Paragraph {i} with some words.\n\n", "device")
+    entry.draw(60, LOOK)
+    painted: list[int] = []
+    paint = Painter.paint
+
+    def counted(self: Painter, source: str) -> list[Text]:
+        painted.append(len(source))
+        return paint(self, source)
+
+    monkeypatch.setattr(Painter, "paint", counted)
+    entry.grow("more ", "device")
+    entry.draw(60, LOOK)
+    assert sum(painted) < 200
+
+
+@given(st.text(st.sampled_from("ab#-> \n`"), max_size=80))
+def test_the_last_block_begins_at_a_line(text: str) -> None:
+    at = last_block(text)
+    assert 0 <= at <= len(text)
+    assert at == 0 or text[at - 1] == "\n"
+
+
+@given(st.text(max_size=60), st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["device", "server"])), max_size=4))
+def test_marks_change_no_word(text: str, sides: list[tuple[int, str]]) -> None:
+    assert unmarked(marked(text, sorted(sides))) == fit(text)
+
+
+def test_code_blocks_are_found_as_they_were_written() -> None:
+    assert code_blocks("x\n```py\na\n  b\n```\ny\n\n    indented\n") == ["a\n  b", "indented"]
+
+
+def test_the_line_below_an_answer() -> None:
+    assert summary(DISCO, LOOK) == (
+        "TTFT 0.31 s (alone: device 0.31, server > 0.80) · ◆ 12 tok · ◇ 40 tok · 1 handoff · $0.00003 · 12 J · QoE 0.98"
+    )
+    alone = DISCO | {"endpoints": {"device": DISCO["endpoints"]["device"]}, "tokens": {"device": 3, "server": 0}}
+    assert summary(alone | {"handoffs": 0, "qoe": None, "server_usd": 0.0}, PLAIN) == (
+        "TTFT 0.31 s, [device] 3 tok, $0, 12 J"
+    )
+
+
+@pytest.mark.parametrize(
+    ("finish", "says"),
+    [("length", "length limit"), ("cancelled", "stopped"), (None, "interrupted"), ("error", "failed")],
+)
+def test_an_answer_that_is_not_whole_says_so(finish: str | None, says: str) -> None:
+    lines = Entry(1, "assistant", "half", finish=finish, disco={"error": "it broke"}).draw(60, LOOK)
+    assert says in lines[-2].plain
+    assert any("it broke" in line.plain for line in lines)
+
+
+def with_state(**changes: Any) -> dict[str, Any]:
+    endpoints = {
+        name: STATE["endpoints"][name] | changes.get(name, {}) for name in changes.get("sides", STATE["endpoints"])
+    }
+    return {"endpoints": endpoints, "money": {"caps": changes.get("caps", {})}}
+
+
+CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0, "reset_at": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (with_state(), None),
+        (with_state(device={"state": "loading"}), "is being loaded"),
+        (with_state(device={"state": "failed", "last_error": "out of memory"}), "out of memory): the server answers"),
+        (with_state(device={"state": "failed"}, sides=["device"]), "disco doctor"),
+        (with_state(server={"down_s": 12.0, "last_error": "429"}), "left alone for 12 s (429): this machine answers"),
+        (with_state(caps={"usd_per_day": CAP}), "usd_per_day is reached (0.5 of 0.5 $)"),
+        (with_state(caps={"usd_per_day": CAP | {"spent": 0.49}}), None),
+    ],
+)  # fmt: skip
+def test_banners(state: dict[str, Any], says: str | None) -> None:
+    found = banner.of_state(state)
+    if says is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert says in found.text
+
+
+def test_banners_of_a_daemon_that_cannot_be_asked() -> None:
+    gone = DaemonError("no daemon at …", NOT_RUNNING)
+    assert banner.of_error(gone, "http://127.0.0.1:1", here=True).startable
+    away = banner.of_error(gone, "http://far.example:1", here=False)
+    assert not away.startable
+    assert "disco up" in away.text
+    key = banner.of_error(DaemonError("no", REFUSED_KEY), "http://127.0.0.1:1", here=True)
+    assert not key.startable
+    assert "api.key" in key.text
+    assert "odd" in banner.of_error(DaemonError("odd"), "http://127.0.0.1:1", here=True).text

@@ -1,0 +1,135 @@
+"""The what-if behind a slider: built once, again when it is stale, one prediction at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_daemon.cli.foresight import REBUILD_AFTER, REBUILD_S, Foresight, as_json
+from disco_daemon.errors import RequestError, Unavailable
+from disco_daemon.settings import Config, PolicySettings, ServerSettings
+from disco_daemon.simulate.recorded import MIN_REQUESTS, Recorded
+from disco_daemon.simulate.whatif import Terms, WhatIf
+from disco_daemon.store import History
+from tests.unit.test_whatif import PRICES, history, model
+
+WAIT_S = 30.0
+SERVER = ServerSettings(base_url="http://127.0.0.1:9/v1", model="m", input_usd_per_mtok=0.15, output_usd_per_mtok=0.6)
+CONFIG = Config(server=SERVER)
+
+
+class Stopped:
+    """A clock that stands where the test puts it."""
+
+    at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall(self) -> float:
+        return self.at
+
+    async def sleep_until(self, when: float) -> None:
+        raise AssertionError(when)
+
+
+class Setup:
+    """A history of `n` requests, and the foresight over it; `served` is what the daemon says it has served."""
+
+    def __init__(self, path: Path, n: int) -> None:
+        self.path, self.served, self.clock = path / "h.sqlite", 0, Stopped()
+        self.write(n)
+        self.foresight = Foresight(self.path, path / "servers", self.clock, lambda: self.served)
+
+    def write(self, n: int, seed: int = 0) -> None:
+        with History(self.path) as file:
+            for outcome in history(n, seed):
+                file.record(outcome)
+            file.flush(WAIT_S)
+
+    async def predict(self, rate: float = 1.0, budget: float = 0.5, config: Config = CONFIG) -> dict[str, Any]:
+        return await self.foresight.predict(config, rate, budget)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Iterator[Setup]:
+    setup = Setup(tmp_path, 60)
+    yield setup
+    setup.foresight.close()
+
+
+async def test_the_history_is_read_once_and_again_when_it_is_stale(few: Setup) -> None:
+    for budget in (0.1, 0.5, 0.9):
+        said = await few.predict(budget=budget)
+        assert (said["budget"], said["requests"]) == (budget, 60)
+    assert few.foresight.n_builds == 1
+    few.clock.at += 10 * REBUILD_S
+    await few.predict()
+    assert few.foresight.n_builds == 1, "nobody asked anything meanwhile"
+    few.served = 1
+    await few.predict()
+    assert few.foresight.n_builds == 2
+    few.served += REBUILD_AFTER - 1
+    await few.predict()
+    assert few.foresight.n_builds == 2
+    few.served += 1
+    await few.predict()
+    assert few.foresight.n_builds == 3
+
+
+async def test_a_setting_that_the_model_rests_on_makes_another_one_and_the_budget_does_not(few: Setup) -> None:
+    config = Config(server=SERVER, policy=PolicySettings(scarcer="device"))
+    assert (await few.predict(rate=0.01))["scarcer"] == "server"
+    assert (await few.predict(rate=0.01, config=config))["scarcer"] == "device"
+    assert few.foresight.n_builds == 2
+    await few.predict(config=Config(server=SERVER, policy=PolicySettings(scarcer="device", budget=0.2)))
+    assert few.foresight.n_builds == 2
+
+
+async def test_too_little_is_said_as_such_and_may_be_enough_a_request_later(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, MIN_REQUESTS - 1)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="at least") as refused:
+            await setup.predict()
+        assert (refused.value.status, refused.value.code) == (404, "too_little")
+    assert setup.foresight.n_builds == 1
+    setup.write(MIN_REQUESTS, seed=1)
+    setup.served = 1
+    assert (await setup.predict())["requests"] == 2 * MIN_REQUESTS - 1
+    setup.foresight.close()
+
+
+async def test_no_history_at_all_is_unavailable(tmp_path: Path) -> None:
+    foresight = Foresight(tmp_path / "none.sqlite", tmp_path, Stopped(), lambda: 0)
+    with pytest.raises(Unavailable):
+        await foresight.predict(CONFIG, 1.0, 0.5)
+    foresight.close()
+
+
+async def test_predictions_that_nobody_waits_for_any_more_are_dropped(few: Setup) -> None:
+    first = asyncio.create_task(few.predict(budget=0.5))
+    rest = [asyncio.create_task(few.predict(budget=i / 50)) for i in range(50)]
+    await asyncio.sleep(0)
+    for task in rest[:-1]:
+        task.cancel()
+    assert (await first)["budget"] == 0.5
+    assert (await rest[-1])["budget"] == 49 / 50
+    assert all(task.cancelled() for task in rest[:-1])
+
+
+def test_a_day_is_a_day_of_the_history_and_no_less_than_one() -> None:
+    past = history(300)
+    recorded = Recorded.of(past)
+    assert recorded.days < 1
+    short = as_json(model(past=past), 1.0, 0.5)
+    cell = model(past=past).predict(1.0, 0.5)
+    assert (short["usd_per_day"], short["wh_per_day"]) == (cell.server_usd, cell.device_wh)
+    long = replace(recorded, days=10.0)
+    spread = as_json(WhatIf(long, Terms(PRICES), model(past=past).policy), 1.0, 0.5)
+    assert spread["usd_per_day"] == pytest.approx(cell.server_usd / 10)
+    assert spread["wh_per_day"] == pytest.approx(cell.device_wh / 10)

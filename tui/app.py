@@ -1,0 +1,192 @@
+"""The terminal UI: screens over one link to a daemon and one store of conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.segment import Segments
+from rich.text import Text
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.theme import Theme
+
+from disco_daemon.client import DaemonError
+from disco_daemon.link import Link
+
+from . import banner, dialogs
+from .chat import KEYS, ChatScreen
+from .conversation import Talks
+from .dialogs import Help
+from .look import Look, look_of
+from .starter import Starter, startable
+from .store import Store
+
+POLL_S = 2.0  # between two looks at how the daemon is
+DARK, LIGHT = "textual-dark", "textual-light"
+
+
+class DiscoApp(App[None]):
+    """What all screens share: `link`, `store`, `talks`, `look`. `path` is the store's file, if there is one."""
+
+    TITLE = "disco"
+    CSS = dialogs.CSS
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "help", "Help"),
+        Binding("f2", "go('chat')", "Chat", show=False),
+        Binding("f3", "go('control')", "Control"),
+        Binding("f4", "go('dashboard')", "Dashboard"),
+        Binding("ctrl+l", "light", "Light or dark", show=False, priority=True),
+    ]
+
+    def __init__(self, link: Link, store: Store, *, plain: bool = False, path: Path | None = None) -> None:
+        super().__init__()
+        self.link = link
+        self.store = store
+        self.plain = plain
+        self.chat = ChatScreen()
+        self.talks = Talks(link, store, self.chat.changed, self.chat.ended)
+        self.starter = Starter(link.root, None if path is None else path.with_name("daemon.log"))
+        self._crash_log = None if path is None else path.with_name("crash.log")
+        self._look: tuple[str, Look] | None = None
+        self._poll: asyncio.Task[None] | None = None
+        if plain:
+            self.animation_level = "none"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the chat is on the screen."""
+        return self._poll is not None
+
+    @property
+    def look(self) -> Look:
+        """How words look in the present theme."""
+        if self._look is None or self._look[0] != self.theme:
+            found = look_of(self.theme_variables, dark=self.current_theme.dark, plain=self.plain)
+            self._look = (self.theme, found)
+        return self._look[1]
+
+    async def on_mount(self) -> None:
+        """Connect, show the chat, and look after the daemon."""
+        await self.link.__aenter__()
+        self.theme_changed_signal.subscribe(self, self._theme_changed)
+        await self.push_screen(self.chat)
+        self._poll = asyncio.create_task(self._watch(), name="poll")
+
+    def on_ready(self) -> None:
+        """Keep what the imports left behind out of the collector's sight: its full rounds would hold up keys."""
+        if not self.is_headless:
+            gc.collect()
+            gc.freeze()
+
+    async def on_unmount(self) -> None:
+        """End what runs: answers are written, a daemon started here is stopped."""
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)
+        await self.talks.close()
+        await self.link.__aexit__(None, None, None)
+        await self.starter.close()
+
+    def _theme_changed(self, theme: Theme) -> None:
+        del theme
+        self._look = None
+        if self.chat.is_mounted:
+            self.chat.refresh_look()
+
+    # --- screens ----------------------------------------------------------------------------------------------------
+
+    async def action_go(self, name: str) -> None:
+        """The chat, the control panel or the dashboard."""
+        from .control import ControlScreen
+        from .dashboard import DashboardScreen
+
+        wanted = {"control": ControlScreen, "dashboard": DashboardScreen}.get(name)
+        if wanted is not None and any(type(screen) is wanted for screen in self.screen_stack[-1:]):
+            return
+        while self.screen_stack[-1] != self.chat:
+            await self.pop_screen()
+        if wanted is not None:
+            await self.push_screen(wanted())
+
+    def show_timeline(self, disco: Mapping[str, Any]) -> None:
+        """How one answer came about."""
+        from .timeline import TimelineScreen
+
+        self.push_screen(TimelineScreen(disco))
+
+    def action_help(self) -> None:
+        """All keys."""
+        self.push_screen(Help(KEYS, self.look.legend))
+
+    def action_light(self) -> None:
+        """Light or dark."""
+        self.theme = LIGHT if self.current_theme.dark else DARK
+
+    # --- the daemon -------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await self.look_after()
+            await asyncio.sleep(POLL_S)
+
+    async def look_after(self) -> None:
+        """See how the daemon is, and say what is wrong."""
+        here = startable(self.link.root)
+        try:
+            found = banner.of_state(await self.link.state())
+        except DaemonError as e:
+            found = banner.of_error(e, self.link.root, here=here)
+            if self.starter.running:
+                found = banner.Banner("The daemon is starting …")
+            elif self.starter.failed:
+                found = banner.Banner(f"The daemon has ended: {self.starter.last_words()} F9 tries again.", here)
+        self.startable = found is not None and found.startable
+        self.chat.show_banner(found)
+
+    startable = False
+
+    def start_daemon(self) -> None:
+        """Start a daemon if the banner says that one could be."""
+        if self.startable:
+            self.run_worker(self._start(), group="start", exclusive=True)
+
+    async def _start(self) -> None:
+        try:
+            await self.starter.start()
+        except OSError as e:
+            self.notify(f"The daemon cannot be started: {e}", severity="warning", markup=False)
+        await self.look_after()
+
+    # --- when this program itself is wrong --------------------------------------------------------------------------
+
+    def _fatal_error(self) -> None:
+        """Textual would print a traceback with all local values; here it goes to a file, and a sentence is shown."""
+        where = ""
+        if self._crash_log is not None:
+            with contextlib.suppress(OSError):
+                opened = os.open(self._crash_log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(opened, "w") as file:
+                    file.write(traceback.format_exc())
+                where = f" What happened is in {self._crash_log}; please report it."
+        sentence = Text(f"disco: the terminal UI had to end. Conversations are kept.{where}\n")
+        self._exit_renderables.append(Segments(self.console.render(sentence, self.console.options)))
+        self._close_messages_no_wait()
+
+
+def run(root: str, key: str = "", path: Path | None = None, *, plain: bool = False) -> int:
+    """Show it until it is quit; the exit code. `path` is where conversations are kept, None keeps none."""
+    store = Store(path)
+    try:
+        app = DiscoApp(Link(root, key), store, plain=plain, path=path)
+        app.run()
+        store.purge()
+        return app.return_code or 0
+    finally:
+        store.close()

@@ -1,0 +1,75 @@
+"""What is wrong, and the next step: one quiet line, made of the daemon's state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """A line to show; `startable` if a daemon could be started from here."""
+
+    text: str
+    startable: bool = False
+
+
+def of_error(error: DaemonError, root: str, *, here: bool) -> Banner:
+    """Why the daemon cannot be asked. `here`: it would run on this machine."""
+    if error.code == REFUSED_KEY:
+        return Banner(
+            f"The daemon at {root} refuses the key: `disco config set api.key KEY` sets it, then start again."
+        )
+    if error.code != NOT_RUNNING:
+        return Banner(f"The daemon at {root} is in trouble: {error}")
+    step = "F9 starts one for as long as this window is open." if here else "start it there with `disco up`."
+    return Banner(f"No daemon at {root}: {step}", startable=here)
+
+
+def of_state(state: Json) -> Banner | None:
+    """What is wrong with a daemon that answers, the worst of it; None if all is well."""
+    endpoints = state.get("endpoints") or {}
+    found = _cap(state.get("money") or {}) or _device(endpoints) or _server(endpoints)
+    return None if found is None else Banner(found)
+
+
+def _cap(money: Json) -> str | None:
+    for name, cap in (money.get("caps") or {}).items():
+        if cap["limit"] is not None and cap["spent"] >= cap["limit"]:
+            used = f"{cap['spent']:.3g} of {cap['limit']:g} {cap['unit']}"
+            return f"Cap {name} is reached ({used}): the other side answers. F3 changes caps."
+    return None
+
+
+def _device(endpoints: Json) -> str | None:
+    device = endpoints.get("device")
+    if device is None:
+        return None
+    alone = "" if "server" in endpoints else " Questions wait for it."
+    state = device.get("state")
+    if state == "loading":
+        return f"The model {device.get('model', '')} is being loaded.{alone}"
+    if state in ("failed", "restarting"):
+        why = f" ({_short(device['last_error'])})" if device.get("last_error") else ""
+        other = "the server answers." if "server" in endpoints else "`disco doctor` looks for the cause."
+        return f"This machine's model {'has failed' if state == 'failed' else 'is restarting'}{why}: {other}"
+    return None
+
+
+def _server(endpoints: Json) -> str | None:
+    server = endpoints.get("server")
+    if server is None or not server.get("down_s"):
+        return None
+    why = f" ({_short(server['last_error'])})" if server.get("last_error") else ""
+    other = "this machine answers." if "device" in endpoints else "`disco doctor` looks for the cause."
+    return f"The server is left alone for {server['down_s']:.0f} s{why}: {other}"
+
+
+def _short(text: str, limit: int = 80) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -1,0 +1,459 @@
+"""The chat: conversations on the left, the open one beside them, below it where one writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widgets import Footer, Input, Static
+
+from disco_daemon.client import DaemonError
+
+from .attach import MAX_BYTES, AttachError, attached
+from .banner import Banner
+from .conversation import Attached, Talks, save
+from .dialogs import Ask, AskLong, Pick
+from .entry import Entry
+from .export import to_json, to_markdown
+from .look import fit
+from .prompt import Prompt
+from .sidebar import Sidebar
+from .store import StoreError
+from .transcript import Transcript
+
+if TYPE_CHECKING:
+    from textual.notifications import SeverityLevel
+    from textual.widget import Widget
+
+    from .app import DiscoApp
+
+
+class ChatScreen(Screen[None]):
+    """Keys and what they do to `talks`; the widgets show it."""
+
+    AUTO_FOCUS = "#prompt"
+    # Textual declares it without ClassVar.
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
+    CSS = """
+    ChatScreen #middle { height: 1fr; }
+    ChatScreen #main { width: 1fr; }
+    ChatScreen #banner { height: auto; max-height: 3; padding: 0 1; display: none; background: $warning 20%; }
+    ChatScreen #banner.-shown { display: block; }
+    ChatScreen #line { height: 1; padding: 0 1; color: $text-muted; }
+    ChatScreen.-narrow Sidebar { display: none; }
+    ChatScreen.-narrow.-list Sidebar { display: block; }
+    ChatScreen.-wide.-nolist Sidebar { display: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "escape", "Stop", show=False),
+        Binding("ctrl+n", "new", "New", priority=True),
+        Binding("ctrl+b", "list", "List", show=False, priority=True),
+        Binding("ctrl+f", "search", "Search", show=False, priority=True),
+        Binding("ctrl+r", "again", "Again", show=False, priority=True),
+        Binding("ctrl+y", "copy", "Copy", priority=True),
+        Binding("ctrl+t", "timeline", "Timeline", priority=True),
+        Binding("f6", "rename", "Rename", show=False, priority=True),
+        Binding("f7", "system", "System prompt", show=False, priority=True),
+        Binding("f8", "model", "Model", priority=True),
+        Binding("f9", "start", "Start the daemon", show=False, priority=True),
+        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),
+        Binding("ctrl+z", "undo", "Undo", show=False, priority=True),
+        Binding("ctrl+e", "export", "Export", show=False, priority=True),
+        Binding("ctrl+up", "edit", "Edit", show=False, priority=True),
+        Binding("ctrl+g", "go_on", "Continue", show=False, priority=True),
+        Binding("ctrl+o", "attach", "Attach", show=False, priority=True),
+        Binding("alt+up", "select(-1)", "Message before", show=False, priority=True),
+        Binding("alt+down", "select(1)", "Message after", show=False, priority=True),
+        Binding("pageup", "page(-1)", "Up", show=False, priority=True),
+        Binding("pagedown", "page(1)", "Down", show=False, priority=True),
+    ]
+
+    app: DiscoApp
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._editing: Entry | None = None
+        self._deleted: list[int] = []
+
+    @property
+    def talks(self) -> Talks:
+        """The conversations."""
+        return self.app.talks
+
+    def compose(self) -> ComposeResult:
+        """All of it."""
+        with Horizontal(id="middle"):
+            yield Sidebar(id="sidebar")
+            with Vertical(id="main"):
+                yield Static(id="banner", markup=False)
+                yield Transcript(lambda: self.app.look, id="transcript")
+                yield Static(id="line", markup=False)
+                yield Prompt(id="prompt")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Begin with what there is."""
+        self.set_class(self.app.plain, "-plain")
+        for widget in (self.query_one(Sidebar), self.query_one(Prompt)):
+            widget.set_class(self.app.plain, "-plain")
+        self.show_conversation()
+
+    def say(self, text: str, severity: SeverityLevel = "information") -> None:
+        """Say something for a few seconds; its brackets are no markup."""
+        self.notify(fit(text), severity=severity, markup=False)
+
+    def _focus(self, widget: Widget) -> None:
+        """Let keys go there from now on; what was typed ahead, too, which Textual's `focus` alone is too late for."""
+        self.set_focus(widget)
+        widget.focus()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the disk refuses is said, and changes nothing else."""
+        try:
+            yield
+        except StoreError as e:
+            self.say(str(e), severity="error")
+
+    # --- showing ----------------------------------------------------------------------------------------------------
+
+    def show_conversation(self) -> None:
+        """The open conversation, from its end."""
+        self._editing = None
+        self.query_one(Transcript).show(list(self.talks.entries))
+        asked = [e.text for e in self.talks.entries if e.role == "user"]
+        self.query_one(Prompt).remember(asked)
+        self.show_list()
+        self.show_line()
+
+    def show_list(self) -> None:
+        """The conversations that fit the search."""
+        bar, current = self.query_one(Sidebar), self.talks.current
+        with self._told():
+            bar.show(self.app.store.list(bar.search), None if current is None else current.id)
+
+    def show_line(self) -> None:
+        """The line above the input: title, model, what is attached, what the signs mean."""
+        talks, look = self.talks, self.app.look
+        parts = [fit(talks.title), talks.model]
+        if talks.attached:
+            parts.append("attached: " + ", ".join(fit(file.name) for file in talks.attached))
+        if talks.system:
+            parts.append("system prompt")
+        if self._editing is not None:
+            parts.append("editing: Enter asks again from here, Escape gives up")
+        elif talks.running is not None:
+            parts.append("answering: Escape stops")
+        line = Text((", " if look.plain else " · ").join([*parts, look.legend]), no_wrap=True, overflow="ellipsis")
+        self.query_one("#line", Static).update(line)
+
+    def show_banner(self, banner: Banner | None) -> None:
+        """What is wrong, or nothing."""
+        place = self.query_one("#banner", Static)
+        place.set_class(banner is not None, "-shown")
+        place.update("" if banner is None else f"! {banner.text}")
+
+    def changed(self, entry: Entry) -> None:
+        """An answer has new words."""
+        if (transcript := self.query_one_optional(Transcript)) is not None:  # None when the window is being closed
+            transcript.touch(entry)
+
+    def ended(self, entry: Entry) -> None:
+        """An answer is over."""
+        if (transcript := self.query_one_optional(Transcript)) is not None:
+            transcript.settle(entry)
+            self.show_list()
+            self.show_line()
+
+    def refresh_look(self) -> None:
+        """Other colours."""
+        self.query_one(Transcript).refresh_look()
+        self.show_line()
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        """A question, or one in place of another."""
+        if self.talks.running is not None:
+            self.say("An answer is running: Escape stops it.")
+            return
+        with self._told():
+            editing, self._editing = self._editing, None
+            if editing is not None and editing in self.talks.entries:
+                self.talks.edit(editing, event.text)
+                self._reshow()
+            else:
+                for entry in self.talks.ask(event.text):
+                    self.query_one(Transcript).add(entry)
+            self.query_one(Prompt).sent(event.text)
+        self.show_list()
+        self.show_line()
+
+    def _reshow(self) -> None:
+        """The same conversation, shorter or with another end."""
+        self.query_one(Transcript).show(list(self.talks.entries))
+        self.show_line()
+
+    def _chosen(self, role: str) -> Entry | None:
+        """The selected message if it is of that role, else the last such one."""
+        selected = self.query_one(Transcript).selected
+        if selected is not None and selected.role == role:
+            return selected
+        return next((e for e in reversed(self.talks.entries) if e.role == role), None)
+
+    def action_escape(self) -> None:
+        """Stop the answer, or give up editing or searching."""
+        bar = self.query_one(Sidebar)
+        if self._editing is not None:
+            self._editing = None
+            self.query_one(Prompt).clear_text()
+        elif not self.talks.stop() and bar.search:
+            bar.clear_search()
+        self._focus(self.query_one(Prompt))
+        self.show_line()
+
+    def action_again(self) -> None:
+        """Have an answer made once more."""
+        answer = self._chosen("assistant")
+        if self.talks.running is not None:
+            self.say("An answer is running: Escape stops it.")
+        elif answer is None:
+            self.say("There is no answer yet.")
+        else:
+            with self._told():
+                self.talks.again(answer)
+                self._reshow()
+
+    def action_go_on(self) -> None:
+        """Have the last answer go on."""
+        last = self.talks.entries[-1] if self.talks.entries else None
+        if self.talks.running is not None or last is None or not self.talks.go_on(last):
+            self.say("There is no answer that could go on.")
+        else:
+            self.changed(last)
+            self.show_line()
+
+    def action_edit(self) -> None:
+        """Take a question back into the input; once more takes the one before it."""
+        if self.talks.running is not None:
+            self.say("An answer is running: Escape stops it.")
+            return
+        asked = [e for e in self.talks.entries if e.role == "user"]
+        if self._editing in asked:
+            asked = asked[: asked.index(self._editing)] or asked[:1]
+        question = asked[-1] if self._editing is not None and asked else self._chosen("user")
+        if question is None:
+            self.say("There is no question yet.")
+            return
+        self._editing = question
+        self.query_one(Prompt).put(question.text)
+        self._focus(self.query_one(Prompt))
+        self.show_line()
+
+    @work(group="dialog")
+    async def action_attach(self) -> None:
+        """A text file for the next question."""
+        path = await self.app.push_screen_wait(Ask(f"Attach a text file (up to {MAX_BYTES // 1024} KiB)"))
+        if not path:
+            return
+        try:
+            text = await asyncio.to_thread(attached, Path(path), MAX_BYTES)
+        except AttachError as e:
+            self.say(str(e), severity="warning")
+            return
+        self.talks.attached.append(Attached(Path(path).name, text))
+        self.show_line()
+
+    # --- conversations ----------------------------------------------------------------------------------------------
+
+    def action_new(self) -> None:
+        """A new conversation."""
+        self.talks.begin()
+        self.show_conversation()
+        self._focus(self.query_one(Prompt))
+
+    def action_list(self) -> None:
+        """Show or hide the list."""
+        narrow = self.has_class("-narrow")
+        self.toggle_class("-list" if narrow else "-nolist")
+
+    def action_search(self) -> None:
+        """Look for words."""
+        self.add_class("-list")
+        self.remove_class("-nolist")
+        self._focus(self.query_one(Sidebar).search_field)
+
+    def on_sidebar_searched(self, event: Sidebar.Searched) -> None:
+        """Other words."""
+        del event
+        self.show_list()
+
+    def on_sidebar_opened(self, event: Sidebar.Opened) -> None:
+        """Open a conversation."""
+        self.remove_class("-list")
+        with self._told():
+            self.talks.open(event.conversation)
+            self.show_conversation()
+        self._focus(self.query_one(Prompt))
+
+    @work(group="dialog")
+    async def action_rename(self) -> None:
+        """Another title."""
+        title = await self.app.push_screen_wait(Ask("Title", "" if self.talks.current is None else self.talks.title))
+        if title:
+            with self._told():
+                self.talks.rename(title)
+            self.show_list()
+            self.show_line()
+
+    @work(group="dialog")
+    async def action_system(self) -> None:
+        """The system prompt of this conversation."""
+        text = await self.app.push_screen_wait(AskLong("System prompt of this conversation", self.talks.system))
+        if text is not None:
+            with self._told():
+                self.talks.set_system(text)
+            self.show_line()
+
+    @work(group="dialog")
+    async def action_model(self) -> None:
+        """Model or route."""
+        try:
+            names = await self.app.link.models()
+        except DaemonError as e:
+            self.say(str(e), severity="warning")
+            return
+        says = {"disco": "disco (decides for each answer)", "disco/device": "disco/device (never leaves this machine)"}
+        choices = [(name, fit(says.get(name, name))) for name in names]
+        chosen = await self.app.push_screen_wait(Pick("Model or route", choices, self.talks.model))
+        if chosen:
+            with self._told():
+                self.talks.set_model(chosen)
+            self.show_line()
+
+    def action_delete(self) -> None:
+        """Delete the open conversation."""
+        gone = None
+        with self._told():
+            gone = self.talks.delete()
+        if gone is not None:
+            self._deleted.append(gone)
+            self.say("Deleted. Ctrl+Z brings it back, until you quit.")
+        self.show_conversation()
+
+    def action_undo(self) -> None:
+        """Bring back what was deleted or dropped; while somebody writes, take that back."""
+        if self.query_one(Prompt).text:
+            self.query_one(Prompt).action_undo()
+        elif self._deleted:
+            conversation = self._deleted.pop()
+            with self._told():
+                self.app.store.undelete(conversation)
+                self.talks.open(conversation)
+                self.show_conversation()
+        else:
+            with self._told():
+                if self.talks.uncut():
+                    self.show_conversation()
+                else:
+                    self.say("There is nothing to undo.")
+
+    @work(group="dialog")
+    async def action_export(self) -> None:
+        """Write the conversation into a file."""
+        current = self.talks.current
+        if current is None:
+            self.say("There is nothing to export yet.")
+            return
+        kinds = [("md", "Markdown"), ("json", "JSON, with how each answer came about")]
+        kind = await self.app.push_screen_wait(Pick("Export as", kinds))
+        if kind is None:
+            return
+        usual = "".join(c if c.isalnum() else "-" for c in self.talks.title).strip("-")[:40] or "conversation"
+        name = await self.app.push_screen_wait(Ask("Write to", str(Path.cwd() / f"{usual}.{kind}")))
+        if not name:
+            return
+        write = to_markdown if kind == "md" else to_json
+        with self._told():
+            text = write(current, self.app.store.turns(current.id))
+            try:
+                self.say(f"Written to {await asyncio.to_thread(save, Path(name), text)}")
+            except OSError as e:
+                self.say(f"Not written: {e.strerror or e}", severity="warning")
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    @work(group="dialog")
+    async def action_copy(self) -> None:
+        """Copy an answer, or one of its code blocks."""
+        answer = self._chosen("assistant")
+        if answer is None:
+            self.say("There is no answer yet.")
+            return
+        code = answer.code
+        chosen: str | None = "all"
+        if code:
+            choices = [("all", "The whole answer")]
+            choices += [
+                (str(i), f"Code: {block.strip().splitlines()[0][:50]}") for i, block in enumerate(code) if block.strip()
+            ]
+            chosen = await self.app.push_screen_wait(Pick("Copy", choices))
+        if chosen is not None:
+            self.app.copy_to_clipboard(answer.text if chosen == "all" else code[int(chosen)])
+            self.say("Copied.")
+
+    def action_timeline(self) -> None:
+        """How the selected answer came about."""
+        answer = self._chosen("assistant")
+        if answer is None or not (answer.disco or {}).get("endpoints"):
+            self.say("Nothing is known of this answer.")
+        else:
+            self.app.show_timeline(answer.disco or {})
+
+    def action_select(self, step: int) -> None:
+        """Select the message before or after."""
+        self.query_one(Transcript).select(step)
+
+    def action_page(self, step: int) -> None:
+        """Scroll the conversation, wherever the cursor is."""
+        self.query_one(Transcript).action_page(step)
+
+    def action_start(self) -> None:
+        """Start a daemon, if none runs."""
+        self.app.start_daemon()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The search field keeps its own keys."""
+        del parameters
+        editing = isinstance(self.focused, Input)
+        return not (editing and action == "undo")
+
+
+KEYS: list[tuple[str, str]] = [
+    ("Enter, Ctrl+J", "send; begin a new line (Shift+Enter, too, where the terminal can tell)"),
+    ("Up, Down", "what you asked before, from the first and last line of the input"),
+    ("Escape", "stop the answer; give up editing; leave the search"),
+    ("Ctrl+R, Ctrl+G", "have the answer made again; have it go on"),
+    ("Ctrl+Up", "edit a question and ask from there again; once more: the question before"),
+    ("Ctrl+O", "attach a text file to the next question"),
+    ("Ctrl+N, Ctrl+B, Ctrl+F", "new conversation; show or hide the list; search"),
+    ("F6, Ctrl+D, Ctrl+Z", "rename; delete; undo that"),
+    ("Ctrl+E", "export as Markdown or JSON"),
+    ("F7, F8", "system prompt of this conversation; model or route"),
+    ("Alt+Up, Alt+Down", "select a message, for Ctrl+Y, Ctrl+R, Ctrl+T and Ctrl+Up"),
+    ("Ctrl+Y, Ctrl+T", "copy the answer or a code block; its timeline"),
+    ("PageUp, PageDown", "scroll"),
+    ("F2, F3, F4", "chat; control panel; dashboard"),
+    ("Ctrl+L, Ctrl+P", "light or dark; all commands and themes"),
+    ("F9", "start a daemon, if none runs"),
+    ("Ctrl+Q", "quit"),
+]

@@ -1,0 +1,217 @@
+"""The open conversation: its messages, the answers under way, and what the store is told of it. No widget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain, count
+from pathlib import Path
+
+from disco_daemon.link import Link
+
+from .entry import Entry
+from .sidebar import UNTITLED
+from .store import Conversation, Store, Turn
+from .talk import Message, hear, messages_of
+
+DEFAULT_MODEL = "disco"
+
+
+def entry_of(turn: Turn) -> Entry:
+    """A stored message as it is shown."""
+    finish = turn.finish if turn.role == "assistant" else "stop"
+    return Entry(turn.id, turn.role, turn.text, list(turn.sides), turn.disco, finish)
+
+
+@dataclass(slots=True)
+class Answering:
+    """An answer that is being heard."""
+
+    entry: Entry
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class Attached:
+    """A file's text, to be sent with the next question."""
+
+    name: str
+    text: str
+
+
+@dataclass(slots=True)
+class Talks:
+    """All conversations: the open one (None: a new one, which has no row until something is asked), and who answers.
+
+    `changed(entry)` is called when an answer has new words, `ended(entry)` when it is over.
+    """
+
+    link: Link
+    store: Store
+    changed: Callable[[Entry], None]
+    ended: Callable[[Entry], None]
+    current: Conversation | None = None
+    entries: list[Entry] = field(default_factory=list)
+    system: str = ""
+    model: str = DEFAULT_MODEL
+    attached: list[Attached] = field(default_factory=list)
+    _answering: dict[int, Answering] = field(default_factory=dict)
+
+    # --- which one --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new, empty one; it keeps the model."""
+        self.current, self.entries, self.system, self.attached = None, [], "", []
+
+    def open(self, conversation: int) -> None:
+        """One of the store's; an answer that is being heard is the same one."""
+        self.current = next((c for c in self.store.list() if c.id == conversation), None)
+        if self.current is None:
+            return
+        running = self._answering.get(conversation)
+        live = {} if running is None else {running.entry.turn: running.entry}
+        self.entries = [live.get(turn.id) or entry_of(turn) for turn in self.store.turns(conversation)]
+        self.system, self.model, self.attached = self.current.system, self.current.model, []
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return UNTITLED if self.current is None else " ".join(self.current.title.split()) or UNTITLED
+
+    @property
+    def running(self) -> Answering | None:
+        """The answer of the open one, while it is heard."""
+        return None if self.current is None else self._answering.get(self.current.id)
+
+    def rename(self, title: str) -> None:
+        """Another title."""
+        self.store.rename(self._stored().id, title)
+        self._reread()
+
+    def set_system(self, system: str) -> None:
+        """Another system prompt, from the next question on."""
+        self.system = system
+        if self.current is not None:
+            self.store.set_system(self.current.id, system)
+
+    def set_model(self, model: str) -> None:
+        """Another model or route, from the next question on."""
+        self.model = model
+        if self.current is not None:
+            self.store.set_model(self.current.id, model)
+
+    def delete(self) -> int | None:
+        """Delete the open one; its number, with which the store can bring it back."""
+        gone = self.current
+        self.stop()
+        self.begin()
+        if gone is None:
+            return None
+        self.store.delete(gone.id)
+        return gone.id
+
+    def _stored(self) -> Conversation:
+        if self.current is None:
+            self.current = self.store.new(system=self.system, model=self.model)
+        return self.current
+
+    def _reread(self) -> None:
+        self.current = next((c for c in self.store.list() if c.id == self._stored().id), self.current)
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def ask(self, text: str) -> tuple[Entry, Entry]:
+        """A question; both its entry and the answer's, which begins to be heard."""
+        files = "".join(f"{file.text}\n\n" for file in self.attached)
+        self.attached = []
+        question = Entry(0, "user", files + text, finish="stop")
+        question.turn = self.store.add(self._stored().id, "user", question.text, self._last_turn())
+        self.entries.append(question)
+        self._reread()  # its first question is its title
+        return question, self._answer()
+
+    def again(self, answer: Entry) -> Entry | None:
+        """Drop an answer and what follows, and have it answered once more."""
+        if answer not in self.entries or answer.role != "assistant":
+            return None
+        self._cut(answer)
+        return self._answer() if self.entries else None
+
+    def edit(self, question: Entry, text: str) -> tuple[Entry, Entry]:
+        """Ask something else in place of a question; it and what follows are dropped."""
+        self._cut(question)
+        return self.ask(text)
+
+    def go_on(self, answer: Entry) -> bool:
+        """Have the last answer go on where it ended; False if it is not the last, or has not a word."""
+        if not self.entries or answer is not self.entries[-1] or answer.role != "assistant" or not answer.text:
+            return False
+        self._hear(answer, messages_of(self.entries, self.system))
+        return True
+
+    def stop(self) -> bool:
+        """Stop the answer of the open conversation; False if there is none."""
+        running = self.running
+        return running is not None and running.task.cancel()
+
+    def uncut(self) -> bool:
+        """Change what was dropped last for what came in its place; False if nothing was."""
+        if self.current is None or self.running is not None or not self.store.uncut(self.current.id):
+            return False
+        self.open(self.current.id)
+        return True
+
+    async def close(self) -> None:
+        """Stop all answers, and wait until each is written; nobody looks any more."""
+        self.changed = self.ended = lambda entry: None
+        tasks = [answering.task for answering in self._answering.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _last_turn(self) -> int | None:
+        return self.entries[-1].turn if self.entries else None
+
+    def _cut(self, entry: Entry) -> None:
+        self.store.cut(self._stored().id, entry.turn)
+        del self.entries[self.entries.index(entry) :]
+
+    def _answer(self) -> Entry:
+        answer = Entry(0, "assistant", live=True)
+        messages = messages_of(self.entries, self.system)
+        answer.turn = self.store.add(self._stored().id, "assistant", "", self._last_turn())
+        self.entries.append(answer)
+        self._hear(answer, messages)
+        return answer
+
+    def _hear(self, answer: Entry, messages: list[Message]) -> None:
+        conversation = self._stored().id
+        answer.live = True
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._answering.pop(conversation, None)
+            answer.live = False
+            if not task.cancelled() and (error := task.exception()) is not None:
+                answer.finish, answer.disco = "error", {"error": str(error)}
+            elif answer.finish is None:  # cancelled before it had begun
+                answer.finish = "cancelled"
+            self.ended(answer)
+
+        hearing = hear(self.link, self.store, answer, messages, model=self.model, touched=lambda: self.changed(answer))
+        task = asyncio.create_task(hearing, name=f"answer {answer.turn}")
+        self._answering[conversation] = Answering(answer, task)
+        task.add_done_callback(over)
+
+
+def save(wanted: Path, text: str) -> Path:
+    """Write a new file, with a number behind its name where there is one already; where it is. Raises OSError."""
+    wanted = wanted.expanduser()
+    for path in chain([wanted], (wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}") for n in count(2))):
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError  # there are always more numbers

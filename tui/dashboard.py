@@ -1,0 +1,194 @@
+"""The dashboard: what the daemon has learned, what it spends, and the recent requests. Asked for every two seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Grid, Vertical
+from textual.reactive import reactive
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Label, Static
+
+from disco_daemon.client import DaemonError
+
+from . import pictures
+from .model import FILTERS, HasDaemon, Request, Snapshot, shown
+from .timeline import TimelineScreen
+
+LOOK_S = 2.0
+ROWS = 200  # requests in the table
+PLAN_TOKENS = 120
+DAYS = 14
+
+
+class DashboardScreen(Screen[None]):
+    """A function of one snapshot; the worker that asks for it does nothing else."""
+
+    CSS = """
+    DashboardScreen #banner { background: $warning; color: $background; display: none; }
+    DashboardScreen.plain #banner { background: $background; color: $foreground; }
+    DashboardScreen #summary { text-style: bold; width: 100%; height: 1; padding: 0 1; }
+    DashboardScreen Grid { grid-size: 2 2; grid-gutter: 0 1; grid-rows: 10 5; height: 15; padding: 0 1; }
+    DashboardScreen.high Grid { grid-rows: 15 6; height: 21; }
+    DashboardScreen.plain Grid { layout: vertical; height: auto; }
+    DashboardScreen Grid Static { width: 100%; height: 100%; overflow: hidden; }
+    DashboardScreen.plain Grid Static { height: auto; }
+    DashboardScreen #filter { padding: 0 1; color: $text-muted; height: 1; }
+    DashboardScreen DataTable { height: 1fr; min-height: 5; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "filter('all')", "All"),
+        Binding("d", "filter('device')", "Device"),
+        Binding("s", "filter('server')", "Server"),
+        Binding("m", "filter('moved')", "Moved"),
+        Binding("e", "filter('errors')", "Errors"),
+        Binding("escape", "back", "Back"),
+    ]
+    snapshot: reactive[Snapshot | None] = reactive[Snapshot | None](None)
+    chosen: reactive[str] = reactive("all")
+
+    def compose(self) -> ComposeResult:
+        """Pictures above, requests below."""
+        yield Label("", id="banner")
+        yield Label("asking the daemon", id="summary")
+        with Grid():
+            for name in ("server", "starts", "spend", "wins"):
+                yield Static(id=name)
+        with Vertical():
+            yield Label("", id="filter")
+            yield DataTable[str](cursor_type="row", zebra_stripes=False, id="requests")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.set_class(self._plain, "plain")
+        table = self._table
+        for name, width in (("when", 8), *pictures.COLUMNS):
+            table.add_column(name, key=name, width=width)
+        table.focus()
+        self._look_again()
+        self.set_interval(LOOK_S, self._look_again)
+
+    @property
+    def _plain(self) -> bool:
+        return bool(getattr(self.app, "plain", False))
+
+    @property
+    def _table(self) -> DataTable[str]:
+        return self.query_one("#requests", DataTable)
+
+    def _look_again(self) -> None:
+        if self.is_current:
+            self.run_worker(self._look(), group="look", exclusive=True)
+
+    async def _look(self) -> None:
+        """Ask for everything; what fails leaves the last pictures, and a banner says why."""
+        link = cast(HasDaemon, self.app).link
+        asked = (link.state(), link.plan(PLAN_TOKENS), link.ledger(DAYS), link.history(ROWS))
+        try:
+            state, plan, ledger, rows = await asyncio.gather(*asked)
+        except DaemonError as e:
+            self._tell(str(e))
+            return
+        if not self.query("#requests"):
+            return  # the screen is being taken down
+        self._tell("")
+        self.snapshot = Snapshot(state, plan, ledger, rows)
+
+    def _tell(self, message: str) -> None:
+        for banner in self.query("#banner").results(Label):
+            banner.update(message)
+            banner.display = bool(message)
+
+    # --- what is shown -----------------------------------------------------------------------------------------------
+
+    def watch_snapshot(self) -> None:
+        """Everything follows from the snapshot."""
+        if self.snapshot is not None:
+            with self.app.batch_update():
+                self._draw(self.snapshot)
+                self._fill(self.snapshot)
+
+    def watch_chosen(self) -> None:
+        """Another filter."""
+        if self.snapshot is not None:
+            self._fill(self.snapshot)
+
+    def on_resize(self) -> None:
+        """The pictures are as wide as their places."""
+        self.set_class(self.size.height >= 34, "high")
+        self.call_after_refresh(self.watch_snapshot)
+
+    def _draw(self, snapshot: Snapshot) -> None:
+        state, plan = snapshot.state, snapshot.plan
+        self.query_one("#summary", Label).update(pictures.summary(state))
+        requests, money = snapshot.requests, snapshot.money
+        width = max(30, self.query_one("#server").size.width)
+        height = max(4, self.query_one("#server").size.height - 3)
+        learned = f"{pictures.server_words(state)}\n{pictures.device_words(state)}"
+        said = f"{pictures.starts_words(plan)}\nx not started, d device TTFT"
+        pictured = not self._plain
+        self._show("#server", learned, pictures.server_ttft(state, width, height) if pictured else None)
+        self._show("#starts", said, pictures.starts(plan, width, height) if pictured else None)
+        spent = pictures.spend(money, snapshot.ledger, width, plain=self._plain)
+        self.query_one("#spend", Static).update(spent + "\n" + pictures.power(state))
+        self.query_one("#wins", Static).update(pictures.wins(requests, width, plain=self._plain))
+
+    def _show(self, name: str, words: str, picture: Any) -> None:
+        self.query_one(name, Static).update(words if picture is None else picture + f"\n{words}")
+
+    # --- the table ---------------------------------------------------------------------------------------------------
+
+    def _fill(self, snapshot: Snapshot) -> None:
+        """Only what is new or gone is touched, so that the cursor stays on its request."""
+        requests = shown(snapshot.requests, self.chosen)
+        table, wanted = self._table, [r.request_id for r in requests]
+        there = [str(key.value) for key in table.rows]
+        if wanted != there:
+            self._rebuild(requests)
+        counts = f"{len(requests)} of {len(snapshot.requests)} requests"
+        self.query_one("#filter", Label).update(f"{counts}: {FILTERS[self.chosen]}   (a d s m e, Enter = timeline)")
+
+    def _rebuild(self, requests: list[Request]) -> None:
+        table = self._table
+        under = self._under_cursor()
+        table.clear()
+        for request in requests:
+            table.add_row(_clock(request.created), *pictures.cells(request), key=request.request_id)
+        if under is not None and under in table.rows:
+            table.move_cursor(row=table.get_row_index(under))
+
+    def _under_cursor(self) -> str | None:
+        table = self._table
+        if not table.is_valid_row_index(table.cursor_row):
+            return None
+        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+
+    # --- keys --------------------------------------------------------------------------------------------------------
+
+    def action_filter(self, chosen: str) -> None:
+        """Show only some requests."""
+        self.chosen = chosen
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter or a click: the timeline of that request."""
+        if self.snapshot is not None:
+            wanted = event.row_key.value
+            row = next((row for row in self.snapshot.rows if row["request_id"] == wanted), None)
+            if row is not None:
+                self.app.push_screen(TimelineScreen(row=row))
+
+    def action_back(self) -> None:
+        """Where it was opened from."""
+        if len(self.app.screen_stack) > 1:
+            self.app.pop_screen()
+
+
+def _clock(created: float) -> str:
+    """The local time of day of a request."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(created).astimezone().strftime("%H:%M:%S")

@@ -1,0 +1,116 @@
+"""Small dialogs: a line or a few to be written, one of a list to be chosen, and the help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label, OptionList, Static, TextArea
+from textual.widgets.option_list import Option
+
+CSS = """
+Ask, AskLong, Pick, Help { align: center middle; }
+Ask > Vertical, AskLong > Vertical, Pick > Vertical, Help > VerticalScroll {
+    width: 70; max-width: 96%; height: auto; max-height: 90%; border: round $border; background: $surface; padding: 0 1;
+}
+AskLong TextArea { height: 8; }
+Pick OptionList { height: auto; max-height: 14; border: none; padding: 0; }
+.-plain Vertical, .-plain VerticalScroll { border: none; }
+"""
+
+
+class Ask(ModalScreen[str | None]):
+    """Asks for one line; the answer is None if it was given up."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
+
+    def __init__(self, title: str, value: str = "", hint: str = "Enter accepts, Escape cancels") -> None:
+        super().__init__()
+        self._title, self._value, self._hint = title, value, hint
+
+    def compose(self) -> ComposeResult:
+        """Title, input, hint."""
+        with Vertical():
+            yield Label(Text(self._title))
+            yield Input(self._value, compact=True)
+            yield Label(Text(self._hint, "dim"))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Done."""
+        self.dismiss(event.value.strip())
+
+
+class AskLong(ModalScreen[str | None]):
+    """Asks for some lines; Ctrl+S accepts."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Cancel", priority=True),
+        Binding("ctrl+s", "accept", "Accept", priority=True),
+    ]
+
+    def __init__(self, title: str, value: str = "") -> None:
+        super().__init__()
+        self._title, self._value = title, value
+
+    def compose(self) -> ComposeResult:
+        """Title, text, hint."""
+        with Vertical():
+            yield Label(Text(self._title))
+            yield TextArea(self._value, compact=True)
+            yield Label(Text("Ctrl+S accepts, Escape cancels", "dim"))
+
+    def action_accept(self) -> None:
+        """Done."""
+        self.dismiss(self.query_one(TextArea).text.strip())
+
+
+class Pick(ModalScreen[str | None]):
+    """Asks for one of some things, `(key, what to show)`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
+
+    def __init__(self, title: str, choices: Sequence[tuple[str, str]], chosen: str = "") -> None:
+        super().__init__()
+        self._title, self._choices, self._chosen = title, choices, chosen
+
+    def compose(self) -> ComposeResult:
+        """Title and list."""
+        with Vertical():
+            yield Label(Text(self._title))
+            yield OptionList(*(Option(Text(shown), id=f"c{i}") for i, (_, shown) in enumerate(self._choices)))
+            yield Label(Text("Enter chooses, Escape cancels", "dim"))
+
+    def on_mount(self) -> None:
+        """Begin at the present choice."""
+        keys = [key for key, _ in self._choices]
+        self.query_one(OptionList).highlighted = keys.index(self._chosen) if self._chosen in keys else 0
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Done."""
+        self.dismiss(self._choices[event.option_index][0])
+
+
+class Help(ModalScreen[None]):
+    """What each key does."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,enter,q", "dismiss(None)", "Close", priority=True)]
+
+    def __init__(self, keys: Sequence[tuple[str, str]], legend: str) -> None:
+        super().__init__()
+        self._keys, self._legend = keys, legend
+
+    def compose(self) -> ComposeResult:
+        """A table of two columns; it scrolls where the screen is small."""
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for key, does in self._keys:
+            table.add_row(Text(key, "bold"), Text(does))
+        with VerticalScroll():
+            yield Static(Text("Keys (Escape closes)", "bold"))
+            yield Static(table)
+            yield Static(Text(f"Who wrote each word: {self._legend}"))

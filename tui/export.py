@@ -1,0 +1,67 @@
+"""A conversation to take away: Markdown to read, JSON to go on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from .store import Conversation, Turn
+
+FORMAT = 1  # of the JSON; a reader refuses one it does not know
+_SPEAKERS = {"user": "You", "assistant": "Answer", "system": "System"}
+
+
+def to_json(conversation: Conversation, turns: Sequence[Turn]) -> str:
+    """All that is known of it: `conversation` and `turns` with the fields of the same names; times are Unix times."""
+    found = {"format": FORMAT, "conversation": asdict(conversation), "turns": [_plain(turn) for turn in turns]}
+    return json.dumps(found, ensure_ascii=False, indent=2) + "\n"
+
+
+def to_markdown(conversation: Conversation, turns: Sequence[Turn]) -> str:
+    """Title, system prompt and messages as they were written; below an answer who wrote it and what it took."""
+    parts = [f"# {conversation.title or 'Conversation'}", f"*{_date(conversation.created)} · {conversation.model}*"]
+    if conversation.system:
+        parts.append("\n".join(f"> {line}".rstrip() for line in f"System: {conversation.system}".splitlines()))
+    for turn in turns:
+        parts += [f"## {_SPEAKERS.get(turn.role, turn.role)}", turn.text]
+        if turn.role == "assistant" and (note := _note(turn)):
+            parts.append(f"*{note}*")
+    return "\n\n".join(parts) + "\n"
+
+
+def _plain(turn: Turn) -> dict[str, Any]:
+    return asdict(turn) | {"disco": None if turn.disco is None else dict(turn.disco)}
+
+
+def _date(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _note(turn: Turn) -> str:
+    """One line about an answer: its parts by endpoint, its figures, and that it is not whole."""
+    ends = [*(at for at, _ in turn.sides[1:]), len(turn.text)]
+    parts = [
+        f"{side} {at + 1} to {end}" for (at, side), end in zip(turn.sides, ends, strict=False) if side and end > at
+    ]
+    found = [f"characters by {', '.join(parts)}"] if parts else []
+    found += _figures(turn.disco or {})
+    if turn.finish is None:
+        found.append("cut off")
+    elif turn.finish != "stop":
+        found.append(turn.finish)
+    return " · ".join(found)
+
+
+def _figures(disco: Mapping[str, Any]) -> list[str]:
+    shown = (
+        ("ttft_s", "first token after {:.2f} s"),
+        ("cost_usd", "${:.6f}"),
+        ("energy_j", "{:.1f} J"),
+        ("qoe", "QoE {:.2f}"),
+    )
+    found = [text.format(disco[key]) for key, text in shown if isinstance(disco.get(key), int | float)]
+    handoffs = disco.get("handoffs")
+    return found + ([f"{handoffs} handoff{'s' * (handoffs != 1)}"] if isinstance(handoffs, int) and handoffs else [])

@@ -1,0 +1,96 @@
+"""How words look: the styles of one theme, and the marks that say the same without colour. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.style import Style
+
+DEVICE, SERVER = "device", "server"
+# Characters for private use, put into a text before it is parsed: "from here on, this side".
+MARKS = {DEVICE: "\uf8d0", SERVER: "\uf8d1"}
+SIDE_OF = {mark: side for side, mark in MARKS.items()}
+_LETTER = re.compile(r"\w")
+# What a terminal would obey instead of showing: control characters, and those that turn the writing direction.
+_UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\uf8d0\uf8d1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Styles and glyphs. `plain` is for screen readers and bare terminals: words in place of glyphs, no frames."""
+
+    dark: bool = True
+    plain: bool = False
+    dim: Style = field(default_factory=lambda: Style(dim=True))
+    strong: Style = field(default_factory=lambda: Style(bold=True))
+    you: Style = field(default_factory=lambda: Style(bold=True))
+    code: Style = field(default_factory=Style)
+    error: Style = field(default_factory=lambda: Style(bold=True))
+    tints: Mapping[str, Style] = field(default_factory=dict)
+
+    def mark(self, side: str) -> str:
+        """The sign of a side, which needs no colour."""
+        if self.plain:
+            return f"[{side}]"
+        return {DEVICE: "◆", SERVER: "◇"}.get(side, "?")
+
+    @property
+    def code_theme(self) -> str:
+        """The name of Pygments' style for code."""
+        return "github-dark" if self.dark else "xcode"
+
+    @property
+    def legend(self) -> str:
+        """What the marks mean, in one short line."""
+        if self.plain:
+            return "[device] this machine, [server] remote"
+        return f"{self.mark(DEVICE)} this machine  {self.mark(SERVER)} server"
+
+
+def look_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> Look:
+    """The look that goes with a theme; `variables` are Textual's colours by name."""
+
+    def colour(name: str, otherwise: str) -> str:
+        found = variables.get(name, "")
+        return found[:7] if re.fullmatch(r"#[0-9A-Fa-f]{6,8}", found) else otherwise
+
+    device, server = ("#9ece6a", "#7dcfff") if dark else ("#386a1d", "#1a5fa8")
+    return Look(
+        dark=dark,
+        plain=plain,
+        dim=Style(color="#8a90a6" if dark else "#5c6370"),
+        strong=Style(bold=True),
+        you=Style(color=colour("accent", "#bb9af7" if dark else "#6a3fb5"), bold=True),
+        code=Style(color="#e0af68" if dark else "#8f5e15"),
+        error=Style(color=colour("error", "#f7768e" if dark else "#b3261e"), bold=True),
+        tints={DEVICE: Style(color=device), SERVER: Style(color=server)},
+    )
+
+
+def fit(text: str) -> str:
+    """`text` fit for a terminal: line ends and tabs are kept, every other control character shows as such."""
+    return _UNFIT.sub("\ufffd", text.replace("\r\n", "\n")).expandtabs(4)
+
+
+def marked(text: str, sides: Sequence[tuple[int, str]]) -> str:
+    """`text`, fit, with a mark where another side begins.
+
+    A mark goes before the next letter or digit, so that it never stands in the middle of Markdown's own signs; with
+    none left there is nothing to tint, and no mark.
+    """
+    pieces, at = [], 0
+    for start, side in sides:
+        found = _LETTER.search(text, max(start, at))
+        if found is None:
+            break
+        place = found.start()
+        pieces += [fit(text[at:place]), MARKS.get(side, "")]
+        at = place
+    return "".join([*pieces, fit(text[at:])])
+
+
+def unmarked(text: str) -> str:
+    """`text` without marks."""
+    return text.replace(MARKS[DEVICE], "").replace(MARKS[SERVER], "")

@@ -1,0 +1,98 @@
+"""Where one writes: several lines, Enter sends, Up and Down bring back what was sent before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.events import Key
+from textual.message import Message
+from textual.widgets import TextArea
+
+REMEMBERED = 200  # questions
+NEWLINE = ("shift+enter", "ctrl+j", "alt+enter")  # most terminals can tell Enter from Ctrl+J only
+
+
+class Prompt(TextArea):
+    """The input. `history` is what was asked before, oldest first; `_at` is the one that is shown, if any."""
+
+    DEFAULT_CSS = """
+    Prompt { height: auto; min-height: 3; max-height: 10; border: round $border-blurred; padding: 0 1; }
+    Prompt:focus { border: round $border; }
+    Prompt.-plain { border: none; height: auto; min-height: 1; padding: 0; }
+    """
+
+    class Sent(Message):
+        """Somebody has asked something."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, placeholder="Ask something. Enter sends, Ctrl+J begins a line, F1 helps.")
+        self.highlight_cursor_line = False
+        self.history_of: list[str] = []
+        self._at: int | None = None
+        self._draft = ""
+
+    def remember(self, asked: Sequence[str]) -> None:
+        """Set what was asked before, oldest first."""
+        self.history_of = list(asked)[-REMEMBERED:]
+        self._at = None
+
+    def put(self, text: str) -> None:
+        """Set the text, the cursor behind it."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+
+    def clear_text(self) -> None:
+        """Empty it."""
+        self._at, self._draft = None, ""
+        self.put("")
+
+    async def _on_key(self, event: Key) -> None:
+        if event.key in ("enter", *NEWLINE):
+            event.stop()
+            event.prevent_default()
+            if event.key == "enter":
+                self._send()
+            else:
+                self.insert("\n")
+            return
+        await super()._on_key(event)
+
+    def _send(self) -> None:
+        text = self.text.strip()
+        if not text:
+            return
+        self.post_message(self.Sent(text))
+
+    def sent(self, text: str) -> None:
+        """It was taken: empty, and remembered."""
+        if not self.history_of or self.history_of[-1] != text:
+            self.history_of = [*self.history_of, text][-REMEMBERED:]
+        self.clear_text()
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        """Up: a line, and from the first one to what was asked before."""
+        if select or self.cursor_location[0] > 0:
+            super().action_cursor_up(select)
+        else:
+            self._leaf(-1)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        """Down: a line, and from the last one to what was asked after, in the end to what one was writing."""
+        if select or self.cursor_location[0] < self.document.line_count - 1:
+            super().action_cursor_down(select)
+        else:
+            self._leaf(1)
+
+    def _leaf(self, step: int) -> None:
+        n = len(self.history_of)
+        at = (n if self._at is None else self._at) + step
+        if not 0 <= at <= n or (self._at is None and step > 0):
+            return
+        if self._at is None:
+            self._draft = self.text
+        self._at = None if at == n else at
+        self.put(self._draft if self._at is None else self.history_of[at])

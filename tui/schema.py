@@ -1,0 +1,247 @@
+"""The file of the conversations: private, in WAL mode, brought to the newest schema; and what keeps its log short."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from disco_daemon.errors import DiscoError
+
+_log = logging.getLogger("disco.tui.store")
+
+BUSY_TIMEOUT_S = 2.0  # for another terminal's transaction, which takes milliseconds
+CHECKPOINT_PASSES = 3
+LOG_LIMIT_BYTES = 8 << 20  # a longer log is cut back to this
+
+# Times are Unix times, s. `sides` is JSON, [[from character, side], …]; `disco` the JSON of the answer's last chunk.
+# `pieces` is what was heard of an answer and is not in `turns.text` yet: a row is a commit of a page or two, however
+# long the answer is. Turns that were cut carry the number of the cut, and the id of the turn it began at.
+_V1 = """
+CREATE TABLE conversations (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  title TEXT NOT NULL,
+  system TEXT NOT NULL,
+  model TEXT NOT NULL,
+  created REAL NOT NULL,
+  updated REAL NOT NULL,
+  deleted REAL
+);
+CREATE TABLE turns (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  conversation INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+  parent INTEGER,
+  role TEXT NOT NULL,
+  text TEXT NOT NULL,
+  sides TEXT NOT NULL,
+  disco TEXT,
+  finish TEXT,
+  created REAL NOT NULL,
+  cut INTEGER,
+  cut_at INTEGER
+);
+CREATE INDEX turns_by_conversation ON turns (conversation);
+CREATE TABLE pieces (
+  id INTEGER PRIMARY KEY,
+  turn INTEGER NOT NULL REFERENCES turns (id) ON DELETE CASCADE,
+  side TEXT NOT NULL,
+  text TEXT NOT NULL
+);
+CREATE VIRTUAL TABLE words USING fts5 (
+  text, content = 'turns', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2', prefix = '2 3'
+);
+CREATE TRIGGER turns_added AFTER INSERT ON turns BEGIN
+  INSERT INTO words (rowid, text) VALUES (NEW.id, NEW.text);
+END;
+CREATE TRIGGER turns_gone AFTER DELETE ON turns BEGIN
+  INSERT INTO words (words, rowid, text) VALUES ('delete', OLD.id, OLD.text);
+END;
+CREATE TRIGGER turns_changed AFTER UPDATE OF text ON turns BEGIN
+  INSERT INTO words (words, rowid, text) VALUES ('delete', OLD.id, OLD.text);
+  INSERT INTO words (rowid, text) VALUES (NEW.id, NEW.text);
+END;
+CREATE VIRTUAL TABLE titles USING fts5 (
+  title, content = 'conversations', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2', prefix = '2 3'
+);
+CREATE TRIGGER conversations_added AFTER INSERT ON conversations BEGIN
+  INSERT INTO titles (rowid, title) VALUES (NEW.id, NEW.title);
+END;
+CREATE TRIGGER conversations_gone AFTER DELETE ON conversations BEGIN
+  INSERT INTO titles (titles, rowid, title) VALUES ('delete', OLD.id, OLD.title);
+END;
+CREATE TRIGGER conversations_changed AFTER UPDATE OF title ON conversations BEGIN
+  INSERT INTO titles (titles, rowid, title) VALUES ('delete', OLD.id, OLD.title);
+  INSERT INTO titles (rowid, title) VALUES (NEW.id, NEW.title);
+END;
+"""
+MIGRATIONS: tuple[str, ...] = (_V1,)  # append only: what a released version has run is never edited
+
+
+class StoreError(DiscoError):
+    """The conversations cannot be read or written; the message says where they are."""
+
+
+def open_database(path: Path | None) -> sqlite3.Connection:
+    """A writing connection in autocommit mode to a migrated file, or to memory.
+
+    A damaged file is moved aside first, and a new one begins. Raises StoreError.
+    """
+    if path is None:
+        return _connected(":memory:")
+    try:
+        with _folder_lock(path.parent):
+            try:
+                return _private(path)
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                aside = _move_aside(path)
+                _log.warning("%s is damaged (%s); it was moved to %s, a new one begins", path, error, aside)
+                return _private(path)
+    except (OSError, sqlite3.Error) as error:
+        raise unusable(path, error) from error
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A connection that only reads, and never waits for one that writes. Raises StoreError."""
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA query_only = ON")
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+    return connection
+
+
+def unusable(path: Path | None, error: Exception) -> StoreError:
+    """What the disk, or SQLite, said, for the user."""
+    return StoreError(f"the conversations in {path or 'memory'} cannot be read or written: {error}")
+
+
+def _private(path: Path) -> sqlite3.Connection:
+    # O_EXCL: opening and closing an existing file here would drop this process's SQLite locks on it (POSIX locks).
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        path.chmod(0o600)
+    return _connected(path)
+
+
+def _connected(path: Path | str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # Nothing is flushed to the disk here: a commit is a write to the log, 15 µs, and survives the process. The
+        # Keeper's checkpoints flush log and file, in this order, so a power cut costs the last seconds, not the file.
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES:d}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")  # a text that was deleted is not left in free pages
+        _migrate(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path | str) -> None:
+    for number, script in enumerate(MIGRATIONS, 1):
+        if _version(connection) >= number:
+            continue
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if _version(connection) < number:  # asked again under the lock: another terminal may have been first
+                for statement in _statements(script):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number:d}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    if _version(connection) > len(MIGRATIONS):
+        msg = f"{path} was written by a newer version of disco: update disco, or move the file away"
+        raise StoreError(msg)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _statements(script: str) -> Iterator[str]:
+    # Not executescript(): that one commits first and so would tear the step out of its transaction.
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+@contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    # Two terminals that find the same damaged file must not move each other's fresh one aside.
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems know no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _move_aside(path: Path) -> Path:
+    stamp = int(time.time())
+    while (aside := path.with_name(f"{path.name}.damaged-{stamp}")).exists():
+        stamp += 1
+    # The log goes first: next to a new file, an old log would be replayed into it.
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+class Keeper:
+    """The thread that brings the log into the file, with all waiting for the disk; whoever writes never waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._due = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._keep, name="disco-conversations", daemon=True)
+        self._thread.start()
+
+    def poke(self) -> None:
+        """There is something in the log; returns at once."""
+        self._due.set()
+
+    def close(self) -> None:
+        """End the thread, after all other connections: the last one to close empties the log."""
+        self._closing = True
+        self._due.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S)) as connection:
+            while self._due.wait():
+                self._due.clear()
+                with suppress(sqlite3.Error):  # a full disk: the log holds all, and the next one tries again
+                    # The log begins anew only if all of it is in the file between two commits. The first pass has much
+                    # to write, and more comes meanwhile; the later ones are short.
+                    for _ in range(CHECKPOINT_PASSES):
+                        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                if self._closing:
+                    return

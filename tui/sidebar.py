@@ -1,0 +1,101 @@
+"""The list of conversations, with a search over all they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from .look import fit
+from .store import Conversation
+
+SHOWN = 500  # conversations in the list; the search finds the others
+TITLE_CELLS = 27  # of a title in the list, which is 30 wide with its border
+UNTITLED = "New conversation"
+
+
+def title_of(conversation: Conversation) -> str:
+    """Its title, in one line that a terminal can show."""
+    return " ".join(fit(conversation.title).split()) or UNTITLED
+
+
+class Sidebar(Vertical):
+    """Search on top, conversations below, the latest first."""
+
+    DEFAULT_CSS = """
+    Sidebar { width: 30; min-width: 30; border-right: solid $border-blurred; }
+    Sidebar Input { border: none; height: 1; padding: 0 1; margin-bottom: 1; }
+    Sidebar OptionList { height: 1fr; border: none; padding: 0; background: transparent; scrollbar-size-vertical: 1; }
+    Sidebar.-plain { border: none; }
+    """
+
+    class Searched(Message):
+        """Other words are looked for."""
+
+        def __init__(self, query: str) -> None:
+            super().__init__()
+            self.query = query
+
+    class Opened(Message):
+        """A conversation was chosen."""
+
+        def __init__(self, conversation: int) -> None:
+            super().__init__()
+            self.conversation = conversation
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._ids: list[int] = []
+
+    def compose(self) -> ComposeResult:
+        """Both parts."""
+        yield Input(placeholder="Search (Ctrl+F)", compact=True, id="search")
+        yield OptionList(id="conversations", compact=True)
+
+    @property
+    def search(self) -> str:
+        """The words that are looked for."""
+        return self.search_field.value
+
+    @property
+    def search_field(self) -> Input:
+        """Where they are typed."""
+        return self.query_one("#search", Input)
+
+    def clear_search(self) -> None:
+        """Show all again."""
+        self.search_field.value = ""
+
+    def show(self, conversations: Sequence[Conversation], current: int | None) -> None:
+        """Show these, with a sign at the one that is open."""
+        self._ids = [c.id for c in conversations[:SHOWN]]
+        options = self.query_one("#conversations", OptionList)
+        options.clear_options()
+        for conversation in conversations[:SHOWN]:
+            sign = "▸ " if conversation.id == current else "  "
+            line = Text(sign + title_of(conversation))
+            line.truncate(TITLE_CELLS, overflow="ellipsis")
+            options.add_option(Option(line, id=f"v{conversation.id}"))
+        if current in self._ids:
+            options.highlighted = self._ids.index(current)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Search while it is typed."""
+        event.stop()
+        self.post_message(self.Searched(event.value))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Enter opens the first that was found."""
+        event.stop()
+        if self._ids:
+            self.post_message(self.Opened(self._ids[0]))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Open it."""
+        event.stop()
+        self.post_message(self.Opened(self._ids[event.option_index]))

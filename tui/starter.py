@@ -1,0 +1,82 @@
+"""A daemon started from here: a child process that ends with this window."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from disco_daemon.net import hostname, is_loopback
+
+STOP_TIMEOUT_S = 8.0  # the daemon lets running answers end for 5 s
+
+
+def startable(root: str) -> bool:
+    """Whether a daemon at this address would run on this machine."""
+    return is_loopback(hostname(root))
+
+
+class Starter:
+    """Starts `disco up` for an address, its output going to `log`, and stops it again."""
+
+    def __init__(self, root: str, log: Path | None) -> None:
+        self._root = root
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a daemon of ours runs."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was started and has ended."""
+        return self._process is not None and self._process.returncode is not None
+
+    def command(self) -> list[str]:
+        """What is run."""
+        parts = urlsplit(self._root)
+        where = ["--host", parts.hostname or "127.0.0.1", "--port", str(parts.port or 4747)]
+        return [sys.executable, "-m", "disco_daemon.cli.main", "up", *where]
+
+    async def start(self) -> None:
+        """Start it, unless it runs. Raises OSError."""
+        if self.running:
+            return
+        with contextlib.ExitStack() as stack:
+            out: int = asyncio.subprocess.DEVNULL
+            if self._log is not None:
+                opened = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                stack.callback(os.close, opened)
+                out = opened
+            # A session of its own: Ctrl+C in this terminal is for the window.
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command(), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        if self._log is None:
+            return ""
+        with contextlib.suppress(OSError):
+            lines = self._log.read_text("utf-8", "replace").strip().splitlines()
+            return lines[-1] if lines else ""
+        return ""
+
+    async def close(self) -> None:
+        """Stop it, if it runs."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

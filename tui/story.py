@@ -1,0 +1,230 @@
+"""One answer as it went: who started when, who spoke first, where it moved, how it was delivered. Pure.
+
+It comes from the `disco` object of the answer, from its row of the history, or both: the row knows how long the answer
+took, the object each attempt. No time of any single token is kept, so delivery is drawn as a straight line between the
+first token and the end of the stream, and said to be that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from textual.content import Content
+
+from .draw import Axes, Curve, plot
+from .model import Json
+from .pictures import STYLES
+from .scale import dollars, seconds
+
+NAME_WIDTH = 10
+WAITS, WORKS, SPEAKS, LOST = " ", "-", "=", "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of one side; s from the request on. `first_s` None: no first token was seen by `until_s`."""
+
+    name: str
+    start_s: float
+    first_s: float | None
+    until_s: float
+    tokens: int
+    error: str | None = None
+
+    @property
+    def side(self) -> str:
+        """`device` or `server`, also of a second start (`device#2`)."""
+        return self.name.partition("#")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A handoff at token `at`; `took_s`, and `dropped` says why it did not happen."""
+
+    at: int
+    source: str
+    target: str
+    reason: str
+    took_s: float
+    dropped: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that is known of one answer. Times in s from the request on; `plan` has None for "not used"."""
+
+    request_id: str
+    winner: str | None
+    ttft_s: float | None
+    end_s: float
+    exact_end: bool
+    tokens: int
+    plan: tuple[tuple[str, float | None], ...]
+    attempts: tuple[Attempt, ...]
+    moves: tuple[Move, ...] = ()
+    error: str | None = None
+    figures: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, disco: Json | None, row: Json | None) -> Story:
+        """From either or both. Raises ValueError for neither."""
+        if disco is None and row is None:
+            raise ValueError("a story needs an answer's object or its row")
+        if disco is None:
+            return _of_row(row or {})
+        told = dict(disco)
+        attempts = tuple(_attempt(name, a) for name, a in told["endpoints"].items())
+        reading = told.get("reading") or {}
+        known_end = None if row is None else row["duration_s"]
+        latest = max([a.until_s for a in attempts] + [told["ttft_s"] or 0.0])
+        written = sum(told["tokens"].values()) * (reading.get("tbt_p50_s") or 0.0)
+        end = known_end if known_end is not None else max(latest, (told["ttft_s"] or 0.0) + written)
+        return cls(
+            request_id=told["request_id"],
+            winner=told["winner"],
+            ttft_s=told["ttft_s"],
+            end_s=max(end, 1e-3),
+            exact_end=known_end is not None,
+            tokens=sum(told["tokens"].values()),
+            plan=tuple((side, told["plan"][f"{side}_s"]) for side in STYLES),
+            attempts=attempts,
+            moves=tuple(map(_move, told["moves"])),
+            error=None if row is None else row["error"],
+            figures=_figures(told, reading),
+        )
+
+
+def _attempt(name: str, a: Json) -> Attempt:
+    until = a["started_s"] + a["ttft_s"]
+    return Attempt(
+        name, a["started_s"], None if a["censored"] else until, until, a.get("completion_tokens", 0), a["error"]
+    )
+
+
+def _move(move: Json) -> Move:
+    return Move(move["at"], move["source"], move["target"], move["reason"], move["took_s"], move["dropped"])
+
+
+def _of_row(row: Json) -> Story:
+    """From the history alone: the plan, the winner's first token, the end."""
+    plan = tuple((side, row[f"plan_{side}_s"]) for side in STYLES)
+    ttft, end = row["ttft_s"], max(row["duration_s"], 1e-3)
+    attempts = tuple(
+        Attempt(side, start, ttft if side == row["winner"] else None, ttft if ttft is not None else end,
+                row[f"{side}_tokens"], row["error"])
+        for side, start in plan
+        if start is not None and start <= (end if ttft is None else ttft)
+    )  # fmt: skip
+    tokens = {side: row[f"{side}_tokens"] for side in STYLES}
+    told = {"tokens": tokens, "cost_usd": row["cost_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"]}
+    reading = {name: row.get(name) for name in ("tbt_p50_s", "tbt_p99_s", "largest_gap_s", "stalled")}
+    return Story(
+        row["request_id"], row["winner"], ttft, end, True, sum(tokens.values()), plan, attempts,
+        tuple(map(_move, row["moves"])), row["error"], _figures(told, reading),
+    )  # fmt: skip
+
+
+def _figures(told: Json, reading: Json) -> tuple[str, ...]:
+    """Cost, energy and how it was to read, in words."""
+    tokens = ", ".join(f"{side} {n}" for side, n in told["tokens"].items())
+    lines = [f"tokens: {tokens}; {dollars(told['cost_usd'])}, {told['energy_j']:.3g} J"]
+    if told.get("qoe") is not None and reading.get("tbt_p50_s") is not None:
+        gaps = f"between tokens {seconds(reading['tbt_p50_s'])}, P99 {seconds(reading['tbt_p99_s'])}"
+        stalled = f"{reading['stalled']} late"
+        largest = seconds(reading["largest_gap_s"])
+        lines.append(f"QoE {told['qoe']:.2f}; {gaps}, the longest {largest}; {stalled}")
+    return tuple(lines)
+
+
+# --- in words -----------------------------------------------------------------------------------------------------
+
+
+def words(story: Story) -> list[str]:
+    """The whole story as sentences, for a reader of text alone."""
+    lines = [f"plan: {', '.join(_planned(side, start) for side, start in story.plan)}"]
+    for a in story.attempts:
+        first = f"first token at {seconds(a.first_s)}" if a.first_s is not None else (
+            f"no first token by {seconds(a.until_s)}")  # fmt: skip
+        error = f", {a.error}" if a.error else ""
+        lines.append(f"{a.name}: started at {seconds(a.start_s)}, {first}, wrote {a.tokens} tokens{error}")
+    lines += [_moved(move) for move in story.moves]
+    if story.ttft_s is None:
+        lines.append(f"no answer{f': {story.error}' if story.error else ''}")
+    else:
+        sure = "" if story.exact_end else "about "
+        lines.append(f"you saw the first token at {seconds(story.ttft_s)}, the last at {sure}{seconds(story.end_s)}")
+    return [*lines, *story.figures]
+
+
+def _planned(side: str, start: float | None) -> str:
+    when = "not used" if start is None else "at once" if start == 0 else f"after {seconds(start)}"
+    return f"{side} {when}"
+
+
+def _moved(move: Move) -> str:
+    if move.dropped is not None:
+        return (
+            f"handoff {move.source} to {move.target} ({move.reason}) begun at token {move.at}, dropped: {move.dropped}"
+        )
+    return f"handoff {move.source} to {move.target} at token {move.at} ({move.reason}), took {seconds(move.took_s)}"
+
+
+# --- as a picture -------------------------------------------------------------------------------------------------
+
+
+def lanes(story: Story, width: int) -> Content:
+    """One lane an attempt: `-` works on the first token, `=` speaks, `x` was stopped before it spoke."""
+    room = max(10, width - NAME_WIDTH)
+    lines = [_lane(a, story, room) for a in story.attempts]
+    axis = "0" + seconds(story.end_s).rjust(room - 1)
+    return Content("\n").join([*lines, Content(" " * NAME_WIDTH + axis)])
+
+
+def _lane(a: Attempt, story: Story, room: int) -> Content:
+    start, turn = (_column(t, story, room) for t in (a.start_s, a.until_s))
+    lane = WAITS * start + WORKS * (turn - start)
+    if a.first_s is None:
+        lane += LOST
+    elif a.tokens:
+        lane += SPEAKS * max(1, _column(_spoke_until(a, story), story, room) - turn)
+    else:
+        lane += "|"
+    return Content.assemble(f"{a.name:<{NAME_WIDTH}}", Content.styled(lane[:room], STYLES.get(a.side, "")))
+
+
+def _spoke_until(a: Attempt, story: Story) -> float:
+    """When the words of an attempt end for the reader: where another one took over, or with the answer."""
+    took_over = [t for t, m in _seams(story) if m.source == a.side and t >= a.until_s]
+    return min(took_over, default=story.end_s)
+
+
+def _seams(story: Story) -> list[tuple[float, Move]]:
+    """When each handoff that was done joined, s; on the line to the end where the target's first token is not known."""
+    first = story.ttft_s or 0.0
+    found = []
+    for move in story.moves:
+        if move.dropped is None:
+            joined = [a.first_s for a in story.attempts if a.side == move.target and a.first_s is not None]
+            straight = first + (story.end_s - first) * move.at / max(1, story.tokens)
+            found.append((min((t for t in joined if t > first), default=straight), move))
+    return found
+
+
+def _column(time: float, story: Story, room: int) -> int:
+    return round(min(1.0, max(0.0, time / story.end_s)) * (room - 1))
+
+
+def delivery(story: Story, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
+    """Tokens over time: delivered (`*`, straight from the first to the last) against expected (`.`); `H` a handoff."""
+    if story.ttft_s is None or story.tokens < 1:
+        return None
+    n, first = story.tokens, story.ttft_s
+    end = max(story.end_s, first)
+    most = max(end, expected_s + (n - 1) / pace_tps)
+    due = Curve([(0.0, 0.0), (expected_s, 0.0), (expected_s + (n - 1) / pace_tps, float(n))], ".", "")
+    seams = [(t, float(m.at)) for t, m in _seams(story)]
+    came: Sequence[tuple[float, float]] = [(first, 1.0), *seams, (end, float(n))]
+    curves = [due, Curve(came, "*", "$accent"), Curve(seams, "H", "$warning", joined=False)]
+    axes = Axes((0.0, most), (0.0, float(n)), ("0", seconds(most)), ("0", f"{n} tokens"))
+    return plot(curves, axes, width, height)

@@ -1,0 +1,63 @@
+"""One answer: asked for, heard piece by piece, and every piece handed to the store before it is shown. No widget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from disco_daemon.client import DaemonError
+from disco_daemon.link import Link
+
+from .entry import Entry
+from .store import Store, StoreError
+
+# An answer at reading speed, and with each word the side that wrote it.
+WISH = {"delivery": "paced", "sides": True}
+Message = dict[str, Any]
+
+
+def messages_of(entries: Sequence[Entry], system: str) -> list[Message]:
+    """What the daemon is sent: the system prompt, and all that was said. Answers without a word are left out."""
+    said = [{"role": e.role, "content": e.text} for e in entries if e.text or e.role == "user"]
+    return [{"role": "system", "content": system}, *said] if system else list(said)
+
+
+async def hear(
+    link: Link,
+    store: Store,
+    entry: Entry,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    model: str,
+    touched: Callable[[], None],
+) -> None:
+    """Have `entry` answered, or go on with it if it has words already; it is finished however this ends.
+
+    A failure is kept in the entry, as the end of the answer; only a cancellation (somebody stopped it) leaves.
+    """
+    more = {"continue_final_message": True} if entry.text else {}
+    entry.live, entry.finish, entry.disco = True, None, None
+    ending: tuple[str, Mapping[str, Any] | None] = ("cancelled", None)
+    try:
+        async with aclosing(link.chat(messages, model=model, disco=WISH, **more)) as pieces:
+            async for piece in pieces:
+                side = None if piece.side is None else str(piece.side)
+                if piece.text:
+                    store.append(entry.turn, piece.text, side)
+                entry.grow(piece.text, side)
+                entry.thought += piece.thought
+                entry.finish = piece.finish or entry.finish
+                entry.disco = piece.disco or entry.disco
+                touched()
+        ending = (entry.finish or "stop", entry.disco)
+    except (DaemonError, StoreError) as e:
+        ending = ("error", {"error": str(e)})
+    except asyncio.CancelledError:
+        ending = ("cancelled", entry.disco)
+        raise
+    finally:
+        entry.live = False
+        entry.finish, entry.disco = ending
+        store.finish(entry.turn, *ending)

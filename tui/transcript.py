@@ -1,0 +1,344 @@
+"""The messages of a conversation in one scrolling widget that draws what is in view, and no more.
+
+A message is laid out when it comes near the view; until then its height is a guess from its length. When a guess above
+the view turns out wrong, the scroll position moves along, so that the words in view stay where they are.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.cache import LRUCache
+from textual.events import Resize
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.timer import Timer
+
+from .entry import Entry
+from .look import Look
+from .markdown import wrap
+
+FRAME_S = 1 / 20  # between two drawings of a growing answer, at least
+SHARE = 0.25  # of the time, at most, that drawing it may take: keys come first
+LONGEST_FRAME_S = 0.3  # however slow the terminal
+KEPT = 64  # messages whose lines are kept; others are drawn again when they come into view
+KEPT_STRIPS = 2048
+WELCOME = (
+    "Ask something below. This machine and the server, if there is one, answer together; the sign and the colour of "
+    "the words say who wrote them.\n\n"
+    "F1 shows all keys, F3 what energy is worth and what may be spent, F4 what is going on."
+)
+
+
+class Transcript(ScrollView, can_focus=True):
+    """The conversation. Its state: `_entries`, their `_heights` and `_drawn` lines, and which one is selected."""
+
+    DEFAULT_CSS = """
+    Transcript { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
+    Transcript:focus { background-tint: $foreground 3%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "line(-1)", "Up", show=False),
+        Binding("down", "line(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home", "end(0)", "First", show=False),
+        Binding("end", "end(1)", "Last", show=False),
+    ]
+
+    class Selected(Message):
+        """Another message is selected."""
+
+    def __init__(self, look: Callable[[], Look], *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._look = look
+        self._entries: list[Entry] = []
+        self._heights: list[int] = []
+        self._starts: list[int] = [0]
+        self._drawn: LRUCache[Entry, list[Text]] = LRUCache(KEPT)
+        # By what they show and where; the line itself is kept with it, so that its id is nobody else's.
+        self._strips: LRUCache[tuple[int, int, bool], tuple[Text, Strip]] = LRUCache(KEPT_STRIPS)
+        self._base: Style | None = None
+        self._touched: set[int] = set()
+        self._timer: Timer | None = None
+        self._cost_s = 0.0
+        self._follow = True  # the end stays in view
+        self._moving = False
+        self._drawn_for: tuple[int, Look] | None = None
+        self.selected: Entry | None = None
+
+    # --- what is shown ----------------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The messages, oldest first."""
+        return self._entries
+
+    def show(self, entries: list[Entry]) -> None:
+        """Show these messages, from the end."""
+        self._entries, self.selected, self._follow = entries, None, True
+        self._forget()
+
+    def add(self, entry: Entry) -> None:
+        """Put a message at the end, and go there."""
+        self._entries.append(entry)
+        self._heights.append(self._guess(entry))
+        self._follow = True
+        self._lay_out()
+
+    def touch(self, entry: Entry) -> None:
+        """Its words have changed; it is drawn within a frame, however often this is called."""
+        if self._timer is None and self.is_mounted:
+            self._timer = self.set_timer(self._pause_s(), self._frame)
+        self._touched.add(id(entry))
+
+    def settle(self, entry: Entry) -> None:
+        """Its words have changed for the last time: draw it now."""
+        self._touched.add(id(entry))
+        self._frame()
+
+    def _frame(self) -> None:
+        """Draw what has changed."""
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
+        began = time.perf_counter()
+        touched, self._touched = self._touched, set()
+        for i in range(len(self._entries) - 1, -1, -1):
+            if id(self._entries[i]) in touched:
+                self._drop(self._entries[i])
+                self._measure(i)
+        self._lay_out()
+        self.call_after_refresh(self._took, began)
+
+    def _pause_s(self) -> float:
+        return min(LONGEST_FRAME_S, max(FRAME_S, self._cost_s / SHARE))
+
+    def _took(self, began: float) -> None:
+        self._cost_s = time.perf_counter() - began
+
+    def select(self, step: int) -> None:
+        """Select the message before or after."""
+        if not self._entries:
+            return
+        at = self._entries.index(self.selected) + step if self.selected in self._entries else len(self._entries) - 1
+        self.selected = self._entries[min(max(at, 0), len(self._entries) - 1)] if at < len(self._entries) else None
+        if self.selected is None:
+            self.action_end(1)
+        else:
+            self._bring(self._entries.index(self.selected))
+        self.refresh()
+        self.post_message(self.Selected())
+
+    # --- where it is ------------------------------------------------------------------------------------------------
+
+    def _width(self) -> int:
+        return max(1, self.scrollable_content_region.width)
+
+    def _guess(self, entry: Entry) -> int:
+        return 2 + entry.text.count("\n") + len(entry.text) // self._width()
+
+    def _drop(self, entry: Entry) -> None:
+        self._drawn.discard(entry)
+
+    def _forget(self) -> None:
+        """Everything is to be drawn anew."""
+        self._drawn.clear()
+        self._strips.clear()
+        self._heights = [self._guess(entry) for entry in self._entries]
+        self._drawn_for = (self._width(), self._look())
+        self._lay_out()
+
+    def _lines(self, index: int) -> list[Text]:
+        entry = self._entries[index]
+        lines = self._drawn.get(entry)
+        if lines is None:
+            lines = self._drawn[entry] = entry.draw(self._width(), self._look())
+        return lines
+
+    def _measure(self, index: int) -> None:
+        self._heights[index] = len(self._lines(index))
+
+    def _place(self) -> tuple[int, int]:
+        """The message at the top of the view, and how many of its lines are above."""
+        top = round(self.scroll_y)
+        index = max(0, min(len(self._entries) - 1, bisect_right(self._starts, top) - 1))
+        return index, top - self._starts[index]
+
+    def _restart(self) -> None:
+        self._starts = [0, *accumulate(self._heights)]
+
+    def _lay_out(self) -> None:
+        """Measure what is in view or near it, and keep the view where it is: at the end, or at the same words."""
+        if self._moving:
+            return
+        self._moving = True
+        index, above = self._place() if self._entries and len(self._starts) > 1 else (0, 0)
+        page = max(1, self.size.height)
+        if self._follow:
+            self._measure_up(len(self._entries) - 1, 2 * page)
+        elif self._entries:
+            self._measure_up(index - 1, page)
+            self._measure_down(index, 2 * page + above)
+        self._restart()
+        self._grow()
+        target = self._starts[-1] - page if self._follow else self._starts[min(index, len(self._entries))] + above
+        self.scroll_to(y=max(0, target), animate=False, force=True)
+        self._moving = False
+        self.refresh()
+
+    def _measure_up(self, index: int, lines: int) -> None:
+        while index >= 0 and lines > 0:
+            self._measure(index)
+            lines -= self._heights[index]
+            index -= 1
+
+    def _measure_down(self, index: int, lines: int) -> None:
+        while index < len(self._entries) and lines > 0:
+            self._measure(index)
+            lines -= self._heights[index]
+            index += 1
+
+    def _bring(self, index: int) -> None:
+        """Scroll so that a message begins in view."""
+        self._follow = False
+        self._measure_up(index, max(1, self.size.height))
+        self._restart()
+        self._go(self._starts[index])
+
+    @property
+    def max_scroll_y(self) -> int:
+        """How far down one can scroll: to the last line, not to the end of the room kept for more."""
+        return max(0, self._starts[-1] - self.size.height)
+
+    def _grow(self) -> None:
+        """Tell Textual how much there is. While an answer grows that is rounded up: each change lays the screen out."""
+        height, page = self._starts[-1], max(1, self.size.height)
+        if any(entry.live for entry in self._entries[-1:]):
+            height = max(-(-height // page) * page, height)
+        if self.virtual_size != (size := Size(self._width(), height)):
+            self.virtual_size = size
+
+    def _go(self, y: float) -> None:
+        self._grow()
+        self.scroll_to(y=max(0, y), animate=False, force=True)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Somebody scrolled: lay out what came near, and know whether the end is still in view."""
+        super().watch_scroll_y(old_value, new_value)
+        if not self._moving and round(old_value) != round(new_value):
+            self._follow = new_value >= self._starts[-1] - self.size.height
+            if not self._follow:
+                self._lay_out()
+
+    def on_resize(self, event: Resize) -> None:
+        """Another width: lines break elsewhere."""
+        del event
+        self.refresh_look()
+
+    def notify_style_update(self) -> None:
+        """Another background."""
+        super().notify_style_update()
+        self._base = None
+        self._strips.clear()
+
+    def refresh_look(self) -> None:
+        """Draw anew if width or look have changed."""
+        if self._drawn_for != (self._width(), self._look()):
+            index, _ = self._place() if self._entries and len(self._starts) > 1 else (0, 0)
+            follow = self._follow
+            self._forget()
+            if not follow and index < len(self._entries):
+                self._bring(index)
+        else:
+            self._lay_out()
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    def action_line(self, step: int) -> None:
+        """Scroll by a line."""
+        self.scroll_to(y=self.scroll_y + step, animate=False)
+
+    def action_page(self, step: int) -> None:
+        """Scroll by a page."""
+        self.scroll_to(y=self.scroll_y + step * max(1, self.size.height - 1), animate=False)
+
+    def action_end(self, which: int) -> None:
+        """Go to the first line, or to the last and stay there."""
+        self._follow = bool(which)
+        if which:
+            self._lay_out()
+        else:
+            self.scroll_to(y=0, animate=False)
+
+    # --- drawing ----------------------------------------------------------------------------------------------------
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the view."""
+        y += round(self.scroll_y)
+        style, width = self._base or self.rich_style, self._width()
+        self._base = style  # Textual walks up the tree for it, which a frame has no time for on each line
+        if not self._entries:
+            lines = wrap(Text(WELCOME, self._look().dim), width)
+            strip = Strip(lines[y - 1].render(self.app.console)) if 0 < y <= len(lines) else Strip.blank(0)
+            return strip.crop_extend(0, width, style).apply_style(style)
+        if not 0 <= y < self._starts[-1]:
+            return Strip.blank(width, style)
+        index = bisect_right(self._starts, y) - 1
+        entry, lines, row = self._entries[index], self._lines(index), y - self._starts[index]
+        if row >= len(lines):
+            return Strip.blank(width, style)
+        key = (id(lines[row]), y, entry is self.selected)
+        found = None if self.text_selection is not None else self._strips.get(key)
+        if found is None:
+            strip = self._strip(entry, lines[row], row, y).crop_extend(0, width, style)
+            found = (lines[row], strip.apply_style(style).apply_offsets(0, y))
+            if self.text_selection is None:
+                self._strips[key] = found
+        return found[1]
+
+    def _strip(self, entry: Entry, content: Text, row: int, y: int) -> Strip:
+        line = entry.gutter(row, self._look()).append_text(content)
+        if entry is self.selected and row == 0:
+            line.stylize("reverse", 0, 1)
+        chosen = self.text_selection
+        if chosen is not None and (span := chosen.get_span(y)) is not None:
+            end = len(line) if span[1] == -1 else span[1]
+            line.stylize(self.screen.get_component_rich_style("screen--selection"), span[0], end)
+        return Strip(line.render(self.app.console), line.cell_len)
+
+    # --- selecting with the mouse -----------------------------------------------------------------------------------
+
+    @property
+    def allow_select(self) -> bool:
+        """Text can be selected with the mouse."""
+        return True
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The words under the mouse's selection."""
+        rows = [row for i in range(len(self._entries)) for row in self._rows(i, selection)]
+        return selection.extract("\n".join(rows)), "\n"
+
+    def _rows(self, index: int, selection: Selection) -> list[str]:
+        """Lines of a message; of one outside the selection only how many they are matters."""
+        first = 0 if selection.start is None else selection.start.y
+        last = self._starts[-1] if selection.end is None else selection.end.y
+        if self._starts[index + 1] <= first or self._starts[index] > last:
+            return [""] * self._heights[index]
+        entry, look = self._entries[index], self._look()
+        return [entry.gutter(row, look).plain + line.plain for row, line in enumerate(self._lines(index))]
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        """Show the selection."""
+        del selection
+        self.refresh()
