@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
 import math
 import os
 import random
@@ -45,6 +46,7 @@ from ..scheduling.make import make_policy
 from ..scheduling.migrate import Costs
 from ..scheduling.mover import CostMover, Forced, Mover, Stay
 from ..scheduling.planner import Planner
+from ..service.notify import Manager
 from ..settings import LIVE, Config
 from ..store import History
 from ..types import Delivery, Outcome, Side, Usage
@@ -53,10 +55,12 @@ from . import paying, tuning
 from .foresight import Foresight
 from .sides import make_endpoints
 
+log = logging.getLogger("disco.daemon")
+
 SWITCH_INTERVAL_S = 0.001
 PROBE = Asked(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 FLIP_S = 60.0  # between two changes of the scarcer side that nobody asked for
-SHUTDOWN_TIMEOUT_S = 5.0  # running answers may finish for this long after a SIGTERM
+SHUTDOWN_TIMEOUT_S = 5.0  # after a SIGTERM, for what is not an answer, such as a page of the history
 
 
 class Daemon:
@@ -70,11 +74,13 @@ class Daemon:
         shape: Shape | None = None,
         force: tuple[int, int] | None = None,
         clock: Clock | None = None,
+        manager: Manager | None = None,
     ) -> None:
         require_complete(config)
         self.config = config
         self.path = path
         self.clock = clock or SystemClock()
+        self.manager = manager or Manager({})
         self.endpoints = make_endpoints(config, self.clock, shape)
         self.history = History(
             Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite",
@@ -253,19 +259,14 @@ class Daemon:
                 stack.push_async_callback(endpoint.close)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            try:
-                await web.TCPSite(runner, api.host, api.port).start()
-            except OSError as e:
-                msg = (
-                    f"cannot listen on {api.host}:{api.port}: {e.strerror or e}; is a daemon running already? (--port)"
-                )
-                raise ConfigError(msg) from e
+            await self._listen(runner)
             port = runner.addresses[0][1]
             self.url = f"http://{f'[{api.host}]' if ':' in api.host else api.host}:{port}/v1"
             tasks = [
                 asyncio.create_task(self.pulse.run(), name="pulse"),
                 asyncio.create_task(self.learner.run(), name="learner"),
                 asyncio.create_task(self.wattmeter.run(), name="wattmeter"),
+                asyncio.create_task(self.manager.watch(), name="watchdog"),
             ]
             if self.prober is not None:
                 tasks.append(asyncio.create_task(self.prober.run(), name="prober"))
@@ -277,6 +278,20 @@ class Daemon:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        """On the sockets of a service manager, else on the configured address. Raises ConfigError if that is taken."""
+        given = self.manager.sockets()
+        for taken in given:
+            await web.SockSite(runner, taken).start()
+        if given:
+            return
+        host, port = self.config.api.host, self.config.api.port
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as e:
+            msg = f"cannot listen on {host}:{port}: {e.strerror or e}; is a daemon running already? (--port)"
+            raise ConfigError(msg) from e
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,11 +349,18 @@ def _names(config: Config) -> str:
 
 
 async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def signalled(number: int) -> None:
+        if stop.is_set():
+            log.warning("a second signal: ending at once")
+            os._exit(128 + number)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled, number)
     async with daemon.serving() as url:
         # What the imports left behind lives for ever: out of the collector's sight, or each full collection would walk
         # all of it and stop every stream for tens of milliseconds.
@@ -347,7 +369,14 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> N
         gc.collect()
         gc.freeze()
         announce(url)
+        daemon.manager.ready(f"listens on {url}")
         await stop.wait()
+        running = daemon.conductor.in_flight
+        daemon.manager.stopping(f"{running} answers are running")
+        log.info("stopping; %d answers are running", running)
+        patience_s = daemon.config.api.drain_s
+        if late := await daemon.conductor.drain(patience_s):
+            log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
 
 
 def announce_json(url: str) -> None:

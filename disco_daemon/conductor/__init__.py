@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,17 +20,24 @@ from .stage import Manner, Sink, Stage
 
 __all__ = ["Conductor", "Manner", "Sink", "Stage"]
 
+RESTART_S = 10.0  # until a daemon that is being stopped is back, if somebody starts it again
+GIVE_UP_S = 3.0  # for telling it to all readers; one that does not read is not waited for
 MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
 
 
 @dataclass(slots=True)
 class Conductor:
-    """Answers requests on a stage. All that changes over time is `playing`, by request id, and `n_served`."""
+    """Answers requests on a stage.
+
+    What changes over time: `playing`, by request id, `n_served`, and `closing`, which is set when no more are taken.
+    """
 
     stage: Stage
     record: Callable[[Outcome], None]
     playing: dict[str, Performance] = field(default_factory=dict)
     n_served: int = 0
+    closing: bool = False
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def endpoints(self) -> Mapping[Side, Endpoint]:
@@ -52,6 +60,8 @@ class Conductor:
         Raises DiscoError when it cannot be completed: before the first token nothing was written, after it the
         reader's part stands and the error must be told in-band. A cancellation stops both sides and is recorded too.
         """
+        if self.closing:
+            raise _stopping("the daemon is being stopped; ask again when it is back")
         if self.in_flight >= MAX_IN_FLIGHT:
             msg = f"{MAX_IN_FLIGHT} answers are running already; try again later"
             raise Unavailable(msg)
@@ -61,11 +71,41 @@ class Conductor:
         available = affordable(self.stage.purse, wanted, available, self.stage.clock.wall())
         performance = Performance(self.stage, request, sink, available, length, model)
         self.playing[request.request_id] = performance
+        if self.closing:  # since it came in
+            performance.give_up(_stopping("the daemon is being stopped; ask again when it is back"))
         try:
             return await performance.play(self.record)
         finally:
             del self.playing[request.request_id]
             self.n_served += 1
+            if not self.playing:
+                self._idle.set()
+
+    async def drain(self, patience_s: float) -> int:
+        """Take no more requests, and let running answers end, unpaced; how many had to be ended after `patience_s`, s.
+
+        Those are told in-band. Returns when nothing runs any more.
+        """
+        self.closing = True
+        for performance in self.playing.values():
+            performance.adjust(None, Delivery.OFF)
+        if await self._still(patience_s):
+            return 0
+        late = list(self.playing.values())
+        for performance in late:
+            performance.give_up(_stopping("the daemon was stopped before the answer was whole"))
+        await self._still(GIVE_UP_S)
+        return len(late)
+
+    async def _still(self, patience_s: float) -> bool:
+        """Whether nothing runs any more, at the latest after so long."""
+        self._idle.clear()
+        if self.playing:
+            try:
+                await asyncio.wait_for(self._idle.wait(), patience_s)
+            except TimeoutError:
+                return False
+        return True
 
     def embed(
         self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
@@ -98,3 +138,7 @@ class Conductor:
         device = self.endpoints.get(Side.DEVICE)
         counted = await device.count(request) if device is not None and Side.DEVICE in available else None
         return counted or PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN))
+
+
+def _stopping(message: str) -> Unavailable:
+    return Unavailable(message, retry_after_s=RESTART_S, code="stopping")
