@@ -54,6 +54,7 @@ from ..wattmeter import Wattmeter
 from . import paying, tuning
 from .foresight import Foresight
 from .sides import make_endpoints
+from .vitals import vitals
 
 log = logging.getLogger("disco.daemon")
 
@@ -89,7 +90,8 @@ class Daemon:
         )
         self._measured = tuning.measured(config)
         self.purse = paying.make_purse(config, path.parent / "servers", self.clock)
-        self.pulse = Pulse(self.clock)
+        self.metrics = Metrics(lambda: vitals(self))
+        self.pulse = Pulse(self.clock, self.metrics.lagged)
         self.learner = Learner(make_planner(config, self.purse), self.history, self.clock, _names(config))
         self._costs = CostMover(self.learner.planner, self._per_token, stops_billing=self.purse.stops_billing)
         self.wattmeter = Wattmeter(
@@ -101,7 +103,6 @@ class Daemon:
             known=None if self._measured is None else self._measured.known_energy,
         )
         self._flipped_at = -math.inf
-        self.metrics = Metrics()
         server = self.endpoints.get(Side.SERVER)
         self.prober = (
             Prober(

@@ -455,6 +455,7 @@ class Performance:
             moves=tuple(answer.moves),
             reading=reading_of(answer.buffer.arrivals, self._began, stage.manner.expected_ttft_s, self._pace_tps),
             delivery=self._delivery,
+            arrivals_s=answer.buffer.arrivals,
         )
 
 
