@@ -12,7 +12,7 @@ ifndef CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 endif
 
-.PHONY: test fast check fmt model clean
+.PHONY: test fast check fmt docs model clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -29,6 +29,11 @@ check: .venv/.stamp
 fmt: .venv/.stamp
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+# What documents say by code: the command line, and the states of an answer.
+docs: .venv/.stamp
+	$(BIN)/python -m disco_daemon.cli.reference docs/cli.md
+	$(BIN)/python docs/states.py
 
 model: .venv/.stamp
 	$(BIN)/disco models fetch

@@ -7,9 +7,27 @@ import os
 import sys
 
 from .. import __version__
-from . import bench, chat, config, demo, doctor, evaluate, models, plan, profiling, service, status, tui, tune, up
+from . import (
+    bench,
+    chat,
+    completion,
+    config,
+    demo,
+    doctor,
+    evaluate,
+    models,
+    plan,
+    profiling,
+    service,
+    status,
+    tui,
+    tune,
+    up,
+)
 
-VERBS = (up, chat, tui, service, status, doctor, plan, tune, profiling, demo, bench, evaluate, config, models)
+VERBS = (
+    up, chat, tui, service, status, doctor, plan, tune, profiling, demo, bench, evaluate, config, models, completion,
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
