@@ -612,10 +612,10 @@ def test_one_odd_outcome_is_lost_alone(path: Path, caplog: pytest.LogCaptureFixt
     assert len(caplog.records) == 2
 
 
-def test_a_queue_holds_no_arrivals(tmp_path: Path) -> None:
+def test_a_queue_holds_no_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is bounded in outcomes; an answer of thousands of tokens must not take more of it than a short one."""
     history = History(tmp_path / "history.sqlite")
     queued: list[object] = []
-    history._put = queued.append  # type: ignore[method-assign]
+    monkeypatch.setattr(history, "_put", queued.append)
     history.record(replace(OUTCOME, arrivals_s=(1.0, 2.0)))
     assert queued == [OUTCOME]
