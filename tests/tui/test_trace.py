@@ -164,6 +164,7 @@ def screen() -> TimelineScreen:
 async def test_the_timeline_of_a_traced_answer_looks_as_it_did(size: tuple[int, int], light: bool) -> None:
     async with remembering() as daemon, on_stage(daemon.root, screen(), size=size, light=light) as (app, pilot):
         await until(pilot, lambda: "the buffer held" in text_of(app, "#words"))
+        await until(pilot, lambda: app.screen.query("FooterKey"))
         await pilot.pause()
         assert "#" in text_of(app, "#level")
         assert "+ generated" in text_of(app, "#delivery")
