@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 import aiohttp
 
@@ -27,6 +28,7 @@ WHATIF_TIMEOUT_S = 60.0  # the first one reads the whole history
 SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 TOO_LITTLE = "too_little"  # the code of a what-if without enough history
+NO_TRACE = ("trace_gone", "not_found")  # codes where there is no trace; the second one is of a daemon that has none
 _COMMENT = b": disco "
 
 
@@ -130,6 +132,15 @@ class Link:
             return await self._document("/disco/v1/whatif", asked, timeout_s=WHATIF_TIMEOUT_S)
         except DaemonError as e:
             if e.code == TOO_LITTLE:
+                return None
+            raise
+
+    async def trace(self, request_id: str) -> dict[str, Any] | None:
+        """When each token of a recent answer came and was shown; `latest` is the last one. None if it is not kept."""
+        try:
+            return await self._document(f"/disco/v1/trace/{quote(request_id, safe='')}")
+        except DaemonError as e:
+            if e.code in NO_TRACE:
                 return None
             raise
 

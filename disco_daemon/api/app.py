@@ -19,7 +19,7 @@ from ..conductor import Conductor
 from ..errors import ConfigError, DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import embeddings, openai, sse
+from . import embeddings, openai, sse, trace
 from .metrics import CONTENT_TYPE, Metrics
 from .shapes import Chat, Shape, Text, error_body
 
@@ -107,6 +107,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_get("/disco/v1/ledger", _ledger)
     app.router.add_get("/disco/v1/plan", _plan)
     app.router.add_get("/disco/v1/whatif", _whatif)
+    app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     app.router.add_get("/disco/v1/settings", _settings)
     app.router.add_patch("/disco/v1/settings", _change)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
@@ -381,6 +382,11 @@ async def _plan(request: web.Request) -> web.Response:
 async def _whatif(request: web.Request) -> web.Response:
     """GET /disco/v1/whatif?rate=R&budget=B: what $/kWh and budget ratio would have made of the requests on record."""
     return _json(await request.app[REPORTS].whatif(_amount(request, "rate", math.inf), _amount(request, "budget", 1.0)))
+
+
+async def _trace(request: web.Request) -> web.Response:
+    """GET /disco/v1/trace/ID, or `latest`: when each token of a recent answer came and was shown."""
+    return _json(trace.document(request.app[CONDUCTOR], request.match_info["request_id"]))
 
 
 def _amount(request: web.Request, name: str, most: float) -> float:

@@ -7,9 +7,9 @@ import os
 import sys
 
 from .. import __version__
-from . import bench, chat, config, demo, doctor, evaluate, models, plan, profiling, status, tui, tune, up
+from . import bench, chat, config, demo, doctor, evaluate, models, plan, profiling, status, trace, tui, tune, up
 
-VERBS = (up, chat, tui, status, doctor, plan, tune, profiling, demo, bench, evaluate, config, models)
+VERBS = (up, chat, tui, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models)
 
 
 def make_parser() -> argparse.ArgumentParser:
