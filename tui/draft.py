@@ -88,9 +88,14 @@ def problem_of(checked: Json) -> str:
 def result_of(checked: Json) -> str:
     """What a check found, as sentences."""
     said = [f"{checked['model']} answered after {checked['ttft_s']:.2f} s.", *checked["notes"]]
-    price = checked["price"]
-    if price is not None:
-        dollars = f"${price['input_usd_per_mtok']:g} and ${price['output_usd_per_mtok']:g}"
-        told = "It charges" if price["known"] else "What it charges is not known, so it counts as"
-        said.append(f"{told} {dollars} per million input and output tokens.")
-    return " ".join(said)
+    return " ".join([*said, *_charge(checked["price"])])
+
+
+def _charge(price: Json | None) -> list[str]:
+    if price is None:
+        return []
+    costs = price["input_usd_per_mtok"], price["output_usd_per_mtok"]
+    if price["known"] and not any(costs):
+        return ["It bills nothing per token."]
+    told = "It charges" if price["known"] else "What it charges is not known, so it counts as"
+    return [f"{told} ${costs[0]:g} and ${costs[1]:g} per million input and output tokens."]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .app import DiscoApp
 
 RESTART, CLOSE = "restart", "close"
+NOTE_S = 6.0  # how long it is told that all is saved
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
 _LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE}
 
@@ -299,7 +300,7 @@ class SetupScreen(Screen[None]):
             self._show(Step.DONE, f"Saved. {told}", rows=rows)
         else:
             self.app.restart_daemon()
-            self.app.notify(fit(f"Saved. {told} The daemon restarts."), markup=False, timeout=10)
+            self.app.notify(fit(f"Saved. {told} The daemon restarts."), markup=False, timeout=NOTE_S)
             self.action_close()
 
     # --- the rest ----------------------------------------------------------------------------------------------------

@@ -140,7 +140,9 @@ def told(checked: Checked) -> list[str]:
         lines.append(f"{checked.model} at {checked.base_url} answered after {checked.ttft_s:.2f} s.")
     if (price := checked.price) is not None:
         dollars = f"${price.input:g} and ${price.output:g} per million input and output tokens"
-        if price.known:
+        if price.known and not (price.input or price.output):
+            lines.append("It bills nothing per token.")
+        elif price.known:
             lines.append(f"It charges {dollars} ({price.source}).")
         else:
             lines.append(f"What it charges is not known: it counts as {dollars} until you put into {price.mend}")

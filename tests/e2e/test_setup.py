@@ -37,6 +37,7 @@ async def test_flags_test_save_and_take_away(tmp_path: Path) -> None:
         code, out, err = await disco(*args, home=tmp_path, stdin=f"{SECRET}\n", env=NOWHERE)
         assert (code, err) == (0, "")
         assert "small at" in out
+        assert "bills nothing" in out
         assert "disco up" in out
         assert SECRET not in out
         assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from disco_tui.app import LIGHT, DiscoApp
-from disco_tui.draft import Draft, fitting
+from disco_tui.draft import Draft, fitting, result_of
 from disco_tui.preferences import NAME, Preferences
 from disco_tui.setup import SetupScreen
 from tests.fixtures.provider import SECRET
@@ -255,6 +255,19 @@ async def test_a_long_list_is_shortened_by_typing(daemon: Dictated) -> None:
         await until(pilot, lambda: options.option_count == 3)
     assert fitting(["a/B-c", "b"], "B a") == ["a/B-c"]
     assert len(fitting([f"m{i}" for i in range(1000)], "m")) == 200
+
+
+@pytest.mark.parametrize(
+    ("price", "words"),
+    [
+        (None, "m answered after 0.42 s."),
+        (PRICE, "It charges $0.15 and $0.6 per million"),
+        (PRICE | {"known": False}, "is not known, so it counts as $0.15 and $0.6"),
+        (PRICE | {"input_usd_per_mtok": 0.0, "output_usd_per_mtok": 0.0}, "bills nothing"),
+    ],
+)
+def test_what_an_answer_costs_is_a_sentence(price: dict[str, object] | None, words: str) -> None:
+    assert words in result_of(TESTED | {"model": "m", "price": price})
 
 
 # --- the greeting, the start, what stays ------------------------------------------------------------------------------
