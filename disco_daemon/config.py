@@ -69,7 +69,7 @@ def set_values(path: Path, changes: Mapping[str, Any]) -> Config:
             document[section].pop(name, None)
         else:
             document[section][name] = value
-    _write_private(path, tomlkit.dumps(document))
+    write_private(path, tomlkit.dumps(document))
     return config
 
 
@@ -108,18 +108,22 @@ def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
         return key
     if not config.server.api_key_file:
         return ""
-    path = Path(config.server.api_key_file).expanduser()
+    return read_key_file(Path(config.server.api_key_file).expanduser(), "server.api_key_file ")
+
+
+def read_key_file(path: Path, name: str = "") -> str:
+    """The key in a file that only its owner can read; `name` is what the file is called. Raises ConfigError."""
     try:
         mode = path.stat().st_mode
         text = path.read_text("utf-8").strip()
     except OSError as e:
-        msg = f"server.api_key_file {path} cannot be read: {e.strerror}"
+        msg = f"{name}{path} cannot be read: {e.strerror}"
         raise ConfigError(msg) from e
     except UnicodeDecodeError as e:
-        msg = f"server.api_key_file {path} is no text file"
+        msg = f"{name}{path} is no text file"
         raise ConfigError(msg) from e
     if stat.S_IMODE(mode) & 0o077:
-        msg = f"server.api_key_file {path} is readable by others: run `chmod 600 {path}`"
+        msg = f"{name}{path} is readable by others: run `chmod 600 {path}`"
         raise ConfigError(msg)
     return text
 
@@ -225,7 +229,8 @@ def _require_known(key: str) -> None:
         raise ConfigError(msg)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Write a file that nobody else can read, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = path.resolve()  # a config.toml that is a link into somebody's dotfiles stays one
     temporary = path.with_name(path.name + ".new")

@@ -19,7 +19,7 @@ from ..conductor import Conductor
 from ..errors import ConfigError, DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import embeddings, openai, sse, trace
+from . import embeddings, openai, servers, sse, trace
 from .metrics import CONTENT_TYPE, Metrics
 from .shapes import Chat, Shape, Text, error_body
 
@@ -29,7 +29,7 @@ MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Reports(Protocol):
+class Reports(servers.Servers, Protocol):
     """What the API shows of the daemon; implemented by the composition root."""
 
     def state(self) -> dict[str, Any]:
@@ -110,6 +110,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     app.router.add_get("/disco/v1/settings", _settings)
     app.router.add_patch("/disco/v1/settings", _change)
+    servers.add_routes(app, reports)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", _metrics)
     return app

@@ -39,6 +39,7 @@ from ..errors import ConfigError
 from ..learning import Learner
 from ..money.purse import Asked, Purse, Speeds
 from ..net import without_credentials
+from ..onboarding.desk import Desk
 from ..prober import Prober
 from ..pulse import Pulse
 from ..scheduling.make import make_policy
@@ -51,6 +52,7 @@ from ..types import Delivery, Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import paying, tuning
 from .foresight import Foresight
+from .servers import Servers
 from .sides import make_endpoints
 
 SWITCH_INTERVAL_S = 0.001
@@ -130,6 +132,7 @@ class Daemon:
         self.foresight = Foresight(
             self.history.path, path.parent / "servers", self.clock, lambda: self.conductor.n_served
         )  # fmt: skip
+        self.servers = Servers(Desk(path, os.environ, config.api.port))
         self._started = self.clock.now()
         self.url = ""
 
@@ -303,6 +306,15 @@ class _Reports:
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         return await self.daemon.change(changes)
+
+    def providers(self) -> dict[str, Any]:
+        return self.daemon.servers.known()
+
+    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        return await self.daemon.servers.check(base_url, api_key, model)
+
+    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        return await self.daemon.servers.save(base_url, api_key, model)
 
 
 def make_manner(config: Config) -> Manner:

@@ -147,11 +147,12 @@ def _server(config: Config, key: Key, *, offline: bool) -> Generator[Finding, No
     from ..config import config_path
     from ..errors import ConfigError
     from ..money.catalog import Catalog
+    from ..onboarding import asking
     from . import checks_server
     from .checks import Level, wrong
 
     settings, folder = config.server, config_path().parent / "servers"
-    reply = checks_server.Reply()
+    reply = asking.Reply()
     try:
         catalog = pricelist.load(folder)
     except (ConfigError, OSError) as e:
@@ -164,7 +165,7 @@ def _server(config: Config, key: Key, *, offline: bool) -> Generator[Finding, No
     reached = checks_server.network("network", settings.base_url, offline=offline)
     yield from (found, reached)
     if not offline and Level.WRONG not in (reached.level, found.level if key.value else Level.OK):
-        reply = checks_server.ask_models(settings.base_url, key.value)
+        reply = asking.ask_models(settings.base_url, key.value)
         yield checks_server.models(settings, reply, with_key=bool(key.value))
     yield checks_server.price(config, catalog, folder)
     return reply.skew_s

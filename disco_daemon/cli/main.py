@@ -7,9 +7,9 @@ import os
 import sys
 
 from .. import __version__
-from . import bench, chat, config, demo, doctor, evaluate, models, plan, profiling, status, trace, tui, tune, up
+from . import bench, chat, config, demo, doctor, evaluate, models, plan, profiling, setup, status, trace, tui, tune, up
 
-VERBS = (up, chat, tui, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models)
+VERBS = (setup, up, chat, tui, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -17,7 +17,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="disco",
         description="Local-first LLM streaming: this machine's model and a server race for each answer.",
-        epilog="Start with `disco demo`, then `disco up` and point any OpenAI client at http://127.0.0.1:4747/v1.",
+        epilog="Start with `disco setup`, then `disco tui`; or point any OpenAI client at http://127.0.0.1:4747/v1.",
     )
     parser.add_argument("--version", action="version", version=f"disco {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
