@@ -37,7 +37,7 @@ class Conductor:
     playing: dict[str, Performance] = field(default_factory=dict)
     n_served: int = 0
     closing: bool = False
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def endpoints(self) -> Mapping[Side, Endpoint]:
@@ -78,8 +78,7 @@ class Conductor:
         finally:
             del self.playing[request.request_id]
             self.n_served += 1
-            if not self.playing:
-                self._idle.set()
+            self._ended.set()
 
     async def drain(self, patience_s: float) -> int:
         """Take no more requests, and let running answers end, unpaced; how many had to be ended after `patience_s`, s.
@@ -99,13 +98,21 @@ class Conductor:
 
     async def _still(self, patience_s: float) -> bool:
         """Whether nothing runs any more, at the latest after so long."""
-        self._idle.clear()
-        if self.playing:
-            try:
-                await asyncio.wait_for(self._idle.wait(), patience_s)
-            except TimeoutError:
-                return False
+        try:
+            await asyncio.wait_for(self._until(lambda: not self.playing), patience_s)
+        except TimeoutError:
+            return False
         return True
+
+    async def left(self, stage: Stage) -> None:
+        """Wait until no answer is played on that stage."""
+        await self._until(lambda: all(p.stage is not stage for p in self.playing.values()))
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Look again whenever an answer has ended. Waiters share the event: whoever clears it has looked after that."""
+        while not true():
+            self._ended.clear()
+            await self._ended.wait()
 
     def embed(
         self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str

@@ -106,6 +106,11 @@ class Performance:
         self._error: DiscoError | None = None
         self._given_up: DiscoError | None = None
 
+    @property
+    def stage(self) -> Stage:
+        """What it is played on, from begin to end."""
+        return self._stage
+
     async def play(self, record: Callable[[Outcome], None]) -> Outcome:
         """Run to the end; the outcome is recorded whatever happens."""
         try:
