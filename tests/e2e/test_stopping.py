@@ -214,11 +214,11 @@ async def test_a_reload_under_load_drops_nothing_and_the_next_request_goes_to_th
             daemon.config.write_text(daemon.config.read_text().replace(old.url, new.url))
             status, said = await reloaded(session, daemon.url)
             assert (status, said) == (200, {"changed": ["server.base_url"], "needs_restart": []})
-            n_old = len(old.requests)
+            n_old = len(old.exchanges)
             end, text = await hear(session, daemon.url, "disco/server", asyncio.Event())
             assert end == "whole"
             assert len(text.split()) == 5
-            assert len(old.requests) == n_old, "the old server gets no new request"
+            assert len(old.exchanges) == n_old, "the old server gets no new request"
             endings = await asyncio.gather(*tasks)
             assert [end for end, _ in endings] == ["whole"] * 10
             assert len(endings[1][1].split()) == 100, "an answer under way stays with its server"
@@ -275,7 +275,7 @@ async def test_a_wrong_configuration_is_refused_with_its_line_and_the_old_one_st
             daemon.config.write_text(good.replace("usd_per_mtok = 2.0", "usd_per_mtok = 3.0"))
             daemon.signal(signal.SIGHUP)
             async with asyncio.timeout(PATIENCE_S):
-                while (await state(session, daemon.url))["money"]["server_price"]["output"] != 3.0:
+                while (await state(session, daemon.url))["money"]["server_price"]["output_usd_per_mtok"] != 3.0:
                     await asyncio.sleep(0.01)  # the other process has no event to wait for
         finally:
             daemon.signal(signal.SIGTERM)
