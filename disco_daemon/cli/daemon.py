@@ -23,6 +23,7 @@ from aiohttp import web
 from .. import __version__
 from ..api.app import ApiConfig, make_app
 from ..api.metrics import Metrics
+from ..autotune import Autotuner
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Manner, Stage
 from ..config import (
@@ -34,7 +35,6 @@ from ..config import (
     set_values,
     with_values,
 )
-from ..autotune import Autotuner
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server
@@ -44,6 +44,7 @@ from ..learning import Learner
 from ..money.purse import Asked, Purse, Speeds
 from ..net import without_credentials
 from ..prober import Prober
+from ..profiling.saved import Measured
 from ..pulse import Pulse
 from ..scheduling.make import make_policy
 from ..scheduling.migrate import Costs
@@ -373,9 +374,14 @@ class Daemon:
     def _begin_tasks(self) -> None:
         """Start what the parts do by themselves."""
         parts = self.parts
-        runs = {"learner": parts.learner, "wattmeter": parts.wattmeter, "prober": parts.prober,
-                "autotuner": parts.autotuner}  # fmt: skip
-        self._tasks = [asyncio.create_task(one.run(), name=name) for name, one in runs.items() if one is not None]
+        self._tasks = [
+            asyncio.create_task(parts.learner.run(), name="learner"),
+            asyncio.create_task(parts.wattmeter.run(), name="wattmeter"),
+        ]
+        if parts.prober is not None:
+            self._tasks.append(asyncio.create_task(parts.prober.run(), name="prober"))
+        if parts.autotuner is not None:
+            self._tasks.append(asyncio.create_task(parts.autotuner.run(), name="autotuner"))
 
     async def _end_tasks(self) -> None:
         """End that; what was learned is saved."""
@@ -519,7 +525,7 @@ async def _reloaded(daemon: Daemon) -> None:
     try:
         await daemon.reload()
     except ConfigError as e:
-        log.error("the configuration was not taken up, the old one stays: %s", e)
+        log.warning("the configuration was not taken up, the old one stays: %s", e)
     finally:
         daemon.manager.ready(f"listens on {daemon.url}")
 

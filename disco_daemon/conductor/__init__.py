@@ -60,8 +60,6 @@ class Conductor:
         Raises DiscoError when it cannot be completed: before the first token nothing was written, after it the
         reader's part stands and the error must be told in-band. A cancellation stops both sides and is recorded too.
         """
-        if self.closing:
-            raise _stopping("the daemon is being stopped; ask again when it is back")
         if self.in_flight >= MAX_IN_FLIGHT:
             msg = f"{MAX_IN_FLIGHT} answers are running already; try again later"
             raise Unavailable(msg)
@@ -69,10 +67,10 @@ class Conductor:
         length = await self._length(request, available)
         wanted = asked(request, length.tokens)
         available = affordable(self.stage.purse, wanted, available, self.stage.clock.wall())
+        if self.closing:  # asked last: it may have been since the request came in
+            raise _stopping("the daemon is being stopped; ask again when it is back")
         performance = Performance(self.stage, request, sink, available, length, model)
         self.playing[request.request_id] = performance
-        if self.closing:  # since it came in
-            performance.give_up(_stopping("the daemon is being stopped; ask again when it is back"))
         try:
             return await performance.play(self.record)
         finally:
