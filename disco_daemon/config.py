@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +180,34 @@ def _convert(values: dict[str, Any], path: Path) -> Config:
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as e:
-        msg = f"{path}: {e}; `disco config get` lists all settings"
+        msg = f"{path}{_line_of(path, str(e))}: {e}; `disco config get` lists all settings"
         raise ConfigError(msg) from e
     _check(config)
     return config
+
+
+def _line_of(path: Path, problem: str) -> str:
+    """Where in the file the setting stands that msgspec's message names, as ", line N"; empty if it does not say."""
+    pointer = re.search(r"at `\$\.(\w+)(?:\.(\w+))?", problem)
+    unknown = re.search(r"unknown field `(\w+)`", problem)
+    section = pointer[1] if pointer else ""
+    name = unknown[1] if unknown else pointer[2] or "" if pointer else ""
+    with suppress(OSError, UnicodeDecodeError):
+        return _found(path.read_text("utf-8").splitlines(), section, name)
+    return ""
+
+
+def _found(lines: Sequence[str], section: str, name: str) -> str:
+    """The line of a setting of that section, or of any if that is empty."""
+    within = ""
+    for number, line in enumerate(lines, 1):
+        if header := re.match(r"\s*\[\s*([\w-]+)", line):
+            within = header[1]
+            if within == name and not section:
+                return f", line {number}"
+        elif name and within == (section or within) and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*[=.]", line):
+            return f", line {number}"
+    return ""
 
 
 def _check(config: Config) -> None:

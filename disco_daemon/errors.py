@@ -70,7 +70,13 @@ class ReaderGone(DiscoError):
 
 
 class Unavailable(DiscoError):
-    """Nothing can serve right now; trying later may help."""
+    """Nothing can serve right now; trying later may help, `retry_after_s` from now on if that is known."""
 
     status = 503
     code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code

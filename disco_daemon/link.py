@@ -26,6 +26,7 @@ from .types import Side
 REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
 WHATIF_TIMEOUT_S = 60.0  # the first one reads the whole history
 CHECK_TIMEOUT_S = 40.0  # a list of models and an answer; the daemon gives up before
+RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 TOO_LITTLE = "too_little"  # the code of a what-if without enough history
@@ -160,9 +161,13 @@ class Link:
         return await self._document("/disco/v1/server/check", method="POST", body=body, timeout_s=CHECK_TIMEOUT_S)
 
     async def set_server(self, base_url: str, api_key: str = "", model: str = "") -> dict[str, Any]:
-        """Have the daemon write it down for its next start; an empty address takes the server away."""
+        """Have the daemon write it down and go by it; an empty address takes the server away."""
         body = {"base_url": base_url, "api_key": api_key, "model": model}
-        return await self._document("/disco/v1/server", method="PUT", body=body)
+        return await self._document("/disco/v1/server", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
+
+    async def reload(self) -> dict[str, Any]:
+        """Have the daemon read its configuration again: what is `changed`, and what `needs_restart`."""
+        return await self._document("/disco/v1/reload", method="POST", timeout_s=RELOAD_TIMEOUT_S)
 
     # --- within --------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Port; 0 picks a free one."""
     key: str = ""
     """If set, clients must send it as their API key."""
+    drain_s: _NonNegative = 30.0
+    """After a SIGTERM running answers may go on for so long, s; then their readers are told that there is no more."""
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

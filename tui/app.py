@@ -220,17 +220,8 @@ class DiscoApp(App[None]):
             self._at_work = True
             self.run_worker(self._start(), group="start", exclusive=True)
 
-    def restart_daemon(self) -> None:
-        """Stop the daemon of this window, and start it with what is in the configuration now."""
-        self._settled.clear()
-        self._at_work = True
-        self.chat.show_banner(banner.Banner("The daemon restarts …"))
-        self.run_worker(self._start(again=True), group="start", exclusive=True)
-
-    async def _start(self, *, again: bool = False) -> None:
+    async def _start(self) -> None:
         try:
-            if again:
-                await self.starter.close()
             await self.starter.start()
         except OSError as e:
             self.notify(f"The daemon cannot be started: {e}", severity="warning", markup=False)

@@ -37,11 +37,11 @@ from .draft import (
 from .look import fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from .app import DiscoApp
 
-RESTART, CLOSE = "restart", "close"
+CLOSE = "close"
 NOTE_S = 6.0  # how long it is told that all is saved
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
 _LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE}
@@ -225,9 +225,6 @@ class SetupScreen(Screen[None]):
     def _chose(self, key: str) -> None:
         if key == CLOSE:
             self.action_close()
-        elif key == RESTART:
-            self.app.restart_daemon()
-            self.action_close()
         elif self._step is Step.WHO:
             self._chose_who(key)
         elif self._step is Step.MODEL:
@@ -267,15 +264,15 @@ class SetupScreen(Screen[None]):
             return
         saved = await self.app.link.set_server(draft.base_url, draft.key, model)
         over = "".join(f" But the variable {name} is set, and goes before it." for name in saved.get("shadowed", ()))
-        self._done(result_of(checked) + over)
+        self._done(result_of(checked) + over, saved)
 
     async def _set_none(self) -> None:
-        await self.app.link.set_server("")
-        self._done("No server takes part from the daemon's next start on. Its key stays in its file.")
+        saved = await self.app.link.set_server("")
+        self._done("No server takes part any more. Its key stays in its file.", saved)
 
     async def _set_local(self, model: str) -> None:
         await self.app.link.change({"device.model": model})
-        self._done("This machine answers with that model from the daemon's next start on.")
+        self._done("This machine answers with that model, once it is loaded.", await self.app.link.reload())
 
     def _back(self, code: str, problem: str) -> None:
         """To the step where that can be mended."""
@@ -289,18 +286,14 @@ class SetupScreen(Screen[None]):
         else:
             self._ask_who(problem)
 
-    def _done(self, told: str) -> None:
-        """Saved. A daemon of this window restarts at once, unless somebody is being answered."""
+    def _done(self, told: str, saved: Mapping[str, Any]) -> None:
+        """Saved, and the next question goes by it, unless the daemon was started with a flag that says otherwise."""
         self._draft = Draft()  # the key is not needed any more
-        if not self.app.starter.running:
-            told += " Restart the daemon where it runs (`disco up`): it takes it up then."
+        if saved["needs_restart"]:
+            told += " A flag of the running daemon goes before it: restart it without that flag."
             self._show(Step.DONE, f"Saved. {told}", rows=[(CLOSE, "Back to the chat")])
-        elif self.app.talks.answering:
-            rows = [(RESTART, "Restart the daemon now; the answer under way ends"), (CLOSE, "Later")]
-            self._show(Step.DONE, f"Saved. {told}", rows=rows)
         else:
-            self.app.restart_daemon()
-            self.app.notify(fit(f"Saved. {told} The daemon restarts."), markup=False, timeout=NOTE_S)
+            self.app.notify(fit(f"Saved. {told}"), markup=False, timeout=NOTE_S)
             self.action_close()
 
     # --- the rest ----------------------------------------------------------------------------------------------------

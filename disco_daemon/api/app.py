@@ -56,6 +56,10 @@ class Reports(servers.Servers, Protocol):
         """All settings in force; secrets are masked."""
         ...
 
+    async def reload(self) -> dict[str, Any]:
+        """Read the configuration again. Raises ConfigError, and then nothing has changed."""
+        ...
+
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Write settings and take them up as far as a running daemon can. Raises ConfigError."""
         ...
@@ -110,6 +114,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     app.router.add_get("/disco/v1/settings", _settings)
     app.router.add_patch("/disco/v1/settings", _change)
+    app.router.add_post("/disco/v1/reload", _reload)
     servers.add_routes(app, reports)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", _metrics)
@@ -361,6 +366,14 @@ async def _change(request: web.Request) -> web.Response:
     changes = openai.parse_settings(await request.read())
     try:
         return _json(await request.app[REPORTS].change(changes))
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting") from e
+
+
+async def _reload(request: web.Request) -> web.Response:
+    """POST /disco/v1/reload: config.toml is read again, and the next request goes by it."""
+    try:
+        return _json(await request.app[REPORTS].reload())
     except ConfigError as e:
         raise RequestError(str(e), code="invalid_setting") from e
 

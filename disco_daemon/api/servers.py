@@ -1,4 +1,4 @@
-"""Routes for first steps: which servers there are, whether one works, and which one takes part from the next start on.
+"""Routes for first steps: which servers there are, whether one works, and which one takes part from now on.
 
 A key comes in here and goes nowhere but to the server it is for and into its file: no answer has it, and no log.
 """
@@ -28,7 +28,7 @@ class Servers(Protocol):
         ...
 
     async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Write down the server for the next start; "" takes it away. Raises ConfigError, RequestError."""
+        """Write the server down and go by it; "" takes it away. Raises ConfigError, RequestError."""
         ...
 
 

@@ -7,9 +7,28 @@ import os
 import sys
 
 from .. import __version__
-from . import bench, chat, config, demo, doctor, evaluate, models, plan, profiling, setup, status, trace, tui, tune, up
+from . import (
+    bench,
+    chat,
+    config,
+    demo,
+    doctor,
+    evaluate,
+    models,
+    plan,
+    profiling,
+    service,
+    setup,
+    status,
+    trace,
+    tui,
+    tune,
+    up,
+)
 
-VERBS = (setup, up, chat, tui, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models)
+VERBS = (
+    setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""First steps over the API: which servers there are, whether one works, and writing it down for the next start."""
+"""First steps over the API: which servers there are, whether one works, and writing it down."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ class Servers:
             raise RequestError(msg, code="invalid_setting", param=str(problem.code))
         key = desk.key(base_url, api_key) if base_url else Key()
         changes = desk.save(Choice(base_url, model, key))
-        return {"saved": sorted(changes), "needs_restart": True, "shadowed": shadowed(changes, desk.env)}
+        return {"saved": sorted(changes), "shadowed": shadowed(changes, desk.env)}

@@ -163,7 +163,7 @@ def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool
     changes = desk.save(choice) if choice.base_url is not None or choice.local is not None else {}
     hidden = shadowed(changes, desk.env)
     running = _daemon_runs(desk)
-    following = "A daemon is running: restart it." if running else "`disco up` starts the daemon, `disco tui` the UI."
+    following = _taken_up(desk) if running else "`disco up` starts the daemon, `disco tui` the UI."
     if as_json:
         shown: dict[str, Any] = {
             "saved": changes, "config": str(desk.path), "check": None if checked is None else checked.to_json(),
@@ -180,6 +180,18 @@ def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool
         lines.append(f"The key is in {file}, for you alone.")
     lines += [f"But the variable {name} is set, and goes before it." for name in hidden]
     print("\n".join([*lines, following]))
+
+
+def _taken_up(desk: Desk) -> str:
+    """Have the running daemon go by it; what came of that."""
+    from .. import client
+
+    root, key = client.daemon_at(None, desk.config())
+    try:
+        client.reload(root, key)
+    except client.DaemonError as e:
+        return f"The running daemon has not taken it up ({e}): restart it."
+    return "The running daemon goes by it from now on."
 
 
 def _daemon_runs(desk: Desk) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--force-handoff", type=_span, metavar="A-B", help="move each answer once, after A to B tokens, for experiments"
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--service", action="store_true", help="started by systemd or launchd: logs are JSON lines")
     parser.add_argument("--json", action="store_true", help="print one JSON line with the URL once it listens")
     parser.set_defaults(run=run)
 
@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
     from ..config import config_path, load
     from ..errors import ConfigError
     from ..net import is_loopback
+    from ..service.notify import Manager
+    from . import logs
     from .daemon import Daemon, announce_json, run_until_signal
 
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    for name in ("openai", "httpx2", "httpcore2", "asyncio"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they log prompts and headers at debug
+    logs.begin(args.log_level, as_json=args.service)
     flags = {
         "api.host": args.host,
         "api.port": args.port,
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
     path = args.config or config_path()
-    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff)
+    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff, manager=Manager(), flags=flags)
     asyncio.run(run_until_signal(daemon, announce_json if args.json else _announce))
     return 0
 

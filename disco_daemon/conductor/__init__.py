@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,17 +20,24 @@ from .stage import Manner, Sink, Stage
 
 __all__ = ["Conductor", "Manner", "Sink", "Stage"]
 
+RESTART_S = 10.0  # until a daemon that is being stopped is back, if somebody starts it again
+GIVE_UP_S = 3.0  # for telling it to all readers; one that does not read is not waited for
 MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
 
 
 @dataclass(slots=True)
 class Conductor:
-    """Answers requests on a stage. All that changes over time is `playing`, by request id, and `n_served`."""
+    """Answers requests on a stage.
+
+    What changes over time: `playing`, by request id, `n_served`, and `closing`, which is set when no more are taken.
+    """
 
     stage: Stage
     record: Callable[[Outcome], None]
     playing: dict[str, Performance] = field(default_factory=dict)
     n_served: int = 0
+    closing: bool = False
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def endpoints(self) -> Mapping[Side, Endpoint]:
@@ -59,6 +67,8 @@ class Conductor:
         length = await self._length(request, available)
         wanted = asked(request, length.tokens)
         available = affordable(self.stage.purse, wanted, available, self.stage.clock.wall())
+        if self.closing:  # asked last: it may have been since the request came in
+            raise _stopping("the daemon is being stopped; ask again when it is back")
         performance = Performance(self.stage, request, sink, available, length, model)
         self.playing[request.request_id] = performance
         try:
@@ -66,6 +76,41 @@ class Conductor:
         finally:
             del self.playing[request.request_id]
             self.n_served += 1
+            self._ended.set()
+
+    async def drain(self, patience_s: float) -> int:
+        """Take no more requests, and let running answers end, unpaced; how many had to be ended after `patience_s`, s.
+
+        Those are told in-band. Returns when nothing runs any more.
+        """
+        self.closing = True
+        for performance in self.playing.values():
+            performance.adjust(None, Delivery.OFF)
+        if await self._still(patience_s):
+            return 0
+        late = list(self.playing.values())
+        for performance in late:
+            performance.give_up(_stopping("the daemon was stopped before the answer was whole"))
+        await self._still(GIVE_UP_S)
+        return len(late)
+
+    async def _still(self, patience_s: float) -> bool:
+        """Whether nothing runs any more, at the latest after so long."""
+        try:
+            await asyncio.wait_for(self._until(lambda: not self.playing), patience_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def left(self, stage: Stage) -> None:
+        """Wait until no answer is played on that stage."""
+        await self._until(lambda: all(p.stage is not stage for p in self.playing.values()))
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Look again whenever an answer has ended. Waiters share the event: whoever clears it has looked after that."""
+        while not true():
+            self._ended.clear()
+            await self._ended.wait()
 
     def embed(
         self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
@@ -98,3 +143,7 @@ class Conductor:
         device = self.endpoints.get(Side.DEVICE)
         counted = await device.count(request) if device is not None and Side.DEVICE in available else None
         return counted or PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN))
+
+
+def _stopping(message: str) -> Unavailable:
+    return Unavailable(message, retry_after_s=RESTART_S, code="stopping")

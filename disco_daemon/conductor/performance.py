@@ -105,6 +105,12 @@ class Performance:
         self._n_shown = 0  # characters of the answer
         self._reason: str | None = None
         self._error: DiscoError | None = None
+        self._given_up: DiscoError | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """What it is played on, from begin to end."""
+        return self._stage
 
     async def play(self, record: Callable[[Outcome], None]) -> Outcome:
         """Run to the end; the outcome is recorded whatever happens."""
@@ -148,6 +154,9 @@ class Performance:
                     self._reason, self._error = "cancelled", e
                     return
             run, event = await self._inbox.get()
+            if self._given_up is not None:
+                self._error = self._given_up
+                return
             stale = run is not None and self._current.get(run.side) is not run
             self._now = self._clock.now()
             effects = [] if stale else answer.on(event, self._now)
@@ -192,6 +201,11 @@ class Performance:
             buffer.set_delivery(delivery, now)
         for run in self._current.values():
             run.reins.give(Pace(None if self._delivery is Delivery.OFF else self._pace_tps))
+        self._inbox.post(Tick())
+
+    def give_up(self, error: DiscoError) -> None:
+        """End the answer here: what was delivered stands, and the reader is told why there is no more."""
+        self._given_up = error
         self._inbox.post(Tick())
 
     # --- timers --------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def lacks(folder: Path, secret: str) -> None:
     assert [parts[0] for parts in holding] == ["keys"], holding
 
 
-async def test_a_daemon_lists_checks_and_saves_and_its_successor_goes_by_it(tmp_path: Path) -> None:
+async def test_a_daemon_lists_checks_and_saves_and_it_and_its_successor_go_by_it(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"server": {"probe": False}}
     async with Provider() as server:
         async with (
@@ -190,8 +190,9 @@ async def test_a_daemon_lists_checks_and_saves_and_its_successor_goes_by_it(tmp_
             assert tested["ttft_s"] > 0
             assert not (tmp_path / "keys").exists(), "a check writes nothing"
             saved = await link.set_server(server.url, SECRET, "small")
-            assert saved["needs_restart"] is True
-            assert "server" not in (await link.state())["endpoints"], "not before the next start"
+            assert saved["needs_restart"] is False
+            assert (await link.state())["endpoints"]["server"]["model"] == "small", "from now on, without a restart"
+            assert (await ask(daemon, "one two", model="disco/server")).text == "one two one two "
             assert (await link.providers())["server"] == {"base_url": server.url, "model": "small"}
             again = await link.check_server(server.url, "", "small")
             assert again["ok"], "the key that is there"

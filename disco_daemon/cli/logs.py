@@ -1,0 +1,63 @@
+"""How the daemon logs: text at a terminal, one JSON object a line under a service; secrets are taken out of both."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import IO
+
+QUIET = ("openai", "httpx2", "httpcore2", "asyncio")  # they log prompts and headers at debug
+TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+# Whatever looks like a key or a password, wherever it comes from: `sk-…`, `Bearer …`, `api_key=…`, `user:password@`.
+_SECRET = re.compile(
+    r"(?i)(?P<before>\bbearer\s+|\b(?:api[_-]?key|token|password|secret)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"
+    r"|\b(?:sk|pk|rk|gsk|xai|hf)[-_][A-Za-z0-9_-]{8,}"
+    r"|(?P<scheme>://)[^\s/@]+@"
+)
+
+
+def redacted(text: str) -> str:
+    """`text` with stars in place of what looks like a secret."""
+    return _SECRET.sub(_starred, text)
+
+
+def _starred(found: re.Match[str]) -> str:
+    if found["scheme"]:
+        return "://***@"
+    return f"{found['before'] or ''}***"
+
+
+class Text(logging.Formatter):
+    """A line for people."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return redacted(super().format(record))
+
+
+class Json(logging.Formatter):
+    """A line for programs: `time` (RFC 3339), `level`, `logger`, `message`, and `exception` where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told = {"time": at, "level": record.levelname.lower(), "logger": record.name}
+        told["message"] = redacted(record.getMessage())
+        if record.exc_info:
+            told["exception"] = redacted(self.formatException(record.exc_info))
+        return json.dumps(told, ensure_ascii=False)
+
+
+def begin(level: str, *, as_json: bool, stream: IO[str] | None = None) -> None:
+    """Log to stderr from `level` on."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(Json() if as_json else Text())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)

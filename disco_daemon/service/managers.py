@@ -1,0 +1,299 @@
+"""systemd and launchd, asked through their own programs. Files in, files out; every call has a time-out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DiscoError
+from . import launchd, systemd
+from .spec import NAME, STOP_S, Spec
+
+CALL_S = STOP_S + 45  # a stop waits until running answers have ended
+LOG_LINES = 200
+
+
+class ServiceError(DiscoError):
+    """The service manager is not there, or says no; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`state` is one word: `not-installed`, `stopped`, `running`, `failed`, or the manager's own."""
+
+    installed: bool
+    state: str
+    pid: int | None = None
+    detail: str = ""
+
+
+class Manager(ABC):
+    """One service manager. All methods but `files` raise ServiceError."""
+
+    name: str
+
+    @abstractmethod
+    def files(self, spec: Spec) -> dict[Path, str]:
+        """What `install` writes: path and text."""
+
+    @abstractmethod
+    def installed(self) -> list[Path]:
+        """Files of ours that are there."""
+
+    @abstractmethod
+    def install(self, spec: Spec) -> None:
+        """Write the files, and start the service now and at each login."""
+
+    @abstractmethod
+    def uninstall(self) -> list[Path]:
+        """Stop it and remove the files; what was removed."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it; no error if it runs."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop it, until the next login or `start`."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Stop it and start it again."""
+
+    @abstractmethod
+    def status(self) -> Status:
+        """How it is."""
+
+    @abstractmethod
+    def logs(self, follow: bool) -> list[str]:
+        """The command that shows its log."""
+
+    def write(self, spec: Spec) -> None:
+        """Write all files, each of them whole or not at all."""
+        for path, text in self.files(spec).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(path.name + ".new")
+            try:
+                temporary.write_text(text, "utf-8")
+                temporary.replace(path)
+            except OSError as e:
+                msg = f"{path} cannot be written: {e.strerror}"
+                raise ServiceError(msg) from e
+
+
+class Systemd(Manager):
+    """The user's own systemd; `folder` is where its units are."""
+
+    name = "systemd"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        self._folder = folder or base / "systemd" / "user"
+
+    def files(self, spec: Spec) -> dict[Path, str]:
+        """See `Manager`."""
+        return {self._folder / name: text for name, text in systemd.units(spec).items()}
+
+    def installed(self) -> list[Path]:
+        """See `Manager`."""
+        return [path for name in (systemd.SOCKET, systemd.SERVICE) if (path := self._folder / name).exists()]
+
+    def install(self, spec: Spec) -> None:
+        """See `Manager`."""
+        self._require()
+        gone = [path for path in self.installed() if path not in self.files(spec)]
+        self.write(spec)
+        for path in gone:  # the port is picked by the daemon now
+            self._ctl("disable", "--now", path.name)
+            path.unlink(missing_ok=True)
+        self._ctl("daemon-reload")
+        names = [path.name for path in self.files(spec)]
+        self._ctl("enable", *names)
+        self._ctl("restart", *sorted(names, key=lambda name: name != systemd.SOCKET))
+
+    def uninstall(self) -> list[Path]:
+        """See `Manager`."""
+        there = self.installed()
+        if there:
+            self._ctl("disable", "--now", *(path.name for path in there), check=False)
+        for path in there:
+            path.unlink(missing_ok=True)
+        if there:
+            self._ctl("daemon-reload", check=False)
+            self._ctl("reset-failed", systemd.SERVICE, check=False)
+        return there
+
+    def start(self) -> None:
+        """See `Manager`."""
+        self._known()
+        self._ctl("start", *(path.name for path in self.installed()))
+
+    def stop(self) -> None:
+        """See `Manager`. The socket, too, or the next client would start it again."""
+        self._known()
+        self._ctl("stop", *(path.name for path in self.installed()))
+
+    def restart(self) -> None:
+        """See `Manager`."""
+        self._known()
+        self._ctl("restart", systemd.SERVICE)
+
+    def status(self) -> Status:
+        """See `Manager`."""
+        if not self.installed():
+            return Status(False, "not-installed")
+        wanted = "ActiveState,SubState,MainPID,Result,NRestarts,StatusText"
+        said = dict(
+            line.partition("=")[::2]
+            for line in self._ctl("show", systemd.SERVICE, f"--property={wanted}").stdout.splitlines()
+        )
+        active, pid = said.get("ActiveState", ""), int(said.get("MainPID") or 0)
+        state = {"active": "running", "inactive": "stopped", "failed": "failed"}.get(active, active or "unknown")
+        failed = f"ended by {said.get('Result')}" if state == "failed" else ""
+        restarts = int(said.get("NRestarts") or 0)
+        again = f"restarted {restarts} times" if restarts else ""
+        detail = "; ".join(part for part in (said.get("StatusText", ""), failed, again) if part)
+        return Status(True, state, pid or None, detail)
+
+    def logs(self, follow: bool) -> list[str]:
+        """See `Manager`."""
+        return ["journalctl", "--user", "-u", systemd.SERVICE, "-n", str(LOG_LINES), *(["-f"] if follow else [])]
+
+    def _known(self) -> None:
+        if not self.installed():
+            raise ServiceError("the service is not installed: `disco service install`")
+
+    def _require(self) -> None:
+        """Raise ServiceError unless a user manager can be asked."""
+        found = self._ctl("show-environment", check=False)
+        if found.returncode:
+            msg = (
+                f"no systemd user manager answers ({_why(found)}): log in on this machine (or "
+                "`loginctl enable-linger`), or run `disco up` from what starts your programs"
+            )
+            raise ServiceError(msg)
+
+    def _ctl(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return _called(["systemctl", "--user", "--no-pager", *words], check=check)
+
+
+class Launchd(Manager):
+    """launchd in the user's session; `folder` is where its property lists are."""
+
+    name = "launchd"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path.home() / "Library" / "LaunchAgents"
+        self._domain = f"gui/{os.getuid()}"
+        self._target = f"{self._domain}/{launchd.LABEL}"
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / launchd.FILE
+
+    def files(self, spec: Spec) -> dict[Path, str]:
+        """See `Manager`."""
+        return {self._path: launchd.property_list(spec)}
+
+    def installed(self) -> list[Path]:
+        """See `Manager`."""
+        return [self._path] if self._path.exists() else []
+
+    def install(self, spec: Spec) -> None:
+        """See `Manager`."""
+        self._ctl("bootout", self._target, check=False)
+        spec.log.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.write(spec)
+        self._ctl("bootstrap", self._domain, str(self._path))
+
+    def uninstall(self) -> list[Path]:
+        """See `Manager`."""
+        there = self.installed()
+        if there:
+            self._ctl("bootout", self._target, check=False)
+        for path in there:
+            path.unlink(missing_ok=True)
+        return there
+
+    def start(self) -> None:
+        """See `Manager`."""
+        self._known()
+        if not self.status().pid:
+            self._ctl("bootstrap", self._domain, str(self._path), check=False)
+            self._ctl("kickstart", self._target)
+
+    def stop(self) -> None:
+        """See `Manager`."""
+        self._known()
+        self._ctl("bootout", self._target, check=False)
+
+    def restart(self) -> None:
+        """See `Manager`."""
+        self._known()
+        self._ctl("bootstrap", self._domain, str(self._path), check=False)
+        self._ctl("kickstart", "-k", self._target)
+
+    def status(self) -> Status:
+        """See `Manager`."""
+        if not self.installed():
+            return Status(False, "not-installed")
+        said = self._ctl("print", self._target, check=False)
+        if said.returncode:
+            return Status(True, "stopped")
+        rows = dict(line.strip().partition(" = ")[::2] for line in said.stdout.splitlines() if " = " in line)
+        pid = int(rows["pid"]) if rows.get("pid", "").isdigit() else None
+        code = rows.get("last exit code", "")
+        ended = f"last ended with {code}" if code.lstrip("-").isdigit() and code != "0" else ""
+        return Status(True, "running" if pid else "failed" if ended else "stopped", pid, "" if pid else ended)
+
+    def logs(self, follow: bool) -> list[str]:
+        """See `Manager`."""
+        return ["tail", "-n", str(LOG_LINES), *(["-F"] if follow else []), str(log_folder() / f"{NAME}.log")]
+
+    def _known(self) -> None:
+        if not self.installed():
+            raise ServiceError("the service is not installed: `disco service install`")
+
+    def _ctl(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return _called(["launchctl", *words], check=check)
+
+
+def log_folder() -> Path:
+    """Where launchd puts the log."""
+    return Path.home() / "Library" / "Logs" / NAME
+
+
+def of_this_machine(platform: str = sys.platform) -> Manager:
+    """The service manager here. Raises ServiceError where there is none that we know."""
+    if platform == "darwin":
+        return Launchd()
+    if platform == "linux" and shutil.which("systemctl"):
+        return Systemd()
+    raise ServiceError("no service manager that we know is on this machine (systemd, launchd): run `disco up` yourself")
+
+
+def _called(command: Sequence[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+    """Run it; with `check` a failure is a ServiceError."""
+    try:
+        found = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=CALL_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as e:
+        msg = f"`{' '.join(command)}` cannot be run: {e}"
+        raise ServiceError(msg) from e
+    if check and found.returncode:
+        msg = f"`{' '.join(command)}` failed: {_why(found)}"
+        raise ServiceError(msg)
+    return found
+
+
+def _why(found: subprocess.CompletedProcess[str]) -> str:
+    said = (found.stderr or found.stdout).strip().splitlines()
+    return said[-1] if said else f"exit code {found.returncode}"

@@ -1,0 +1,99 @@
+"""What a daemon tells systemd, and gets from it: sd_notify(3), the watchdog, and sockets that it already listens on.
+
+The protocol is a datagram of lines `NAME=value` to the socket that NOTIFY_SOCKET names; no library is needed for it.
+Everything here does nothing where no service manager asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import MutableMapping
+
+log = logging.getLogger("disco.service")
+
+FIRST_FD = 3  # SD_LISTEN_FDS_START
+LEAST_WATCHDOG_S = 0.05
+
+
+class Manager:
+    """The service manager that started this process, or nobody.
+
+    Takes its variables out of `env`: they are for this process only, and a child that knew them would speak in its
+    name.
+    """
+
+    def __init__(self, env: MutableMapping[str, str] | None = None) -> None:
+        env = os.environ if env is None else env
+        self._address = env.pop("NOTIFY_SOCKET", "")
+        usec, pid = env.pop("WATCHDOG_USEC", ""), env.pop("WATCHDOG_PID", "")
+        asked = usec.isdigit() and pid in ("", str(os.getpid()))
+        self.watchdog_s: float | None = int(usec) / 1e6 if asked and self._address else None
+        self._n_sockets = _n_sockets(env)
+
+    @property
+    def present(self) -> bool:
+        """Whether somebody listens to what is told."""
+        return bool(self._address)
+
+    def sockets(self) -> list[socket.socket]:
+        """The listening sockets that were handed over; once, they are the caller's then."""
+        n, self._n_sockets = self._n_sockets, 0
+        found = []
+        for number in range(FIRST_FD, FIRST_FD + n):
+            os.set_inheritable(number, False)
+            taken = socket.socket(fileno=number)
+            taken.setblocking(False)
+            found.append(taken)
+        return found
+
+    def tell(self, **state: str | int) -> bool:
+        """Send some assignments, such as `READY=1`; False where nobody is, or they cannot be sent now."""
+        if not self._address:
+            return False
+        text = "\n".join(f"{name}={value}" for name, value in state.items()).encode()
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | getattr(socket, "SOCK_CLOEXEC", 0)) as sending:
+                sending.setblocking(False)
+                sending.connect(address)
+                sending.sendall(text)
+        except OSError as e:
+            log.warning("the service manager cannot be told %s: %s", ", ".join(state), e)
+            return False
+        return True
+
+    def ready(self, status: str) -> None:
+        """It serves."""
+        self.tell(READY=1, STATUS=_line(status), MAINPID=os.getpid())
+
+    def reloading(self) -> None:
+        """It reads its configuration again; `ready` ends that."""
+        self.tell(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
+
+    def stopping(self, status: str) -> None:
+        """It takes no more requests."""
+        self.tell(STOPPING=1, STATUS=_line(status))
+
+    async def watch(self) -> None:
+        """Say again and again that the event loop turns, until cancelled; returns at once where nobody asks."""
+        if self.watchdog_s is None:
+            return
+        every = max(LEAST_WATCHDOG_S, self.watchdog_s / 3)
+        while True:
+            self.tell(WATCHDOG=1)
+            await asyncio.sleep(every)
+
+
+def _n_sockets(env: MutableMapping[str, str]) -> int:
+    """How many sockets were handed to this process."""
+    pid, n = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
+    env.pop("LISTEN_FDNAMES", None)
+    return int(n) if pid == str(os.getpid()) and n.isdigit() else 0
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

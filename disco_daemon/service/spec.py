@@ -1,0 +1,28 @@
+"""What a service manager is told: the command, where it listens, what it may use. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NAME = "disco"
+STOP_S = 45  # the daemon drains for 30 s, then what is left is told and closed
+WATCHDOG_S = 60  # an event loop that stands still for so long is restarted
+RESTART_S = 2
+MAX_FILES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One service. `command` is absolute; `port` is None where the daemon picks one itself.
+
+    `memory_bytes` is what daemon and engine may use together, None for no limit; `log` the folder for launchd's logs.
+    """
+
+    command: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int | None = 4747
+    environment: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    log: Path = Path()

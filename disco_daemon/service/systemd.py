@@ -1,0 +1,93 @@
+"""systemd's units for a user manager: the service, and the socket that answers at login while the model loads. Pure.
+
+Hardening is what a user manager can do without a mount namespace, which many systems do not give to users: a unit that
+asks for one fails to start there. `MemoryDenyWriteExecute` is left out: libffi's closures need such pages.
+"""
+
+from __future__ import annotations
+
+from .spec import MAX_FILES, NAME, RESTART_S, STOP_S, WATCHDOG_S, Spec
+
+SERVICE, SOCKET = f"{NAME}.service", f"{NAME}.socket"
+HARDENING = (
+    "NoNewPrivileges=yes",
+    "LockPersonality=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "SystemCallArchitectures=native",
+    "UMask=0077",
+)
+
+
+def units(spec: Spec) -> dict[str, str]:
+    """The files, by name. Raises ValueError where a value cannot be written into a unit."""
+    found = {SERVICE: _service(spec)}
+    if spec.port is not None:
+        found[SOCKET] = _socket(spec)
+    return found
+
+
+def _service(spec: Spec) -> str:
+    lines = [
+        "[Unit]",
+        "Description=disco, LLM answers from this machine and a server",
+        "StartLimitIntervalSec=300",
+        "StartLimitBurst=10",
+        *([f"Requires={SOCKET}", f"After={SOCKET}"] if spec.port is not None else []),
+        "",
+        "[Service]",
+        "Type=notify",
+        "NotifyAccess=main",
+        f"ExecStart={' '.join(quoted(word) for word in spec.command)}",
+        "ExecReload=kill -HUP $MAINPID",
+        *(
+            f"Environment={quoted(f'{name}={value}', command=False)}"
+            for name, value in sorted(spec.environment.items())
+        ),
+        "Restart=on-failure",
+        f"RestartSec={RESTART_S}",
+        "TimeoutStartSec=60",
+        f"TimeoutStopSec={STOP_S}",
+        f"WatchdogSec={WATCHDOG_S}",
+        # The signal is for the daemon; its engine is ended by it, and must not die in the middle of an answer.
+        "KillMode=mixed",
+        *([f"MemoryMax={spec.memory_bytes}"] if spec.memory_bytes is not None else []),
+        f"LimitNOFILE={MAX_FILES}",
+        "OOMPolicy=continue",  # the engine is the large one: the daemon starts it again
+        *HARDENING,
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _socket(spec: Spec) -> str:
+    host = f"[{spec.host}]" if ":" in spec.host else spec.host
+    lines = [
+        "[Unit]",
+        "Description=disco's port",
+        "",
+        "[Socket]",
+        f"ListenStream={host}:{spec.port}",
+        "Backlog=128",
+        "",
+        "[Install]",
+        "WantedBy=sockets.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def quoted(word: str, *, command: bool = True) -> str:
+    """A word of a command line or an assignment, as systemd.syntax(7) wants it. Raises ValueError for a line end.
+
+    In a command `$` would begin a variable.
+    """
+    if any(c in word for c in "\n\r\0"):
+        msg = f"{word!r} cannot stand in a unit file: it has a line end in it"
+        raise ValueError(msg)
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    if command:
+        escaped = escaped.replace("$", "$$")
+    return f'"{escaped}"' if not escaped or any(c in " \t'\"\\;" for c in escaped) else escaped
