@@ -104,6 +104,15 @@ async def test_a_daemon_that_has_served_nothing_is_shown_too() -> None:
             assert isinstance(app.screen, DashboardScreen)
 
 
+async def test_alone_nobody_is_held_back() -> None:
+    async with playing() as daemon:
+        daemon.state["endpoints"].pop("server")
+        async with on_stage(daemon.root, DashboardScreen()) as (app, pilot):
+            await filled(app, pilot)
+            assert "one side answers alone" in text_of(app, "#starts")
+            assert "www" not in text_of(app, "#starts")
+
+
 @SIZES
 @THEMES
 async def test_the_dashboard_looks_as_it_did(size: tuple[int, int], light: bool) -> None:
