@@ -41,6 +41,7 @@ from ..endpoints.device import Device
 from ..endpoints.server import Server
 from ..endpoints.shaper import Shape
 from ..errors import ConfigError
+from ..estimation.knowledge import Knowledge
 from ..learning import Learner
 from ..money.purse import Asked, Purse, Speeds
 from ..net import without_credentials
@@ -285,10 +286,10 @@ class Daemon:
             changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
             restart = {key for key in changed if key.startswith(FIXED)}
             config = with_values(config, {key: get_value(self.config, key) for key in restart})
-            if changed - restart - LIVE:
-                await self._replace(config)
-            elif changed - restart:
+            if changed - restart and changed - restart <= LIVE:
                 await self._take_up(config)
+            else:  # where no setting has changed, a file has that one names: the key, a price list, a template
+                await self._replace(config)
             log.info("configuration read again; changed: %s", ", ".join(sorted(changed)) or "nothing")
             return {"changed": sorted(changed - restart), "needs_restart": sorted(restart)}
 
@@ -303,7 +304,7 @@ class Daemon:
     async def _replace(self, config: Config) -> None:
         """Put other parts in the place of these, which end when their last answer has."""
         before, parts = self.parts, await asyncio.to_thread(self._make, config, self.parts)
-        await self._prepare(parts)
+        await self._prepare(parts, before)
         await self._end_tasks()
         gone = [e for side, e in before.endpoints.items() if parts.endpoints.get(side) is not e]
         fresh = [e for side, e in parts.endpoints.items() if before.endpoints.get(side) is not e]
@@ -329,9 +330,13 @@ class Daemon:
         for endpoint in waiting:
             await endpoint.start()
 
-    async def _prepare(self, parts: Parts) -> None:
-        """Let new parts know what is known already; blocks on disk in threads."""
-        await asyncio.to_thread(parts.learner.restore)
+    async def _prepare(self, parts: Parts, before: Parts | None = None) -> None:
+        """Let new parts know what is known already, from those `before` them or from disk, in threads."""
+        if before is not None and _names(before.config) == _names(parts.config):
+            learned = Knowledge.from_json(before.learner.planner.knowledge.to_json())
+            await asyncio.to_thread(parts.learner.planner.restore, learned)
+        else:
+            await asyncio.to_thread(parts.learner.restore)
         if parts.measured is not None:
             parts.learner.planner.knowledge.profiled(*parts.measured.prior)
             await parts.learner.fit()

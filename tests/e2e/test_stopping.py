@@ -281,3 +281,24 @@ async def test_a_wrong_configuration_is_refused_with_its_line_and_the_old_one_st
             daemon.signal(signal.SIGTERM)
             assert await daemon.ended() == 0
         assert "was not taken up" in (tmp_path / "daemon.log").read_text()
+
+
+async def test_another_key_in_the_same_file_is_read_again(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("first-key")
+    async with Upstream() as upstream, aiohttp.ClientSession() as session:
+        daemon = Daemon(tmp_path, upstream.url)
+        named = f'[server]\napi_key_env = ""\napi_key_file = "{key}"'
+        daemon.config.write_text(daemon.config.read_text().replace("[server]", named))
+        await daemon.start()
+        try:
+            assert (await hear(session, daemon.url, "disco/server", asyncio.Event()))[0] == "whole"
+            key.write_text("second-key")
+            assert await reloaded(session, daemon.url) == (200, {"changed": [], "needs_restart": []})
+            assert (await hear(session, daemon.url, "disco/server", asyncio.Event()))[0] == "whole"
+        finally:
+            daemon.signal(signal.SIGTERM)
+            assert await daemon.ended() == 0
+        sent = [exchange.headers["Authorization"] for exchange in upstream.exchanges]
+        assert sent == ["Bearer first-key", "Bearer second-key"]
