@@ -43,6 +43,7 @@ model: .venv/.stamp
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: install one, or make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	mkdir -p .venv/names && ln -sfn ../../tui .venv/names/disco_tui
 	@touch $@
 
 clean:

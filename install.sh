@@ -12,10 +12,11 @@ readonly NEEDED_KB=900000 # environment 300 MB + scratch of the build 500 MB + m
 
 usage() {
   cat <<'TEXT'
-usage: ./install.sh [--demo] [--prefix DIR]
+usage: ./install.sh [--demo] [--service] [--prefix DIR]
        ./install.sh --uninstall [--purge] [--prefix DIR]
 
   --demo         start `disco demo` when all is installed
+  --service      start disco at each login from now on (systemd or launchd), and now
   --prefix DIR   install under DIR (DIR/bin/disco, DIR/share/disco) and touch no shell start-up file
   --uninstall    remove what this script installed; models, config and history stay
   --purge        with --uninstall: remove models, config and history too
@@ -462,6 +463,9 @@ install() {
   unlock
   trap - EXIT INT TERM HUP
 
+  if [ "$SERVICE" = 1 ]; then
+    "$BIN/disco" service install || die 'disco is installed, its service is not (see above)'
+  fi
   if [ "$DEMO" = 1 ]; then
     say 'starting the demo'
     exec "$BIN/disco" demo
@@ -470,9 +474,19 @@ install() {
   if [ -n "$PREFIX" ]; then disco=$(printf %q "$BIN/disco"); fi
   say 'done. Next:'
   note "$disco demo"
-  note "$disco up"
+  if [ "$SERVICE" = 1 ]; then note "$disco service status"; else note "$disco up"; fi
   note "$disco chat \"hello\""
   if [ "$NEW_SHELL" = 1 ]; then note "Open a new shell first, so that it finds disco (or now: export PATH=\"\$HOME/.local/bin:\$PATH\")."; fi
+}
+
+remove_service() { # the one that starts this installation, not another one's
+  local file
+  for file in "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/disco.service" "$HOME/Library/LaunchAgents/org.disco.daemon.plist"; do
+    if [ -f "$file" ] && grep -qF "$VENV/" "$file" && [ -x "$VENV/bin/disco" ]; then
+      "$VENV/bin/disco" service uninstall >/dev/null || rm -f "$file"
+      note "removed the service ($file)"
+    fi
+  done
 }
 
 warn_if_running() { # `disco up` runs in somebody's terminal: it is theirs to end
@@ -488,6 +502,7 @@ uninstall() {
     trap 'unlock' EXIT
     trap on_signal INT TERM HUP
     lock
+    remove_service
     warn_if_running
     rm -rf "$VENV"
     if [ "$PURGE" = 1 ]; then rm -rf "$BASE/models"; fi
@@ -536,10 +551,11 @@ TEXT
 
 # ---- main ---------------------------------------------------------------------------------------------------------
 
-DEMO=0 UNINSTALL=0 PURGE=0 PREFIX=''
+DEMO=0 SERVICE=0 UNINSTALL=0 PURGE=0 PREFIX=''
 while [ $# -gt 0 ]; do
   case $1 in
     --demo) DEMO=1 ;;
+    --service) SERVICE=1 ;;
     --uninstall) UNINSTALL=1 ;;
     --purge) PURGE=1 ;;
     --prefix)
@@ -558,6 +574,7 @@ while [ $# -gt 0 ]; do
 done
 if [ "$PURGE" = 1 ] && [ "$UNINSTALL" = 0 ]; then usage_error '--purge goes with --uninstall'; fi
 if [ "$DEMO" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--demo does not go with --uninstall'; fi
+if [ "$SERVICE" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--service does not go with --uninstall, which removes it'; fi
 
 unset PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX # each would make pip install somewhere else
 unset SOURCE_DATE_EPOCH # with it, llama.cpp is not compiled for this machine's instruction set

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .settings import Config
 
 CONNECT_TIMEOUT_S = 5.0
+RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 MAX_ERROR = 65536  # bytes read of an answer that is an error; a message takes some hundred
 NOT_RUNNING, REFUSED_KEY = "not_running", "invalid_api_key"  # codes of a DaemonError with a next step of their own
 
@@ -72,6 +73,13 @@ def change(root: str, changes: dict[str, Any], key: str = "", timeout_s: float =
     told = headers(key) | {"Content-Type": "application/json"}
     body = json.dumps(changes).encode()
     request = urllib.request.Request(root + "/disco/v1/settings", body, told, method="PATCH")  # noqa: S310
+    with _open(request, timeout_s) as response:
+        return json.load(response)
+
+
+def reload(root: str, key: str = "", timeout_s: float = RELOAD_TIMEOUT_S) -> Any:
+    """Have the daemon read its configuration again; what it took up. Raises DaemonError."""
+    request = urllib.request.Request(root + "/disco/v1/reload", b"", headers(key), method="POST")  # noqa: S310
     with _open(request, timeout_s) as response:
         return json.load(response)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ def set_values(path: Path, changes: Mapping[str, Any]) -> Config:
             document[section].pop(name, None)
         else:
             document[section][name] = value
-    _write_private(path, tomlkit.dumps(document))
+    write_private(path, tomlkit.dumps(document))
     return config
 
 
@@ -108,18 +110,22 @@ def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
         return key
     if not config.server.api_key_file:
         return ""
-    path = Path(config.server.api_key_file).expanduser()
+    return read_key_file(Path(config.server.api_key_file).expanduser(), "server.api_key_file ")
+
+
+def read_key_file(path: Path, name: str = "") -> str:
+    """The key in a file that only its owner can read; `name` is what the file is called. Raises ConfigError."""
     try:
         mode = path.stat().st_mode
         text = path.read_text("utf-8").strip()
     except OSError as e:
-        msg = f"server.api_key_file {path} cannot be read: {e.strerror}"
+        msg = f"{name}{path} cannot be read: {e.strerror}"
         raise ConfigError(msg) from e
     except UnicodeDecodeError as e:
-        msg = f"server.api_key_file {path} is no text file"
+        msg = f"{name}{path} is no text file"
         raise ConfigError(msg) from e
     if stat.S_IMODE(mode) & 0o077:
-        msg = f"server.api_key_file {path} is readable by others: run `chmod 600 {path}`"
+        msg = f"{name}{path} is readable by others: run `chmod 600 {path}`"
         raise ConfigError(msg)
     return text
 
@@ -174,10 +180,34 @@ def _convert(values: dict[str, Any], path: Path) -> Config:
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as e:
-        msg = f"{path}: {e}; `disco config get` lists all settings"
+        msg = f"{path}{_line_of(path, str(e))}: {e}; `disco config get` lists all settings"
         raise ConfigError(msg) from e
     _check(config)
     return config
+
+
+def _line_of(path: Path, problem: str) -> str:
+    """Where in the file the setting stands that msgspec's message names, as ", line N"; empty if it does not say."""
+    pointer = re.search(r"at `\$\.(\w+)(?:\.(\w+))?", problem)
+    unknown = re.search(r"unknown field `(\w+)`", problem)
+    section = pointer[1] if pointer else ""
+    name = unknown[1] if unknown else pointer[2] or "" if pointer else ""
+    with suppress(OSError, UnicodeDecodeError):
+        return _found(path.read_text("utf-8").splitlines(), section, name)
+    return ""
+
+
+def _found(lines: Sequence[str], section: str, name: str) -> str:
+    """The line of a setting of that section, or of any if that is empty."""
+    within = ""
+    for number, line in enumerate(lines, 1):
+        if header := re.match(r"\s*\[\s*([\w-]+)", line):
+            within = header[1]
+            if within == name and not section:
+                return f", line {number}"
+        elif name and within == (section or within) and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*[=.]", line):
+            return f", line {number}"
+    return ""
 
 
 def _check(config: Config) -> None:
@@ -225,7 +255,8 @@ def _require_known(key: str) -> None:
         raise ConfigError(msg)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Write a file that nobody else can read, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = path.resolve()  # a config.toml that is a link into somebody's dotfiles stays one
     temporary = path.with_name(path.name + ".new")

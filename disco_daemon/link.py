@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 import aiohttp
 
@@ -24,9 +25,12 @@ from .types import Side
 
 REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
 WHATIF_TIMEOUT_S = 60.0  # the first one reads the whole history
+CHECK_TIMEOUT_S = 40.0  # a list of models and an answer; the daemon gives up before
+RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 TOO_LITTLE = "too_little"  # the code of a what-if without enough history
+NO_TRACE = ("trace_gone", "not_found")  # codes where there is no trace; the second one is of a daemon that has none
 _COMMENT = b": disco "
 
 
@@ -132,6 +136,38 @@ class Link:
             if e.code == TOO_LITTLE:
                 return None
             raise
+
+    async def trace(self, request_id: str) -> dict[str, Any] | None:
+        """When each token of a recent answer came and was shown; `latest` is the last one. None if it is not kept."""
+        try:
+            return await self._document(f"/disco/v1/trace/{quote(request_id, safe='')}")
+        except DaemonError as e:
+            if e.code in NO_TRACE:
+                return None
+            raise
+
+    # --- first steps ---------------------------------------------------------------------------------------------
+
+    async def providers(self) -> dict[str, Any]:
+        """`providers` that are known, the `server` that is configured, and the `device` with the models here."""
+        return await self._document("/disco/v1/providers")
+
+    async def check_server(self, base_url: str, api_key: str = "", model: str = "") -> dict[str, Any]:
+        """Whether a server works: its `models`, and with a model `ttft_s` and `price`; or the `problem`.
+
+        Without a key the daemon takes the one that it has for that address. With a model this may cost a little.
+        """
+        body = {"base_url": base_url, "api_key": api_key, "model": model}
+        return await self._document("/disco/v1/server/check", method="POST", body=body, timeout_s=CHECK_TIMEOUT_S)
+
+    async def set_server(self, base_url: str, api_key: str = "", model: str = "") -> dict[str, Any]:
+        """Have the daemon write it down and go by it; an empty address takes the server away."""
+        body = {"base_url": base_url, "api_key": api_key, "model": model}
+        return await self._document("/disco/v1/server", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
+
+    async def reload(self) -> dict[str, Any]:
+        """Have the daemon read its configuration again: what is `changed`, and what `needs_restart`."""
+        return await self._document("/disco/v1/reload", method="POST", timeout_s=RELOAD_TIMEOUT_S)
 
     # --- within --------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""
     """The model's name there."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the API key."""
+    """Name of the environment variable that holds the API key; empty = none, only the file counts."""
     api_key_file: str = ""
     """A file with the API key, readable by you only (chmod 600); used when the variable is not set."""
     continuation: str = "auto"

@@ -25,15 +25,21 @@ from .chat import KEYS, ChatScreen
 from .conversation import Talks
 from .dialogs import Help
 from .look import Look, look_of
+from .preferences import NAME, Preferences
 from .starter import Starter, startable
 from .store import Store
 
 POLL_S = 2.0  # between two looks at how the daemon is
+SOON_S = 0.2  # the same while one is on its way
+START_S = 60.0  # a daemon that listens no sooner than this is not waited for
 DARK, LIGHT = "textual-dark", "textual-light"
 
 
 class DiscoApp(App[None]):
-    """What all screens share: `link`, `store`, `talks`, `look`. `path` is the store's file, if there is one."""
+    """What all screens share: `link`, `store`, `talks`, `look`. `path` is the store's file, if there is one.
+
+    `start`: a daemon that does not run is started at once, if that can be done here.
+    """
 
     TITLE = "disco"
     CSS = dialogs.CSS
@@ -42,20 +48,28 @@ class DiscoApp(App[None]):
         Binding("f2", "go('chat')", "Chat", show=False),
         Binding("f3", "go('control')", "Control"),
         Binding("f4", "go('dashboard')", "Dashboard"),
+        Binding("f5", "setup", "Setup", show=False),
         Binding("ctrl+l", "light", "Light or dark", show=False, priority=True),
     ]
 
-    def __init__(self, link: Link, store: Store, *, plain: bool = False, path: Path | None = None) -> None:
+    def __init__(
+        self, link: Link, store: Store, *, plain: bool = False, path: Path | None = None, start: bool = False
+    ) -> None:
         super().__init__()
         self.link = link
         self.store = store
         self.plain = plain
         self.chat = ChatScreen()
-        self.talks = Talks(link, store, self.chat.changed, self.chat.ended)
+        self.talks = Talks(link, store, self.chat.changed, self.chat.ended, ready=self._settle)
         self.starter = Starter(link.root, None if path is None else path.with_name("daemon.log"))
         self._crash_log = None if path is None else path.with_name("crash.log")
         self._look: tuple[str, Look] | None = None
         self._poll: asyncio.Task[None] | None = None
+        self.preferences = Preferences.load(None if path is None else path.with_name(NAME))
+        self._welcome = not self.preferences.welcomed
+        self._may_start = start  # by itself, at the first look only
+        self._settled = asyncio.Event()  # cleared while a daemon is on its way
+        self._settled.set()
         if plain:
             self.animation_level = "none"
 
@@ -75,6 +89,8 @@ class DiscoApp(App[None]):
     async def on_mount(self) -> None:
         """Connect, show the chat, and look after the daemon."""
         await self.link.__aenter__()
+        if self.preferences.theme in self.available_themes:
+            self.theme = self.preferences.theme
         self.theme_changed_signal.subscribe(self, self._theme_changed)
         await self.push_screen(self.chat)
         self._poll = asyncio.create_task(self._watch(), name="poll")
@@ -95,7 +111,9 @@ class DiscoApp(App[None]):
         await self.starter.close()
 
     def _theme_changed(self, theme: Theme) -> None:
-        del theme
+        if theme.name != self.preferences.theme:
+            self.preferences.theme = theme.name
+            self.preferences.save()
         self._look = None
         if self.chat.is_mounted:
             self.chat.refresh_look()
@@ -121,6 +139,14 @@ class DiscoApp(App[None]):
 
         self.push_screen(TimelineScreen(disco))
 
+    def action_setup(self) -> None:
+        """First steps: a server, its key and model, or another local model."""
+        from .setup import SetupScreen
+
+        self.wave_away()
+        if not any(isinstance(screen, SetupScreen) for screen in self.screen_stack):
+            self.push_screen(SetupScreen())
+
     def action_help(self) -> None:
         """All keys."""
         self.push_screen(Help(KEYS, self.look.legend))
@@ -134,27 +160,64 @@ class DiscoApp(App[None]):
     async def _watch(self) -> None:
         while True:
             await self.look_after()
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S if self._settled.is_set() else SOON_S)
 
     async def look_after(self) -> None:
         """See how the daemon is, and say what is wrong."""
-        here = startable(self.link.root)
+        state, error = None, None
         try:
-            found = banner.of_state(await self.link.state())
+            state = await self.link.state()
         except DaemonError as e:
-            found = banner.of_error(e, self.link.root, here=here)
-            if self.starter.running:
-                found = banner.Banner("The daemon is starting …")
-            elif self.starter.failed:
-                found = banner.Banner(f"The daemon has ended: {self.starter.last_words()} F9 tries again.", here)
+            error = e
+        if self._at_work:  # this was of the daemon before
+            return
+        if error is not None:
+            found: banner.Banner | None = self._trouble(error)
+        else:
+            self._settled.set()
+            found = banner.of_state(state or {}) or self._greeting(state or {})
+        self._may_start = False
         self.startable = found is not None and found.startable
         self.chat.show_banner(found)
 
-    startable = False
+    def _trouble(self, error: DaemonError) -> banner.Banner:
+        """Why there is no state, and what is done about it."""
+        here = startable(self.link.root)
+        if self.starter.running:
+            return banner.Banner("The daemon is starting; it ends with this window …")
+        self._settled.set()
+        if self.starter.failed:
+            return banner.Banner(f"The daemon has ended: {self.starter.last_words()} F9 tries again.", here)
+        found = banner.of_error(error, self.link.root, here=here)
+        if not (self._may_start and found.startable):
+            return found
+        self.startable = True
+        self.start_daemon()
+        return banner.Banner("No daemon was running: one is starting, and ends with this window …")
+
+    def _greeting(self, state: Mapping[str, Any]) -> banner.Banner | None:
+        """The first steps, told until they are waved away, and never in another window."""
+        found = banner.welcome(state) if self._welcome else None
+        if found is not None and not self.preferences.welcomed:
+            self.preferences.welcomed = True
+            self.preferences.save()
+        self._greeted = found is not None
+        return found
+
+    def wave_away(self) -> None:
+        """Greet no more."""
+        self._welcome = False
+        if self._greeted:
+            self._greeted = False
+            self.chat.show_banner(None)
+
+    startable = _at_work = _greeted = False
 
     def start_daemon(self) -> None:
         """Start a daemon if the banner says that one could be."""
         if self.startable:
+            self._settled.clear()
+            self._at_work = True
             self.run_worker(self._start(), group="start", exclusive=True)
 
     async def _start(self) -> None:
@@ -162,7 +225,14 @@ class DiscoApp(App[None]):
             await self.starter.start()
         except OSError as e:
             self.notify(f"The daemon cannot be started: {e}", severity="warning", markup=False)
+        finally:
+            self._at_work = False
         await self.look_after()
+
+    async def _settle(self) -> None:
+        """Wait for a daemon that is on its way: what is asked meanwhile is for it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), START_S)
 
     # --- when this program itself is wrong --------------------------------------------------------------------------
 
@@ -180,11 +250,14 @@ class DiscoApp(App[None]):
         self._close_messages_no_wait()
 
 
-def run(root: str, key: str = "", path: Path | None = None, *, plain: bool = False) -> int:
-    """Show it until it is quit; the exit code. `path` is where conversations are kept, None keeps none."""
+def run(root: str, key: str = "", path: Path | None = None, *, plain: bool = False, start: bool = False) -> int:
+    """Show it until it is quit; the exit code. `path` is where conversations are kept, None keeps none.
+
+    `start`: have a daemon started, if none runs and it can be done here.
+    """
     store = Store(path)
     try:
-        app = DiscoApp(Link(root, key), store, plain=plain, path=path)
+        app = DiscoApp(Link(root, key), store, plain=plain, path=path, start=start)
         app.run()
         store.purge()
         return app.return_code or 0

@@ -38,6 +38,13 @@ def of_state(state: Json) -> Banner | None:
     return None if found is None else Banner(found)
 
 
+def welcome(state: Json) -> Banner | None:
+    """What to do first where nothing was configured; None where a server takes part."""
+    if "server" in (state.get("endpoints") or {}):
+        return None
+    return Banner("This machine answers alone so far. F5 adds a server; F1 shows all keys; Escape hides this.")
+
+
 def _cap(money: Json) -> str | None:
     for name, cap in (money.get("caps") or {}).items():
         if cap["limit"] is not None and cap["spent"] >= cap["limit"]:

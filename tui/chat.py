@@ -218,6 +218,7 @@ class ChatScreen(Screen[None]):
             self.query_one(Prompt).clear_text()
         elif not self.talks.stop() and bar.search:
             bar.clear_search()
+        self.app.wave_away()
         self._focus(self.query_one(Prompt))
         self.show_line()
 
@@ -452,7 +453,7 @@ KEYS: list[tuple[str, str]] = [
     ("Alt+Up, Alt+Down", "select a message, for Ctrl+Y, Ctrl+R, Ctrl+T and Ctrl+Up"),
     ("Ctrl+Y, Ctrl+T", "copy the answer or a code block; its timeline"),
     ("PageUp, PageDown", "scroll"),
-    ("F2, F3, F4", "chat; control panel; dashboard"),
+    ("F2, F3, F4, F5", "chat; control panel; dashboard; setup"),
     ("Ctrl+L, Ctrl+P", "light or dark; all commands and themes"),
     ("F9", "start a daemon, if none runs"),
     ("Ctrl+Q", "quit"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -44,13 +44,15 @@ class Attached:
 class Talks:
     """All conversations: the open one (None: a new one, which has no row until something is asked), and who answers.
 
-    `changed(entry)` is called when an answer has new words, `ended(entry)` when it is over.
+    `changed(entry)` is called when an answer has new words, `ended(entry)` when it is over. Each waits for
+    `ready()` before it is asked for.
     """
 
     link: Link
     store: Store
     changed: Callable[[Entry], None]
     ended: Callable[[Entry], None]
+    ready: Callable[[], Awaitable[None]]
     current: Conversation | None = None
     entries: list[Entry] = field(default_factory=list)
     system: str = ""
@@ -83,6 +85,11 @@ class Talks:
     def running(self) -> Answering | None:
         """The answer of the open one, while it is heard."""
         return None if self.current is None else self._answering.get(self.current.id)
+
+    @property
+    def answering(self) -> bool:
+        """Whether any answer is being heard, in whatever conversation."""
+        return bool(self._answering)
 
     def rename(self, title: str) -> None:
         """Another title."""
@@ -198,7 +205,10 @@ class Talks:
                 answer.finish = "cancelled"
             self.ended(answer)
 
-        hearing = hear(self.link, self.store, answer, messages, model=self.model, touched=lambda: self.changed(answer))
+        hearing = hear(
+            self.link, self.store, answer, messages,
+            model=self.model, touched=lambda: self.changed(answer), ready=self.ready,
+        )  # fmt: skip
         task = asyncio.create_task(hearing, name=f"answer {answer.turn}")
         self._answering[conversation] = Answering(answer, task)
         task.add_done_callback(over)

@@ -132,7 +132,9 @@ class DashboardScreen(Screen[None]):
         said = f"{pictures.starts_words(plan)}\nx not started, d device TTFT"
         pictured = not self._plain
         self._show("#server", learned, pictures.server_ttft(state, width, height) if pictured else None)
-        self._show("#starts", said, pictures.starts(plan, width, height) if pictured else None)
+        both = len(state["endpoints"]) > 1
+        starts = pictures.starts(plan, width, height) if pictured and both else None
+        self._show("#starts", said if both else pictures.ALONE, starts)
         spent = pictures.spend(money, snapshot.ledger, width, plain=self._plain)
         self.query_one("#spend", Static).update(spent + "\n" + pictures.power(state))
         self.query_one("#wins", Static).update(pictures.wins(requests, width, plain=self._plain))

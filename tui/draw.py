@@ -1,4 +1,4 @@
-"""Draws with characters: curves on two axes, and bars. Pure; a picture is text with styles, and reads without colour.
+"""Draws with characters: curves on two axes (by plotext), and bars. Pure; a picture is text with styles.
 
 Every mark of a picture is a character of its own, so that two curves are told apart where there is no colour.
 """
@@ -6,24 +6,29 @@ Every mark of a picture is a character of its own, so that two curves are told a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+import plotext
 from textual.content import Content
 
-Cells = list[list[tuple[str, str]]]  # character and style
 BLOCKS = " ▏▎▍▌▋▊▉█"
+LEAST_HEIGHT = 4  # lines: two of the field, the axis, its names
+# plotext writes colours as a terminal takes them. Curve i gets colour i, and its number is what it is known by here.
+_PAINTED = re.compile(r"\x1b\[([\d;]*)m")
+_COLOUR = re.compile(r"^38;5;(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points (x, y) drawn with one character; `joined` fills the columns between them."""
+    """Points (x, y) drawn with one character; `joined` draws lines between them, `filled` all below them."""
 
     points: Sequence[tuple[float, float]]
     mark: str
     style: str = ""
     joined: bool = True
+    filled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,53 +43,63 @@ class Axes:
 
 
 def plot(curves: Iterable[Curve], axes: Axes, width: int, height: int) -> Content:
-    """`height` lines of at most `width` characters: the field, and below it the axis with its ends named."""
-    margin = max(len(name) for name in axes.y_names)
-    columns, rows = max(2, width - margin - 2), max(2, height - 2)
-    field: Cells = [[(" ", "")] * columns for _ in range(rows)]
-    for curve in curves:
-        _put(field, curve, axes)
-    names = {0: axes.y_names[1], rows - 1: axes.y_names[0]}
-    lines = [Content.assemble(f"{names.get(i, ''):>{margin}} |", _line(row)) for i, row in enumerate(field)]
-    low, high = axes.x_names
-    below = [" " * (margin + 1) + "+" + "-" * columns, " " * (margin + 2) + low + high.rjust(columns - len(low))]
-    return Content("\n").join([*lines, *below])
+    """`height` lines of `width` characters: the field, its axes, and their ends named. Later curves lie on top."""
+    drawn = list(curves)
+    _begin(axes, width, max(LEAST_HEIGHT, height))
+    for i, curve in enumerate(drawn):
+        _draw(curve, axes, i)
+    return _content(plotext.build(), [curve.style for curve in drawn])
 
 
-def _put(field: Cells, curve: Curve, axes: Axes) -> None:
-    places = [(_place(x, axes.x, len(field[0]), log=axes.log_x), y) for x, y in curve.points]
-    if curve.joined:
-        places = _filled(places)
-    for column, y in places:
-        row = _place(y, axes.y, len(field))
-        field[len(field) - 1 - row][column] = (curve.mark, curve.style)
+def _begin(axes: Axes, width: int, height: int) -> None:
+    """An empty field. plotext has one figure for the whole process, so all of it is set each time.
+
+    Both axes go from 0 to 1, and where a value lies is reckoned here: plotext's logarithmic axis takes its own limits
+    for exponents, and it leaves out what lies beyond the ends.
+    """
+    plotext.clear_figure()
+    plotext.limit_size(False, False)  # the place of the picture counts, not the terminal's size
+    plotext.plot_size(width, height)
+    plotext.theme("clear")
+    plotext.xaxes(True, False)
+    plotext.yaxes(True, False)
+    plotext.xlim(0, 1)
+    plotext.ylim(0, 1)
+    plotext.xticks([0, 1], list(axes.x_names))
+    plotext.yticks([0, 1], list(axes.y_names))
+    plotext.scatter([0, 1], [0, 1], marker=" ")  # without any point it draws no axis
 
 
-def _filled(places: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """A point in every column between the first and the last, on straight lines."""
-    filled = list(places[:1])
-    for (a, low), (b, high) in pairwise(places):
-        filled += [(c, low + (high - low) * (c - a) / (b - a)) for c in range(a + 1, b + 1)] if b > a else [(b, high)]
-    return filled
+def _draw(curve: Curve, axes: Axes, colour: int) -> None:
+    if not curve.points:
+        return
+    xs = [_share(x, axes.x, log=axes.log_x) for x, _ in curve.points]
+    ys = [_share(y, axes.y) for _, y in curve.points]
+    draw = plotext.plot if curve.joined else plotext.scatter
+    draw(xs, ys, marker=curve.mark, color=colour, fillx=curve.filled)
 
 
-def _place(value: float, ends: tuple[float, float], n: int, *, log: bool = False) -> int:
-    """The cell of a value, 0 to n - 1; what lies beyond the ends stands at them."""
+def _share(value: float, ends: tuple[float, float], *, log: bool = False) -> float:
+    """Where a value stands between the ends, 0 to 1; what lies beyond them stands at them."""
     low, high, at = (math.log(max(x, 1e-12)) if log else x for x in (*ends, value))
-    if not high > low:
-        return 0
-    return round(min(1.0, max(0.0, (at - low) / (high - low))) * (n - 1))
+    return min(1.0, max(0.0, (at - low) / (high - low))) if high > low else 0.0
 
 
-def _line(row: Sequence[tuple[str, str]]) -> Content:
-    """A row of cells, neighbours of one style together."""
-    parts: list[tuple[str, str]] = []
-    for mark, style in row:
-        if parts and parts[-1][1] == style:
-            parts[-1] = (parts[-1][0] + mark, style)
-        else:
-            parts.append((mark, style))
-    return Content.assemble(*(Content.styled(text, style) if style else text for text, style in parts))
+def _content(drawn: str, styles: Sequence[str]) -> Content:
+    """Plotext's picture with our styles in place of its colours."""
+    lines = [Content.assemble(*_parts(line, styles)) for line in drawn.rstrip("\n").split("\n")]
+    return Content("\n").join(lines)
+
+
+def _parts(line: str, styles: Sequence[str]) -> Iterator[Content | str]:
+    """One line, with styles. `split` gives a text, a code, a text, and so on."""
+    style = ""
+    for i, piece in enumerate(_PAINTED.split(line)):
+        if i % 2:
+            found = _COLOUR.match(piece)
+            style = styles[int(found[1])] if found else ""
+        elif piece:
+            yield Content.styled(piece, style) if style else piece
 
 
 def bar(share: float, width: int, *, plain: bool = False) -> str:

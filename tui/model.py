@@ -40,6 +40,10 @@ class Daemon(Protocol):
         """GET /disco/v1/whatif; None where there is too little history."""
         ...
 
+    async def trace(self, request_id: str) -> dict[str, Any] | None:
+        """GET /disco/v1/trace/ID; None where it is not kept."""
+        ...
+
 
 class HasDaemon(Protocol):
     """The application, as these screens see it. `plain`: no boxes, words in place of pictures."""

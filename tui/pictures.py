@@ -62,6 +62,9 @@ def server_ttft(state: Json, width: int, height: int) -> Content:
     return plot(curves if "server" in state["endpoints"] else curves[1:], axes, width, height)
 
 
+ALONE = "w(l): nobody is held back where one side answers alone"
+
+
 def starts_words(plan: Json) -> str:
     """What w(l) is about."""
     side = plan["learned"]["constrained"]

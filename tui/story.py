@@ -1,7 +1,8 @@
 """One answer as it went: who started when, who spoke first, where it moved, how it was delivered. Pure.
 
-It comes from the `disco` object of the answer, from its row of the history, or both: the row knows how long the answer
-took, the object each attempt. No time of any single token is kept, so delivery is drawn as a straight line between the
+It comes from the `disco` object of the answer, from its row of the history, and from the daemon's trace of it, or from
+any of them: the row knows how long the answer took, the object each attempt, the trace both, and the time of each
+token. The daemon keeps traces of its latest answers only. Without one, delivery is drawn as a straight line between the
 first token and the end of the stream, and said to be that.
 """
 
@@ -12,13 +13,19 @@ from dataclasses import dataclass, field
 
 from textual.content import Content
 
+from . import trace as traced
 from .draw import Axes, Curve, plot
 from .model import Json
 from .pictures import STYLES
 from .scale import dollars, seconds
+from .trace import Trace
 
 NAME_WIDTH = 10
 WAITS, WORKS, SPEAKS, LOST = " ", "-", "=", "x"
+LEGEND = "- waits for its first token   = writes   x stopped before it   | answered too late"
+DELIVERY = "tokens over time: * shown  + generated  . as read  H handoff"
+STRAIGHT = "tokens over time: * shown (a straight line: there is no trace of it)  . as read  H handoff"
+LEVEL = "tokens in the buffer over time: # generated, not shown yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +72,15 @@ class Story:
     moves: tuple[Move, ...] = ()
     error: str | None = None
     figures: tuple[str, ...] = field(default=())
+    trace: Trace | None = None
 
     @classmethod
-    def of(cls, disco: Json | None, row: Json | None) -> Story:
-        """From either or both. Raises ValueError for neither."""
-        if disco is None and row is None:
-            raise ValueError("a story needs an answer's object or its row")
+    def of(cls, disco: Json | None, row: Json | None, trace: Json | None = None) -> Story:
+        """From any of the three. Raises ValueError for none."""
+        if disco is None and row is None and trace is None:
+            raise ValueError("a story needs an answer's object, its row or its trace")
+        if trace is not None:
+            disco, row = trace["disco"], trace
         if disco is None:
             return _of_row(row or {})
         told = dict(disco)
@@ -92,6 +102,7 @@ class Story:
             moves=tuple(map(_move, told["moves"])),
             error=None if row is None else row["error"],
             figures=_figures(told, reading),
+            trace=None if trace is None else Trace.of(trace),
         )
 
 
@@ -154,7 +165,7 @@ def words(story: Story) -> list[str]:
     else:
         sure = "" if story.exact_end else "about "
         lines.append(f"you saw the first token at {seconds(story.ttft_s)}, the last at {sure}{seconds(story.end_s)}")
-    return [*lines, *story.figures]
+    return [*lines, *(traced.words(story.trace) if story.trace is not None else []), *story.figures]
 
 
 def _planned(side: str, start: float | None) -> str:
@@ -200,15 +211,17 @@ def _spoke_until(a: Attempt, story: Story) -> float:
 
 
 def _seams(story: Story) -> list[tuple[float, Move]]:
-    """When each handoff that was done joined, s; on the line to the end where the target's first token is not known."""
+    """When each handoff that was done joined, s: the target's first token, or on the line to the end."""
+    return [(_joined_s(story, move), move) for move in story.moves if move.dropped is None]
+
+
+def _joined_s(story: Story, move: Move) -> float:
+    if story.trace is not None and move.at < len(story.trace.put_s):
+        return story.trace.put_s[move.at]
     first = story.ttft_s or 0.0
-    found = []
-    for move in story.moves:
-        if move.dropped is None:
-            joined = [a.first_s for a in story.attempts if a.side == move.target and a.first_s is not None]
-            straight = first + (story.end_s - first) * move.at / max(1, story.tokens)
-            found.append((min((t for t in joined if t > first), default=straight), move))
-    return found
+    joined = [a.first_s for a in story.attempts if a.side == move.target and a.first_s is not None]
+    straight = first + (story.end_s - first) * move.at / max(1, story.tokens)
+    return min((t for t in joined if t > first), default=straight)
 
 
 def _column(time: float, story: Story, room: int) -> int:
@@ -216,15 +229,67 @@ def _column(time: float, story: Story, room: int) -> int:
 
 
 def delivery(story: Story, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
-    """Tokens over time: delivered (`*`, straight from the first to the last) against expected (`.`); `H` a handoff."""
-    if story.ttft_s is None or story.tokens < 1:
+    """Tokens over time: shown (`*`) and generated (`+`, by side) against as read (`.`); `H` a handoff.
+
+    None without a token. Pace and expected TTFT are those of the trace, where there is one. Without it what was shown
+    is a straight line.
+    """
+    n = _tokens(story)
+    if story.ttft_s is None or n < 1:
         return None
-    n, first = story.tokens, story.ttft_s
-    end = max(story.end_s, first)
-    most = max(end, expected_s + (n - 1) / pace_tps)
+    pace_tps, expected_s = _wish(story, pace_tps, expected_s)
+    until_s = _until_s(story, pace_tps, expected_s)
     due = Curve([(0.0, 0.0), (expected_s, 0.0), (expected_s + (n - 1) / pace_tps, float(n))], ".", "")
-    seams = [(t, float(m.at)) for t, m in _seams(story)]
-    came: Sequence[tuple[float, float]] = [(first, 1.0), *seams, (end, float(n))]
-    curves = [due, Curve(came, "*", "$accent"), Curve(seams, "H", "$warning", joined=False)]
-    axes = Axes((0.0, most), (0.0, float(n)), ("0", seconds(most)), ("0", f"{n} tokens"))
+    seams = [(_shown_s(story, move, joined), float(move.at)) for joined, move in _seams(story)]
+    curves = [due, *_came(story, seams, until_s, width), Curve(seams, "H", "$warning", joined=False)]
+    axes = Axes((0.0, until_s), (0.0, float(n)), ("0", seconds(until_s)), ("0", f"{n} tokens"))
     return plot(curves, axes, width, height)
+
+
+def level(story: Story, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
+    """Tokens in the buffer over time (`#`), on the same time axis; None where that is unknown, or nothing was held."""
+    held = traced.fullest(story.trace)[1] if story.trace is not None else 0
+    if story.trace is None or not held:
+        return None
+    until_s = _until_s(story, *_wish(story, pace_tps, expected_s))
+    points = [(t, tokens) for t, tokens in traced.peaks(story.trace, until_s, width) if tokens]
+    most = f"{held} tokens".rjust(len(f"{_tokens(story)} tokens"))  # both pictures begin in the same column
+    axes = Axes((0.0, until_s), (0.0, float(held)), ("0", seconds(until_s)), ("0", most))
+    return plot([Curve(points, "#", "$accent", joined=False, filled=True)], axes, width, height)
+
+
+def _tokens(story: Story) -> int:
+    """Tokens of the answer; those that nobody saw any more count where they are known."""
+    return story.tokens if story.trace is None else max(story.tokens, story.trace.n_put)
+
+
+def _wish(story: Story, pace_tps: float, expected_s: float) -> tuple[float, float]:
+    """Pace and expected TTFT as they were in force for this answer, else as given."""
+    return (pace_tps, expected_s) if story.trace is None else (story.trace.pace_tps, story.trace.expected_s)
+
+
+def _until_s(story: Story, pace_tps: float, expected_s: float) -> float:
+    """Where the time axis ends: with the answer, or with its reading."""
+    return max(story.end_s, story.ttft_s or 0.0, expected_s + (_tokens(story) - 1) / pace_tps)
+
+
+def _shown_s(story: Story, move: Move, joined_s: float) -> float:
+    """When the target's first token was shown."""
+    shown = () if story.trace is None else story.trace.shown_s
+    return shown[move.at] if move.at < len(shown) else joined_s
+
+
+def _came(story: Story, seams: Sequence[tuple[float, float]], until_s: float, width: int) -> list[Curve]:
+    """What was generated by whom, and on top of it what was shown."""
+    trace = story.trace
+    if trace is None:
+        first = story.ttft_s or 0.0
+        straight = [(first, 1.0), *seams, (max(story.end_s, first), float(story.tokens))]
+        return [Curve(straight, "*", "$accent")]
+    makers = [(0, story.winner or ""), *((move.at, move.target) for _, move in _seams(story))]
+    ends = [*(at for at, _ in makers[1:]), len(trace.put_s)]
+    curves = [
+        Curve(traced.counted(trace.put_s[at:end], until_s, width, before=at), "+", STYLES.get(side, ""))
+        for (at, side), end in zip(makers, ends, strict=True)
+    ]
+    return [*curves, Curve(traced.counted(trace.shown_s, until_s, width), "*", "$accent")]

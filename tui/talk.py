@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -32,15 +32,18 @@ async def hear(
     *,
     model: str,
     touched: Callable[[], None],
+    ready: Callable[[], Awaitable[None]],
 ) -> None:
     """Have `entry` answered, or go on with it if it has words already; it is finished however this ends.
 
-    A failure is kept in the entry, as the end of the answer; only a cancellation (somebody stopped it) leaves.
+    It waits for `ready` first. A failure is kept in the entry, as the end of the answer; only a cancellation (somebody
+    stopped it) leaves.
     """
     more = {"continue_final_message": True} if entry.text else {}
     entry.live, entry.finish, entry.disco = True, None, None
     ending: tuple[str, Mapping[str, Any] | None] = ("cancelled", None)
     try:
+        await ready()
         async with aclosing(link.chat(messages, model=model, disco=WISH, **more)) as pieces:
             async for piece in pieces:
                 side = None if piece.side is None else str(piece.side)

@@ -13,15 +13,13 @@ from textual.widgets import Footer, Label, Static
 from disco_daemon.client import DaemonError
 
 from .model import HasDaemon, Json
-from .story import Story, delivery, lanes, words
+from .story import DELIVERY, LEGEND, LEVEL, STRAIGHT, Story, delivery, lanes, level, words
 
 RECENT = 1000  # rows of the history that are searched for the answer's own
-LEGEND = "- waits for its first token   = writes   x stopped before it   | answered too late"
-DELIVERY = "tokens over time: * delivered (a straight line: no time of each token is kept)  . as read  H handoff"
 
 
 class TimelineScreen(ModalScreen[None]):
-    """What happened to one answer, from its `disco` object, its row of the history, or both."""
+    """What happened to one answer, from its `disco` object or its row of the history, and the trace of it."""
 
     CSS = """
     TimelineScreen { align: center middle; }
@@ -40,14 +38,16 @@ class TimelineScreen(ModalScreen[None]):
     def __init__(self, disco: Json | None = None, row: Json | None = None) -> None:
         super().__init__(id="timeline")
         self._disco, self._row = disco, row
+        self._trace: Json | None = None
         self._pace_tps, self._expected_s = 4.8, 1.0
 
     def compose(self) -> ComposeResult:
-        """A title, the lanes, the delivery, and all of it in words."""
+        """A title, the lanes, the delivery, the buffer, and all of it in words."""
         with VerticalScroll(id="story"):
             yield Label("", id="title")
             yield Static(id="lanes")
             yield Static(id="delivery")
+            yield Static(id="level")
             yield Static(id="words")
         yield Footer()
 
@@ -62,13 +62,14 @@ class TimelineScreen(ModalScreen[None]):
         return bool(getattr(self.app, "plain", False))
 
     async def _complete(self) -> None:
-        """The reader's pace, and the row that goes with the object; the story stands without them, too."""
+        """The trace, the reader's pace, and the row that goes with the object; the story stands without them, too."""
         link = cast(HasDaemon, self.app).link
+        wanted = (self._disco or self._row or {})["request_id"]
         try:
+            self._trace = await link.trace(wanted)
             told = (await link.settings())["settings"]["delivery"]
             self._pace_tps, self._expected_s = told["pace_tps"], told["expected_ttft_s"]
-            if self._row is None and self._disco is not None:
-                wanted = self._disco["request_id"]
+            if self._row is None and self._trace is None:
                 rows = await link.history(RECENT)
                 self._row = next((row for row in rows if row["request_id"] == wanted), None)
         except DaemonError:
@@ -82,23 +83,28 @@ class TimelineScreen(ModalScreen[None]):
     def _show(self) -> None:
         if not self.query("#words"):
             return  # the screen is being taken down
-        story = Story.of(self._disco, self._row)
+        story = Story.of(self._disco, self._row, self._trace)
         self.query_one("#title", Label).update(f"answer {story.request_id}: {story.winner or 'nobody'} was first")
         self.query_one("#words", Static).update("\n".join(words(story)), layout=True)
         pictures = not self._plain
-        for name in ("#lanes", "#delivery"):
+        for name in ("#lanes", "#delivery", "#level"):
             self.query_one(name).display = pictures
         if pictures:
             self._draw(story)
 
     def _draw(self, story: Story) -> None:
         width = max(30, self.query_one("#lanes").size.width)
-        height = 8 if self.size.height < 32 else 14
+        small = self.size.height < 32
         self.query_one("#lanes", Static).update(lanes(story, width) + f"\n{LEGEND}")
-        curve = delivery(story, self._pace_tps, self._expected_s, width, height)
-        self.query_one("#delivery", Static).update(
-            "no tokens were delivered" if curve is None else curve + f"\n{DELIVERY}"
-        )
+        wish = self._pace_tps, self._expected_s
+        curve = delivery(story, *wish, width, 8 if small else 14)
+        legend = STRAIGHT if story.trace is None else DELIVERY
+        said = "no tokens were delivered" if curve is None else curve + f"\n{legend}"
+        self.query_one("#delivery", Static).update(said)
+        held = level(story, *wish, width, 5 if small else 7)
+        self.query_one("#level").display = held is not None
+        if held is not None:
+            self.query_one("#level", Static).update(held + f"\n{LEVEL}")
 
     def action_close(self) -> None:
         """Back to where it was opened."""

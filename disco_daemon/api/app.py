@@ -19,7 +19,7 @@ from ..conductor import Conductor
 from ..errors import ConfigError, DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import embeddings, openai, sse
+from . import embeddings, openai, servers, sse, trace
 from .metrics import Metrics
 from .scrape import METRICS, Handler, counted, scraped
 from .shapes import Chat, Shape, Text, error_body
@@ -29,7 +29,7 @@ log = logging.getLogger("disco.api")
 MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half of it
 
 
-class Reports(Protocol):
+class Reports(servers.Servers, Protocol):
     """What the API shows of the daemon; implemented by the composition root."""
 
     def state(self) -> dict[str, Any]:
@@ -54,6 +54,10 @@ class Reports(Protocol):
 
     def settings(self) -> dict[str, Any]:
         """All settings in force; secrets are masked."""
+        ...
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the configuration again. Raises ConfigError, and then nothing has changed."""
         ...
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,8 +110,11 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_get("/disco/v1/ledger", _ledger)
     app.router.add_get("/disco/v1/plan", _plan)
     app.router.add_get("/disco/v1/whatif", _whatif)
+    app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     app.router.add_get("/disco/v1/settings", _settings)
     app.router.add_patch("/disco/v1/settings", _change)
+    app.router.add_post("/disco/v1/reload", _reload)
+    servers.add_routes(app, reports)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
     return app
@@ -362,6 +369,14 @@ async def _change(request: web.Request) -> web.Response:
         raise RequestError(str(e), code="invalid_setting") from e
 
 
+async def _reload(request: web.Request) -> web.Response:
+    """POST /disco/v1/reload: config.toml is read again, and the next request goes by it."""
+    try:
+        return _json(await request.app[REPORTS].reload())
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting") from e
+
+
 MAX_PLAN_TOKENS = 1_000_000  # longer than any context
 
 
@@ -380,6 +395,11 @@ async def _plan(request: web.Request) -> web.Response:
 async def _whatif(request: web.Request) -> web.Response:
     """GET /disco/v1/whatif?rate=R&budget=B: what $/kWh and budget ratio would have made of the requests on record."""
     return _json(await request.app[REPORTS].whatif(_amount(request, "rate", math.inf), _amount(request, "budget", 1.0)))
+
+
+async def _trace(request: web.Request) -> web.Response:
+    """GET /disco/v1/trace/ID, or `latest`: when each token of a recent answer came and was shown."""
+    return _json(trace.document(request.app[CONDUCTOR], request.match_info["request_id"]))
 
 
 def _amount(request: web.Request, name: str, most: float) -> float:

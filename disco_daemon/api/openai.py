@@ -38,6 +38,17 @@ class Adjustment(msgspec.Struct, forbid_unknown_fields=True):
     pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
 
 
+class ServerWish(msgspec.Struct, forbid_unknown_fields=True):
+    """A server to check or to write down. Its key is shown by nothing."""
+
+    base_url: Annotated[str, Meta(max_length=512)]
+    api_key: Annotated[str, Meta(max_length=4096)] | None = None
+    model: Annotated[str, Meta(max_length=512)] | None = None
+
+    def __repr__(self) -> str:
+        return f"ServerWish({self.base_url!r}, model={self.model!r})"
+
+
 class Asked(msgspec.Struct, kw_only=True):
     """What both endpoints take."""
 
@@ -143,6 +154,12 @@ def parse_settings(body: bytes) -> dict[str, Any]:
         msg = f"{refused[0]} is set with `disco config set` only: it says who may talk to the daemon."
         raise RequestError(msg, status=403, param=refused[0])
     return changes
+
+
+def parse_server(body: bytes) -> ServerWish:
+    """Decode which server is meant; white space around its parts is a mistake of pasting. Raises RequestError."""
+    wish = convert(decoded(body), ServerWish)
+    return ServerWish(wish.base_url.strip(), (wish.api_key or "").strip(), (wish.model or "").strip())
 
 
 def decoded(body: bytes) -> dict[str, Any]:

@@ -8,14 +8,11 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import __version__, client
 from ..config import require_complete
@@ -23,6 +20,7 @@ from ..errors import ConfigError, DiscoError
 from ..models import SIZE, default_model_path
 from ..money.exchange import DEFAULT_FLOOR
 from ..net import is_loopback
+from ..onboarding.asking import within
 from ..power.reading import Charge, Covers, Thermal
 from ..power.sensors import GUESS, State
 from ..settings import Api, Config, DeviceSettings
@@ -33,8 +31,6 @@ SPARE_BYTES, LEAST_BYTES = 2**30, 64 * 2**20  # of a disk: below the first it is
 GIB = 2**30
 MAX_SKEW_S = 120.0  # between two clocks; certificates and daily caps do not mind less
 EPOCH = timedelta(days=20 * 365)  # a clock so far ahead of the newest price list is wrong
-
-T = TypeVar("T")
 
 
 class Level(StrEnum):
@@ -68,23 +64,6 @@ def warn(name: str, found: str, mend: str) -> Finding:
 def wrong(name: str, found: str, mend: str) -> Finding:
     """Something cannot work."""
     return Finding(name, Level.WRONG, found, mend)
-
-
-def within(timeout_s: float, work: Callable[[], T]) -> T:
-    """The result of `work`, which nobody waits for longer than `timeout_s`, s: name look-ups know no time-out.
-
-    Raises TimeoutError, or what `work` raises. The thread that is left behind does not keep the program alive.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as e:
-            future.set_exception(e)
-
-    Thread(target=run, name="disco-doctor", daemon=True).start()
-    return future.result(timeout_s)
 
 
 # --- configuration and files ------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..engine.checked import Bindings
+from ..onboarding.asking import within
 from ..service.managers import Manager, ServiceError, of_this_machine
-from .checks import Finding, ok, warn, within, wrong
+from .checks import Finding, ok, warn, wrong
 
 LEAST_PYTHON = (3, 11)
 CALL_TIMEOUT_S = 5.0  # of one of the system's own programs

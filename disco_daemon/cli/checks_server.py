@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -12,25 +11,20 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
-
-import httpx2
 
 from ..config import server_api_key
 from ..endpoints.continuation import Profile, Way
 from ..errors import ConfigError
 from ..money.catalog import Catalog, is_private
 from ..net import hostname, is_loopback
+from ..onboarding.asking import Reply, within
 from ..settings import Api, Config, ServerSettings
 from ..types import Continuation
-from .checks import Finding, ok, warn, within, wrong
+from .checks import Finding, ok, warn, wrong
 
 NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
-MODELS_TIMEOUT_S = 5.0
-MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
 N_NEAR = 3
 _PORTS = {"http": 80, "https": 443}
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
@@ -88,6 +82,8 @@ def read_key(config: Config, env: Mapping[str, str]) -> Key:
         return Key(problem=str(e))
     if value:
         return Key(value, variable if env.get(settings.api_key_env) else str(Path(settings.api_key_file).expanduser()))
+    if not settings.api_key_env:
+        return Key(problem="neither server.api_key_env nor server.api_key_file says where one is")
     hint = "" if named else " (server.api_key_env is to be a name, not the key)"
     file = ", and the file in server.api_key_file is empty" if settings.api_key_file else ""
     return Key(problem=f"{variable} is not set{hint}{file}")
@@ -171,64 +167,6 @@ def _proxy(scheme: str, host: str) -> tuple[str, int] | None:
 
 
 # --- what it serves ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What `GET models` gave: the HTTP status, the names in it (None: no list), how far our clock is ahead, s."""
-
-    status: int = 0
-    models: tuple[str, ...] | None = None
-    skew_s: float | None = None
-    problem: str = ""
-
-
-def ask_models(url: str, api_key: str) -> Reply:
-    """Ask for the list of models, as an OpenAI client would; no redirect is followed, for the key goes along."""
-    try:
-        return within(MODELS_TIMEOUT_S, lambda: _asked(url, api_key))
-    except (TimeoutError, httpx2.TimeoutException):
-        return Reply(problem=f"no answer within {MODELS_TIMEOUT_S:g} s")
-    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as e:
-        return Reply(problem=str(e) or type(e).__name__)
-
-
-def _asked(url: str, api_key: str) -> Reply:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    trust_env = not is_loopback(hostname(url))
-    with (
-        httpx2.Client(timeout=MODELS_TIMEOUT_S, trust_env=trust_env, follow_redirects=False) as http,
-        http.stream("GET", f"{url.rstrip('/')}/models", headers=headers) as response,
-    ):
-        body = b""
-        for part in response.iter_bytes():
-            body += part
-            if len(body) > MAX_BYTES:
-                break
-        return Reply(response.status_code, _names(body), _skew(response.headers.get("date")))
-
-
-def _names(body: bytes) -> tuple[str, ...] | None:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return None
-    rows = (found.get("data") or found.get("models")) if isinstance(found, dict) else found
-    if not isinstance(rows, list):
-        return None
-    return tuple(name for row in rows if (name := _name(row)))
-
-
-def _name(row: Any) -> str:
-    found = (row.get("id") or row.get("name")) if isinstance(row, dict) else row
-    return found if isinstance(found, str) else ""
-
-
-def _skew(date: str | None) -> float | None:
-    try:
-        return time.time() - parsedate_to_datetime(date or "").timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding:

@@ -20,6 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     put.add_argument("value", help="such as 0.5, true or a text; null = no value")
     put.add_argument("--json", action="store_true", help="print JSON")
     put.set_defaults(run=_set)
+    again = actions.add_parser("reload", help="have the running daemon read config.toml again; no answer is dropped")
+    again.add_argument("--url", help="daemon to ask (default from the configuration)")
+    again.add_argument("--json", action="store_true", help="print JSON")
+    again.set_defaults(run=_reload)
     path = actions.add_parser("path", help="show where config.toml is")
     path.add_argument("--json", action="store_true", help="print JSON")
     path.set_defaults(run=_path)
@@ -53,7 +57,8 @@ def _set(args: argparse.Namespace) -> int:
     if args.json:
         _print({args.key: shown}, as_json=True)
         return 0
-    when = "the running daemon goes by it from now on" if taken_up else "a daemon reads it at its next start"
+    later = "a daemon reads it at its next start, or `disco config reload`"
+    when = "the running daemon goes by it from now on" if taken_up else later
     print(f"{args.key} = {json.dumps(shown)} in {path}; {when}")
     return 0
 
@@ -69,6 +74,21 @@ def _taken_up(key: str, value: Any) -> bool:
     except client.DaemonError:
         return False
     return True
+
+
+def _reload(args: argparse.Namespace) -> int:
+    from .. import client
+    from ..config import load
+
+    root, api_key = client.daemon_at(args.url, load())
+    found = client.reload(root, api_key)
+    if args.json:
+        _print(found, as_json=True)
+        return 0
+    print(f"taken up: {', '.join(found['changed']) or 'nothing has changed'}")
+    if found["needs_restart"]:
+        print(f"only at the next start: {', '.join(found['needs_restart'])}")
+    return 0
 
 
 def _path(args: argparse.Namespace) -> int:

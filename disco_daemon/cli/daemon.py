@@ -13,8 +13,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +23,44 @@ from aiohttp import web
 from .. import __version__
 from ..api.app import ApiConfig, make_app
 from ..api.metrics import Metrics
+from ..autotune import Autotuner
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Manner, Stage
+from ..conductor.traces import Traces
 from ..config import (
     as_dict,
     data_path,
     get_value,
+    load,
     require_complete,
     set_values,
     with_values,
 )
+from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server
 from ..endpoints.shaper import Shape
 from ..errors import ConfigError
+from ..estimation.knowledge import Knowledge
 from ..learning import Learner
 from ..money.purse import Asked, Purse, Speeds
 from ..net import without_credentials
+from ..onboarding.desk import Desk
 from ..prober import Prober
+from ..profiling.saved import Measured
 from ..pulse import Pulse
 from ..scheduling.make import make_policy
 from ..scheduling.migrate import Costs
 from ..scheduling.mover import CostMover, Forced, Mover, Stay
 from ..scheduling.planner import Planner
 from ..service.notify import Manager
-from ..settings import LIVE, Config
+from ..settings import LIVE, Config, keys
 from ..store import History
 from ..types import Delivery, Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import paying, tuning
 from .foresight import Foresight
+from .servers import Servers
 from .sides import make_endpoints
 from .vitals import vitals
 
@@ -60,12 +68,35 @@ log = logging.getLogger("disco.daemon")
 
 SWITCH_INTERVAL_S = 0.001
 PROBE = Asked(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
+FIXED = ("api.", "history.")  # settings that hold for the life of the process
 FLIP_S = 60.0  # between two changes of the scarcer side that nobody asked for
 SHUTDOWN_TIMEOUT_S = 5.0  # after a SIGTERM, for what is not an answer, such as a page of the history
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the settings make: all of it is made anew when they change, but for the caps, and a device that is the same.
+
+    An answer keeps to the parts that it began with.
+    """
+
+    config: Config
+    endpoints: Mapping[Side, Endpoint]
+    measured: Measured | None
+    purse: Purse
+    learner: Learner
+    costs: CostMover
+    wattmeter: Wattmeter
+    prober: Prober | None
+    autotuner: Autotuner | None
+    stage: Stage
+
+
 class Daemon:
-    """All parts of one daemon; `serving()` starts and stops them in order. `path` is where its config.toml is."""
+    """All parts of one daemon; `serving()` starts and stops them in order. `path` is where its config.toml is.
+
+    `flags` go before what config.toml says, whenever that is read again.
+    """
 
     def __init__(
         self,
@@ -76,88 +107,107 @@ class Daemon:
         force: tuple[int, int] | None = None,
         clock: Clock | None = None,
         manager: Manager | None = None,
+        flags: Mapping[str, Any] | None = None,
     ) -> None:
         require_complete(config)
-        self.config = config
         self.path = path
         self.clock = clock or SystemClock()
         self.manager = manager or Manager({})
-        self.endpoints = make_endpoints(config, self.clock, shape)
+        self._shape, self._force, self._flags = shape, force, flags
         self.history = History(
             Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite",
             max_rows=config.history.max_rows,
             keep_text=config.history.keep_text,
         )
-        self._measured = tuning.measured(config)
-        self.purse = paying.make_purse(config, path.parent / "servers", self.clock)
         self.metrics = Metrics(lambda: vitals(self))
         self.pulse = Pulse(self.clock, self.metrics.lagged)
-        self.learner = Learner(make_planner(config, self.purse), self.history, self.clock, _names(config))
-        self._costs = CostMover(self.learner.planner, self._per_token, stops_billing=self.purse.stops_billing)
-        self.wattmeter = Wattmeter(
-            paying.make_sensors(config),
-            self.purse,
-            self.clock,
-            speeds=self._speeds,
-            changed=self._reconsider,
-            known=None if self._measured is None else self._measured.known_energy,
-        )
+        self._traces = Traces()
         self._flipped_at = -math.inf
-        server = self.endpoints.get(Side.SERVER)
-        self.prober = (
-            Prober(
-                server,
-                self.history,
-                self.clock,
-                enabled=config.server.probe,
-                affordable=self._may_probe,
-                book=self._book_probe,
-            )
-            if isinstance(server, Server)
-            else None
-        )
-        stage = Stage(
-            endpoints=self.endpoints,
-            planner=self.learner.planner,
-            mover=make_mover(config, self._costs, force),
-            clock=self.clock,
-            purse=self.purse,
-            disturbed=self.pulse.disturbed,
-            effort=self.wattmeter,
-            shadow=config.policy.shadow,
-            keep_text=config.history.keep_text,
-            manner=make_manner(config),
-        )
-        self.conductor = Conductor(stage, self._record)
-        device = self.endpoints.get(Side.DEVICE)
-        busy = lambda: self.conductor.in_flight > 0  # noqa: E731
-        self.autotuner = (
-            tuning.make_autotuner(config, device.engine, busy, self.clock) if isinstance(device, Device) else None
-        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
+        self.parts = self._make(config)
+        self.conductor = Conductor(self.parts.stage, self._record)
         self.foresight = Foresight(
             self.history.path, path.parent / "servers", self.clock, lambda: self.conductor.n_served
         )  # fmt: skip
+        self.servers = Servers(Desk(path, os.environ, config.api.port))
         self._started = self.clock.now()
         self.url = ""
 
+    def _make(self, config: Config, before: Parts | None = None) -> Parts:
+        """New parts; a device that would be the same is taken over from those `before`. Raises ConfigError."""
+        endpoints = make_endpoints(config, self.clock, self._shape)
+        if before is not None:
+            endpoints = _kept(endpoints, before.endpoints)
+        measured = tuning.measured(config)
+        purse = paying.make_purse(
+            config, self.path.parent / "servers", self.clock, None if before is None else before.purse.caps
+        )  # fmt: skip
+        learner = Learner(make_planner(config, purse), self.history, self.clock, _names(config))
+        costs = CostMover(learner.planner, self._per_token, stops_billing=purse.stops_billing)
+        wattmeter = Wattmeter(
+            paying.make_sensors(config),
+            purse,
+            self.clock,
+            speeds=self._speeds,
+            changed=self._reconsider,
+            known=None if measured is None else measured.known_energy,
+        )
+        stage = Stage(
+            endpoints=endpoints,
+            planner=learner.planner,
+            mover=make_mover(config, costs, self._force),
+            clock=self.clock,
+            purse=purse,
+            disturbed=self.pulse.disturbed,
+            effort=wattmeter,
+            shadow=config.policy.shadow,
+            keep_text=config.history.keep_text,
+            manner=make_manner(config),
+            traces=self._traces,
+        )
+        device = endpoints.get(Side.DEVICE)
+        autotuner = None
+        if isinstance(device, Device):
+            autotuner = tuning.make_autotuner(config, device.engine, lambda: self.conductor.in_flight > 0, self.clock)
+        prober = self._make_prober(config, endpoints.get(Side.SERVER))
+        return Parts(config, endpoints, measured, purse, learner, costs, wattmeter, prober, autotuner, stage)
+
+    def _make_prober(self, config: Config, server: Endpoint | None) -> Prober | None:
+        if not isinstance(server, Server):
+            return None
+        enabled, may = config.server.probe, self._may_probe
+        return Prober(server, self.history, self.clock, enabled=enabled, affordable=may, book=self._book_probe)
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.parts.config
+
+    @property
+    def endpoints(self) -> Mapping[Side, Endpoint]:
+        """The endpoints of the next request."""
+        return self.parts.endpoints
+
     def _may_probe(self) -> bool:
-        return self.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
+        return self.parts.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
 
     def _book_probe(self, spent: Usage) -> None:
         """A probe is a row of its own in the ledger."""
-        attempt = paying.probe_attempt(self.purse, self.config.server.model, spent)
+        attempt = paying.probe_attempt(self.parts.purse, self.config.server.model, spent)
         if attempt.bill_usd or spent.completion_tokens:
-            self.purse.book(attempt, self.clock.wall())
+            self.parts.purse.book(attempt, self.clock.wall())
             outcome = paying.probe_outcome(attempt, self.clock)
             self.history.record(outcome)
             self.metrics.observe(outcome)
 
     def _record(self, outcome: Outcome) -> None:
         """One finished answer goes to everybody who keeps count; none of them blocks."""
-        self.learner.record(outcome)
+        self.parts.learner.record(outcome)
         self.metrics.observe(outcome)
-        if self.prober is not None:
-            self.prober.saw(outcome)
+        if self.parts.prober is not None:
+            self.parts.prober.saw(outcome)
 
     def state(self) -> dict[str, Any]:
         """What `disco status` shows."""
@@ -168,41 +218,41 @@ class Daemon:
             "url": self.url,
             "cpu_s": round(time.process_time(), 4),
             "uptime_s": round(self.clock.now() - self._started, 1),
-            "policy": self.learner.planner.policy.name,
+            "policy": self.parts.learner.planner.policy.name,
             "endpoints": {side.value: endpoint.status() for side, endpoint in self.endpoints.items()},
             "in_flight": conductor.in_flight,
             "served": conductor.n_served,
             "loop_lag_ms": {"p50": self.pulse.quantile_ms(0.5), "p99": self.pulse.quantile_ms(0.99)},
-            "learned": self.learner.state(),
+            "learned": self.parts.learner.state(),
             "money": self._money(),
-            "energy": self.wattmeter.state(),
-            "tune": self.autotuner.state if self.autotuner is not None else None,
+            "energy": self.parts.wattmeter.state(),
+            "tune": self.parts.autotuner.state if self.parts.autotuner is not None else None,
             "history": {"path": str(self.history.path), "dropped": self.history.dropped},
         }
 
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
         """What would be done now with a prompt of so many tokens, and why."""
         readiness = {side: endpoint.readiness() for side, endpoint in self.endpoints.items()}
-        explained = self.learner.planner.explain(tokens, readiness, waited_s)
-        prices, speeds = self.purse.prices, self._speeds()
+        explained = self.parts.learner.planner.explain(tokens, readiness, waited_s)
+        prices, speeds = self.parts.purse.prices, self._speeds()
         costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
         return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}
 
     def _speeds(self) -> Speeds:
-        return Speeds(1 / self.learner.planner.knowledge.device.k, self._costs.decode_tps[Side.DEVICE])
+        return Speeds(1 / self.parts.learner.planner.knowledge.device.k, self.parts.costs.decode_tps[Side.DEVICE])
 
     def _per_token(self, prefill_tps: float, decode_tps: float) -> Costs:
-        return Costs(**self.purse.prices.per_token(prefill_tps, decode_tps))
+        return Costs(**self.parts.purse.prices.per_token(prefill_tps, decode_tps))
 
     def _reconsider(self, *, asked: bool = False) -> None:
         """Limit the side that is scarce now; by itself that changes once a minute at most, however noisy a sensor."""
-        planner, settings = self.learner.planner, self.config.policy
-        scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else self.purse.regime.scarcer
+        planner, settings = self.parts.learner.planner, self.config.policy
+        scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else self.parts.purse.regime.scarcer
         if scarcer is not planner.constrained and not asked:
             if self.clock.now() - self._flipped_at < FLIP_S:
                 return
             self._flipped_at = self.clock.now()
-        self.learner.constrain(scarcer, settings.budget)
+        self.parts.learner.constrain(scarcer, settings.budget)
 
     def settings(self) -> dict[str, Any]:
         """All settings in force, by section, and which of them a running daemon takes up."""
@@ -212,19 +262,92 @@ class Daemon:
         """Write settings into config.toml and take up those that are live. Raises ConfigError, and then nothing is."""
         written = await asyncio.to_thread(set_values, self.path, changes)
         live = {key: get_value(written, key) for key in changes if key in LIVE}
-        self.config = with_values(self.config, live)
-        self.purse.set_rate(self.config.device.usd_per_kwh)
-        self.purse.set_limits(paying.limits(self.config))
-        self.conductor.stage.manner = make_manner(self.config)
-        self._reconsider(asked=True)
-        if self.learner.planner.due:
-            await self.learner.fit()
+        await self._take_up(with_values(self.config, live))
         restart = sorted(set(changes) - LIVE)
         return self.settings() | {"changed": sorted(changes), "needs_restart": restart, "money": self._money()}
 
+    async def _take_up(self, config: Config) -> None:
+        """Go by other live settings from now on."""
+        self.parts = replace(self.parts, config=config)
+        self.parts.purse.set_rate(config.device.usd_per_kwh)
+        self.parts.purse.set_limits(paying.limits(config))
+        self.conductor.stage.manner = make_manner(config)
+        self._reconsider(asked=True)
+        if self.parts.learner.planner.due:
+            await self.parts.learner.fit()
+
+    async def reload(self) -> dict[str, Any]:
+        """Read config.toml again, and go by it from the next request on; running answers go on as they began.
+
+        Raises ConfigError, and then everything stays as it was.
+        """
+        async with self._reloading:
+            config = await asyncio.to_thread(load, self.path, flags=self._flags)
+            require_complete(config)
+            changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
+            restart = {key for key in changed if key.startswith(FIXED)}
+            config = with_values(config, {key: get_value(self.config, key) for key in restart})
+            if changed - restart and changed - restart <= LIVE:
+                await self._take_up(config)
+            else:  # where no setting has changed, a file has that one names: the key, a price list, a template
+                await self._replace(config)
+            log.info("configuration read again; changed: %s", ", ".join(sorted(changed)) or "nothing")
+            return {"changed": sorted(changed - restart), "needs_restart": sorted(restart)}
+
+    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Write a server down, and go by it; `needs_restart` where a flag of this daemon goes before it."""
+        saved = await self.servers.save(base_url, api_key, model)
+        await self.reload()
+        written = await asyncio.to_thread(load, self.path)
+        held = [key for key in saved["saved"] if get_value(self.config, key) != get_value(written, key)]
+        return saved | {"needs_restart": bool(held)}
+
+    async def _replace(self, config: Config) -> None:
+        """Put other parts in the place of these, which end when their last answer has."""
+        before, parts = self.parts, await asyncio.to_thread(self._make, config, self.parts)
+        await self._prepare(parts, before)
+        await self._end_tasks()
+        gone = [e for side, e in before.endpoints.items() if parts.endpoints.get(side) is not e]
+        fresh = [e for side, e in parts.endpoints.items() if before.endpoints.get(side) is not e]
+        waiting = [e for e in fresh if isinstance(e, Device) and any(isinstance(g, Device) for g in gone)]
+        for endpoint in fresh:
+            if endpoint not in waiting:
+                await endpoint.start()
+        for device in waiting:  # two models do not fit into memory at once: it loads when the old one is gone
+            device.expect()
+        self.parts, self.conductor.stage = parts, parts.stage
+        self._begin_tasks()
+        retiring = asyncio.create_task(self._retire(before.stage, gone, waiting), name="retire")
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, stage: Stage, gone: Sequence[Endpoint], waiting: Sequence[Endpoint]) -> None:
+        """Close what is not used any more when the last answer on that stage has ended, then start what waits."""
+        try:
+            await self.conductor.left(stage)
+        finally:
+            for endpoint in gone:
+                await endpoint.close()
+        for endpoint in waiting:
+            await endpoint.start()
+
+    async def _prepare(self, parts: Parts, before: Parts | None = None) -> None:
+        """Let new parts know what is known already, from those `before` them or from disk, in threads."""
+        if before is not None and _names(before.config) == _names(parts.config):
+            learned = Knowledge.from_json(before.learner.planner.knowledge.to_json())
+            await asyncio.to_thread(parts.learner.planner.restore, learned)
+        else:
+            await asyncio.to_thread(parts.learner.restore)
+        if parts.measured is not None:
+            parts.learner.planner.knowledge.profiled(*parts.measured.prior)
+            await parts.learner.fit()
+        await parts.wattmeter.look()
+        if parts.prober is not None:
+            await asyncio.to_thread(parts.prober.restore)
+
     def _money(self) -> dict[str, Any]:
         """What the purse says; without a server nothing is scarce, and there is no price."""
-        state = self.purse.state(self.clock.wall())
+        state = self.parts.purse.state(self.clock.wall())
         alone = Side.SERVER not in self.endpoints
         return state | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None} if alone else state
 
@@ -247,38 +370,49 @@ class Daemon:
             stack.callback(self.foresight.close)
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
-            await asyncio.to_thread(self.learner.restore)
-            if self._measured is not None:
-                self.learner.planner.knowledge.profiled(*self._measured.prior)
-                await self.learner.fit()
-            await asyncio.to_thread(paying.restore, self.purse, self.history, self.clock)
-            await self.wattmeter.look()
-            if self.prober is not None:
-                await asyncio.to_thread(self.prober.restore)
+            await asyncio.to_thread(paying.restore, self.parts.purse, self.history, self.clock)
+            await self._prepare(self.parts)
+            stack.push_async_callback(self._close_endpoints)
             for endpoint in self.endpoints.values():
                 await endpoint.start()
-                stack.push_async_callback(endpoint.close)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await self._listen(runner)
             port = runner.addresses[0][1]
             self.url = f"http://{f'[{api.host}]' if ':' in api.host else api.host}:{port}/v1"
-            tasks = [
+            whole = [
                 asyncio.create_task(self.pulse.run(), name="pulse"),
-                asyncio.create_task(self.learner.run(), name="learner"),
-                asyncio.create_task(self.wattmeter.run(), name="wattmeter"),
                 asyncio.create_task(self.manager.watch(), name="watchdog"),
             ]
-            if self.prober is not None:
-                tasks.append(asyncio.create_task(self.prober.run(), name="prober"))
-            if self.autotuner is not None:
-                tasks.append(asyncio.create_task(self.autotuner.run(), name="autotuner"))
+            self._begin_tasks()
             try:
                 yield self.url
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await _cancelled(whole)
+                await self._end_tasks()
+
+    def _begin_tasks(self) -> None:
+        """Start what the parts do by themselves."""
+        parts = self.parts
+        self._tasks = [
+            asyncio.create_task(parts.learner.run(), name="learner"),
+            asyncio.create_task(parts.wattmeter.run(), name="wattmeter"),
+        ]
+        if parts.prober is not None:
+            self._tasks.append(asyncio.create_task(parts.prober.run(), name="prober"))
+        if parts.autotuner is not None:
+            self._tasks.append(asyncio.create_task(parts.autotuner.run(), name="autotuner"))
+
+    async def _end_tasks(self) -> None:
+        """End that; what was learned is saved."""
+        tasks, self._tasks = self._tasks, []
+        await _cancelled(tasks)
+
+    async def _close_endpoints(self) -> None:
+        """Those in use, and those that wait for their last answer."""
+        await _cancelled(list(self._retiring))
+        for endpoint in self.endpoints.values():
+            await endpoint.close()
 
     async def _listen(self, runner: web.AppRunner) -> None:
         """On the sockets of a service manager, else on the configured address. Raises ConfigError if that is taken."""
@@ -319,6 +453,31 @@ class _Reports:
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         return await self.daemon.change(changes)
+
+    def providers(self) -> dict[str, Any]:
+        return self.daemon.servers.known()
+
+    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        return await self.daemon.servers.check(base_url, api_key, model)
+
+    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        return await self.daemon.set_server(base_url, api_key, model)
+
+    async def reload(self) -> dict[str, Any]:
+        return await self.daemon.reload()
+
+
+def _kept(endpoints: Mapping[Side, Endpoint], before: Mapping[Side, Endpoint]) -> dict[Side, Endpoint]:
+    """The new endpoints, but the old device where the new one would be the same: its model is in memory."""
+    new, old = endpoints.get(Side.DEVICE), before.get(Side.DEVICE)
+    same = isinstance(new, Device) and isinstance(old, Device) and new.engine.config == old.engine.config
+    return dict(endpoints) | ({Side.DEVICE: old} if same and old is not None else {})
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def make_manner(config: Config) -> Manner:
@@ -362,7 +521,16 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> N
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled, number)
-    async with daemon.serving() as url:
+    reloads: set[asyncio.Task[None]] = set()
+
+    def hung_up() -> None:
+        task = asyncio.create_task(_reloaded(daemon), name="reload")
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(lambda: _cancelled(list(reloads)))
+        loop.add_signal_handler(signal.SIGHUP, hung_up)
         # What the imports left behind lives for ever: out of the collector's sight, or each full collection would walk
         # all of it and stop every stream for tens of milliseconds.
         # And a fit in its thread gives way to the loop within a millisecond, not five.
@@ -378,6 +546,17 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> N
         patience_s = daemon.config.api.drain_s
         if late := await daemon.conductor.drain(patience_s):
             log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
+
+
+async def _reloaded(daemon: Daemon) -> None:
+    """What a SIGHUP asks for. A wrong configuration is told in the log, and changes nothing."""
+    daemon.manager.reloading()
+    try:
+        await daemon.reload()
+    except ConfigError as e:
+        log.warning("the configuration was not taken up, the old one stays: %s", e)
+    finally:
+        daemon.manager.ready(f"listens on {daemon.url}")
 
 
 def announce_json(url: str) -> None:

@@ -159,11 +159,12 @@ def _server(
     from ..config import config_path
     from ..errors import ConfigError
     from ..money.catalog import Catalog
+    from ..onboarding import asking
     from . import checks_server
     from .checks import Level, wrong
 
     settings, folder = config.server, config_path().parent / "servers"
-    reply = checks_server.Reply()
+    reply = asking.Reply()
     try:
         catalog = pricelist.load(folder)
     except (ConfigError, OSError) as e:
@@ -179,7 +180,7 @@ def _server(
         yield own
     yield reached
     if not offline and Level.WRONG not in (reached.level, found.level if key.value else Level.OK):
-        reply = checks_server.ask_models(settings.base_url, key.value)
+        reply = asking.ask_models(settings.base_url, key.value)
         yield checks_server.models(settings, reply, with_key=bool(key.value))
     yield checks_server.continuation(settings, _probed(config, daemon))
     yield checks_server.price(config, catalog, folder)

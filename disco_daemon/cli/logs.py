@@ -42,7 +42,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """A line for a log's reader: `time` (RFC 3339), `level`, `logger`, `message`, and `exception` where there is one."""
+    """A line for programs: `time` (RFC 3339), `level`, `logger`, `message`, and `exception` where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""

@@ -19,14 +19,17 @@ from . import (
     plan,
     profiling,
     service,
+    setup,
     status,
+    trace,
     tui,
     tune,
     up,
 )
 
 VERBS = (
-    up, chat, tui, service, status, doctor, plan, tune, profiling, demo, bench, evaluate, config, models, completion,
+    setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
+    completion,
 )  # fmt: skip
 
 
@@ -35,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="disco",
         description="Local-first LLM streaming: this machine's model and a server race for each answer.",
-        epilog="Start with `disco demo`, then `disco up` and point any OpenAI client at http://127.0.0.1:4747/v1.",
+        epilog="Start with `disco setup`, then `disco tui`; or point any OpenAI client at http://127.0.0.1:4747/v1.",
     )
     parser.add_argument("--version", action="version", version=f"disco {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)

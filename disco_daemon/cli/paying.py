@@ -24,8 +24,8 @@ from . import tuning
 log = logging.getLogger("disco.money")
 
 
-def make_purse(config: Config, own: Path, clock: Clock) -> Purse:
-    """The prices in force and the caps; nothing counts as spent yet, see `restore`.
+def make_purse(config: Config, own: Path, clock: Clock, caps: Caps | None = None) -> Purse:
+    """The prices in force and the caps; nothing counts as spent yet, see `restore`, but what `caps` in use have.
 
     `own` is the folder of the user's own price lists. Raises ConfigError.
     """
@@ -33,9 +33,13 @@ def make_purse(config: Config, own: Path, clock: Clock) -> Purse:
     price = price_of(config, catalog)
     if config.server.base_url and not price.known:
         log.warning("%s", catalog.advice(config.server.base_url, config.server.model, str(own / "mine.toml")))
+    if caps is None:
+        caps = Caps(limits(config), local_zone(), clock.wall())
+    else:
+        caps.set_limits(limits(config))
     return Purse(
         price,
-        Caps(limits(config), local_zone(), clock.wall()),
+        caps,
         usd_per_kwh=config.device.usd_per_kwh,
         watts=config.device.watts,
         speeds=Speeds(DEVICE_TPS, DECODE_TPS[Side.DEVICE]),

@@ -15,6 +15,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--store", type=Path, help="another file for the conversations")
     parser.add_argument("--no-store", action="store_true", help="keep no conversations")
+    parser.add_argument("--no-start", action="store_true", help="start no daemon where none runs")
     parser.set_defaults(run=run)
 
 
@@ -27,4 +28,5 @@ def run(args: argparse.Namespace) -> int:
 
     root, key = client.daemon_at(args.url, load())
     path = None if args.no_store else args.store or data_path() / "conversations.sqlite"
-    return show(root, key, path, plain=args.plain)
+    # Who gives an address means a daemon that is there.
+    return show(root, key, path, plain=args.plain, start=args.url is None and not args.no_start)

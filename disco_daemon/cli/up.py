@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
     path = args.config or config_path()
-    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff, manager=Manager())
+    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff, manager=Manager(), flags=flags)
     asyncio.run(run_until_signal(daemon, announce_json if args.json else _announce))
     return 0
 

@@ -18,13 +18,13 @@ ANSWERS = ("running", "paused", "swapped", "waiting")  # what the engine's stati
 
 def vitals(daemon: Daemon) -> Vitals:
     """Look at all of them; nothing here waits."""
-    purse, device = daemon.purse, daemon.endpoints.get(Side.DEVICE)
+    purse, device = daemon.parts.purse, daemon.endpoints.get(Side.DEVICE)
     caps: dict[str, dict[str, Any]] = purse.caps.state(daemon.clock.wall())
     return Vitals(
         version=__version__,
         in_flight=daemon.conductor.in_flight,
         may_serve={side: endpoint.may_serve() for side, endpoint in daemon.endpoints.items()},
-        budget=_budget(daemon.learner.planner),
+        budget=_budget(daemon.parts.learner.planner),
         caps={name: _use(cap["limit"], cap["spent"], cap["reserved"]) for name, cap in caps.items()},
         usd_per_kwh=purse.prices.usd_per_kwh,
         rows_dropped=daemon.history.dropped,

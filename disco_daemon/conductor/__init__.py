@@ -37,7 +37,7 @@ class Conductor:
     playing: dict[str, Performance] = field(default_factory=dict)
     n_served: int = 0
     closing: bool = False
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def endpoints(self) -> Mapping[Side, Endpoint]:
@@ -60,8 +60,6 @@ class Conductor:
         Raises DiscoError when it cannot be completed: before the first token nothing was written, after it the
         reader's part stands and the error must be told in-band. A cancellation stops both sides and is recorded too.
         """
-        if self.closing:
-            raise _stopping("the daemon is being stopped; ask again when it is back")
         if self.in_flight >= MAX_IN_FLIGHT:
             msg = f"{MAX_IN_FLIGHT} answers are running already; try again later"
             raise Unavailable(msg)
@@ -69,17 +67,16 @@ class Conductor:
         length = await self._length(request, available)
         wanted = asked(request, length.tokens)
         available = affordable(self.stage.purse, wanted, available, self.stage.clock.wall())
+        if self.closing:  # asked last: it may have been since the request came in
+            raise _stopping("the daemon is being stopped; ask again when it is back")
         performance = Performance(self.stage, request, sink, available, length, model)
         self.playing[request.request_id] = performance
-        if self.closing:  # since it came in
-            performance.give_up(_stopping("the daemon is being stopped; ask again when it is back"))
         try:
             return await performance.play(self.record)
         finally:
             del self.playing[request.request_id]
             self.n_served += 1
-            if not self.playing:
-                self._idle.set()
+            self._ended.set()
 
     async def drain(self, patience_s: float) -> int:
         """Take no more requests, and let running answers end, unpaced; how many had to be ended after `patience_s`, s.
@@ -99,13 +96,21 @@ class Conductor:
 
     async def _still(self, patience_s: float) -> bool:
         """Whether nothing runs any more, at the latest after so long."""
-        self._idle.clear()
-        if self.playing:
-            try:
-                await asyncio.wait_for(self._idle.wait(), patience_s)
-            except TimeoutError:
-                return False
+        try:
+            await asyncio.wait_for(self._until(lambda: not self.playing), patience_s)
+        except TimeoutError:
+            return False
         return True
+
+    async def left(self, stage: Stage) -> None:
+        """Wait until no answer is played on that stage."""
+        await self._until(lambda: all(p.stage is not stage for p in self.playing.values()))
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Look again whenever an answer has ended. Waiters share the event: whoever clears it has looked after that."""
+        while not true():
+            self._ended.clear()
+            await self._ended.wait()
 
     def embed(
         self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str

@@ -30,6 +30,7 @@ from ..answer import (
     Tick,
 )
 from ..delivery.buffer import TokenBuffer
+from ..delivery.trace import Trace
 from ..endpoints.base import Append, Endpoint, Hold, Pace, Reins
 from ..errors import DiscoError, EndpointError, ReaderGone
 from ..money.purse import Asked, Refused
@@ -106,6 +107,11 @@ class Performance:
         self._error: DiscoError | None = None
         self._given_up: DiscoError | None = None
 
+    @property
+    def stage(self) -> Stage:
+        """What it is played on, from begin to end."""
+        return self._stage
+
     async def play(self, record: Callable[[Outcome], None]) -> Outcome:
         """Run to the end; the outcome is recorded whatever happens."""
         try:
@@ -124,6 +130,7 @@ class Performance:
             outcome = self._outcome()
             self._stage.planner.settle(self._planned, outcome)
             record(outcome)
+            self._stage.traces.keep(self._trace(outcome))
         if self._error is not None:
             raise self._error
         return outcome
@@ -421,6 +428,12 @@ class Performance:
                 run.task.cancel()
 
     # --- the record ----------------------------------------------------------------------------------------------
+
+    def _trace(self, outcome: Outcome) -> Trace:
+        """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""
+        outcome = replace(outcome, prompt=None, answer=None, arrivals_s=())
+        expected, pace = self._stage.manner.expected_ttft_s, self._pace_tps
+        return Trace.of(outcome, self._answer.buffer, self._began, pace_tps=pace, expected_ttft_s=expected)
 
     def _outcome(self) -> Outcome:
         answer, stage = self._answer, self._stage

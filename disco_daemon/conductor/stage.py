@@ -15,6 +15,7 @@ from ..money.purse import Purse, Reservation
 from ..scheduling.mover import Mover
 from ..scheduling.planner import Planner
 from ..types import Delivery, Readiness, Side, Token, Usage
+from .traces import Traces
 
 QUEUE_SIZE = 256  # events; a reader slower than the model pauses it through this
 MIN_RATE_TOKENS = 8  # fewer tokens than this tell no decode speed
@@ -72,7 +73,7 @@ class Stage:
 
     `disturbed(begin, end)` says whether this process stood still between two times; `shadow` whether
     a server that lost the race may still show its first token, where that is learned from. `effort` is told what the
-    device works on.
+    device works on; `traces` are those of the answers that ended last.
     """
 
     endpoints: Mapping[Side, Endpoint]
@@ -85,6 +86,7 @@ class Stage:
     shadow: bool = True
     keep_text: bool = False
     manner: Manner = field(default_factory=Manner)
+    traces: Traces = field(default_factory=Traces)
 
 
 @dataclass(slots=True, eq=False)

@@ -39,6 +39,7 @@ class TokenBuffer:
 
     def __init__(self, delivery: Delivery, pace_tps: float) -> None:
         """Raises ValueError for a pace that is not finite and positive."""
+        self.puts = array("d")  # when each token was put, s; nothing is left of those taken back
         self.arrivals = array("d")  # when each token was released, s
         self._delivery = delivery
         self._step = _step(pace_tps)  # s a token
@@ -114,6 +115,10 @@ class TokenBuffer:
     def put(self, token: Token, now: float) -> list[Token]:
         """Add a generated token; return what is released now. One with `delta` or `logprobs` flushes, and passes."""
         text = token.text
+        if token.n_tokens == 1:
+            self.puts.append(now)
+        else:
+            self.puts.extend((now,) * token.n_tokens)
         if self._direct and settled(text) == len(text):
             self._stamp(token, now)
             return [token]
@@ -179,6 +184,8 @@ class TokenBuffer:
         self._queue = deque(queued[: self._queue_own])
         taken += queued[self._queue_own :]
         self._n_queued = _count(self._queue)
+        # Tokens leave in the order in which they came: those of the tail that are still held came last.
+        del self.puts[len(self.puts) - _count(taken) :]
         self.adopt()
         return taken
 

@@ -168,6 +168,10 @@ class Device:
             "last_error": engine.last_error or self.last_error,
         }
 
+    def expect(self) -> None:
+        """It will be started: whoever asks until then waits, as for a model that loads."""
+        self._engine.expect()
+
     async def start(self) -> None:
         """Load the model in the background."""
         self._engine.start()

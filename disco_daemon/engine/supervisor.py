@@ -124,6 +124,10 @@ class Engine:
 
     # --- life ----------------------------------------------------------------------------------------------------
 
+    def expect(self) -> None:
+        """Count as loading from now on, though `start` comes later."""
+        self.state, self._born = EngineState.LOADING, self._clock.now()
+
     def start(self) -> None:
         """Begin supervising; loading happens in the background."""
         self.state = EngineState.LOADING

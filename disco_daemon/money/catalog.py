@@ -33,7 +33,8 @@ _PORTS = {"http": 80, "https": 443}
 _PRIVATE_ENDINGS = (".local", ".home.arpa", ".internal")
 
 _SERVER_KEYS = {
-    "base_url", "other_urls", "private", "reference", "continuation", "closing_stops_billing", "closing_source",
+    "title", "base_url", "other_urls", "key_url", "key_env", "private", "reference", "continuation",
+    "closing_stops_billing", "closing_source",
     "as_of", "source", "notes", "models",
 }  # fmt: skip
 _MODEL_KEYS = {"input", "cached_input", "output", "as_of", "source", "aliases", "notes"}
@@ -68,7 +69,8 @@ class ServerProfile:
 
     `continuation` is a name of `endpoints.continuation`. `closing_stops_billing` is None where nobody knows, which
     counts as no. A `private` profile stands for every loopback or private address without one of its own; a `reference`
-    is looked up by its name only.
+    is looked up by its name only. `title` is what people call it, `key_url` where one makes a key, `key_env` the
+    variable that mostly holds it.
     """
 
     name: str
@@ -80,6 +82,9 @@ class ServerProfile:
     notes: str = ""
     private: bool = False
     reference: bool = False
+    title: str = ""
+    key_url: str = ""
+    key_env: str = ""
 
     def find(self, model: str) -> Price | None:
         """The entry for a model: its own name, then the name without a date, then `*`."""
@@ -214,6 +219,9 @@ def parse(name: str, table: Mapping[str, Any], file: str, *, own: bool = False) 
         notes=reader.text(table, "notes"),
         private=private,
         reference=reference,
+        title=reader.text(table, "title"),
+        key_url=reader.text(table, "key_url"),
+        key_env=reader.text(table, "key_env"),
     )
 
 

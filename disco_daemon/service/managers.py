@@ -174,8 +174,8 @@ class Systemd(Manager):
         found = self._ctl("show-environment", check=False)
         if found.returncode:
             msg = (
-                f"no systemd user manager answers ({_why(found)}): log in on this machine (or `loginctl enable-linger`), "
-                "or run `disco up` from what starts your programs"
+                f"no systemd user manager answers ({_why(found)}): log in on this machine (or "
+                "`loginctl enable-linger`), or run `disco up` from what starts your programs"
             )
             raise ServiceError(msg)
 

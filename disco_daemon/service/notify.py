@@ -20,9 +20,10 @@ LEAST_WATCHDOG_S = 0.05
 
 
 class Manager:
-    """The service manager that started this process, or nobody. Takes its variables out of `env`: they are for this
+    """The service manager that started this process, or nobody.
 
-    process only, and a child that knew them would speak in its name.
+    Takes its variables out of `env`: they are for this process only, and a child that knew them would speak in its
+    name.
     """
 
     def __init__(self, env: MutableMapping[str, str] | None = None) -> None:
@@ -78,7 +79,7 @@ class Manager:
         self.tell(STOPPING=1, STATUS=_line(status))
 
     async def watch(self) -> None:
-        """Say again and again that the event loop turns, until cancelled; returns at once where nobody wants to know."""
+        """Say again and again that the event loop turns, until cancelled; returns at once where nobody asks."""
         if self.watchdog_s is None:
             return
         every = max(LEAST_WATCHDOG_S, self.watchdog_s / 3)

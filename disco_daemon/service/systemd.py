@@ -41,7 +41,10 @@ def _service(spec: Spec) -> str:
         "NotifyAccess=main",
         f"ExecStart={' '.join(quoted(word) for word in spec.command)}",
         "ExecReload=kill -HUP $MAINPID",
-        *(f"Environment={quoted(f'{name}={value}', command=False)}" for name, value in sorted(spec.environment.items())),
+        *(
+            f"Environment={quoted(f'{name}={value}', command=False)}"
+            for name, value in sorted(spec.environment.items())
+        ),
         "Restart=on-failure",
         f"RestartSec={RESTART_S}",
         "TimeoutStartSec=60",

@@ -43,7 +43,7 @@ AGED_SHARE = 1 / 16  # of cells and sequences, at least one: for those who waite
 N_SIZES = 5  # batch sizes looked at
 HYSTERESIS = 0.5  # share by which a challenger must bring more than one who runs: a swap costs all of them time
 EVEN = 1e-6  # QoE, on top of each gain: without one, too, who runs stays
-WANTED_SHARE = 0.88  # of the preemptions under the cap; the rest is for those that growing answers force
+WANTED_SHARE = 0.8  # of the preemptions under the cap; the rest is for those that growing answers force
 PERFECT = 1.0 - 1e-3  # a QoE that counts as perfect: discrete tokens miss 1 by a rounding
 TIE = 0.02  # share of the average objective in the others, which are indifferent to most choices
 

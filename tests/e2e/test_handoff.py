@@ -73,6 +73,12 @@ async def test_a_stream_says_who_made_each_piece_though_it_is_read_later(tmp_pat
         at = move["at_char"]
         assert 0 < at < len(text)
         assert sides == ["server"] * at + ["device"] * (len(text) - at)
+        trace = await link.trace(told["request_id"])
+        assert trace is not None
+        assert trace["put"] == trace["released"] == sum(told["tokens"].values())
+        joined, shown = trace["put_s"][move["at"]], trace["released_s"][move["at"]]
+        assert joined <= shown
+        assert joined > told["endpoints"]["device"]["started_s"], "its token, not the one thrown away"
 
 
 @pytest.mark.parametrize("method", ["token_ids", "continue_final_message"])

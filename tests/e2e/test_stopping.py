@@ -185,3 +185,120 @@ async def test_systemd_hears_ready_watchdog_and_stopping(tmp_path: Path) -> None
             assert await daemon.ended() == 0
     for line in (tmp_path / "daemon.log").read_text().splitlines():
         assert set(json.loads(line)) >= {"time", "level", "logger", "message"}, "under a service a line is JSON"
+
+
+# --- the configuration read again ---------------------------------------------------------------------------------
+
+
+async def reloaded(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any]]:
+    async with session.post(f"{url.removesuffix('/v1')}/disco/v1/reload") as response:
+        return response.status, await response.json()
+
+
+async def state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async with session.get(f"{url.removesuffix('/v1')}/disco/v1/state") as response:
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+@pytest.mark.slow
+async def test_a_reload_under_load_drops_nothing_and_the_next_request_goes_to_the_new_server(tmp_path: Path) -> None:
+    async with (
+        Upstream(tokens=100, interval_s=0.02) as old, Upstream(tokens=5) as new, aiohttp.ClientSession() as session,
+    ):  # fmt: skip
+        daemon = Daemon(tmp_path, old.url)
+        await daemon.start()
+        try:
+            tasks = await ten(session, daemon.url)
+            pid = (await state(session, daemon.url))["endpoints"]["device"]["pid"]
+            daemon.config.write_text(daemon.config.read_text().replace(old.url, new.url))
+            status, said = await reloaded(session, daemon.url)
+            assert (status, said) == (200, {"changed": ["server.base_url"], "needs_restart": []})
+            n_old = len(old.exchanges)
+            end, text = await hear(session, daemon.url, "disco/server", asyncio.Event())
+            assert end == "whole"
+            assert len(text.split()) == 5
+            assert len(old.exchanges) == n_old, "the old server gets no new request"
+            endings = await asyncio.gather(*tasks)
+            assert [end for end, _ in endings] == ["whole"] * 10
+            assert len(endings[1][1].split()) == 100, "an answer under way stays with its server"
+            assert (await state(session, daemon.url))["endpoints"]["device"]["pid"] == pid, "the model stays in memory"
+        finally:
+            daemon.signal(signal.SIGTERM)
+            assert await daemon.ended() == 0
+
+
+@pytest.mark.slow
+async def test_another_model_is_loaded_when_the_last_answer_of_the_old_one_has_ended(tmp_path: Path) -> None:
+    async with Upstream() as upstream, aiohttp.ClientSession() as session:
+        daemon = Daemon(tmp_path, upstream.url)
+        await daemon.start()
+        try:
+            begun = asyncio.Event()
+            task = asyncio.create_task(hear(session, daemon.url, "disco/device", begun))
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
+            pid = (await state(session, daemon.url))["endpoints"]["device"]["pid"]
+            text = daemon.config.read_text()
+            daemon.config.write_text(text.replace("[device]", "[device]\nn_ctx = 1024"))
+            assert (await reloaded(session, daemon.url))[1]["changed"] == ["device.n_ctx"]
+            late = asyncio.create_task(hear(session, daemon.url, "disco/device", asyncio.Event()))
+            assert (await task)[0] == "whole"
+            assert (await late)[0] == "whole", "it waited for the new model"
+            device = (await state(session, daemon.url))["endpoints"]["device"]
+            assert device["n_ctx"] == 1024
+            assert device["pid"] != pid
+        finally:
+            daemon.signal(signal.SIGTERM)
+            assert await daemon.ended() == 0
+
+
+async def test_a_wrong_configuration_is_refused_with_its_line_and_the_old_one_stays(tmp_path: Path) -> None:
+    async with Upstream() as upstream, aiohttp.ClientSession() as session:
+        daemon = Daemon(tmp_path, upstream.url)
+        await daemon.start()
+        try:
+            good = daemon.config.read_text()
+            for wrong, why in (
+                (good.replace("watts = 15.0", 'watts = "many"'), "watts"),
+                (good + "\n[policy\n", "line"),
+                (good.replace("[device]", "[device]\nno_such = 1"), "no_such"),
+            ):
+                daemon.config.write_text(wrong)
+                status, said = await reloaded(session, daemon.url)
+                assert status == 400
+                message = said["error"]["message"]
+                assert why in message, message
+                assert "line " in message, message
+                daemon.signal(signal.SIGHUP)
+            end, _ = await hear(session, daemon.url, "disco/server", asyncio.Event())
+            assert end == "whole", "the old configuration is in force"
+            daemon.config.write_text(good.replace("usd_per_mtok = 2.0", "usd_per_mtok = 3.0"))
+            daemon.signal(signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE_S):
+                while (await state(session, daemon.url))["money"]["server_price"]["output_usd_per_mtok"] != 3.0:
+                    await asyncio.sleep(0.01)  # the other process has no event to wait for
+        finally:
+            daemon.signal(signal.SIGTERM)
+            assert await daemon.ended() == 0
+        assert "was not taken up" in (tmp_path / "daemon.log").read_text()
+
+
+async def test_another_key_in_the_same_file_is_read_again(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("first-key")
+    async with Upstream() as upstream, aiohttp.ClientSession() as session:
+        daemon = Daemon(tmp_path, upstream.url)
+        named = f'[server]\napi_key_env = ""\napi_key_file = "{key}"'
+        daemon.config.write_text(daemon.config.read_text().replace("[server]", named))
+        await daemon.start()
+        try:
+            assert (await hear(session, daemon.url, "disco/server", asyncio.Event()))[0] == "whole"
+            key.write_text("second-key")
+            assert await reloaded(session, daemon.url) == (200, {"changed": [], "needs_restart": []})
+            assert (await hear(session, daemon.url, "disco/server", asyncio.Event()))[0] == "whole"
+        finally:
+            daemon.signal(signal.SIGTERM)
+            assert await daemon.ended() == 0
+        sent = [exchange.headers["Authorization"] for exchange in upstream.exchanges]
+        assert sent == ["Bearer first-key", "Bearer second-key"]

@@ -104,6 +104,15 @@ async def test_a_daemon_that_has_served_nothing_is_shown_too() -> None:
             assert isinstance(app.screen, DashboardScreen)
 
 
+async def test_alone_nobody_is_held_back() -> None:
+    async with playing() as daemon:
+        daemon.state["endpoints"].pop("server")
+        async with on_stage(daemon.root, DashboardScreen()) as (app, pilot):
+            await filled(app, pilot)
+            assert "one side answers alone" in text_of(app, "#starts")
+            assert "www" not in text_of(app, "#starts")
+
+
 @SIZES
 @THEMES
 async def test_the_dashboard_looks_as_it_did(size: tuple[int, int], light: bool) -> None:
@@ -115,7 +124,7 @@ async def test_the_dashboard_looks_as_it_did(size: tuple[int, int], light: bool)
 async def test_the_dashboard_is_words_in_plain_mode() -> None:
     async with playing() as daemon, on_stage(daemon.root, DashboardScreen(), plain=True) as (app, pilot):
         await filled(app, pilot)
-        assert "|" not in text_of(app, "#server")
+        assert not {"|", "│"} & set(text_of(app, "#server"))
         compare(app, "dashboard-plain")
 
 
@@ -124,7 +133,8 @@ async def test_the_dashboard_is_words_in_plain_mode() -> None:
 async def test_the_timeline_looks_as_it_did(size: tuple[int, int], light: bool) -> None:
     screen = TimelineScreen(recorded("moved")["answer"])
     async with playing() as daemon, on_stage(daemon.root, screen, size=size, light=light) as (app, pilot):
-        await until(pilot, lambda: "you saw" in text_of(app, "#words"))
+        await until(pilot, lambda: "the last at 3.23 s" in text_of(app, "#words"))
+        await until(pilot, lambda: app.screen.query("FooterKey"))
         await pilot.pause()
         assert "H" in text_of(app, "#delivery")
         compare(app, f"timeline-{size[0]}x{size[1]}-{'light' if light else 'dark'}")

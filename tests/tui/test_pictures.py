@@ -100,7 +100,14 @@ def test_presets_have_a_reading_and_a_listening_pace() -> None:
 def test_a_curve_goes_from_corner_to_corner() -> None:
     axes = Axes((0.0, 9.0), (0.0, 1.0), ("0", "9 s"), ("0", "1"))
     picture = plot([Curve([(0.0, 0.0), (9.0, 1.0)], "*")], axes, 13, 6).plain
-    assert picture == "1 |        **\n  |     ***  \n  |  ***     \n0 |**        \n  +----------\n   0      9 s"
+    assert picture.split("\n") == [
+        "1┤          *",
+        " │       *** ",
+        " │    ***    ",
+        "0┤****       ",
+        " └┬─────────┬",
+        "  0      9 s ",
+    ]
 
 
 @given(

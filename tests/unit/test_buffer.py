@@ -158,6 +158,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.ids[: len(self.shown_ids)] == self.shown_ids
         assert self.buffer.n_released == self.n_shown
         assert self.buffer.n_released + self.buffer.n_held == self.n_kept
+        assert len(self.buffer.puts) == self.n_kept, "what was taken back is not among them"
         assert 0 <= self.buffer.n_tail <= self.buffer.n_held
         assert self.buffer.level >= 0
 
@@ -172,6 +173,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.flush()
             assert list(self.buffer.arrivals) == sorted(self.buffer.arrivals)
             assert len(self.buffer.arrivals) == self.n_kept
+            assert all(put <= shown for put, shown in zip(self.buffer.puts, self.buffer.arrivals, strict=True))
             self.shown.encode()
 
 

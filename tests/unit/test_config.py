@@ -128,7 +128,11 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("DISCO_SERVER_URL", "http://x", "unknown variable DISCO_SERVER_URL; settings are DISCO_API_HOST"),
+        (
+            "DISCO_SERVER_URL",
+            "http://x",
+            "unknown variable DISCO_SERVER_URL; settings are DISCO_API_DRAIN_S, DISCO_API_HOST",
+        ),
         ("DISCO_API_PORT", "many", "api.port"),
         ("DISCO_API_PORT", "70000", "api.port: Expected `int` <= 65535"),
         ("DISCO_DEVICE_ENABLED", "yes", "device.enabled: Expected `bool`"),
@@ -226,7 +230,7 @@ def test_an_unknown_setting_is_refused_with_those_there_are() -> None:
 
 def test_secrets_are_not_shown() -> None:
     shown = config.as_dict(Config(api=Api(key="secret", port=1)))
-    assert shown["api"] == {"host": "127.0.0.1", "port": 1, "key": "********"}
+    assert shown["api"] == {"host": "127.0.0.1", "port": 1, "key": "********", "drain_s": 30.0}
     assert config.as_dict(Config())["api"]["key"] == "", "that there is no key is no secret"
 
 

@@ -26,6 +26,7 @@ from disco_daemon.cli.checks import Finding, Level, Listener
 from disco_daemon.engine.memory import GIB
 from disco_daemon.errors import Unavailable
 from disco_daemon.models import SIZE
+from disco_daemon.onboarding.asking import within
 from disco_daemon.power.reading import Charge, Covers, Reading, Skipped, Thermal
 from disco_daemon.power.sensors import State, assumed
 from disco_daemon.settings import Api, CapSettings, Config, DeviceSettings, ServerSettings
@@ -386,10 +387,10 @@ def test_the_exit_code_says_whether_something_is_wrong(
 
 
 def test_work_that_nobody_waits_for_any_longer() -> None:
-    assert checks.within(10, lambda: 3) == 3
+    assert within(10, lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        checks.within(10, lambda: 1 // 0)
+        within(10, lambda: 1 // 0)
     done = threading.Event()
     with pytest.raises(TimeoutError):
-        checks.within(0.01, done.wait)
+        within(0.01, done.wait)
     done.set()

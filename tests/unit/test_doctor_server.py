@@ -18,8 +18,10 @@ import pytest
 from disco_daemon import pricelist
 from disco_daemon.cli import checks_server
 from disco_daemon.cli.checks import Finding, Level
-from disco_daemon.cli.checks_server import Key, Reply
+from disco_daemon.cli.checks_server import Key
 from disco_daemon.endpoints.continuation import Profile, Verdict
+from disco_daemon.onboarding import asking
+from disco_daemon.onboarding.asking import Reply
 from disco_daemon.settings import Api, Config, ServerSettings
 from tests.fixtures.upstream import Upstream
 
@@ -197,7 +199,7 @@ def verdict(reply: Reply, model: str = "loopback", *, with_key: bool = True) -> 
 
 async def test_a_server_that_lists_its_model_is_well() -> None:
     async with Upstream() as upstream:
-        reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+        reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
     assert (reply.status, reply.models) == (200, ("loopback",))
     assert reply.skew_s is not None
     assert abs(reply.skew_s) < 120
@@ -220,7 +222,7 @@ async def test_a_server_that_lists_its_model_is_well() -> None:
 async def test_statuses(status: int, level: Level, word: str) -> None:
     async with Upstream() as upstream:
         with upstream.status(status):
-            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+            reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
     assert reply.status == status
     assert verdict(reply)[0] is level
     assert word in verdict(reply)[1]
@@ -232,17 +234,17 @@ def test_without_a_key_one_is_wanted() -> None:
 
 
 async def test_a_web_page_is_no_list_and_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_server, "MODELS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(asking, "MODELS_TIMEOUT_S", 0.2)
     async with Upstream() as upstream:
         with upstream.html_200():
-            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+            reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
         assert "no list" in verdict(reply)[1]
         with upstream.hang():
-            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+            reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
         assert verdict(reply)[0] is WRONG
         assert reply.problem == "no answer within 0.2 s"
         async with upstream.refuse():
-            reply = await asyncio.to_thread(checks_server.ask_models, upstream.url, SECRET)
+            reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
         assert verdict(reply)[0] is WRONG
 
 
@@ -272,7 +274,7 @@ async def test_a_redirect_is_not_followed_with_the_key() -> None:
     async with saying(b"", elsewhere) as other:
         moved = f"HTTP/1.1 302 Found\r\nLocation: {other}models\r\nContent-Length: 0\r\n\r\n".encode()
         async with saying(moved, heard) as url:
-            reply = await asyncio.to_thread(checks_server.ask_models, url, SECRET)
+            reply = await asyncio.to_thread(asking.ask_models, url, SECRET)
     assert heard[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
     assert f"bearer {SECRET}".encode() in heard[0].lower()
     assert not elsewhere
@@ -295,7 +297,7 @@ async def test_a_redirect_is_not_followed_with_the_key() -> None:
 async def test_lists_of_models(body: str, models: tuple[str, ...] | None) -> None:
     response = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nDate: once upon a time\r\n\r\n{body}".encode()
     async with saying(response, []) as url:
-        reply = await asyncio.to_thread(checks_server.ask_models, url, "")
+        reply = await asyncio.to_thread(asking.ask_models, url, "")
     assert reply == Reply(200, models, None)
 
 
@@ -304,16 +306,16 @@ async def test_lists_of_models(body: str, models: tuple[str, ...] | None) -> Non
 )
 async def test_what_is_no_http_is_wrong(response: bytes) -> None:
     async with saying(response, []) as url:
-        reply = await asyncio.to_thread(checks_server.ask_models, url, SECRET)
+        reply = await asyncio.to_thread(asking.ask_models, url, SECRET)
     assert reply.problem
     assert verdict(reply)[0] is WRONG
 
 
 async def test_an_endless_list_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_server, "MAX_BYTES", 1000)
+    monkeypatch.setattr(asking, "MAX_BYTES", 1000)
     body = '["' + "x" * 100_000
     async with saying(f"HTTP/1.1 200 OK\r\n\r\n{body}".encode(), []) as url:
-        assert (await asyncio.to_thread(checks_server.ask_models, url, "")).models is None
+        assert (await asyncio.to_thread(asking.ask_models, url, "")).models is None
 
 
 def test_a_client_that_cannot_be_made_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +323,7 @@ def test_a_client_that_cannot_be_made_is_no_crash(monkeypatch: pytest.MonkeyPatc
         raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed")
 
     monkeypatch.setattr(httpx2, "Client", broken)
-    assert "SOCKS" in checks_server.ask_models(OPENAI, SECRET).problem
+    assert "SOCKS" in asking.ask_models(OPENAI, SECRET).problem
 
 
 @pytest.mark.parametrize("name", ["Gemini-Pro", "models/gemini-pro", "gemini-pro"])

@@ -197,6 +197,7 @@ async def test_documents_are_asked_for_where_the_daemon_has_them() -> None:
         assert await link.history(7) == await link.ledger(31) == [{"id": "disco"}]
         await link.plan(100)
         assert await link.whatif(2.5, 0.1) == {"data": [{"id": "disco"}]}
+        assert await link.trace("req/1 2") == {"data": [{"id": "disco"}]}
     assert asked == [
         ("GET", "/disco/v1/state", None),
         ("GET", "/disco/v1/settings", None),
@@ -206,6 +207,7 @@ async def test_documents_are_asked_for_where_the_daemon_has_them() -> None:
         ("GET", "/disco/v1/ledger?days=31", None),
         ("GET", "/disco/v1/plan?tokens=100", None),
         ("GET", "/disco/v1/whatif?rate=2.5&budget=0.1", None),
+        ("GET", "/disco/v1/trace/req%2F1%202", None),
     ]
 
 
@@ -216,6 +218,15 @@ async def test_a_what_if_without_history_is_none_and_other_errors_are_errors() -
         with pytest.raises(DaemonError, match="Invalid URL") as raised:
             await link.whatif(1, 1)
     assert raised.value.code == "not_found"
+
+
+async def test_a_trace_that_is_not_kept_is_none_also_where_the_daemon_knows_of_no_traces() -> None:
+    for code in ("trace_gone", "not_found"):
+        async with linked(answering(404, error("no trace", code))) as link:
+            assert await link.trace("req-1") is None
+    async with linked(answering(401, error("no", "invalid_api_key"))) as link:
+        with pytest.raises(DaemonError, match="API key"):
+            await link.trace("req-1")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
 import pytest
 from hypothesis import given
@@ -124,7 +125,7 @@ class Listening:
         self.socket.bind(address)
         self.socket.settimeout(PATIENCE_S)
 
-    def __enter__(self) -> Listening:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

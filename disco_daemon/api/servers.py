@@ -1,0 +1,74 @@
+"""Routes for first steps: which servers there are, whether one works, and which one takes part from now on.
+
+A key comes in here and goes nowhere but to the server it is for and into its file: no answer has it, and no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from ..errors import ConfigError, RequestError
+from .openai import parse_server
+
+
+class Servers(Protocol):
+    """What the composition root knows of servers."""
+
+    def providers(self) -> dict[str, Any]:
+        """The servers that are known, and the models here; may block on disk, so it is called in a thread."""
+        ...
+
+    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Whether a server works: its models, and with a model one short answer of it. Raises DiscoError."""
+        ...
+
+    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Write the server down and go by it; "" takes it away. Raises ConfigError, RequestError."""
+        ...
+
+
+SERVERS = web.AppKey("servers", Servers)
+
+
+def add_routes(app: web.Application, servers: Servers) -> None:
+    """The routes, and what is behind them."""
+    app[SERVERS] = servers
+    app.router.add_get("/disco/v1/providers", _providers)
+    app.router.add_post("/disco/v1/server/check", _check)
+    app.router.add_put("/disco/v1/server", _set)
+
+
+async def _providers(request: web.Request) -> web.Response:
+    """GET /disco/v1/providers."""
+    return _json(await _mended(asyncio.to_thread(request.app[SERVERS].providers)))
+
+
+async def _check(request: web.Request) -> web.Response:
+    """POST /disco/v1/server/check {base_url, api_key?, model?}: does it work? With a model it may cost a little."""
+    wish = parse_server(await request.read())
+    asked = request.app[SERVERS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
+    return _json(await _mended(asked))
+
+
+async def _set(request: web.Request) -> web.Response:
+    """PUT /disco/v1/server {base_url, api_key?, model?}."""
+    wish = parse_server(await request.read())
+    asked = request.app[SERVERS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
+    return _json(await _mended(asked))
+
+
+async def _mended(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """What came of it; a configuration that cannot be read or written is the request's error, with its mend."""
+    try:
+        return await work
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting") from e
+
+
+def _json(payload: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(payload), content_type="application/json")

@@ -1,0 +1,73 @@
+"""First steps over the API: which servers there are, whether one works, and writing it down."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..errors import RequestError
+from ..models import installed_models
+from ..net import without_credentials
+from ..onboarding.checking import Checked
+from ..onboarding.desk import Desk
+from ..onboarding.providers import Key
+from ..onboarding.saving import Choice, shadowed
+
+CHECK_TIMEOUT_S = 30.0  # one list of models and one answer, each with a time-out of its own
+
+
+class Servers:
+    """What the daemon's API may do at the desk. One check at a time: each may cost money."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._checking = False
+
+    def known(self) -> dict[str, Any]:
+        """The providers, where there is a key to each, what is written down, and this machine's models. Blocks."""
+        desk, saved = self._desk, self._desk.config()
+        rows = [
+            {
+                "name": p.name, "title": p.title, "base_url": p.base_url, "key_url": p.key_url,
+                "key": desk.has_key(p.base_url),
+            }
+            for p in desk.providers()
+        ]  # fmt: skip
+        device = saved.device
+        return {
+            "providers": rows,
+            "server": {"base_url": without_credentials(saved.server.base_url), "model": saved.server.model},
+            "device": {"enabled": device.enabled, "model": device.model, "models": list(installed_models())},
+        }
+
+    async def check(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Whether it works; without a key with the one that is known. Raises RequestError while another check runs."""
+        if self._checking:
+            raise RequestError("Another check is under way: try again in a moment.", status=429, code="busy")
+        self._checking = True
+        try:
+            work = asyncio.to_thread(self._check, base_url, api_key, model)
+            return (await asyncio.wait_for(work, CHECK_TIMEOUT_S)).to_json()
+        except TimeoutError as e:
+            raise RequestError("The check did not end in time.", status=504, code="timeout") from e
+        finally:
+            self._checking = False
+
+    def _check(self, base_url: str, api_key: str, model: str) -> Checked:
+        desk = self._desk
+        if (problem := desk.problem(base_url, api_key)) is not None:
+            return Checked(without_credentials(base_url), model, problem=problem)
+        return desk.check(base_url, desk.key(base_url, api_key), model)
+
+    async def save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Write it down; an empty address takes the server away. Raises ConfigError, and then nothing has changed."""
+        return await asyncio.to_thread(self._save, base_url, api_key, model)
+
+    def _save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        desk = self._desk
+        if base_url and (problem := desk.problem(base_url, api_key)) is not None:
+            msg = f"{problem.text}: {problem.mend}"
+            raise RequestError(msg, code="invalid_setting", param=str(problem.code))
+        key = desk.key(base_url, api_key) if base_url else Key()
+        changes = desk.save(Choice(base_url, model, key))
+        return {"saved": sorted(changes), "shadowed": shadowed(changes, desk.env)}

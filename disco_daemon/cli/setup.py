@@ -1,0 +1,207 @@
+"""`disco setup`: first steps. Asks at a terminal; with flags it asks nobody."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..onboarding.checking import Checked
+    from ..onboarding.desk import Desk
+    from ..onboarding.saving import Choice
+
+MAX_KEY_FILE = 65536  # characters; a key has some hundred
+USAGE = 2
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "setup", help="first steps: a server with its key and model, a local model", description=__doc__
+    )
+    parser.add_argument("--server", metavar="NAME", help="openai, openrouter, … or a URL; none takes the server away")
+    parser.add_argument("--model", help="the model's name at the server")
+    parser.add_argument("--key-file", metavar="FILE", help="a file with the API key (- = stdin); it is copied")
+    parser.add_argument("--no-test", action="store_true", help="do not ask the server anything")
+    parser.add_argument("--local", metavar="NAME", help="this machine's model: default, a name or a GGUF file")
+    parser.add_argument("--json", action="store_true", help="print what was found and saved as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, test, save; what is not saved has changed nothing."""
+    from ..config import config_path, load
+    from ..onboarding.desk import Desk
+
+    if (wrong := _wrong_usage(args)) is not None:
+        print(f"disco setup: {wrong}", file=sys.stderr)
+        return USAGE
+    path = config_path()
+    desk = Desk(path, os.environ, load(path).api.port)
+    if args.server is not None or args.local is not None:
+        return _by_flags(args, desk)
+    from .setup_dialog import Dialog
+
+    try:
+        choice, checked = Dialog(desk).run()
+    except (KeyboardInterrupt, EOFError):
+        print("\nNothing was changed.", file=sys.stderr)
+        return 130
+    _saved(desk, choice, checked, as_json=False)
+    return 0
+
+
+def _wrong_usage(args: argparse.Namespace) -> str | None:
+    of_server = [flag for flag, value in (("--model", args.model), ("--key-file", args.key_file)) if value]
+    if args.server in (None, "none") and of_server:
+        return f"{of_server[0]} is for a server: give --server, too"
+    if args.server not in (None, "none") and not args.model:
+        return "--server needs --model, too; without any flag, at a terminal, the models are listed"
+    if args.server is None and args.local is None and (args.json or not (sys.stdin.isatty() and sys.stdout.isatty())):
+        return "this is no terminal: give --server NAME --model NAME --key-file FILE, or --local NAME"
+    return None
+
+
+# --- by flags ---------------------------------------------------------------------------------------------------------
+
+
+def _by_flags(args: argparse.Namespace, desk: Desk) -> int:
+    from ..onboarding.saving import Choice, local_model
+
+    local = None if args.local is None else local_model(args.local)
+    choice, checked = Choice(local=local), None
+    if args.server == "none":
+        choice = Choice("", local=local)
+    elif args.server is not None:
+        base_url = desk.address(args.server)
+        key = desk.key(base_url, "" if args.key_file is None else _read_key(args.key_file))
+        if args.no_test:
+            _require(desk, base_url, key.value)
+        else:
+            checked = desk.check(base_url, key, args.model)
+            if checked.problem is not None:
+                _refused(checked, as_json=args.json)
+                return 1
+        choice = Choice(base_url, args.model, key, local)
+    if local == "":
+        fetch()
+    _saved(desk, choice, checked, as_json=args.json)
+    return 0
+
+
+def _read_key(name: str) -> str:
+    """The key in a file, or on standard input. Raises ConfigError."""
+    from ..errors import ConfigError
+
+    try:
+        if name == "-":
+            text = sys.stdin.read(MAX_KEY_FILE)
+        else:
+            with Path(name).expanduser().open(encoding="utf-8") as f:
+                text = f.read(MAX_KEY_FILE)
+    except (OSError, UnicodeDecodeError) as e:
+        msg = f"--key-file {name} cannot be read: {getattr(e, 'strerror', None) or 'it is no text file'}"
+        raise ConfigError(msg) from e
+    if not text.strip():
+        msg = f"--key-file {name} is empty"
+        raise ConfigError(msg)
+    return text.strip()
+
+
+def _require(desk: Desk, base_url: str, key: str) -> None:
+    """Raises ConfigError for an address or a key that cannot be right."""
+    from ..errors import ConfigError
+
+    if (problem := desk.problem(base_url, key)) is not None:
+        msg = f"{problem.text}: {problem.mend}"
+        raise ConfigError(msg)
+
+
+def fetch() -> None:
+    """Have the default local model here, with progress on stderr. Raises ConfigError."""
+    from ..models import fetch_default_model
+
+    fetch_default_model(lambda line: print(line, file=sys.stderr, flush=True))
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def told(checked: Checked) -> list[str]:
+    """What a check found, in sentences."""
+    lines = list(checked.notes)
+    if checked.problem is not None:
+        lines.append(f"{checked.problem.text}: {checked.problem.mend}.")
+    if checked.ttft_s is not None:
+        lines.append(f"{checked.model} at {checked.base_url} answered after {checked.ttft_s:.2f} s.")
+    if (price := checked.price) is not None:
+        dollars = f"${price.input:g} and ${price.output:g} per million input and output tokens"
+        if price.known and not (price.input or price.output):
+            lines.append("It bills nothing per token.")
+        elif price.known:
+            lines.append(f"It charges {dollars} ({price.source}).")
+        else:
+            lines.append(f"What it charges is not known: it counts as {dollars} until you put into {price.mend}")
+    return lines
+
+
+def _refused(checked: Checked, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"saved": None, "check": checked.to_json()}))
+    else:
+        print("\n".join([*(f"disco setup: {line}" for line in told(checked)), "Nothing was changed."]), file=sys.stderr)
+
+
+def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
+    """Write it down, and say what was written and what comes next. Raises ConfigError."""
+    from ..onboarding.saving import shadowed
+
+    changes = desk.save(choice) if choice.base_url is not None or choice.local is not None else {}
+    hidden = shadowed(changes, desk.env)
+    running = _daemon_runs(desk)
+    following = _taken_up(desk) if running else "`disco up` starts the daemon, `disco tui` the UI."
+    if as_json:
+        shown: dict[str, Any] = {
+            "saved": changes, "config": str(desk.path), "check": None if checked is None else checked.to_json(),
+            "shadowed": hidden, "daemon_runs": running, "next": following,
+        }  # fmt: skip
+        print(json.dumps(shown))
+        return
+    lines = [] if checked is None else told(checked)
+    if not changes:
+        print("\n".join([*lines, "Nothing was changed."]))
+        return
+    lines.append(f"Saved in {desk.path}.")
+    if file := changes.get("server.api_key_file"):
+        lines.append(f"The key is in {file}, for you alone.")
+    lines += [f"But the variable {name} is set, and goes before it." for name in hidden]
+    print("\n".join([*lines, following]))
+
+
+def _taken_up(desk: Desk) -> str:
+    """Have the running daemon go by it; what came of that."""
+    from .. import client
+
+    root, key = client.daemon_at(None, desk.config())
+    try:
+        client.reload(root, key)
+    except client.DaemonError as e:
+        return f"The running daemon has not taken it up ({e}): restart it."
+    return "The running daemon goes by it from now on."
+
+
+def _daemon_runs(desk: Desk) -> bool:
+    from .. import client
+
+    root, key = client.daemon_at(None, desk.config())
+    try:
+        client.get(root, "/disco/v1/state", key, timeout_s=2.0)
+    except client.DaemonError as e:
+        return e.code != client.NOT_RUNNING
+    except ValueError:  # somebody else's JSON, or none
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""`disco setup` at a terminal: one question after the other. Nothing is written here: Ctrl-C leaves all as it was."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..models import SIZE, default_model_path, installed_models
+from ..money.catalog import is_private
+from ..net import hostname, without_credentials
+from ..onboarding.checking import Checked, Trouble
+from ..onboarding.desk import Desk
+from ..onboarding.providers import Key
+from ..onboarding.saving import Choice
+from .setup import fetch, told
+
+SHOWN = 30  # models in one list; what one types makes it shorter
+_OF_KEYS = (Trouble.KEY, Trouble.CREDIT)
+_OF_MODELS = (Trouble.MODEL, Trouble.REFUSED)
+
+
+@dataclass
+class Dialog:
+    """Asks by `ask` and, for what nobody may see, by `ask_secret`; says by `say`."""
+
+    desk: Desk
+    ask: Callable[[str], str] = input
+    ask_secret: Callable[[str], str] = getpass.getpass
+    say: Callable[[str], None] = print
+
+    def run(self) -> tuple[Choice, Checked | None]:
+        """All questions. Each step adds what was chosen; another one (a service …) is one line more."""
+        choice, checked = self._server()
+        return replace(choice, local=self._local()), checked
+
+    def _yes(self, question: str, *, usual: bool = True) -> bool:
+        answer = self.ask(f"{question} [{'Y/n' if usual else 'y/N'}] ").strip().casefold()
+        return usual if not answer else answer.startswith("y")
+
+    # --- the server -----------------------------------------------------------------------------------------------
+
+    def _server(self) -> tuple[Choice, Checked | None]:
+        while True:
+            base_url = self._who()
+            if not base_url:  # as it is, or none
+                return Choice(base_url), None
+            found = self._with_key(base_url)
+            if found is not None:
+                return found
+
+    def _who(self) -> str | None:
+        """The address; "" for no server, None for the one that is configured, if any."""
+        known, now = self.desk.providers(), self.desk.config().server
+        self.say("Who shall answer beside this machine?")
+        for number, provider in enumerate(known, 1):
+            self.say(f"{number:3}  {provider.title:14} {provider.base_url}")
+        self.say("  0  another address: a URL, such as http://127.0.0.1:8080/v1")
+        usual = f"{now.model} at {without_credentials(now.base_url)}" if now.base_url else "none"
+        while True:
+            answer = self.ask(f"Number, name, URL, or none [{usual}]: ").strip()
+            if not answer or answer.casefold() == "none":
+                return None if not (answer and now.base_url) else ""
+            if answer == "0":
+                answer = self.ask("URL: ").strip()
+            elif answer.isdecimal() and 1 <= int(answer) <= len(known):
+                answer = known[int(answer) - 1].name
+            if (base_url := self._address(answer)) is not None:
+                return base_url
+
+    def _address(self, answer: str) -> str | None:
+        from ..errors import ConfigError
+
+        try:
+            base_url = self.desk.address(answer)
+        except ConfigError as e:
+            self.say(str(e))
+            return None
+        problem = self.desk.problem(base_url)
+        if problem is None:
+            return base_url
+        self.say(f"{problem.text}: {problem.mend}")
+        return None
+
+    def _with_key(self, base_url: str) -> tuple[Choice, Checked | None] | None:
+        """Key, model and test; None to choose another server."""
+        while True:
+            key = self._key(base_url)
+            self.say(f"Asking {base_url} for its models …")
+            listed = self.desk.check(base_url, key)
+            self._tell(listed)
+            if listed.problem is None:
+                found = self._with_model(listed, key)
+                if found is not None:
+                    return found
+            elif listed.problem.code not in _OF_KEYS:
+                return None
+
+    def _key(self, base_url: str) -> Key:
+        provider = next((p for p in self.desk.providers() if p.base_url == base_url), None)
+        if provider is not None and provider.key_url:
+            self.say(f"Keys are made at {provider.key_url}")
+        there = self.desk.has_key(base_url)
+        usual = "; Enter for none" if is_private(hostname(base_url)) else ""
+        if there:
+            usual = f"; Enter takes the one in {there}"
+        while True:
+            given = self.ask_secret(f"API key (nothing is shown{usual}): ").strip()
+            if (problem := self.desk.problem(base_url, given)) is None:
+                return self.desk.key(base_url, given)
+            self.say(f"{problem.text}: {problem.mend}")
+
+    def _with_model(self, listed: Checked, key: Key) -> tuple[Choice, Checked | None] | None:
+        """A model that works, or that shall be saved all the same; None for another key."""
+        while True:
+            model = self._model(listed.models or ())
+            choice = Choice(listed.base_url, model, key)
+            if not self._yes("Test it with one short question? It costs next to nothing."):
+                return choice, None
+            checked = self.desk.check(listed.base_url, key, model)
+            if checked.problem is None:
+                return choice, checked
+            self._tell(checked)
+            if checked.problem.code in _OF_KEYS:
+                return None
+            if checked.problem.code not in _OF_MODELS and self._yes("Save it all the same?", usual=False):
+                return choice, None
+
+    def _model(self, listed: Sequence[str]) -> str:
+        shown = list(listed)
+        if listed:
+            self.say(f"It has {len(listed)} models.")
+        while True:
+            for number, name in enumerate(shown[:SHOWN], 1):
+                self.say(f"{number:3}  {name}")
+            if len(shown) > SHOWN:
+                self.say(f"     … and {len(shown) - SHOWN} more: a part of the name shortens the list")
+            answer = self.ask("Model, number or part of its name: " if shown else "The model's name: ").strip()
+            if answer.isdecimal() and 1 <= int(answer) <= min(SHOWN, len(shown)):
+                return shown[int(answer) - 1]
+            if answer in listed or (answer and not listed):
+                return answer
+            fitting = [name for name in listed if all(word in name.casefold() for word in answer.casefold().split())]
+            if len(fitting) == 1 and self._yes(f"{fitting[0]}?"):
+                return fitting[0]
+            if answer and not fitting and self._yes(f"{answer} is not among them. Take it all the same?", usual=False):
+                return answer
+            shown = fitting or list(listed)
+
+    def _tell(self, checked: Checked) -> None:
+        for line in told(checked):
+            self.say(line)
+
+    # --- this machine's model -------------------------------------------------------------------------------------
+
+    def _local(self) -> str | None:
+        """What `device.model` shall be; None leaves it."""
+        device = self.desk.config().device
+        if not device.enabled or device.base_url:
+            return None
+        here = installed_models()
+        if not device.model and not default_model_path().exists():
+            if self._yes(f"This machine's own model is not here yet. Fetch it, {SIZE / 1e6:.0f} MB?"):
+                fetch()
+            here = installed_models()
+        if len(here) < 2:
+            return None
+        self.say("Models on this machine:")
+        for number, model in enumerate(here, 1):
+            self.say(f"{number:3}  {model['name']}  {model['size_bytes'] / 1e6:.0f} MB")
+        while True:
+            answer = self.ask(f"Which one? [{device.model or default_model_path().name}]: ").strip()
+            if not answer:
+                return None
+            if answer.isdecimal() and 1 <= int(answer) <= len(here):
+                chosen = here[int(answer) - 1]
+                return "" if chosen["default"] else chosen["path"]
+            self.say("A number of the list, or Enter.")

@@ -1,0 +1,104 @@
+"""`disco trace`: one request's timeline: who started when, when each token came, and what the reader had of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+    from textual.content import Content
+
+LATEST = "latest"  # of the daemon's traces
+GONE = "trace_gone"
+RECENT = 1000  # rows of the history that are searched where there is no trace
+DELIVERY_HEIGHT, LEVEL_HEIGHT = 14, 7  # lines of the pictures
+LEAST_WIDTH = 30  # columns
+STYLES = {"$success": "green", "$primary": "blue", "$accent": "magenta", "$warning": "yellow"}  # the terminal's own
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser("trace", help="show one request's timeline", description=__doc__)
+    parser.add_argument("id", nargs="?", default=LATEST, metavar="ID", help="of the request (default: the latest one)")
+    parser.add_argument("--url", help="daemon to ask (default from the configuration)")
+    parser.add_argument("--plain", action="store_true", help="words only, no pictures (for screen readers)")
+    parser.add_argument("--json", action="store_true", help="the trace itself; fails where none is kept")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and show."""
+    from .. import client
+    from ..config import load
+
+    root, key = client.daemon_at(args.url, load())
+    path = f"/disco/v1/trace/{quote(args.id, safe='')}"
+    if args.json:
+        print(json.dumps(client.get(root, path, key)))
+        return 0
+    row = trace = None
+    try:
+        trace = client.get(root, path, key)
+    except client.DaemonError as e:
+        row = _row(root, key, args.id) if e.code == GONE else None
+        if row is None:
+            raise
+    settings = client.get(root, "/disco/v1/settings", key)["settings"]["delivery"]
+    _show(row, trace, settings, plain=args.plain)
+    return 0
+
+
+def _row(root: str, key: str, request_id: str) -> dict[str, Any] | None:
+    """What the history has of a request whose trace is gone; of the latest one, if none is named."""
+    from .. import client
+
+    rows: list[dict[str, Any]] = client.get(root, f"/disco/v1/history?limit={RECENT}", key)["data"]
+    answers = (row for row in rows if row["policy"] not in ("probe", "embedding"))
+    return next((row for row in answers if request_id in (LATEST, row["request_id"])), None)
+
+
+def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: dict[str, Any], *, plain: bool) -> None:
+    from rich.console import Console
+
+    from disco_tui import story as told
+
+    console = Console(highlight=False)
+    story = told.Story.of(None, row, trace)
+    console.print(f"answer {story.request_id}: {story.winner or 'nobody'} was first", markup=False)
+    for line in told.words(story):
+        console.print(line, markup=False)
+    if not plain:
+        for picture in _pictures(story, settings, console):
+            console.print()
+            console.print(picture)
+
+
+def _pictures(story: Any, settings: dict[str, Any], console: Console) -> Iterator[Text]:
+    """Each with its legend below."""
+    from disco_tui import story as told
+
+    width = max(LEAST_WIDTH, console.width)
+    wish = settings["pace_tps"], settings["expected_ttft_s"]
+    legend = told.STRAIGHT if story.trace is None else told.DELIVERY
+    yield _text(told.lanes(story, width) + f"\n{told.LEGEND}")
+    for picture, below in (
+        (told.delivery(story, *wish, width, DELIVERY_HEIGHT), legend),
+        (told.level(story, *wish, width, LEVEL_HEIGHT), told.LEVEL),
+    ):
+        if picture is not None:
+            yield _text(picture + f"\n{below}")
+
+
+def _text(picture: Content) -> Text:
+    """A picture of the terminal UI in the colours of any terminal."""
+    from rich.text import Text
+
+    text = Text(picture.plain)
+    for span in picture.spans:
+        text.stylize(STYLES.get(str(span.style), ""), span.start, span.end)
+    return text

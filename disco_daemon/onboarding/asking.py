@@ -1,0 +1,243 @@
+"""Asks a server that may be anything: for its models, and for one short answer.
+
+Each is asked once: nothing is retried, and no redirect is followed, for the key goes along. Blocking, for a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from threading import Thread
+from typing import Any, TypeVar
+
+import httpx2
+
+from ..net import hostname, is_loopback
+
+MODELS_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 20.0  # until the first token; as server.first_token_timeout_s
+MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
+MAX_ANSWER = 64 * 1024  # bytes read of an answer, or of an error; a token takes some hundred
+MAX_TOKENS = 8  # of the answer that is asked for: next to nothing
+QUESTION = "Say hello."
+# What the HTTP library raises where the other end, the network or the address is at fault.
+_TROUBLE = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError)
+
+T = TypeVar("T")
+
+
+def within(timeout_s: float, work: Callable[[], T]) -> T:
+    """The result of `work`, which nobody waits for longer than `timeout_s`, s: name look-ups know no time-out.
+
+    Raises TimeoutError, or what `work` raises. The thread that is left behind does not keep the program alive.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as e:
+            future.set_exception(e)
+
+    Thread(target=run, name="disco-asking", daemon=True).start()
+    return future.result(timeout_s)
+
+
+def _client(url: str, timeout_s: float) -> httpx2.Client:
+    # What is for this machine never goes through a proxy.
+    return httpx2.Client(timeout=timeout_s, trust_env=not is_loopback(hostname(url)), follow_redirects=False)
+
+
+def _headers(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def _page(url: str, name: str) -> str:
+    return f"{url.rstrip('/')}/{name}"
+
+
+# --- its models -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What `GET models` gave: the HTTP status, the names in it (None: no list), how far our clock is ahead, s.
+
+    `late`: the problem is that nothing came in time.
+    """
+
+    status: int = 0
+    models: tuple[str, ...] | None = None
+    skew_s: float | None = None
+    problem: str = ""
+    late: bool = False
+
+
+def ask_models(url: str, api_key: str) -> Reply:
+    """Ask for the list of models, as an OpenAI client would."""
+    try:
+        return within(MODELS_TIMEOUT_S, lambda: _listed(url, api_key))
+    except (TimeoutError, httpx2.TimeoutException):
+        return Reply(problem=f"no answer within {MODELS_TIMEOUT_S:g} s", late=True)
+    except _TROUBLE as e:
+        return Reply(problem=str(e) or type(e).__name__)
+
+
+def _listed(url: str, api_key: str) -> Reply:
+    with (
+        _client(url, MODELS_TIMEOUT_S) as http,
+        http.stream("GET", _page(url, "models"), headers=_headers(api_key)) as response,
+    ):
+        body = b""
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > MAX_BYTES:
+                break
+        return Reply(response.status_code, _names(body), _skew(response.headers.get("date")))
+
+
+def _names(body: bytes) -> tuple[str, ...] | None:
+    found = _document(body)
+    rows = (found.get("data") or found.get("models")) if isinstance(found, dict) else found
+    if not isinstance(rows, list):
+        return None
+    return tuple(name for row in rows if (name := _name(row)))
+
+
+def _name(row: Any) -> str:
+    found = (row.get("id") or row.get("name")) if isinstance(row, dict) else row
+    return found if isinstance(found, str) else ""
+
+
+def _skew(date: str | None) -> float | None:
+    try:
+        return time.time() - parsedate_to_datetime(date or "").timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _document(body: bytes) -> Any:
+    """JSON, None if it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+# --- one short answer -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What asking for an answer gave: the HTTP status, and when its first token came, s (None: it did not).
+
+    `code` and `text` are those of an error document; `problem` is for what is no HTTP. `late`: nothing came in time.
+    """
+
+    status: int = 0
+    ttft_s: float | None = None
+    code: str = ""
+    text: str = ""
+    problem: str = ""
+    late: bool = False
+
+
+def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens") -> Said:
+    """Ask for one answer of at most MAX_TOKENS tokens, and hear it as far as its first one.
+
+    `limit` is what the server calls the limit: OpenAI's newer models refuse `max_tokens`, others the newer name.
+    """
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": model, "messages": messages, "stream": True, limit: MAX_TOKENS}
+    try:
+        return within(ANSWER_TIMEOUT_S, lambda: _answered(url, api_key, body))
+    except (TimeoutError, httpx2.TimeoutException):
+        return Said(problem=f"no token within {ANSWER_TIMEOUT_S:g} s", late=True)
+    except _TROUBLE as e:
+        return Said(problem=str(e) or type(e).__name__)
+
+
+def _answered(url: str, api_key: str, body: Mapping[str, Any]) -> Said:
+    began = time.monotonic()
+    with (
+        _client(url, ANSWER_TIMEOUT_S) as http,
+        http.stream("POST", _page(url, "chat/completions"), headers=_headers(api_key), json=dict(body)) as response,
+    ):
+        status, heard = response.status_code, _Ear()
+        for part in response.iter_bytes():
+            heard.take(part)
+            if (status == 200 and heard.done) or heard.n_bytes > MAX_ANSWER:
+                break
+            if time.monotonic() - began > ANSWER_TIMEOUT_S:  # it dribbles, and nobody waits for it any more
+                break
+        if status == 200 and (heard.token or heard.whole):
+            return Said(status, time.monotonic() - began)
+        return Said(status, None, *heard.error)
+
+
+class _Ear:
+    """Listens to the bytes of an answer for a token, or an error."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self.token = False
+        self._all = self._rest = b""
+        self._error: tuple[str, str] | None = None
+
+    def take(self, part: bytes) -> None:
+        """Some more bytes."""
+        self.n_bytes += len(part)
+        self._all += part
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        self._read(line.removeprefix(b"data:") for line in lines if line.startswith(b"data:"))
+
+    def _read(self, events: Iterable[bytes]) -> None:
+        for event in events:
+            document = _document(event)
+            if isinstance(document, dict) and "error" in document:
+                self._error = self._error or _error_of(document)
+            elif _has_token(document):
+                self.token = True
+
+    @property
+    def done(self) -> bool:
+        """Whether more would tell nothing new."""
+        return self.token or self._error is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is an answer in one piece, from a server that does not stream."""
+        document = _document(self._all)
+        return isinstance(document, dict) and bool(document.get("choices")) and "error" not in document
+
+    @property
+    def error(self) -> tuple[str, str]:
+        """Code and message of the error, "" where there is none."""
+        return self._error or _error_of(_document(self._all))
+
+
+def _has_token(chunk: Any) -> bool:
+    """Whether a chunk says anything, or that the answer is over."""
+    choices = chunk.get("choices") if isinstance(chunk, dict) else None
+    for choice in choices if isinstance(choices, list) else []:
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        said = isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role")
+        if said or (isinstance(choice, dict) and choice.get("finish_reason")):
+            return True
+    return False
+
+
+def _error_of(document: Any) -> tuple[str, str]:
+    """Code and message of an error document, in the shapes that are about."""
+    if isinstance(document, list) and document:  # Google wraps it in a list
+        document = document[0]
+    error = document.get("error", document) if isinstance(document, dict) else None
+    if isinstance(error, str):
+        return "", error
+    if not isinstance(error, dict):
+        return "", ""
+    return str(error.get("code") or error.get("type") or ""), str(error.get("message") or error.get("detail") or "")

@@ -1,0 +1,273 @@
+"""Does a server work with this key and this model? One list of models, at most one answer; blocking, for a thread.
+
+Listing alone proves nothing: some give their list to anybody. The key is in no result, message or `repr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..money.catalog import Catalog, ServerProfile, is_private
+from ..net import hostname, is_http_url, is_loopback
+from .asking import Reply, Said, ask_answer, ask_models
+
+N_NEAR = 3
+MAX_TEXT = 200  # characters of what a server says of an error
+MAX_KEY = 4096  # characters; the longest known, those with claims inside, have some 1,500
+MAX_NAME = 512  # characters of a model's name, and of an address
+MAX_MODELS = 5000  # of a list; the longest we know of has some hundred
+PIECE = 6  # characters of a key in a row that nobody may see; servers that mask one show four
+_PAGES = ("/completions", "/models", "/responses")
+_PORTS = {"http": 80, "https": 443}
+# Words in what a server says of an error, where its status says too little.
+_OF_KEYS = ("api key", "api_key", "authentication", "unauthorized")
+_OF_CREDIT = ("quota", "credit", "billing", "balance", "payment")
+# Models that answer no chat; they stand last in the list.
+_NO_CHAT = ("embed", "whisper", "tts", "dall-e", "moderation", "transcribe", "image", "rerank", "realtime", "audio")
+
+
+class Trouble(StrEnum):
+    """What is wrong, by what has to be changed."""
+
+    ADDRESS = "address"
+    KEY = "key"
+    CREDIT = "credit"
+    MODEL = "model"
+    NETWORK = "network"
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, and what to do about it."""
+
+    code: Trouble
+    text: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a model charges, $ per million tokens. Not `known`: the dearest that is, and `mend` says where to put it."""
+
+    input: float
+    output: float
+    known: bool
+    source: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found. `models`: what it serves, best first, None if it tells no list. `ttft_s` of the answer, s."""
+
+    base_url: str
+    model: str = ""
+    models: tuple[str, ...] | None = None
+    ttft_s: float | None = None
+    price: Cost | None = None
+    problem: Problem | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As the API and `disco setup --json` tell it."""
+        price, problem = self.price, self.problem
+        return {
+            "ok": problem is None,
+            "base_url": self.base_url,
+            "model": self.model,
+            "models": None if self.models is None else list(self.models),
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 3),
+            "price": None if price is None else {
+                "known": price.known, "input_usd_per_mtok": price.input, "output_usd_per_mtok": price.output,
+                "source": price.source, "mend": price.mend,
+            },
+            "problem": None if problem is None else {
+                "code": str(problem.code), "text": problem.text, "mend": problem.mend,
+            },
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def check(
+    base_url: str, api_key: str, model: str, catalog: Catalog, *, prices: str = "own.toml", own_port: int | None = None
+) -> Checked:
+    """Ask for the models, and with a `model` for one short answer, which may cost some hundredths of a cent.
+
+    `prices` is the file for prices of one's own; `own_port` the daemon's, which cannot be its own server.
+    """
+    checked = Checked(base_url, model)
+    problem = address_problem(base_url, own_port) or key_problem(api_key)
+    if problem is not None:
+        return replace(checked, problem=problem)
+    checked = replace(checked, notes=tuple(_notes(base_url, api_key)))
+    reply = ask_models(base_url, api_key)
+    checked = replace(checked, models=_ordered(reply, catalog.server(base_url)))
+    problem = _of_list(reply, with_key=bool(api_key), with_model=bool(model))
+    if problem is not None:
+        return replace(checked, problem=problem)
+    if not model:
+        return checked if checked.models else replace(checked, notes=(*checked.notes, _no_list(reply)))
+    profile = catalog.server(base_url)
+    limit = "max_completion_tokens" if profile is not None and profile.name == "openai" else "max_tokens"
+    said = ask_answer(base_url, api_key, model, limit=limit)
+    problem = _of_answer(said, checked, api_key)
+    if problem is not None:
+        return replace(checked, problem=problem)
+    return replace(checked, ttft_s=said.ttft_s, price=cost(catalog, base_url, model, prices))
+
+
+def cost(catalog: Catalog, base_url: str, model: str, prices: str) -> Cost:
+    """What a model charges there, and where to put it if that is not known."""
+    found = catalog.price(base_url, model)
+    advice = catalog.advice(base_url, model, prices) or ""
+    day = f", {found.as_of}" if found.as_of else ""
+    return Cost(found.input, found.output, found.known, f"{found.entry}{day}", advice.partition(". Put into ")[2])
+
+
+# --- before anything is asked -----------------------------------------------------------------------------------------
+
+
+def address_problem(url: str, own_port: int | None = None) -> Problem | None:
+    """What is wrong with an address, as far as one can tell from it."""
+    if not is_http_url(url) or len(url) > MAX_NAME or not url.isprintable():
+        return _wrong_address("that is no address", "write it like https://api.openai.com/v1")
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        return _wrong_address("the address holds more than an address", "leave out user, password and what follows a ?")
+    if parts.path.rstrip("/").endswith(_PAGES):
+        return _wrong_address("that is one of the server's pages", "end the address before it, mostly with /v1")
+    if own_port is not None and is_loopback(parts.hostname or "") and (parts.port or _PORTS[parts.scheme]) == own_port:
+        return _wrong_address("that is this daemon itself", "give the address of another server")
+    return None
+
+
+def _wrong_address(text: str, mend: str) -> Problem:
+    return Problem(Trouble.ADDRESS, text, mend)
+
+
+def key_problem(key: str) -> Problem | None:
+    """What is wrong with a key, as far as one can tell from it."""
+    if key == "" or (len(key) <= MAX_KEY and key.isascii() and key.isprintable() and not any(map(str.isspace, key))):
+        return None
+    return Problem(Trouble.KEY, "the key has white space or odd characters in it", "copy it once more, all of it")
+
+
+def _notes(url: str, key: str) -> Iterable[str]:
+    if urlsplit(url).scheme == "http" and not is_private(hostname(url)):
+        yield "Whoever is on the way can read key and prompts: use https if the server has it."
+    if not key and not is_private(hostname(url)):
+        yield "No key is given."
+
+
+# --- what it answered -------------------------------------------------------------------------------------------------
+
+
+def _of_list(reply: Reply, *, with_key: bool, with_model: bool) -> Problem | None:
+    """What ends the check here; what only leaves out the list does not."""
+    if reply.problem:
+        mend = "check the address, and the network"
+        return Problem(Trouble.TIMEOUT if reply.late else Trouble.NETWORK, _line(reply.problem), mend)
+    if reply.status == 401 or (reply.status == 403 and not with_model):
+        return _wrong_key(reply.status, with_key=with_key)
+    if 300 <= reply.status < 400:
+        return _elsewhere(reply.status)
+    return None
+
+
+def _no_list(reply: Reply) -> str:
+    said = "an empty one" if reply.models is not None else f"HTTP {reply.status}"
+    return f"It gives no list of models ({said}): write the model's name. The address mostly ends with /v1."
+
+
+def _wrong_key(status: int, *, with_key: bool) -> Problem:
+    if not with_key:
+        return Problem(Trouble.KEY, f"the server wants a key ({status})", "give one")
+    return Problem(Trouble.KEY, f"the server refuses the key ({status})", "check it, and that it is this server's")
+
+
+def _elsewhere(status: int) -> Problem:
+    return _wrong_address(f"the server points elsewhere ({status})", "give the address that it really has")
+
+
+def _of_answer(said: Said, checked: Checked, key: str) -> Problem | None:
+    """Why there was no token; None if there was one."""
+    if said.ttft_s is not None:
+        return None
+    if said.problem:
+        mend = "try again, or choose another model" if said.late else "check the address, and the network"
+        return Problem(Trouble.TIMEOUT if said.late else Trouble.NETWORK, _line(said.problem), mend)
+    if 300 <= said.status < 400:
+        return _elsewhere(said.status)
+    text = "" if _repeats(key, said.text) else _line(said.text)
+    told = f" ({said.status}{': ' if text else ''}{text})"
+    words = f"{said.code} {said.text}".casefold() if said.status < 500 else ""
+    return _by_words(said.status, words, told, checked, with_key=bool(key)) or _by_status(said.status, told)
+
+
+def _by_words(status: int, words: str, told: str, checked: Checked, *, with_key: bool) -> Problem | None:
+    """What its words say: servers use the same status for different things."""
+    if status == 401 or _any(_OF_KEYS, words):
+        return _wrong_key(status, with_key=with_key)
+    if status == 402 or _any(_OF_CREDIT, words):
+        return Problem(Trouble.CREDIT, f"the account has no credit for it{told}", "add some at the provider's site")
+    if status == 404 and checked.models is None and "model" not in words:
+        return _wrong_address(f"nothing answers questions there{told}", "check the address; it mostly ends with /v1")
+    if status == 404 or (status in (200, 400, 422) and "model" in words):
+        return _no_model(told, checked)
+    return None
+
+
+def _by_status(status: int, told: str) -> Problem:
+    if status == 200:
+        return _wrong_address(f"what came is no answer of an OpenAI server{told}", "check the address")
+    if status == 403:
+        return Problem(Trouble.KEY, f"the key may not do that{told}", "give it the right to, or use another one")
+    if status == 429:
+        return Problem(Trouble.SERVER, f"the server asks to wait{told}", "try again in a minute, or another model")
+    if 400 <= status < 500:
+        return Problem(Trouble.REFUSED, f"the server refuses the question{told}", "choose another model")
+    return Problem(Trouble.SERVER, f"the server is in trouble{told}", "try again later, or choose another model")
+
+
+def _no_model(told: str, checked: Checked) -> Problem:
+    plain = {name.casefold(): name for name in checked.models or ()}
+    near = [plain[name] for name in get_close_matches(checked.model.casefold(), plain, N_NEAR, 0.5)]
+    mend = f"choose another{', such as ' if near else ''}{', '.join(near)}"
+    return Problem(Trouble.MODEL, f"{checked.model} does not answer{told}", mend)
+
+
+def _any(words: Iterable[str], text: str) -> bool:
+    return any(word in text for word in words)
+
+
+def _line(text: str) -> str:
+    """What a server said, as one line that a terminal can show."""
+    line = " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in text).split())
+    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
+
+
+def _repeats(key: str, text: str) -> bool:
+    """Whether a text holds a piece of the key: then nothing of it is told."""
+    return any(key[i : i + PIECE] in text for i in range(len(key) - PIECE + 1))
+
+
+def _ordered(reply: Reply, profile: ServerProfile | None) -> tuple[str, ...] | None:
+    """The models that are listed: first those with a known price, last what answers no chat."""
+    if reply.models is None or reply.status != 200:
+        return None
+    own = {} if profile is None else profile.models
+
+    def rank(name: str) -> tuple[int, str]:
+        plain = name.casefold().removeprefix("models/")
+        return (0 if plain in own else 2 if _any(_NO_CHAT, plain) else 1), plain
+
+    names = {name for name in reply.models if name.isprintable() and len(name) <= MAX_NAME}
+    return tuple(sorted(names, key=rank)[:MAX_MODELS])

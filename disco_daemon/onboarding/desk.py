@@ -1,0 +1,74 @@
+"""What all first steps share, whether they are taken in a terminal, by flags, or over the daemon's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import pricelist
+from ..config import load
+from ..errors import ConfigError
+from ..money.catalog import Catalog
+from ..net import is_http_url
+from ..settings import Config
+from . import checking, providers, saving
+from .checking import Checked
+from .providers import Key, Provider
+from .saving import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """config.toml at `path` with what lies beside it, and the variables. `own_port` is the daemon's. Blocks on disk."""
+
+    path: Path
+    env: Mapping[str, str] = field(repr=False)
+    own_port: int | None = None
+
+    def config(self) -> Config:
+        """What the next start will find: settings and variables. Raises ConfigError."""
+        return load(self.path, self.env)
+
+    def catalog(self) -> Catalog:
+        """The price lists, ours and the user's. Raises ConfigError."""
+        return pricelist.load(self.path.parent / "servers")
+
+    def providers(self) -> list[Provider]:
+        """The servers that are known."""
+        return providers.providers(self.catalog())
+
+    def address(self, name: str) -> str:
+        """The base URL of a provider by its name, or the URL that `name` is. Raises ConfigError."""
+        found = providers.named(self.catalog(), name)
+        if found is not None:
+            return found.base_url
+        if is_http_url(name):
+            return name
+        known = ", ".join(p.name for p in self.providers())
+        msg = f"{name!r} is no server that is known: give a URL such as https://llm.example.com/v1, or one of {known}"
+        raise ConfigError(msg)
+
+    def key(self, base_url: str, given: str = "") -> Key:
+        """The key that was given, or the one that is there. Raises ConfigError."""
+        if given:
+            return providers.new_key(self.path, base_url, given)
+        return providers.known_key(self.path, self.config(), base_url, self.catalog(), self.env)
+
+    def has_key(self, base_url: str) -> str:
+        """Where the key is that `key` would find, "" if there is none."""
+        return providers.has_key(self.path, self.config(), base_url, self.catalog(), self.env)
+
+    def check(self, base_url: str, key: Key, model: str = "") -> Checked:
+        """Whether the server works: its models, and with a model one short answer. Raises ConfigError."""
+        prices = str(self.path.parent / "servers" / "own.toml")
+        return checking.check(base_url, key.value, model, self.catalog(), prices=prices, own_port=self.own_port)
+
+    def problem(self, base_url: str, key: str = "") -> checking.Problem | None:
+        """What is wrong already, before anybody is asked."""
+        return checking.address_problem(base_url, self.own_port) or checking.key_problem(key)
+
+    def save(self, choice: Choice) -> dict[str, Any]:
+        """Write it down, all or nothing; the settings that were written. Raises ConfigError."""
+        return saving.save(self.path, choice)

@@ -1,0 +1,130 @@
+"""Writes down what was chosen: a server with its key, a local model. All of it, or nothing.
+
+The key goes into a file of its own, `keys/HOST` beside config.toml: mode 0600 from the first moment, its folder 0700.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import get_value, load, require_complete, set_values, with_values, write_private
+from ..errors import ConfigError
+from ..models import installed_models
+from ..settings import Config
+from .providers import Key, key_path
+
+_MAGIC = b"GGUF"
+DEFAULT = "default"  # the name of the model that ships
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to change; None leaves it as it is. An empty `base_url` takes the server away; `local` is `device.model`."""
+
+    base_url: str | None = None
+    model: str = ""
+    key: Key = field(default_factory=Key)
+    local: str | None = None
+
+
+def save(path: Path, choice: Choice) -> dict[str, Any]:
+    """Write it into config.toml at `path` and the key beside it; the settings that were written.
+
+    Comments stay. Raises ConfigError, and then nothing has changed. Blocks on disk.
+    """
+    config = load(path, env={})
+    changes = _changes(config, choice)
+    require_complete(with_values(config, changes))
+    file = changes.get("server.api_key_file")
+    # Only a key that is new has to be written: others are where they are.
+    fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
+    with _written(Path(file or ""), choice.key.value) if fresh else nullcontext():
+        try:
+            set_values(path, changes)
+        except OSError as e:
+            msg = f"{path} cannot be written: {e.strerror or e}"
+            raise ConfigError(msg) from e
+    return changes
+
+
+def _changes(config: Config, choice: Choice) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if choice.base_url is not None:
+        changes = {"server.base_url": choice.base_url, "server.model": choice.model, **choice.key.settings}
+        if not choice.base_url:
+            changes |= {"server.model": "", "server.api_key_file": "", "server.api_key_env": "OPENAI_API_KEY"}
+        changes |= _outdated(config, choice)
+    if choice.local is not None:
+        changes["device.model"] = choice.local
+        if not config.device.enabled:
+            changes["device.enabled"] = True
+    return changes
+
+
+def _outdated(config: Config, choice: Choice) -> dict[str, Any]:
+    """What was set for the server before, and is wrong for this one: its prices, its way to continue an answer."""
+    before = config.server
+    changes: dict[str, Any] = {}
+    if (before.base_url, before.model) != (choice.base_url, choice.model):
+        changes = {f"server.{name}": None for name in ("input_usd_per_mtok", "output_usd_per_mtok")}
+    if before.base_url != choice.base_url:
+        changes["server.continuation"] = "auto"
+    return {key: value for key, value in changes.items() if get_value(config, key) != value}
+
+
+@contextmanager
+def _written(file: Path, key: str) -> Iterator[None]:
+    """The key in its file; as before if what is done with it fails."""
+    try:
+        before = file.read_text("utf-8") if file.exists() else None
+        for folder in (file.parent.parent, file.parent):  # mkdir gives its mode to the last one only
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.parent.chmod(0o700)
+        write_private(file, f"{key}\n")
+    except (OSError, UnicodeDecodeError) as e:
+        msg = f"the key cannot be written to {file}: {getattr(e, 'strerror', None) or e}"
+        raise ConfigError(msg) from e
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            file.unlink(missing_ok=True)
+        else:
+            write_private(file, before)
+        raise
+
+
+def shadowed(changes: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
+    """The variables that go before what was just written."""
+    return [name for key in changes if (name := f"DISCO_{key.replace('.', '_').upper()}") in env]
+
+
+# --- the local model --------------------------------------------------------------------------------------------------
+
+
+def local_model(name: str) -> str:
+    """What `device.model` is for a model on this machine: by name, by path, or `default`.
+
+    Raises ConfigError if there is none.
+    """
+    if name == DEFAULT:
+        return ""
+    here = installed_models()
+    for model in here:
+        if name in (model["name"], model["path"], model["name"].removesuffix(".gguf")):
+            return "" if model["default"] else model["path"]
+    path = Path(name).expanduser().absolute()
+    try:
+        with path.open("rb") as f:
+            if f.read(len(_MAGIC)) == _MAGIC:
+                return str(path)
+        problem = "is no GGUF file"
+    except OSError as e:
+        problem = f"cannot be read: {e.strerror}"
+    names = ", ".join([DEFAULT, *(model["name"] for model in here if not model["default"])])
+    msg = f"{path} {problem}; give the path of a GGUF file, or one of {names}"
+    raise ConfigError(msg)

@@ -1,0 +1,379 @@
+"""First steps in the terminal UI: F5, the greeting, a daemon that is started by itself, and a theme that stays."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList
+
+from disco_tui.app import LIGHT, DiscoApp
+from disco_tui.draft import Draft, fitting, result_of
+from disco_tui.preferences import NAME, Preferences
+from disco_tui.setup import SetupScreen
+from tests.fixtures.provider import SECRET
+from tests.fixtures.snapshots import compare
+from tests.fixtures.tui import (
+    KNOWN,
+    PRICE,
+    STATE,
+    Dictated,
+    checked,
+    dictated,
+    screen_text,
+    shown,
+    trouble,
+    until,
+)
+
+GROQ = "https://api.groq.com/openai/v1"
+ALONE = STATE | {"endpoints": {"device": STATE["endpoints"]["device"]}}
+LISTED = checked(models=["llama-3.1-8b-instant", "llama-3.3-70b-versatile", "qwen/qwen3-32b"])
+TESTED = checked(ttft_s=0.421, price=PRICE)
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[Dictated]:
+    async with dictated() as server:
+        yield server
+
+
+def type_in(app: DiscoApp, text: str) -> None:
+    """As if it was pasted: all at once."""
+    app.screen.query_one("#field", Input).value = text
+
+
+def head(app: DiscoApp) -> str:
+    return str(app.screen.query_one("#head").render()) if isinstance(app.screen, SetupScreen) else ""
+
+
+async def at(app: DiscoApp, pilot: Pilot[None], words: str) -> None:
+    """Wait for a step."""
+    await until(pilot, lambda: words in head(app))
+    await pilot.pause()
+
+
+async def to_models(app: DiscoApp, pilot: Pilot[None], daemon: Dictated) -> None:
+    """F5, the first provider, the key."""
+    daemon.checks.insert(0, LISTED)
+    await pilot.press("f5")
+    await at(app, pilot, "who shall answer")
+    await pilot.press("1")
+    await at(app, pilot, "API key")
+    type_in(app, SECRET)
+    await pilot.press("enter")
+    await at(app, pilot, "the model")
+
+
+def saved(daemon: Dictated) -> list[object]:
+    return [body for kind, body in daemon.wishes if kind == "save"]
+
+
+async def test_provider_key_model_test_and_saved(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await to_models(app, pilot, daemon)
+        assert "3 models" in screen_text(app)
+        daemon.checks = [TESTED]
+        await pilot.press(*"70b", "enter")
+        await at(app, pilot, "done")
+        assert "answered after 0.42 s" in screen_text(app)
+        assert "$0.15 and $0.6" in screen_text(app)
+        assert "restart it without that flag" in screen_text(app)
+        wanted = {"base_url": GROQ, "api_key": SECRET, "model": "llama-3.3-70b-versatile"}
+        assert daemon.wishes == [("check", wanted | {"model": ""}), ("check", wanted), ("save", wanted)]
+        await pilot.press("enter")
+        await until(pilot, lambda: app.screen is app.chat)
+
+
+async def test_the_key_is_never_on_the_screen_and_in_no_repr(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("1")
+        await at(app, pilot, "API key")
+        type_in(app, SECRET)
+        await pilot.pause()
+        assert SECRET not in screen_text(app)
+        assert "•" in screen_text(app)
+        assert SECRET not in repr(Draft(key=SECRET))
+
+
+@pytest.mark.parametrize("step", ["who", "key", "model", "test"])
+async def test_escape_leaves_everything_as_it_was(daemon: Dictated, step: str) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        if step in ("model", "test"):
+            await to_models(app, pilot, daemon)
+        else:
+            await pilot.press("f5")
+            await at(app, pilot, "who shall answer")
+        if step == "key":
+            await pilot.press("1")
+            await at(app, pilot, "API key")
+        if step == "test":
+            daemon.held.clear()
+            daemon.checks = [TESTED]
+            await pilot.press("enter")
+            await until(pilot, lambda: len(daemon.wishes) == 2)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is app.chat)
+        daemon.held.set()
+        await pilot.pause(0.05)
+        assert saved(daemon) == []
+        assert app.screen is app.chat
+
+
+async def test_a_wrong_key_and_a_wrong_model_are_asked_for_again(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        daemon.checks = [trouble("key", "the server refuses the key")]
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("enter")
+        await at(app, pilot, "API key")
+        type_in(app, "sk-wrong")
+        await pilot.press("enter")
+        await until(pilot, lambda: "refuses the key" in screen_text(app))
+        assert "API key" in head(app)
+        daemon.checks = [LISTED, trouble("model", "it does not answer"), TESTED]
+        type_in(app, SECRET)
+        await pilot.press("enter")
+        await at(app, pilot, "the model")
+        await pilot.press("enter")
+        await until(pilot, lambda: "it does not answer" in screen_text(app))
+        assert saved(daemon) == []
+        await pilot.press("down", "enter")
+        await at(app, pilot, "done")
+        assert saved(daemon) == [{"base_url": GROQ, "api_key": SECRET, "model": "llama-3.3-70b-versatile"}]
+
+
+async def test_a_key_that_is_there_is_used_with_enter(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        daemon.checks = [LISTED]
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("2")
+        await at(app, pilot, "API key")
+        assert "Enter takes the key in $OPENAI_API_KEY" in screen_text(app)
+        await pilot.press("enter")
+        await at(app, pilot, "the model")
+        assert daemon.wishes[0][1]["api_key"] == ""
+
+
+async def test_another_address_without_a_list_of_models(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        daemon.checks = [trouble("network", "Connection refused"), checked(notes=["It gives no list."]), TESTED]
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("0")
+        for address in ("http://127.0.0.1:1/v1", "http://127.0.0.1:8080/v1"):
+            await at(app, pilot, "address")
+            type_in(app, address)
+            await pilot.press("enter")
+            await at(app, pilot, "API key")
+            await pilot.press("enter")
+        await at(app, pilot, "the model")
+        assert "It gives no list." in screen_text(app)
+        await pilot.press(*"llama", "enter")
+        await at(app, pilot, "done")
+        assert saved(daemon) == [{"base_url": "http://127.0.0.1:8080/v1", "api_key": "", "model": "llama"}]
+
+
+async def test_no_server_and_another_local_model(daemon: Dictated) -> None:
+    daemon.known = KNOWN | {"server": {"base_url": GROQ, "model": "m"}}
+    async with shown(daemon.root) as (app, pilot):
+        for keys in (("n",), ("m", "down", "enter")):
+            await pilot.press("f5")
+            await at(app, pilot, "who shall answer")
+            assert "(in use)" in screen_text(app)
+            await pilot.press(*keys)
+            await at(app, pilot, "done")
+            await pilot.press("escape")
+            await until(pilot, lambda: app.screen is app.chat)
+        assert saved(daemon) == [
+            {"base_url": "", "api_key": "", "model": ""},
+            {"device.model": "/models/qwen.gguf"},
+        ]
+
+
+async def test_without_a_daemon_it_says_so() -> None:
+    async with shown("http://127.0.0.1:9") as (app, pilot):
+        await pilot.press("f5")
+        await until(pilot, lambda: "no daemon at" in screen_text(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.screen is app.chat)
+
+
+async def test_the_daemon_goes_by_it_at_once_and_the_chat_goes_on(daemon: Dictated) -> None:
+    daemon.flagged = False
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press(*"Why?", "enter")
+        await until(pilot, lambda: daemon.asked)
+        await to_models(app, pilot, daemon)
+        daemon.checks = [TESTED]
+        await pilot.press("enter")
+        await until(pilot, lambda: app.screen is app.chat)
+        await until(pilot, lambda: "Saved." in screen_text(app))
+        assert app.talks.answering, "the answer under way goes on"
+
+
+async def test_a_long_list_is_shortened_by_typing(daemon: Dictated) -> None:
+    async with shown(daemon.root, size=(80, 24)) as (app, pilot):
+        await to_models(app, pilot, daemon)
+        options = app.screen.query_one(OptionList)
+        assert options.option_count == 3
+        await pilot.press(*"qwen")
+        await until(pilot, lambda: options.option_count == 1)
+        await pilot.press("backspace", "backspace", "backspace", "backspace")
+        await until(pilot, lambda: options.option_count == 3)
+    assert fitting(["a/B-c", "b"], "B a") == ["a/B-c"]
+    assert len(fitting([f"m{i}" for i in range(1000)], "m")) == 200
+
+
+@pytest.mark.parametrize(
+    ("price", "words"),
+    [
+        (None, "m answered after 0.42 s."),
+        (PRICE, "It charges $0.15 and $0.6 per million"),
+        (PRICE | {"known": False}, "is not known, so it counts as $0.15 and $0.6"),
+        (PRICE | {"input_usd_per_mtok": 0.0, "output_usd_per_mtok": 0.0}, "bills nothing"),
+    ],
+)
+def test_what_an_answer_costs_is_a_sentence(price: dict[str, object] | None, words: str) -> None:
+    assert words in result_of(TESTED | {"model": "m", "price": price})
+
+
+# --- the greeting, the start, what stays ------------------------------------------------------------------------------
+
+
+async def test_who_has_no_server_is_greeted_once(daemon: Dictated, tmp_path: Path) -> None:
+    daemon.state = ALONE
+    path = tmp_path / "c.sqlite"
+    async with shown(daemon.root, path=path) as (app, pilot):
+        await until(pilot, lambda: "F5 adds a server" in screen_text(app))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "F5 adds a server" not in screen_text(app)
+        await app.look_after()
+        await pilot.pause()
+        assert "F5 adds a server" not in screen_text(app)
+    async with shown(daemon.root, path=path) as (app, pilot):
+        await app.look_after()
+        await pilot.pause()
+        assert "F5 adds a server" not in screen_text(app)
+
+
+async def test_who_has_a_server_is_not_greeted(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await app.look_after()
+        await pilot.pause()
+        assert "F5 adds a server" not in screen_text(app)
+
+
+async def test_a_daemon_is_started_where_none_runs_and_a_question_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, daemon: Dictated
+) -> None:
+    """The daemon comes up (here: the link finds it) after the question was asked."""
+    up = daemon.root
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("disco_tui.starter.Starter.command", lambda self: command)
+    async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
+        await until(pilot, lambda: app.starter.running)
+        await until(pilot, lambda: "The daemon is starting" in screen_text(app))
+        await pilot.press(*"Why?", "enter")
+        await pilot.pause(0.05)
+        assert app.talks.running is not None
+        app.link.root = up
+        await until(pilot, lambda: daemon.asked)
+        daemon.say("So.")
+        daemon.end()
+        await until(pilot, lambda: app.talks.running is None)
+        assert app.talks.entries[-1].text == "So."
+
+
+async def test_without_start_none_is_started() -> None:
+    async with shown("http://127.0.0.1:9") as (app, pilot):
+        await until(pilot, lambda: "F9 starts one" in screen_text(app))
+        await app.look_after()
+        assert not app.starter.running
+
+
+async def test_a_daemon_that_ends_at_once_is_told_and_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("disco_tui.starter.Starter.command", lambda self: ["/bin/sh", "-c", "echo no model; exit 1"])
+    async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
+        await until(pilot, lambda: "has ended: no model" in screen_text(app))
+        await pilot.press(*"one", "enter")
+        await until(pilot, lambda: app.talks.running is None)
+        assert app.talks.entries[-1].finish == "error"
+        await app.look_after()
+        assert app.starter.failed
+
+
+async def test_the_theme_stays(daemon: Dictated, tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    async with shown(daemon.root, path=path) as (app, pilot):
+        await pilot.press("ctrl+l")
+        await until(pilot, lambda: app.preferences.theme == LIGHT)
+    file = tmp_path / NAME
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    async with shown(daemon.root, path=path) as (app, pilot):
+        assert app.theme == LIGHT
+        app.theme = "nord"
+        await until(pilot, lambda: app.preferences.theme == "nord")
+    async with shown(daemon.root) as (app, pilot):
+        assert app.theme != "nord", "without a store nothing is kept"
+    assert json.loads(file.read_text())["theme"] == "nord"
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", '{"theme": 7, "welcomed": "yes"}', '{"theme": "no-such-theme"}'])
+async def test_preferences_that_make_no_sense_cost_nothing(daemon: Dictated, tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    assert not Preferences.load(tmp_path / NAME).welcomed
+    async with shown(daemon.root, path=tmp_path / "c.sqlite") as (app, _):
+        assert app.theme in app.available_themes
+
+
+# --- how it looks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("light", [False, True], ids=["dark", "light"])
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+async def test_pictures(daemon: Dictated, size: tuple[int, int], light: bool) -> None:
+    async with shown(daemon.root, size=size) as (app, pilot):
+        if light:
+            app.theme = LIGHT
+        name = f"{size[0]}x{size[1]}-{'light' if light else 'dark'}"
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        compare(app, f"setup-who-{name}")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is app.chat)
+        await to_models(app, pilot, daemon)
+        app.screen.query_one(Input).cursor_blink = False
+        daemon.checks = [trouble("model", "qwen/qwen3-32b does not answer (404)")]
+        await pilot.press(*"qwen", "enter")
+        await until(pilot, lambda: "does not answer" in screen_text(app))
+        await pilot.pause()
+        compare(app, f"setup-model-{name}")
+
+
+async def test_plain_mode_has_no_frame(daemon: Dictated) -> None:
+    async with shown(daemon.root, size=(80, 24), plain=True) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        assert not set(screen_text(app)) & set("─│╭╮╰╯▏")
+        compare(app, "setup-plain-80x24-dark")
+
+
+async def test_the_greeting_is_one_quiet_line(daemon: Dictated) -> None:
+    daemon.state = ALONE
+    async with shown(daemon.root, size=(80, 24)) as (app, pilot):
+        app.chat.query_one("Prompt").cursor_blink = False  # type: ignore[attr-defined]
+        await until(pilot, lambda: "F5 adds a server" in screen_text(app))
+        await pilot.pause()
+        compare(app, "welcome-80x24-dark")

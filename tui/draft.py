@@ -1,0 +1,101 @@
+"""What the setup screen has asked so far, and what it shows of that. No widget; the key is in no `repr`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+Json = Mapping[str, Any]
+SHOWN = 200  # models in the list; typing makes it shorter
+DIGITS = "123456789"
+OTHER, LOCAL, NONE = "other", "local", "none"  # choices beside the servers that are known
+
+
+class Step(Enum):
+    """What is asked now."""
+
+    WHO = "Setup: who shall answer beside this machine?"
+    ADDRESS = "Setup: the server's address"
+    KEY = "Setup: the API key"
+    MODEL = "Setup: the model"
+    LOCAL = "Setup: this machine's model"
+    WAIT = "Setup: one moment"
+    DONE = "Setup: done"
+
+
+# Where one goes back to by what is wrong; all else is for another server.
+STEP_OF = {"key": Step.KEY, "credit": Step.KEY, "model": Step.MODEL, "refused": Step.MODEL, "timeout": Step.MODEL,
+           "server": Step.MODEL, "address": Step.ADDRESS, "network": Step.ADDRESS}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Draft:
+    """A server in the making. `key_there` says where a key to it is already; `models` None: it tells no list."""
+
+    base_url: str = ""
+    title: str = ""
+    key_url: str = ""
+    key_there: str = ""
+    key: str = field(default="", repr=False)
+    models: list[str] | None = None
+
+    def take(self, provider: Json) -> None:
+        """One of the servers that are known."""
+        self.base_url, self.title = str(provider["base_url"]), str(provider["title"])
+        self.key_url, self.key_there = str(provider["key_url"]), str(provider["key"])
+
+
+def choices(known: Json) -> list[tuple[str, str]]:
+    """Who could answer: key and line; the first nine have a digit."""
+    now = known["server"]
+    rows = []
+    for i, provider in enumerate(known["providers"]):
+        digit = DIGITS[i] if i < len(DIGITS) else " "
+        used = "  (in use)" if provider["base_url"] == now["base_url"] else "  (key there)" if provider["key"] else ""
+        rows.append((f"p{i}", f"{digit}  {provider['title']:14} {provider['base_url']}{used}"))
+    rows.append((OTHER, "0  Another address"))
+    rows.append((LOCAL, "m  Another model on this machine"))
+    if now["base_url"]:
+        rows.append((NONE, "n  No server: this machine only"))
+    return rows
+
+
+def local_choices(known: Json) -> list[tuple[str, str]]:
+    """The models on this machine: `device.model` and line."""
+    device = known["device"]
+    rows = []
+    for model in device["models"]:
+        value = "" if model["default"] else str(model["path"])
+        used = "  (in use)" if value == device["model"] else ""
+        rows.append((value, f"{model['name']}  {model['size_bytes'] / 1e6:.0f} MB{used}"))
+    return rows
+
+
+def fitting(models: Sequence[str], typed: str) -> list[str]:
+    """The models with all the words that were typed, in their order."""
+    words = typed.casefold().split()
+    return [name for name in models if all(word in name.casefold() for word in words)][:SHOWN]
+
+
+def problem_of(checked: Json) -> str:
+    """What is wrong and what to do, as a sentence; "" if nothing is."""
+    problem = checked["problem"]
+    return f"{problem['text']}: {problem['mend']}." if problem else ""
+
+
+def result_of(checked: Json) -> str:
+    """What a check found, as sentences."""
+    said = [f"{checked['model']} answered after {checked['ttft_s']:.2f} s.", *checked["notes"]]
+    return " ".join([*said, *_charge(checked["price"])])
+
+
+def _charge(price: Json | None) -> list[str]:
+    if price is None:
+        return []
+    costs = price["input_usd_per_mtok"], price["output_usd_per_mtok"]
+    if price["known"] and not any(costs):
+        return ["It bills nothing per token."]
+    told = "It charges" if price["known"] else "What it charges is not known, so it counts as"
+    return [f"{told} ${costs[0]:g} and ${costs[1]:g} per million input and output tokens."]

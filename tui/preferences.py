@@ -1,0 +1,43 @@
+"""What is kept of this window from one time to the next: the theme, and what has been told once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = "tui.json"  # beside the conversations
+MAX_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Preferences:
+    """`path` None keeps nothing. A file that cannot be read or written costs a colour, and nothing else."""
+
+    path: Path | None = None
+    theme: str = ""
+    welcomed: bool = False
+
+    @classmethod
+    def load(cls, path: Path | None) -> Preferences:
+        """What was kept; defaults for what is missing or makes no sense."""
+        found: object = None
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+                found = json.loads(file.read(MAX_BYTES))
+        kept = found if isinstance(found, dict) else {}
+        theme, welcomed = kept.get("theme"), kept.get("welcomed")
+        return cls(path, theme if isinstance(theme, str) else "", welcomed is True)
+
+    def save(self) -> None:
+        """Keep it, whole or not at all, for the user's eyes only."""
+        if self.path is None:
+            return
+        new = self.path.with_name(f"{self.path.name}.new")
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                json.dump({"theme": self.theme, "welcomed": self.welcomed}, file)
+            new.replace(self.path)
