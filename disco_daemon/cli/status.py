@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import shutil
+import textwrap
 from typing import Any
 
 
@@ -30,33 +33,33 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(state: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
+    """Plain text: to load a library for tables would take a third of this command's time."""
     lag = state["loop_lag_ms"]["p99"]
-    console.print(
+    print(
         f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}, "
-        f"{state['served']} served, {state['in_flight']} running, loop lag p99 {lag} ms",
-        highlight=False,
+        f"{state['served']} served, {state['in_flight']} running, loop lag p99 {lag} ms"
     )
-    table = Table(box=None, pad_edge=False)
-    for column in ("endpoint", "model", "state", "last failure"):
-        table.add_column(column, overflow="fold")
-    for side, endpoint in state["endpoints"].items():
-        table.add_row(side, endpoint["model"], endpoint["state"], Text(endpoint["last_error"] or "-"))
-    console.print(table)
-    for line in _engine(state["endpoints"].get("device", {})):
-        console.print(line, highlight=False)
-    for line in _adapters(state["endpoints"].get("device", {})):
-        console.print(line, highlight=False)
-    for line in _speed(state):
-        console.print(line, highlight=False)
-    for line in _learned(state["learned"]):
-        console.print(line, highlight=False)
-    for line in [*_money(state["money"]), *_energy(state["energy"])]:
-        console.print(line, highlight=False)
+    device = state["endpoints"].get("device", {})
+    parts = (
+        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _engine(device), _adapters(device),
+        _speed(state), _learned(state["learned"]), _money(state["money"]), _energy(state["energy"]),
+    )  # fmt: skip
+    for line in itertools.chain(*parts):
+        print(line)
+
+
+def _endpoints(endpoints: dict[str, Any], width: int) -> list[str]:
+    """A table of them; the last failure, which a server may have worded, is folded to the terminal's width."""
+    rows = [("endpoint", "model", "state", "last failure")]
+    rows += [(side, e["model"], e["state"], e["last_error"] or "-") for side, e in endpoints.items()]
+    shown = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)][:-1]
+    lines = []
+    for *cells, failure in shown:
+        head = "".join(f"{cell:<{n}}  " for cell, n in zip(cells, widths, strict=True))
+        folded = textwrap.wrap(failure, max(20, width - len(head))) or ["-"]
+        lines += [head + folded[0], *(" " * len(head) + more for more in folded[1:])]
+    return lines
 
 
 def _engine(device: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from tests.fixtures.upstream import Upstream
 
 # Each of them takes longer to import than the rest of such a command takes.
 HEAVY = ("aiohttp", "asyncio", "httpx2", "llama_cpp", "markdown_it", "matplotlib", "numpy", "openai", "psutil",
-         "prometheus_client", "pygments", "sqlite3", "textual")  # fmt: skip
+         "prometheus_client", "pygments", "rich", "sqlite3", "textual")  # fmt: skip
 PROGRAM = """
 import json, sys
 from disco_daemon.cli.main import main
@@ -43,7 +43,7 @@ async def test_help_loads_nothing_heavy(args: tuple[str, ...], tmp_path: Path) -
     code, out, modules = await loaded(tmp_path, *args)
     assert code == 0
     assert "disco" in out
-    assert modules.isdisjoint((*HEAVY, "rich", "msgspec"))
+    assert modules.isdisjoint((*HEAVY, "msgspec"))
 
 
 async def test_status_of_a_running_daemon_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -55,4 +55,3 @@ async def test_status_of_a_running_daemon_loads_nothing_heavy(tmp_path: Path) ->
             assert code == 0
             assert "server" in out
             assert modules.isdisjoint(HEAVY)
-        assert "rich" not in modules, "a program that reads JSON needs no tables"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_daemon.cli.status import _energy, _engine, _money, _speed
+from disco_daemon.cli.status import _endpoints, _energy, _engine, _money, _speed
 
 STATS = {
     "running": 2, "paused": 1, "swapped": 1, "waiting": 3, "preemptions": 4, "saved_bytes": 3 * 2**20,
@@ -83,3 +83,20 @@ def test_a_figure_of_energy_says_whether_it_was_measured() -> None:
     (assumed,) = _energy({"per_token": per | {"windows": 0, "relative_error": None}})
     assert assumed.endswith("(rapl, assumed, not measured)")
     assert _energy({"per_token": None}) == []
+
+
+def test_endpoints_are_a_table_whose_last_column_is_folded() -> None:
+    device = {"model": "tiny", "state": "ready", "last_error": None}
+    server = {"model": "gpt-4o-mini", "state": "configured", "last_error": "refused " * 6 + "\x1b[31m"}
+    assert _endpoints({"device": device, "server": server}, 60) == [
+        "endpoint  model        state       last failure",
+        "device    tiny         ready       -",
+        "server    gpt-4o-mini  configured  refused refused refused",
+        "                                   refused refused refused",
+        "                                   ?[31m",
+    ]
+
+
+def test_a_narrow_terminal_and_an_empty_failure_still_give_rows() -> None:
+    server = {"model": "m", "state": "configured", "last_error": " "}
+    assert _endpoints({"server": server}, 10)[1] == "server    m      configured  -"
