@@ -197,6 +197,7 @@ async def test_documents_are_asked_for_where_the_daemon_has_them() -> None:
         assert await link.history(7) == await link.ledger(31) == [{"id": "disco"}]
         await link.plan(100)
         assert await link.whatif(2.5, 0.1) == {"data": [{"id": "disco"}]}
+        await link.whatif(2.5, 0.1, kappa=0.5)
     assert asked == [
         ("GET", "/disco/v1/state", None),
         ("GET", "/disco/v1/settings", None),
@@ -206,6 +207,7 @@ async def test_documents_are_asked_for_where_the_daemon_has_them() -> None:
         ("GET", "/disco/v1/ledger?days=31", None),
         ("GET", "/disco/v1/plan?tokens=100", None),
         ("GET", "/disco/v1/whatif?rate=2.5&budget=0.1", None),
+        ("GET", "/disco/v1/whatif?rate=2.5&budget=0.1&kappa=0.5", None),
     ]
 
 
