@@ -50,6 +50,7 @@ class DiscoApp(App[None]):
         self.link = link
         self.store = store
         self.plain = plain
+        self.before: list[dict[str, Any]] = []  # what the settings were before each change in the control panel
         self.chat = ChatScreen()
         self.talks = Talks(link, store, self.chat.changed, self.chat.ended)
         self.starter = Starter(link.root, None if path is None else path.with_name("daemon.log"))
