@@ -139,6 +139,9 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
     shadow: bool = True
     """Let a server that lost the race show its first token: about one token's cost, and its TTFT is known."""
+    private: bool = False
+    """Never leave this machine: every request is answered as a `private` one, and the server is asked nothing, not even
+    by a probe. Taken up by a running daemon."""
     delay_s: _NonNegative = 0.3
     """Head start of the server in `delay`, s."""
 
@@ -216,9 +219,9 @@ TABLES = frozenset({"device.adapters"})
 # What a running daemon takes up at once, from the next request on.
 LIVE = frozenset(
     {
-        "device.usd_per_kwh", "policy.budget", "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month",
-        "caps.wh_per_day", "caps.battery_floor", "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s",
-        "handoff.stall_s",
+        "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.kappa", "policy.private", "policy.scarcer",
+        "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor", "delivery.mode",
+        "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s",
     }
 )  # fmt: skip
 

@@ -37,7 +37,8 @@ def _show(state: dict[str, Any]) -> None:
     console = Console()
     lag = state["loop_lag_ms"]["p99"]
     console.print(
-        f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}, "
+        f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}"
+        f"{', nothing leaves this machine (policy.private)' if state.get('private') else ''}, "
         f"{state['served']} served, {state['in_flight']} running, loop lag p99 {lag} ms",
         highlight=False,
     )
