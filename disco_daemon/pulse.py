@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from .clock import Clock
 
@@ -18,11 +19,15 @@ N_STALLS = 256  # the oldest go first; answers last seconds
 
 
 class Pulse:
-    """Beats until cancelled. Owns `lateness`, s, and the stalls as (begin, end) in the clock's time."""
+    """Beats until cancelled. Owns `lateness`, s, and the stalls as (begin, end) in the clock's time.
 
-    def __init__(self, clock: Clock) -> None:
+    `told` is given the lateness of each beat, s.
+    """
+
+    def __init__(self, clock: Clock, told: Callable[[float], None] = lambda late_s: None) -> None:
         self.lateness: deque[float] = deque(maxlen=WINDOW)
         self._clock = clock
+        self._told = told
         self._stalls: deque[tuple[float, float]] = deque(maxlen=N_STALLS)
         self._last = clock.now()
         self._offset = clock.wall() - clock.now()
@@ -41,6 +46,7 @@ class Pulse:
         late = max(0.0, now - begin - INTERVAL_S)
         offset = self._clock.wall() - now
         self.lateness.append(late)
+        self._told(late)
         if late > STALL_S or abs(offset - self._offset) > SLEPT_S:
             self._stalls.append((begin, now))
         self._last, self._offset = now, offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -292,7 +292,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished answer, the input of history, ledger and estimators."""
+    """One finished answer, the input of history, ledger, estimators and metrics.
+
+    `arrivals_s` is when each token was shown, by the clock of the daemon, s; the history does not keep it.
+    """
 
     request_id: str
     created: float
@@ -315,6 +318,7 @@ class Outcome:
     moves: tuple[Handoff, ...] = ()
     reading: Reading | None = None
     delivery: Delivery = Delivery.RESERVE
+    arrivals_s: Sequence[float] = ()
 
     @property
     def server_usd(self) -> float:

@@ -7,7 +7,7 @@ import hmac
 import logging
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,13 +20,13 @@ from ..errors import ConfigError, DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import embeddings, openai, servers, sse, trace
-from .metrics import CONTENT_TYPE, Metrics
+from .metrics import Metrics
+from .scrape import METRICS, Handler, counted, scraped
 from .shapes import Chat, Shape, Text, error_body
 
 log = logging.getLogger("disco.api")
 
 MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half of it
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Reports(servers.Servers, Protocol):
@@ -95,12 +95,11 @@ TURNSTILE = web.AppKey("turnstile", Turnstile)
 CONDUCTOR = web.AppKey("conductor", Conductor)
 REPORTS = web.AppKey("reports", Reports)
 CONFIG = web.AppKey("config", ApiConfig)
-METRICS = web.AppKey("metrics", Metrics)
 
 
 def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
-    app = web.Application(middlewares=[_errors, _guard], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[counted, _errors, _guard], client_max_size=MAX_BODY)
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[REPORTS], app[CONFIG], app[METRICS] = conductor, reports, config, metrics
     app.router.add_post("/v1/chat/completions", _chat)
@@ -120,7 +119,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_post("/disco/v1/reload", _reload)
     servers.add_routes(app, reports)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
-    app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/metrics", scraped)
     return app
 
 
@@ -423,9 +422,3 @@ def _amount(request: web.Request, name: str, most: float) -> float:
         msg = f"{name} must be a number from 0{f' to {most:g}' if most < math.inf else ' on'}"
         raise RequestError(msg, param=name)
     return amount
-
-
-async def _metrics(request: web.Request) -> web.Response:
-    """GET /metrics, for Prometheus."""
-    body = request.app[METRICS].render(request.app[CONDUCTOR].in_flight)
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

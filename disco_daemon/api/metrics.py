@@ -1,54 +1,84 @@
-"""What Prometheus sees: counters and histograms over finished answers, in a registry of their own."""
+"""What Prometheus sees: counters and histograms of what has happened, and at each scrape how things are (`vitals`).
+
+docs/metrics.md names each of them, and a test compares the two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from ..types import Attempt, Handoff, Outcome, Reading, Side
+from .vitals import Present, Vitals
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MAX_WORDS = 32  # values of one label; a server chooses its finish reasons, and each one is a time series for ever
+OPENMETRICS = "application/openmetrics-text"
+
+FloatArray = NDArray[np.float64]
 
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
-_GAP_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.21, 0.23, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 15.0)  # 1/4.8 s and 20 ms
+# A decode step takes 5 to 50 ms; a reader's pace of 4.8 token/s is 0.208 s, which a reader notices 20 ms late.
+_TBT_S = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.21, 0.23, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 15.0)
 _QOE = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 _HANDOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+_LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)  # 5 ms is what nothing may block the loop for
 
 
 class Metrics:
-    """All metrics of one daemon. Called from the event loop's thread only; labels are bounded."""
+    """All metrics of one daemon, for its event loop's thread. `vitals` tells how things are; labels are bounded."""
 
-    def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+    def __init__(self, vitals: Callable[[], Vitals] | None = None) -> None:
+        self._registry = CollectorRegistry()
         self._seen: dict[str, set[str]] = {}
-        self._in_flight = Gauge("disco_answers_in_flight", "Answers being made now.", registry=registry)
-        self._answers = Counter("disco_answers", "Finished answers.", ("winner", "finish", "error"), registry=registry)
-        self._ttft = self._by_winner("disco_ttft_seconds", "Time to the reader's first token.", _TTFT_S)
-        self._gap = self._by_winner("disco_largest_gap_seconds", "Longest wait between two tokens.", _GAP_S)
-        self._tbt = self._by_winner("disco_tbt_p99_seconds", "P99 of an answer's times between tokens.", _GAP_S)
-        self._qoe = self._by_winner("disco_qoe_ratio", "Quality of experience, Andes' Eq. 1.", _QOE)
-        self._stalled = Counter("disco_stalled_tokens", "Tokens the reader had to wait for.", registry=registry)
-        self._tokens = Counter(
-            "disco_tokens",
-            "Tokens by side: delivered to readers; prompt and completion as processed, losers too.",
-            ("side", "kind"),
-            registry=registry,
+        self._of_answers()
+        self._of_endpoints()
+        self._of_money()
+        self._of_the_daemon()
+        if vitals is not None:
+            self._registry.register(Present(vitals))
+
+    def _of_answers(self) -> None:
+        self._answers = self._counter("disco_answers", "Finished answers.", "endpoint", "finish", "error")
+        self._ttft = self._histogram("disco_ttft_seconds", "From the request to the reader's first token.", _TTFT_S)
+        self._tbt = Gaps("disco_tbt_seconds", "Between two tokens as the reader gets them.", _TBT_S)
+        self._registry.register(self._tbt)
+        self._gap = self._histogram("disco_largest_gap_seconds", "Longest wait within an answer.", _TBT_S)
+        self._qoe = self._histogram("disco_qoe_ratio", "Quality of experience of an answer, Andes' Eq. 1.", _QOE)
+        self._stalled = self._counter("disco_stalled_tokens", "Tokens that the reader had to wait for.")
+        self._handoffs = self._counter(
+            "disco_handoffs", "Moves of running answers, done or dropped.", "direction", "reason", "result"
         )
-        self._handoffs = Counter(
-            "disco_handoffs", "Moves of running answers.", ("direction", "reason", "result"), registry=registry
+        self._handoff_s = self._histogram(
+            "disco_handoff_seconds", "From the decision to the target's first token.", _HANDOFF_S, "direction"
         )
-        self._handoff_s = Histogram(
-            "disco_handoff_seconds",
-            "From the decision to the target's first joined token.",
-            ("direction",),
-            buckets=_HANDOFF_S,
-            registry=registry,
+
+    def _of_endpoints(self) -> None:
+        self._tokens = self._counter(
+            "disco_tokens", "Delivered to readers; prompt and completion as processed, losers too.", "endpoint", "kind"
         )
-        self._cost = Counter("disco_cost_usd", "Cost of all attempts, $.", registry=registry)
-        self._bill = Counter("disco_server_usd", "What servers bill for all attempts, $.", registry=registry)
-        self._energy = Counter("disco_energy_joules", "Energy this machine spent on answers, J.", registry=registry)
+        self._attempts = self._counter("disco_attempts", "Starts of an endpoint.", "endpoint", "error")
+        self._censored = self._counter(
+            "disco_attempts_censored", "Starts that ended before a first token was seen.", "endpoint"
+        )
+        self._attempt_ttft = self._histogram(
+            "disco_attempt_ttft_seconds", "From an endpoint's start to its first token.", _TTFT_S
+        )
+
+    def _of_money(self) -> None:
+        self._cost = self._counter("disco_cost_usd", "The servers' bill and the worth of our energy, $.")
+        self._bill = self._counter("disco_server_usd", "What servers bill, $.")
+        self._energy = self._counter("disco_energy_joules", "Energy that this machine spent on answers, J.")
+
+    def _of_the_daemon(self) -> None:
+        self._lag = self._histogram("disco_loop_lag_seconds", "Lateness of the event loop, every 20 ms.", _LAG_S, "")
+        self._requests = self._counter("disco_http_requests", "HTTP requests answered.", "handler", "code")
+        ProcessCollector(registry=self._registry)  # process_*, where there is a /proc
 
     def observe(self, outcome: Outcome) -> None:
         """Count one finished answer, however it ended."""
@@ -59,25 +89,41 @@ class Metrics:
             self._ttft.labels(winner).observe(outcome.ttft_s)
         if outcome.reading is not None:
             self._read(outcome.reading, winner)
+        for side, gaps in gaps_by_maker(outcome):
+            self._tbt.observe(side.value, gaps)
         for move in outcome.moves:
             self._moved(move)
-        self._processed(outcome.tokens, outcome.attempts)
+        for side, n_tokens in outcome.tokens.items():
+            self._tokens.labels(side.value, "delivered").inc(n_tokens)
+        for attempt in outcome.attempts:
+            self._tried(attempt)
         self._cost.inc(outcome.cost_usd)
         self._bill.inc(outcome.server_usd)
         self._energy.inc(outcome.energy_j)
 
-    def render(self, in_flight: int) -> bytes:
-        """Everything in Prometheus' text format; `in_flight` answers are running."""
-        self._in_flight.set(in_flight)
-        return generate_latest(self._registry)
+    def lagged(self, late_s: float) -> None:
+        """The event loop was so late, s."""
+        self._lag.observe(late_s)
 
-    def _by_winner(self, name: str, told: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, told, ("winner",), buckets=buckets, registry=self._registry)
+    def answered(self, handler: str, code: int) -> None:
+        """An HTTP request was answered; `handler` is its route's path, of which there are a few."""
+        self._requests.labels(handler, str(code)).inc()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Everything as it is now, and its content type: OpenMetrics where it is accepted, else Prometheus' text."""
+        encode, content_type = choose_encoder(OPENMETRICS if OPENMETRICS in accept else "")
+        return encode(self._registry), content_type
+
+    def _counter(self, name: str, told: str, *labels: str) -> Counter:
+        return Counter(name, told, labels, registry=self._registry)
+
+    def _histogram(self, name: str, told: str, buckets: tuple[float, ...], label: str = "endpoint") -> Histogram:
+        labels = (label,) if label else ()
+        return Histogram(name, told, labels, buckets=buckets, registry=self._registry)
 
     def _read(self, reading: Reading, winner: str) -> None:
         self._qoe.labels(winner).observe(reading.qoe)
         self._gap.labels(winner).observe(reading.largest_gap_s)
-        self._tbt.labels(winner).observe(reading.tbt_p99_s)
         self._stalled.inc(reading.stalled)
 
     def _moved(self, move: Handoff) -> None:
@@ -87,12 +133,15 @@ class Metrics:
         if move.dropped is None:
             self._handoff_s.labels(direction).observe(move.took_s)
 
-    def _processed(self, delivered: Mapping[Side, int], attempts: tuple[Attempt, ...]) -> None:
-        for side, n_tokens in delivered.items():
-            self._tokens.labels(side.value, "delivered").inc(n_tokens)
-        for attempt in attempts:
-            self._tokens.labels(attempt.side.value, "prompt").inc(attempt.usage.prompt_tokens)
-            self._tokens.labels(attempt.side.value, "completion").inc(attempt.usage.completion_tokens)
+    def _tried(self, attempt: Attempt) -> None:
+        side = attempt.side.value
+        self._tokens.labels(side, "prompt").inc(attempt.usage.prompt_tokens)
+        self._tokens.labels(side, "completion").inc(attempt.usage.completion_tokens)
+        self._attempts.labels(side, self._word("attempt", attempt.error)).inc()
+        if attempt.censored:
+            self._censored.labels(side).inc()
+        else:
+            self._attempt_ttft.labels(side).observe(attempt.ttft_s)
 
     def _word(self, label: str, value: str | None) -> str:
         """The value of a label, `other` for all after the first MAX_WORDS."""
@@ -104,3 +153,48 @@ class Metrics:
                 return "other"
             seen.add(value)
         return value
+
+
+def gaps_by_maker(outcome: Outcome) -> Iterator[tuple[Side, FloatArray]]:
+    """The times between an answer's tokens as shown, s, each with the side that made the later one of the two."""
+    gaps = np.diff(np.asarray(outcome.arrivals_s, np.float64))
+    maker, begin = outcome.winner, 0
+    for move in outcome.moves:
+        if maker is not None and move.dropped is None:
+            end = max(begin, min(move.at - 1, len(gaps)))  # the gap before token i is the one of number i - 1
+            yield maker, gaps[begin:end]
+            maker, begin = move.target, end
+    if maker is not None:
+        yield maker, gaps[begin:]
+
+
+class Gaps(Collector):
+    """A histogram by endpoint that takes an array at a time: an answer has thousands of gaps, and the loop waits."""
+
+    def __init__(self, name: str, told: str, bounds: Sequence[float]) -> None:
+        self._name, self._told = name, told
+        self._bounds = np.array(bounds)
+        self._counts: dict[str, NDArray[np.int64]] = {}
+        self._sums: dict[str, float] = {}
+
+    def observe(self, endpoint: str, gaps: FloatArray) -> None:
+        """Count some values, s."""
+        if not len(gaps):
+            return
+        n = len(self._bounds) + 1
+        counts = self._counts.setdefault(endpoint, np.zeros(n, np.int64))
+        counts += np.bincount(np.searchsorted(self._bounds, gaps), minlength=n)
+        self._sums[endpoint] = self._sums.get(endpoint, 0.0) + float(gaps.sum())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """See `Collector`."""
+        family = HistogramMetricFamily(self._name, self._told, labels=["endpoint"])
+        names = [*map(str, self._bounds.tolist()), "+Inf"]
+        for endpoint, counts in self._counts.items():
+            running = counts.cumsum().tolist()
+            family.add_metric([endpoint], list(zip(names, running, strict=True)), self._sums[endpoint])
+        yield family
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        """For the registry, which refuses a name that is taken."""
+        yield HistogramMetricFamily(self._name, self._told, labels=["endpoint"])

@@ -21,8 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("question", nargs="*", help="one question; without it a conversation begins")
     parser.add_argument("--model", default="disco", help="disco (decide), disco/device or disco/server")
     parser.add_argument("--system", help="system prompt")
-    parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--max-tokens", type=int, help="length of the answer, at most")
+    parser.add_argument("--temperature", type=float, help="0 = the likeliest words, 1 = as the model was trained")
     parser.add_argument(
         "--delivery",
         choices=("paced", "reserve", "off"),

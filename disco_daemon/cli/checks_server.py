@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import stat
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -13,11 +15,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..config import server_api_key
+from ..endpoints.continuation import Profile, Way
 from ..errors import ConfigError
 from ..money.catalog import Catalog, is_private
 from ..net import hostname, is_loopback
 from ..onboarding.asking import Reply, within
 from ..settings import Api, Config, ServerSettings
+from ..types import Continuation
 from .checks import Finding, ok, warn, wrong
 
 NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
@@ -99,6 +103,27 @@ def key(settings: ServerSettings, found: Key, catalog: Catalog) -> Finding:
         return ok(name, "none; a server of your own mostly needs none") if unset else wrong(name, found.problem, mend)
     sure = settings.api_key_file or (known is not None and not known.private)
     return (wrong if sure else warn)(name, found.problem, mend)
+
+
+def key_file(settings: ServerSettings, env: Mapping[str, str]) -> Finding | None:
+    """Whether the key file is there and its owner's alone; None if none is named. A variable with a key goes first."""
+    name = "key file"
+    if not settings.api_key_file:
+        return None
+    path = Path(settings.api_key_file).expanduser()
+    try:
+        seen = path.stat()
+    except OSError as e:
+        told, mend = f"{path} cannot be read: {e.strerror}", "write the key into it (chmod 600), or unset api_key_file"
+        if env.get(settings.api_key_env):
+            return warn(name, f"{told}; the variable goes first", mend)
+        return wrong(name, told, mend)
+    mode = stat.S_IMODE(seen.st_mode)
+    if mode & 0o077:
+        return wrong(name, f"others may read {path} (mode {mode:o}); it is not used like that", f"`chmod 600 {path}`")
+    if seen.st_uid != os.getuid():
+        return warn(name, f"{path} belongs to another user ({seen.st_uid})", f"`chown $(id -un) {path}`")
+    return ok(name, f"{path}, yours alone (mode {mode:o})")
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -188,3 +213,25 @@ def price(config: Config, catalog: Catalog, folder: Path) -> Finding:
     day = f", {known.as_of}" if known.as_of else ""
     dollars = f"${known.input:g} and ${known.output:g} per million input and output tokens"
     return ok(name, f"{dollars} ({known.entry}{day})")
+
+
+# --- going on with half an answer -------------------------------------------------------------------------------------
+
+
+def continuation(settings: ServerSettings, profile: Profile | None) -> Finding:
+    """How this server goes on with an answer that was begun elsewhere; `profile` is what the probe found, if it did."""
+    name, way = "continuation", Way.configured(settings.continuation, settings.base_url)
+    source = "as you have set it" if settings.continuation != "auto" else "known of this host"
+    if settings.continuation == "auto" and profile is not None:
+        way, source = Way.of(profile), "found by the probe"
+    if not way.known:
+        if settings.probe:
+            return ok(name, "not known yet", "it is found out after this server's first answer, with some 200 tokens")
+        mend = "`disco config set server.probe true`, or set server.continuation to what this server can do"
+        return warn(name, f"not known, and server.probe is off: {way.method} is tried in need", mend)
+    if way.method == "none":
+        told = f"none, {source}: answers move away from this server, not to it"
+        instruct = "`disco config set server.continuation instruct` would ask for it in words"
+        return ok(name, told, instruct if settings.continuation == "auto" else "")
+    trust = "" if way.trust is Continuation.EXACT else ", checked where the texts meet"
+    return ok(name, f"{way.method}, {source}{trust}")

@@ -62,6 +62,7 @@ from . import paying, tuning
 from .foresight import Foresight, policy_of
 from .servers import Servers
 from .sides import make_endpoints
+from .vitals import vitals
 
 log = logging.getLogger("disco.daemon")
 
@@ -118,8 +119,8 @@ class Daemon:
             max_rows=config.history.max_rows,
             keep_text=config.history.keep_text,
         )
-        self.pulse = Pulse(self.clock)
-        self.metrics = Metrics()
+        self.metrics = Metrics(lambda: vitals(self))
+        self.pulse = Pulse(self.clock, self.metrics.lagged)
         self._traces = Traces()
         self._flipped_at = -math.inf
         self._tasks: list[asyncio.Task[None]] = []

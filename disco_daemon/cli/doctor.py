@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from ..endpoints.continuation import Profile
     from ..settings import Config
     from .checks import Finding
     from .checks_server import Key
@@ -36,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "doctor", help="check this machine, the settings and the server", description=__doc__
     )
     parser.add_argument("--offline", action="store_true", help="do not ask the server either")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
@@ -75,22 +76,24 @@ def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[
     from datetime import UTC, datetime
 
     from ..config import config_path
-    from . import checks
+    from . import checks, checks_machine
 
     listener = checks.listener(config.api)
     yield checks.configuration(config_path(), config, error)
+    yield checks_machine.python()
     on_gpu = yield from _device(config, listener.state, offline=offline)
     yield from _folders(config)
     latest = yield from _history(config)
     yield checks.port(config.api, listener)
-    skew_s = yield from _server(config, key, offline=offline)
+    yield checks_machine.service()
+    skew_s = yield from _server(config, key, listener.state, offline=offline)
     yield from _power(config, on_gpu=on_gpu)
     yield checks.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
 
 
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
     """The device's checks; whether llama.cpp would use a GPU."""
-    from . import checks, checks_engine, checks_server, tuning
+    from . import checks, checks_engine, checks_machine, checks_server, tuning
 
     settings = config.device
     found = checks.model(settings)
@@ -102,6 +105,8 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
     question = checks_engine.question(settings, tuning.n_gpu_layers(settings))
     seen = checks_engine.examined(None if isinstance(question, str) else question)
     yield checks_engine.llama_cpp(settings, seen, checks_engine.pinned_version())
+    yield checks_machine.compiler(engine_works=seen.bindings is not None)
+    yield checks_machine.processor(checks_machine.this_processor(), seen.bindings)
     if found.level == checks.Level.OK:
         yield checks_engine.memory(question, seen, daemon)
     if (named := checks.device_files(settings)) is not None:
@@ -123,12 +128,11 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 def _history(config: Config) -> Generator[Finding, None, float | None]:
     """The history's check; when the latest request in it came."""
-    from ..config import data_path
     from ..errors import Unavailable
     from ..store import checkup
     from .checks import history
 
-    path = Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite"
+    path = _history_path(config)
     try:
         path.stat()
         seen = checkup.look(path)
@@ -141,7 +145,15 @@ def _history(config: Config) -> Generator[Finding, None, float | None]:
     return None if seen is None else seen.latest
 
 
-def _server(config: Config, key: Key, *, offline: bool) -> Generator[Finding, None, float | None]:
+def _history_path(config: Config) -> Path:
+    from ..config import data_path
+
+    return Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite"
+
+
+def _server(
+    config: Config, key: Key, daemon: dict[str, Any] | None, *, offline: bool
+) -> Generator[Finding, None, float | None]:
     """The server's checks; how far this clock is ahead of its, s."""
     from .. import pricelist
     from ..config import config_path
@@ -163,12 +175,34 @@ def _server(config: Config, key: Key, *, offline: bool) -> Generator[Finding, No
         return None
     found = checks_server.key(settings, key, catalog)
     reached = checks_server.network("network", settings.base_url, offline=offline)
-    yield from (found, reached)
+    yield found
+    if (own := checks_server.key_file(settings, os.environ)) is not None:
+        yield own
+    yield reached
     if not offline and Level.WRONG not in (reached.level, found.level if key.value else Level.OK):
         reply = asking.ask_models(settings.base_url, key.value)
         yield checks_server.models(settings, reply, with_key=bool(key.value))
+    yield checks_server.continuation(settings, _probed(config, daemon))
     yield checks_server.price(config, catalog, folder)
     return reply.skew_s
+
+
+def _probed(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
+    """What was found out of how the server goes on with answers: by the running daemon, or as the history has it."""
+    from ..endpoints.continuation import Profile
+    from ..errors import Unavailable
+    from ..net import without_credentials
+    from ..store import checkup
+
+    name = f"{without_credentials(config.server.base_url)} {config.server.model}"
+    told = (((daemon or {}).get("endpoints") or {}).get("server") or {}).get("probed")
+    try:
+        if told is None and (path := _history_path(config)).exists():
+            told = checkup.profile(path, name)
+        found = Profile.from_json(told) if told else None
+    except (OSError, Unavailable, ValueError):  # the line on the history tells
+        return None
+    return found if found is not None and found.server == name else None
 
 
 def _power(config: Config, *, on_gpu: bool) -> Iterator[Finding]:

@@ -45,13 +45,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--devices", default="", help="NAME:PREFILL_TPS:DECODE_TPS,… (default: the paper's phones)")
     parser.add_argument("--start", type=float, default=0.0, metavar="S", help="constant c of the device's TTFT, s")
-    parser.add_argument("--constraint", choices=("device", "server", "both"), default="both")
+    parser.add_argument(
+        "--constraint", choices=("device", "server", "both"), default="both", help="the scarcer side (default: both)"
+    )
     parser.add_argument(
         "--policies",
         help=f"comma-separated (default: {DEFAULT_POLICIES}; "
         f"--online: {ONLINE_POLICIES}; --handoff: {HANDOFF_POLICIES})",
     )
-    parser.add_argument("--budgets", default="0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9")
+    parser.add_argument(
+        "--budgets", default="0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", help="budget ratios b, comma-separated"
+    )
     parser.add_argument("--alpha", type=float, default=0.05, help="tail share of the paper's policy")
     parser.add_argument("--kappa", type=float, default=0.058, help="weight of the CVaR in optimal")
     parser.add_argument("--seeds", type=int, help=f"default: {SEEDS}; with --handoff: {HANDOFF_SEEDS}")

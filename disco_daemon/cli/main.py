@@ -10,6 +10,7 @@ from .. import __version__
 from . import (
     bench,
     chat,
+    completion,
     config,
     demo,
     doctor,
@@ -28,6 +29,7 @@ from . import (
 
 VERBS = (
     setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
+    completion,
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--tokens", type=int, default=120, help="prompt length (default: %(default)s)")
     parser.add_argument("--waited", type=float, default=0.0, metavar="S", help="the server was asked S seconds ago")
     parser.add_argument("--url", help="daemon to ask (default from the configuration)")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 

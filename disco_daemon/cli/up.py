@@ -27,7 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--force-handoff", type=_span, metavar="A-B", help="move each answer once, after A to B tokens, for experiments"
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    levels = ("debug", "info", "warning", "error")
+    parser.add_argument("--log-level", default="info", choices=levels, help="what is logged (default: %(default)s)")
     parser.add_argument("--service", action="store_true", help="started by systemd or launchd: logs are JSON lines")
     parser.add_argument("--json", action="store_true", help="print one JSON line with the URL once it listens")
     parser.set_defaults(run=run)

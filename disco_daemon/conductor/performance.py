@@ -435,7 +435,7 @@ class Performance:
 
     def _trace(self, outcome: Outcome) -> Trace:
         """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""
-        outcome = replace(outcome, prompt=None, answer=None)
+        outcome = replace(outcome, prompt=None, answer=None, arrivals_s=())
         expected, pace = self._stage.manner.expected_ttft_s, self._pace_tps
         return Trace.of(outcome, self._answer.buffer, self._began, pace_tps=pace, expected_ttft_s=expected)
 
@@ -472,6 +472,7 @@ class Performance:
             moves=tuple(answer.moves),
             reading=reading_of(answer.buffer.arrivals, self._began, stage.manner.expected_ttft_s, self._pace_tps),
             delivery=self._delivery,
+            arrivals_s=answer.buffer.arrivals,
         )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from disco_daemon.errors import Unavailable
 
@@ -26,16 +29,34 @@ class Seen:
 
 def look(path: Path) -> Seen:
     """What is in the history file at `path`. Blocks on disk. Raises Unavailable if it cannot be read."""
+    with _opened(path) as connection:
+        schema = schema_version(connection)
+        if schema == 0:  # made, and not filled yet
+            return Seen(0, 0, None)
+        requests, latest = connection.execute("SELECT count(*), max(created) FROM requests").fetchone()
+        return Seen(schema, int(requests), latest)
+
+
+def profile(path: Path, name: str) -> dict[str, Any] | None:
+    """What the daemon has found out of that server, JSON; None if nothing. Blocks on disk. Raises Unavailable."""
+    with _opened(path) as connection:
+        row = connection.execute("SELECT state FROM profiles WHERE name = ?", (name,)).fetchone()
+    try:
+        found = json.loads(row[0]) if row is not None else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file, to be read only. Raises Unavailable for whatever is wrong with it."""
     # Without a log nobody has it open; then SQLite need not make one to read it, and would leave that behind.
     still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
     uri = f"{path.resolve().as_uri()}?mode=ro{still}"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S)) as connection:
-            schema = schema_version(connection)
-            if schema == 0:  # made, and not filled yet
-                return Seen(0, 0, None)
-            requests, latest = connection.execute("SELECT count(*), max(created) FROM requests").fetchone()
-            return Seen(schema, int(requests), latest)
+            yield connection
     except sqlite3.Error as error:
         msg = f"the history {path} cannot be read: {error}"
         raise Unavailable(msg) from error

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -145,7 +145,7 @@ class History:
 
     def record(self, outcome: Outcome) -> None:
         """Queue one outcome and return at once; a full queue drops it and counts it."""
-        self._put(outcome)
+        self._put(replace(outcome, arrivals_s=()))  # the queue is bounded in outcomes, not in tokens
 
     def save_learned(self, endpoints: str, saved: float, state: Mapping[str, Any]) -> None:
         """Queue the estimators' state, JSON, under the name of the endpoints it is about; `saved` is Unix time, s."""

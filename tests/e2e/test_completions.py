@@ -155,6 +155,7 @@ async def test_metrics_count_what_was_answered(device: DaemonProcess) -> None:
     assert grown[("disco_answers_total", "device", "length", "none")] == 1
     assert grown[("disco_tokens_total", "delivered", "device")] == 5
     assert grown[("disco_ttft_seconds_count", "device")] == 1
+    assert grown[("disco_tbt_seconds_count", "device")] == 4
     assert after[("disco_answers_in_flight",)] == 0
 
 

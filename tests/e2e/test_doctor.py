@@ -52,8 +52,8 @@ async def doctor(
 async def test_on_a_fresh_machine_all_is_well_and_nothing_is_made(tmp_path: Path) -> None:
     found = await doctor(tmp_path)
     assert list(found) == [
-        "configuration", "model", "llama.cpp", "memory", "data folder", "cache folder", "history", "port", "server",
-        "energy", "battery", "heat", "clock",
+        "configuration", "python", "model", "llama.cpp", "compiler", "processor", "memory", "data folder",
+        "cache folder", "history", "port", "service", "server", "energy", "battery", "heat", "clock",
     ]  # fmt: skip
     assert llama_cpp.__version__ in found["llama.cpp"]["found"]
     assert "GiB" in found["memory"]["found"]
@@ -96,7 +96,7 @@ async def test_a_server_is_asked_once_and_its_secrets_stay_hidden(tmp_path: Path
             "DISCO_DEVICE_ENABLED": "false",
         }  # fmt: skip
         found = await doctor(tmp_path, env=env)
-        for name in ("server", "server key", "network", "server model", "price"):
+        for name in ("server", "server key", "network", "server model", "continuation", "price"):
             assert found[name]["level"] == "ok", found[name]
         assert "llama.cpp" not in found
         with upstream.status(401):

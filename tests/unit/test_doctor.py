@@ -31,7 +31,7 @@ from disco_daemon.power.reading import Charge, Covers, Reading, Skipped, Thermal
 from disco_daemon.power.sensors import State, assumed
 from disco_daemon.settings import Api, CapSettings, Config, DeviceSettings, ServerSettings
 from disco_daemon.store import History
-from disco_daemon.store.checkup import NEWEST, Seen, look
+from disco_daemon.store.checkup import NEWEST, Seen, look, profile
 from tests.fixtures.gguf import gguf
 from tests.unit.test_store import OUTCOME
 
@@ -172,6 +172,19 @@ def test_a_history_of_this_version_is_read_and_left_as_it_is(tmp_path: Path) -> 
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     assert checks.history(path, seen).found.startswith(f"{path}, 1 requests, schema {NEWEST}, ")
+
+
+def test_what_the_history_knows_of_a_server_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite"
+    with History(path) as history:
+        history.save_profile("http://127.0.0.1/v1 m", 1.7e9, {"method": "prefix"})
+        history.flush(30)
+        assert profile(path, "http://127.0.0.1/v1 m") == {"method": "prefix"}
+    assert profile(path, "http://127.0.0.1/v1 other") is None
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(Unavailable):
+        profile(path, "http://127.0.0.1/v1 m")
 
 
 def test_a_history_that_is_none_newer_or_open_to_others(tmp_path: Path) -> None:

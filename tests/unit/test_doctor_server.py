@@ -8,6 +8,7 @@ import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 
 from disco_daemon import pricelist
 from disco_daemon.cli import checks_server
-from disco_daemon.cli.checks import Level
+from disco_daemon.cli.checks import Finding, Level
 from disco_daemon.cli.checks_server import Key
+from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.onboarding import asking
 from disco_daemon.onboarding.asking import Reply
 from disco_daemon.settings import Api, Config, ServerSettings
@@ -327,3 +329,58 @@ def test_a_client_that_cannot_be_made_is_no_crash(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", ["Gemini-Pro", "models/gemini-pro", "gemini-pro"])
 def test_names_of_models_are_compared_without_case_and_googles_prefix(name: str) -> None:
     assert verdict(Reply(200, ("models/gemini-pro",)), name)[0] is OK
+
+
+# --- the key file, and going on with half an answer -------------------------------------------------------------------
+
+
+def test_the_key_file_is_to_be_the_owners_alone_also_where_a_variable_goes_first(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    named = settings(api_key_file=str(file)).server
+    env = {"OPENAI_API_KEY": SECRET}
+    assert checks_server.key_file(settings().server, {}) is None
+    assert seen(checks_server.key_file(named, {}))[0] is WRONG
+    assert seen(checks_server.key_file(named, env))[0] is WARN
+    file.write_text(SECRET, "utf-8")
+    file.chmod(0o640)
+    level, told = seen(checks_server.key_file(named, env))
+    assert level is WRONG
+    assert "mode 640" in told
+    file.chmod(0o600)
+    assert seen(checks_server.key_file(named, {})) == (OK, f"{file}, yours alone (mode 600)")
+
+
+def seen(finding: Finding | None) -> tuple[Level, str]:
+    assert finding is not None
+    assert SECRET not in finding.found + finding.mend
+    return finding.level, finding.found
+
+
+PROFILE = Profile(f"{OPENAI} gpt-4o-mini", 1.7e9, "prefix", "prefix", False, 200, {"prefix": Verdict("echoes")})
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile", "level", "words"),
+    [
+        ({}, None, OK, "none, known of this host"),
+        ({"base_url": "http://127.0.0.1:8080/v1"}, None, OK, "not known yet"),
+        ({"base_url": "http://127.0.0.1:8080/v1", "probe": False}, None, WARN, "server.probe is off"),
+        ({"base_url": "http://127.0.0.1:8080/v1"}, PROFILE, OK, "prefix, found by the probe, checked where"),
+        (
+            {"base_url": "http://127.0.0.1:8080/v1"},
+            replace(PROFILE, method="none", fallback="none"),
+            OK,
+            "none, found by",
+        ),
+        ({"continuation": "assistant"}, PROFILE, OK, "assistant, as you have set it"),
+        ({"continuation": "none"}, None, OK, "none, as you have set it"),
+        ({"continuation": "instruct"}, None, OK, "instruct, as you have set it, checked where"),
+    ],
+)
+def test_the_way_to_continue_is_told_with_its_source(
+    changes: dict[str, Any], profile: Profile | None, level: Level, words: str
+) -> None:
+    found = checks_server.continuation(settings(**changes).server, profile)
+    assert found.level is level
+    assert words in found.found
+    assert level is OK or found.mend

@@ -102,3 +102,12 @@ def test_only_so_many_stalls_are_remembered(hands: Hands) -> None:
 
 def test_before_the_first_beat_nothing_is_known_of_the_lag(hands: Hands) -> None:
     assert Pulse(hands).quantile_ms(0.5) is None
+
+
+def test_each_lateness_is_told(hands: Hands) -> None:
+    told: list[float] = []
+    pulse = Pulse(hands, told.append)
+    beats(pulse, hands, 2)
+    hands.move(INTERVAL_S + 0.05)
+    pulse.beat()
+    assert told == pytest.approx([0.0, 0.0, 0.05], abs=1e-6)

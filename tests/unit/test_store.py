@@ -610,3 +610,12 @@ def test_one_odd_outcome_is_lost_alone(path: Path, caplog: pytest.LogCaptureFixt
         assert history.dropped == 2
     assert_sound(path)
     assert len(caplog.records) == 2
+
+
+def test_a_queue_holds_no_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is bounded in outcomes; an answer of thousands of tokens must not take more of it than a short one."""
+    history = History(tmp_path / "history.sqlite")
+    queued: list[object] = []
+    monkeypatch.setattr(history, "_put", queued.append)
+    history.record(replace(OUTCOME, arrivals_s=(1.0, 2.0)))
+    assert queued == [OUTCOME]

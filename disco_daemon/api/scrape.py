@@ -1,0 +1,27 @@
+"""/metrics, and the count of all that is asked over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from .metrics import Metrics
+
+METRICS = web.AppKey("metrics", Metrics)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count the answer. What a client did not wait for has none; what no route knows is one handler, `other`."""
+    response = await handler(request)
+    resource = request.match_info.route.resource
+    request.app[METRICS].answered("other" if resource is None else resource.canonical, response.status)
+    return response
+
+
+async def scraped(request: web.Request) -> web.Response:
+    """GET /metrics, for Prometheus."""
+    body, content_type = request.app[METRICS].render(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})

@@ -1,0 +1,115 @@
+"""How the daemon is at the moment of a scrape, and the metrics that say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..types import Side
+
+
+@dataclass(frozen=True, slots=True)
+class EngineVitals:
+    """The engine process. `answers` are those in it, by what they do; `cells` the tokens its KV cache can hold."""
+
+    up: bool
+    restarts: int
+    answers: Mapping[str, int] = field(default_factory=dict)
+    cells_used: int | None = None
+    cells: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The share of all prompt tokens that the scarcer side may process, 0 to 1; `used` over the last 200 requests."""
+
+    side: Side
+    allowed: float
+    handed_out: float
+    used: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapUse:
+    """Shares of a cap: what is spent of it, and what running answers may still spend."""
+
+    spent: float
+    reserved: float
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Everything that is looked up, not counted. `usd_per_kwh` is the exchange rate in force."""
+
+    version: str
+    in_flight: int
+    may_serve: Mapping[Side, bool]
+    budget: Budget
+    caps: Mapping[str, CapUse]
+    usd_per_kwh: float
+    rows_dropped: int
+    engine: EngineVitals | None = None
+
+
+class Present(Collector):
+    """Asks for the vitals at each scrape."""
+
+    def __init__(self, vitals: Callable[[], Vitals]) -> None:
+        self._vitals = vitals
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        vitals = self._vitals()
+        yield from _daemon(vitals)
+        yield from _money(vitals)
+        if vitals.engine is not None:
+            yield from _engine(vitals.engine)
+
+
+def _gauge(name: str, told: str, value: float | None) -> GaugeMetricFamily:
+    """One gauge; what is None is not known, and not told."""
+    return GaugeMetricFamily(name, told, value)
+
+
+def _gauges(name: str, told: str, label: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
+    """One gauge for each value of a label, without those that are not known."""
+    family = GaugeMetricFamily(name, told, labels=[label])
+    for key, value in values.items():
+        if value is not None:
+            family.add_metric([key], value)
+    return family
+
+
+def _daemon(now: Vitals) -> Iterator[Metric]:
+    yield _gauges("disco_build_info", "The daemon's version; always 1.", "version", {now.version: 1})
+    yield _gauge("disco_answers_in_flight", "Answers being made now.", now.in_flight)
+    up = {side.value: float(serves) for side, serves in now.may_serve.items()}
+    yield _gauges("disco_endpoint_up", "Whether an endpoint can be asked.", "endpoint", up)
+    told = "Answers missing in the history: the disk did not keep up, or refused."
+    yield CounterMetricFamily("disco_history_rows_dropped", told, now.rows_dropped)
+
+
+def _money(now: Vitals) -> Iterator[Metric]:
+    yield _gauge("disco_exchange_rate_usd_per_kwh", "What a kWh here is worth now, $.", now.usd_per_kwh)
+    budget, side = now.budget, now.budget.side.value
+    told = "Share of all prompt tokens that the scarcer endpoint may process."
+    yield _gauges("disco_budget_allowed_ratio", told, "endpoint", {side: budget.allowed})
+    told = "Share of the prompt tokens that it processed, over the last 200 requests."
+    yield _gauges("disco_budget_used_ratio", told, "endpoint", {side: budget.used})
+    told = "The budget that the next request is planned with, after what was saved or overspent."
+    yield _gauges("disco_budget_handed_out_ratio", told, "endpoint", {side: budget.handed_out})
+    spent = {name: cap.spent for name, cap in now.caps.items()}
+    yield _gauges("disco_cap_spent_ratio", "Share of a cap that is spent.", "cap", spent)
+    reserved = {name: cap.reserved for name, cap in now.caps.items()}
+    yield _gauges("disco_cap_reserved_ratio", "Share of a cap held for running answers.", "cap", reserved)
+
+
+def _engine(now: EngineVitals) -> Iterator[Metric]:
+    yield _gauge("disco_engine_up", "Whether the engine has its model in memory.", float(now.up))
+    yield CounterMetricFamily("disco_engine_restarts", "Times the engine was started again.", now.restarts)
+    yield _gauges("disco_engine_answers", "Answers in the engine, by what they do.", "state", now.answers)
+    yield _gauge("disco_engine_cells_used", "Tokens in the KV cache.", now.cells_used)
+    yield _gauge("disco_engine_cells", "Tokens that the KV cache can hold.", now.cells)
