@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from ..engine.checked import Asked, Bindings, Fit, decode_told, encode
-from ..money.flops import read_gguf, shape_of
+from ..gguf import read_gguf
+from ..money.flops import shape_of
 from ..settings import DeviceSettings
 from .checks import GIB, Finding, head, model_path, ok, warn, wrong
 
