@@ -219,7 +219,7 @@ def _told(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, An
         "parts": shard(path.name)[1],
         "n_ctx": file.n_ctx,
         "template": _as_dict(template(header)),
-        "memory": None if file.problem else _memory(path, file.n_bytes, settings),
+        "memory": None if file.problem else _memory(path, settings),
         "problem": file.problem or None,
     }
 
@@ -230,7 +230,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
     return asdict(value)
 
 
-def _memory(path: Path, n_bytes: int, settings: DeviceSettings) -> dict[str, Any]:
+def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     """What the engine would find; `engine.checkup` reckons it in a process of its own, as for `disco doctor`."""
     import msgspec
 
@@ -240,7 +240,7 @@ def _memory(path: Path, n_bytes: int, settings: DeviceSettings) -> dict[str, Any
         asked = checks_engine.asked(settings, path, tuning.n_gpu_layers(settings))
     except (OSError, ValueError) as e:
         return {"problem": f"cannot be predicted: {e}"}
-    seen = checks_engine.examined(msgspec.structs.replace(asked, n_bytes=n_bytes))
+    seen = checks_engine.examined(asked)
     return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
 
 
