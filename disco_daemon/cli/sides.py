@@ -61,7 +61,7 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
         chat_template=_chat_template(settings), disk=_disk(settings),
         draft_path=str(Path(settings.draft_model).expanduser()) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type,
+        kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s,
     )  # fmt: skip
     device = Device(Engine(loaded, clock))
     return device if shape is None else Shaped(device, shape, clock)

@@ -65,8 +65,8 @@ class Device:
         return f"the device does not support {', '.join(needs)}" if needs else None
 
     def may_serve(self) -> bool:
-        """Whether the engine is up, loading or about to be restarted."""
-        return self._engine.state in (EngineState.READY, EngineState.LOADING, EngineState.BACKOFF)
+        """Whether the engine is up, loading or about to be."""
+        return self._engine.state not in (EngineState.STOPPED, EngineState.FAILED)
 
     def readiness(self) -> Readiness:
         """How long the model still loads, and the answers the engine is working on."""
