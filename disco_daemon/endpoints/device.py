@@ -33,15 +33,15 @@ LOAD_WAIT_S = 120.0  # a first token later than this is no answer
 
 
 class Device:
-    """`Endpoint` over the supervised engine."""
+    """`Endpoint` over the supervised engine; its model is called by the file's name unless that tells nothing."""
 
     side = Side.DEVICE
     continuation = Continuation.EXACT
     can_hold = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, name: str = "") -> None:
         self._engine = engine
-        self.model = engine.config.model_path.name.removesuffix(".gguf")
+        self.model = name or engine.config.model_path.name.removesuffix(".gguf")
         self.last_error: str | None = None
 
     @property

@@ -12,8 +12,11 @@ import pytest
 
 from disco_daemon import config, models
 from disco_daemon.cli import models as verb
+from disco_daemon.cli.sides import make_endpoints
+from disco_daemon.clock import SystemClock
 from disco_daemon.errors import ConfigError
 from disco_daemon.library import hub, places
+from disco_daemon.types import Side
 from tests.fixtures.gguf import model_file
 from tests.fixtures.hub import HubServer, Repo
 
@@ -106,6 +109,20 @@ def test_use_takes_a_path_as_it_is_typed(home: Path, monkeypatch: pytest.MonkeyP
     assert in_config() == str(path)
     assert disco("use", "~/here/mine.gguf") == 0
     assert in_config() == str(path)
+
+
+def test_ollama_s_model_keeps_its_name_though_its_file_is_called_by_a_checksum(home: Path) -> None:
+    root, digest = home / ".ollama" / "models", "ab" * 32
+    blob = model_file(root / "blobs" / f"sha256-{digest}")
+    manifest = root / "manifests/registry.ollama.ai/library/llama3.2/3b"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    assert disco("use", "llama3.2:3b") == 0
+    assert in_config() == str(blob)
+    assert make_endpoints(config.load(), SystemClock(), None)[Side.DEVICE].model == "llama3.2:3b"
+    disco("use", str(model_file(home / "m.gguf")))
+    assert make_endpoints(config.load(), SystemClock(), None)[Side.DEVICE].model == "m"
 
 
 def test_use_refuses_what_cannot_be_loaded_and_changes_nothing(home: Path) -> None:
