@@ -173,7 +173,9 @@ def _print_use(args: argparse.Namespace, path: Path) -> int:
         print(json.dumps({"path": str(path), "config": str(config_path())}))
         return 0
     print(f"the device's model is {path} (device.model in {config_path()})")
-    print("a running daemon goes on with its own: restart it, and answers that run end whole before")
+    print(
+        "a running daemon takes it up when you restart it (`disco service restart`); answers that run end whole before"
+    )
     return 0
 
 

@@ -26,7 +26,7 @@ from ..errors import ConfigError, DiscoError
 from ..gguf import read_header
 from .part import Part, TooLong, is_same, path_of
 from .progress import Told
-from .quants import RemoteFile, Variant, choose, parse, variants
+from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
 
 TIMEOUT_S = 30.0  # for a connection, and between two reads of an answer
 MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the user knows better when it is back
@@ -159,7 +159,10 @@ def pull(
     """
     repo, wanted = parse(spec)
     hub = Hub(repo, endpoint, pause)
-    variant = choose(repo, hub.variants(), wanted)
+    found = hub.variants()
+    variant = choose(repo, found, wanted)
+    if wanted is None and variant.label != DEFAULT:
+        say(f"there is no {DEFAULT} in {repo}, but {', '.join(map(str, found))}")
     say(f"{repo}: {variant}")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -156,6 +156,15 @@ def test_a_server_that_has_less_than_was_there_begins_again(pulls: Pulls) -> Non
     assert pulls.begins == [0, 300_000, 0]
 
 
+def test_without_the_usual_quantization_it_says_what_there_is_and_takes_the_nearest_smaller(pulls: Pulls) -> None:
+    pulls.repo.files = {f"tiny-{quant}.gguf": CONTENT for quant in ("Q8_0", "Q3_K_M", "Q2_K")}
+    assert pulls().name == "tiny-Q3_K_M.gguf"
+    assert pulls.lines[0].startswith("there is no Q4_K_M in maker/tiny-GGUF, but Q8_0 (0.00 GB), Q3_K_M")
+    pulls.lines.clear()
+    assert pulls("maker/tiny-GGUF:Q2_K").name == "tiny-Q2_K.gguf"
+    assert pulls.lines[0] == "maker/tiny-GGUF: Q2_K (0.00 GB)"
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_cannot_for_now_is_asked_again(pulls: Pulls, status: int) -> None:
     pulls.repo.faults = [Fault(status=status)] * 3
