@@ -57,6 +57,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the cache folder, hold the conversations, but no `private` ones. 0 = none, and those there are removed."""
     spill_after_s: _NonNegative = 120.0
     """A conversation goes to disk when nobody has used it for this long, s; or for want of room, or at the end."""
+    keep_alive_s: _NonNegative = 0.0
+    """Unload the model when nobody has asked it anything for this long, s, and load it again with the next request; a
+    server is asked at once meanwhile. What it knew of conversations goes, unless `spill_gib`. 0 = never."""
     scheduler: Literal["andes", "fcfs", "round-robin"] = "andes"
     """Who runs when not all can: andes (whose reader gains most), fcfs (first come, first served), round-robin."""
     n_threads: Annotated[int, Meta(ge=0)] = 0
