@@ -12,7 +12,7 @@ ifndef CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 endif
 
-.PHONY: test fast check fmt docs model clean
+.PHONY: test fast check fmt docs model screenshots clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -29,6 +29,10 @@ check: .venv/.stamp
 fmt: .venv/.stamp
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+# The pictures in the README are those that the tests compare the screens with.
+screenshots: .venv/.stamp
+	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest -q tests/tui
 
 # What documents say by code: the command line, and the states of an answer.
 docs: .venv/.stamp

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,12 @@ from tomlkit.exceptions import TOMLKitError
 from .errors import ConfigError
 from .net import hostname, is_http_url, is_loopback, without_credentials
 from .settings import CONTINUATIONS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
+
+# With `policy.private` and no device; also where the daemon was told so by a flag.
+NOBODY_HERE = (
+    "policy.private keeps every request on this machine, and its model is not in use: set device.enabled = true, or "
+    "policy.private = false"
+)
 
 
 def config_path() -> Path:
@@ -51,16 +57,18 @@ def load(
     return _convert(values, path)
 
 
-def set_values(path: Path, changes: Mapping[str, Any]) -> Config:
+def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config], None] = lambda config: None) -> Config:
     """Write settings into config.toml, keeping comments: values, or texts as one types them.
 
-    None goes back to the default where that is "none". All are written, or nothing if one would be wrong: ConfigError.
+    None goes back to the default where that is "none". All are written, or nothing if one would be wrong, or if `check`
+    of what the file would say raises: ConfigError.
     """
     values = _read_file(path)
     for key, value in changes.items():
         _require_known(key)
         _put(values, key, value)
     config = _convert(values, path)
+    check(config)
     document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
     for key in changes:
         section, name = key.split(".")
@@ -227,6 +235,8 @@ def _check(config: Config) -> None:
     if config.device.flash_attn == "off" and (config.device.rounding == "exact" or config.device.kv_type != "auto"):
         msg = "device.flash_attn = 'off' does not go with device.rounding = 'exact', nor with a device.kv_type"
         raise ConfigError(msg)
+    if config.policy.private and not config.device.enabled:
+        raise ConfigError(NOBODY_HERE)
     for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
         if url and not is_http_url(url):
             msg = f"{key} = {url!r} is not a URL such as https://api.openai.com/v1"

@@ -124,12 +124,16 @@ class Link:
         """What was spent on each of the latest days, newest first."""
         return await self._rows("/disco/v1/ledger", {"days": str(days)})
 
-    async def whatif(self, rate: float, budget: float) -> dict[str, Any] | None:
+    async def whatif(
+        self, rate: float, budget: float, *, alpha: float | None = None, kappa: float | None = None
+    ) -> dict[str, Any] | None:
         """What an exchange rate, $/kWh, and a budget ratio would have done to the user's own requests.
 
-        None where there is too little history.
+        `alpha` and `kappa` are the knobs of the policies `paper` and `optimal`, as set where None. None where there is
+        too little history.
         """
-        asked = {"rate": repr(float(rate)), "budget": repr(float(budget))}
+        wanted = {"rate": rate, "budget": budget, "alpha": alpha, "kappa": kappa}
+        asked = {name: repr(float(value)) for name, value in wanted.items() if value is not None}
         try:
             return await self._document("/disco/v1/whatif", asked, timeout_s=WHATIF_TIMEOUT_S)
         except DaemonError as e:

@@ -17,6 +17,7 @@ from .types import Outcome, Side, Usage
 log = logging.getLogger("disco.prober")
 
 FIRST_PAUSE, MAX_PAUSE = 8, 4096  # good answers to wait after a probe in vain, doubling: each costs the user's money
+STOP_TIMEOUT_S = 5.0  # to close a question; takes a moment
 
 
 class Prober:
@@ -42,6 +43,7 @@ class Prober:
         self._enabled = enabled
         self._answered = asyncio.Event()
         self._pause, self._n_waiting = FIRST_PAUSE, 0
+        self._probing: asyncio.Task[Profile | None] | None = None
 
     def restore(self) -> None:
         """Use what was found before; blocks on disk."""
@@ -70,13 +72,27 @@ class Prober:
         """Probe after good answers of the server, ever more rarely, until there is a verdict; until cancelled."""
         while True:
             await self._answered.wait()
-            spent = Usage()
-            try:
-                profile = await probe(self._server, self._clock, spent=spent)
-            finally:
-                self._book(spent)
+            if self._affordable():  # asked once more: what was set since then counts
+                await self._probe()
+                self._n_waiting, self._pause = self._pause, min(MAX_PAUSE, 2 * self._pause)
             self._answered.clear()
-            self._n_waiting, self._pause = self._pause, min(MAX_PAUSE, 2 * self._pause)
-            if profile is not None:
-                self._server.adopt(profile)
-                self._history.save_profile(self._server.name, self._clock.wall(), profile.to_json())
+
+    async def stop(self) -> None:
+        """End a probe that is under way: when this returns, it asks nothing more."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing], timeout=STOP_TIMEOUT_S)
+
+    async def _probe(self) -> None:
+        spent = Usage()
+        self._probing = asyncio.create_task(probe(self._server, self._clock, spent=spent), name="probe")
+        try:
+            await asyncio.wait([self._probing])  # it bounds its own time
+        finally:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)  # only then all that it cost is known
+            self._book(spent)
+        profile = None if self._probing.cancelled() else self._probing.result()
+        if profile is not None:
+            self._server.adopt(profile)
+            self._history.save_profile(self._server.name, self._clock.wall(), profile.to_json())

@@ -57,6 +57,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the cache folder, hold the conversations, but no `private` ones. 0 = none, and those there are removed."""
     spill_after_s: _NonNegative = 120.0
     """A conversation goes to disk when nobody has used it for this long, s; or for want of room, or at the end."""
+    keep_alive_s: _NonNegative = 0.0
+    """Unload the model when nobody has asked it anything for this long, s, and load it again with the next request; a
+    server is asked at once meanwhile. What it knew of conversations goes, unless `spill_gib`. 0 = never."""
     scheduler: Literal["andes", "fcfs", "round-robin"] = "andes"
     """Who runs when not all can: andes (whose reader gains most), fcfs (first come, first served), round-robin."""
     n_threads: Annotated[int, Meta(ge=0)] = 0
@@ -139,6 +142,9 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
     shadow: bool = True
     """Let a server that lost the race show its first token: about one token's cost, and its TTFT is known."""
+    private: bool = False
+    """Never leave this machine: every request is answered as a `private` one, and the server is asked nothing, not even
+    by a probe. Taken up by a running daemon."""
     delay_s: _NonNegative = 0.3
     """Head start of the server in `delay`, s."""
 
@@ -216,9 +222,9 @@ TABLES = frozenset({"device.adapters"})
 # What a running daemon takes up at once, from the next request on.
 LIVE = frozenset(
     {
-        "device.usd_per_kwh", "policy.budget", "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month",
-        "caps.wh_per_day", "caps.battery_floor", "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s",
-        "handoff.stall_s",
+        "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.kappa", "policy.private", "policy.scarcer",
+        "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor", "delivery.mode",
+        "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s",
     }
 )  # fmt: skip
 

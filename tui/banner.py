@@ -33,8 +33,11 @@ def of_error(error: DaemonError, root: str, *, here: bool) -> Banner:
 
 def of_state(state: Json) -> Banner | None:
     """What is wrong with a daemon that answers, the worst of it; None if all is well."""
-    endpoints = state.get("endpoints") or {}
-    found = _cap(state.get("money") or {}) or _device(endpoints) or _server(endpoints)
+    endpoints, caps = state.get("endpoints") or {}, (state.get("money") or {}).get("caps") or {}
+    if state.get("private"):  # the server is asked nothing, whatever state it is in
+        endpoints = {side: told for side, told in endpoints.items() if side == "device"}
+        caps = {name: cap for name, cap in caps.items() if not name.startswith("usd")}
+    found = _cap(caps, alone=len(endpoints) == 1) or _device(endpoints) or _server(endpoints)
     return None if found is None else Banner(found)
 
 
@@ -45,11 +48,12 @@ def welcome(state: Json) -> Banner | None:
     return Banner("This machine answers alone so far. F5 adds a server; F1 shows all keys; Escape hides this.")
 
 
-def _cap(money: Json) -> str | None:
-    for name, cap in (money.get("caps") or {}).items():
+def _cap(caps: Json, *, alone: bool) -> str | None:
+    for name, cap in caps.items():
         if cap["limit"] is not None and cap["spent"] >= cap["limit"]:
             used = f"{cap['spent']:.3g} of {cap['limit']:g} {cap['unit']}"
-            return f"Cap {name} is reached ({used}): the other side answers. F3 changes caps."
+            then = "nobody is left to answer" if alone else "the other side answers"
+            return f"Cap {name} is reached ({used}): {then}. F3 changes caps."
     return None
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -16,14 +14,10 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from disco_daemon.client import DaemonError
-
-from .attach import MAX_BYTES, AttachError, attached
+from . import errands
 from .banner import Banner
-from .conversation import Attached, Talks, save
-from .dialogs import Ask, AskLong, Pick
+from .conversation import Talks
 from .entry import Entry
-from .export import to_json, to_markdown
 from .look import fit
 from .prompt import Prompt
 from .sidebar import Sidebar
@@ -117,7 +111,7 @@ class ChatScreen(Screen[None]):
         widget.focus()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def told(self) -> Iterator[None]:
         """What the disk refuses is said, and changes nothing else."""
         try:
             yield
@@ -138,7 +132,7 @@ class ChatScreen(Screen[None]):
     def show_list(self) -> None:
         """The conversations that fit the search."""
         bar, current = self.query_one(Sidebar), self.talks.current
-        with self._told():
+        with self.told():
             bar.show(self.app.store.list(bar.search), None if current is None else current.id)
 
     def show_line(self) -> None:
@@ -186,7 +180,7 @@ class ChatScreen(Screen[None]):
         if self.talks.running is not None:
             self.say("An answer is running: Escape stops it.")
             return
-        with self._told():
+        with self.told():
             editing, self._editing = self._editing, None
             if editing is not None and editing in self.talks.entries:
                 self.talks.edit(editing, event.text)
@@ -230,7 +224,7 @@ class ChatScreen(Screen[None]):
         elif answer is None:
             self.say("There is no answer yet.")
         else:
-            with self._told():
+            with self.told():
                 self.talks.again(answer)
                 self._reshow()
 
@@ -263,16 +257,7 @@ class ChatScreen(Screen[None]):
     @work(group="dialog")
     async def action_attach(self) -> None:
         """A text file for the next question."""
-        path = await self.app.push_screen_wait(Ask(f"Attach a text file (up to {MAX_BYTES // 1024} KiB)"))
-        if not path:
-            return
-        try:
-            text = await asyncio.to_thread(attached, Path(path), MAX_BYTES)
-        except AttachError as e:
-            self.say(str(e), severity="warning")
-            return
-        self.talks.attached.append(Attached(Path(path).name, text))
-        self.show_line()
+        await errands.attach(self)
 
     # --- conversations ----------------------------------------------------------------------------------------------
 
@@ -301,7 +286,7 @@ class ChatScreen(Screen[None]):
     def on_sidebar_opened(self, event: Sidebar.Opened) -> None:
         """Open a conversation."""
         self.remove_class("-list")
-        with self._told():
+        with self.told():
             self.talks.open(event.conversation)
             self.show_conversation()
         self._focus(self.query_one(Prompt))
@@ -309,42 +294,22 @@ class ChatScreen(Screen[None]):
     @work(group="dialog")
     async def action_rename(self) -> None:
         """Another title."""
-        title = await self.app.push_screen_wait(Ask("Title", "" if self.talks.current is None else self.talks.title))
-        if title:
-            with self._told():
-                self.talks.rename(title)
-            self.show_list()
-            self.show_line()
+        await errands.rename(self)
 
     @work(group="dialog")
     async def action_system(self) -> None:
         """The system prompt of this conversation."""
-        text = await self.app.push_screen_wait(AskLong("System prompt of this conversation", self.talks.system))
-        if text is not None:
-            with self._told():
-                self.talks.set_system(text)
-            self.show_line()
+        await errands.system(self)
 
     @work(group="dialog")
     async def action_model(self) -> None:
         """Model or route."""
-        try:
-            names = await self.app.link.models()
-        except DaemonError as e:
-            self.say(str(e), severity="warning")
-            return
-        says = {"disco": "disco (decides for each answer)", "disco/device": "disco/device (never leaves this machine)"}
-        choices = [(name, fit(says.get(name, name))) for name in names]
-        chosen = await self.app.push_screen_wait(Pick("Model or route", choices, self.talks.model))
-        if chosen:
-            with self._told():
-                self.talks.set_model(chosen)
-            self.show_line()
+        await errands.model(self)
 
     def action_delete(self) -> None:
         """Delete the open conversation."""
         gone = None
-        with self._told():
+        with self.told():
             gone = self.talks.delete()
         if gone is not None:
             self._deleted.append(gone)
@@ -357,12 +322,12 @@ class ChatScreen(Screen[None]):
             self.query_one(Prompt).action_undo()
         elif self._deleted:
             conversation = self._deleted.pop()
-            with self._told():
+            with self.told():
                 self.app.store.undelete(conversation)
                 self.talks.open(conversation)
                 self.show_conversation()
         else:
-            with self._told():
+            with self.told():
                 if self.talks.uncut():
                     self.show_conversation()
                 else:
@@ -371,46 +336,14 @@ class ChatScreen(Screen[None]):
     @work(group="dialog")
     async def action_export(self) -> None:
         """Write the conversation into a file."""
-        current = self.talks.current
-        if current is None:
-            self.say("There is nothing to export yet.")
-            return
-        kinds = [("md", "Markdown"), ("json", "JSON, with how each answer came about")]
-        kind = await self.app.push_screen_wait(Pick("Export as", kinds))
-        if kind is None:
-            return
-        usual = "".join(c if c.isalnum() else "-" for c in self.talks.title).strip("-")[:40] or "conversation"
-        name = await self.app.push_screen_wait(Ask("Write to", str(Path.cwd() / f"{usual}.{kind}")))
-        if not name:
-            return
-        write = to_markdown if kind == "md" else to_json
-        with self._told():
-            text = write(current, self.app.store.turns(current.id))
-            try:
-                self.say(f"Written to {await asyncio.to_thread(save, Path(name), text)}")
-            except OSError as e:
-                self.say(f"Not written: {e.strerror or e}", severity="warning")
+        await errands.export(self)
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     @work(group="dialog")
     async def action_copy(self) -> None:
         """Copy an answer, or one of its code blocks."""
-        answer = self._chosen("assistant")
-        if answer is None:
-            self.say("There is no answer yet.")
-            return
-        code = answer.code
-        chosen: str | None = "all"
-        if code:
-            choices = [("all", "The whole answer")]
-            choices += [
-                (str(i), f"Code: {block.strip().splitlines()[0][:50]}") for i, block in enumerate(code) if block.strip()
-            ]
-            chosen = await self.app.push_screen_wait(Pick("Copy", choices))
-        if chosen is not None:
-            self.app.copy_to_clipboard(answer.text if chosen == "all" else code[int(chosen)])
-            self.say("Copied.")
+        await errands.copy(self, self._chosen("assistant"))
 
     def action_timeline(self) -> None:
         """How the selected answer came about."""

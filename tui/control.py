@@ -1,4 +1,4 @@
-"""The control panel: the exchange rate, the budget, the pace and the caps; applied at once, undone with one key.
+"""The control panel: exchange rate, budget, tail, pace, caps and privacy; applied at once, undone with one key.
 
 While a slider moves, the what-if on the user's own history is asked again and again, with the latest value only. What
 the user changed goes to the daemon when the slider has stood still for a moment, and the daemon writes it down.
@@ -7,7 +7,6 @@ the user changed goes to the daemon when the slider has stood still for a moment
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -20,39 +19,41 @@ from textual.widgets import Footer, Input, Label, Select, Static
 
 from disco_daemon.client import DaemonError
 
+from .knobs import (
+    BUDGET_WORDS,
+    CAP_WORDS,
+    CAPS,
+    PACE_KEY,
+    PACE_WORDS,
+    PRIVATE_KEY,
+    PRIVATE_WORDS,
+    RATE_WORDS,
+    SLIDERS,
+    TAILS,
+    Tail,
+    field_id,
+    no_tail,
+    number,
+    prediction_words,
+    regime,
+    slider_words,
+)
 from .latest import Latest
 from .model import Daemon, HasDaemon, Money, Prediction
 from .readers import Reader, presets
-from .scale import BUDGET, RATE, dollars, factor_of, in_force, seconds
+from .scale import BUDGET, RATE, dollars, factor_of, in_force
 from .slider import Slider
+from .toggle import Toggle
 
 T = TypeVar("T")
 
 SETTLE_S = 0.25  # a slider that stands still for so long is where the user wants it
 LOOK_S = 2.0  # between two looks at the battery, and at what others change
 MAX_UNDO = 100
-RATE_KEY, BUDGET_KEY, PACE_KEY = "device.usd_per_kwh", "policy.budget", "delivery.pace_tps"
-
-RATE_WORDS = "Exchange rate: what a kWh of this machine's energy is worth to you, $/kWh"
-BUDGET_WORDS = "Budget b: the share of all prompt tokens that the scarcer side may process"
-PACE_WORDS = "Reading pace, token/s: paced answers come no faster, and QoE is measured by it"
-CAP_WORDS = "Caps: a side that has reached one gives way to the other; empty = none"
-PRIVACY = (
-    "Privacy: nothing is sent to a server by an answer with the model disco/device. Choose it in the chat to keep a "
-    "conversation on this machine; `disco up --device-only` keeps all of them here."
-)
-TOO_LITTLE = "What-if: too little history yet to say what another setting would do"
-# Setting, what it is called here, and what a unit of the field is of the setting's.
-CAPS: tuple[tuple[str, str, float], ...] = (
-    ("caps.usd_per_day", "$ a day", 1.0),
-    ("caps.usd_per_month", "$ a month", 1.0),
-    ("caps.wh_per_day", "Wh a day", 1.0),
-    ("caps.battery_floor", "battery floor, %", 100.0),
-)
 
 
 class ControlScreen(Screen[None]):
-    """All live settings. The screen owns what is on it; the daemon owns the settings."""
+    """All live settings. The screen owns what is on it; the daemon owns the settings, the app what they were before."""
 
     CSS = """
     ControlScreen VerticalScroll { padding: 0 1; }
@@ -60,8 +61,10 @@ class ControlScreen(Screen[None]):
     ControlScreen .block { height: auto; margin-bottom: 1; }
     ControlScreen.low .block { margin-bottom: 0; }
     ControlScreen .row { height: 1; }
-    ControlScreen #budget-row { height: 2; }
-    ControlScreen #budget-value { width: 8; text-align: right; }
+    ControlScreen .knob { height: 2; }
+    ControlScreen .value { width: 8; text-align: right; }
+    ControlScreen .tail { display: none; }
+    ControlScreen .tail.shown { display: block; }
     ControlScreen #effect { color: $foreground; }
     ControlScreen #prediction { background: $boost; height: auto; }
     ControlScreen #banner { background: $warning; color: $background; display: none; }
@@ -84,17 +87,20 @@ class ControlScreen(Screen[None]):
         super().__init__()
         self._settings: dict[str, Any] = {}
         self._money = Money()
-        self._undo: list[dict[str, Any]] = []
         self._undoing = asyncio.Lock()
         self._readers: list[Reader] = presets()
         self._pending: dict[str, Any] = {}
         self._changes: Latest[None] = Latest(self._apply, SETTLE_S)
-        self._questions: Latest[tuple[float, float]] = Latest(self._predict)
+        self._questions: Latest[tuple[float, float, dict[str, float]]] = Latest(self._predict)
         self._prediction: Prediction | None = None
 
     @property
     def _link(self) -> Daemon:
         return cast(HasDaemon, self.app).link
+
+    @property
+    def _before(self) -> list[dict[str, Any]]:
+        return cast(HasDaemon, self.app).before
 
     @property
     def _plain(self) -> bool:
@@ -112,27 +118,35 @@ class ControlScreen(Screen[None]):
                 yield Static(id="effect")
             with Vertical(classes="block"):
                 yield Label(BUDGET_WORDS, classes="words")
-                with Horizontal(id="budget-row"):
+                with Horizontal(classes="knob"):
                     yield Slider(BUDGET, 0.5, plain=self._plain, id="budget")
-                    yield Label("", id="budget-value")
+                    yield Label("", id="budget-value", classes="value")
+            for tail in TAILS.values():
+                with Vertical(classes="block tail", id=f"{tail.name}-block"):
+                    yield Label(tail.words, classes="words")
+                    with Horizontal(classes="knob"):
+                        yield Slider(tail.scale, tail.scale.low, plain=self._plain, id=tail.name)
+                        yield Label("", id=f"{tail.name}-value", classes="value")
+            yield Label("", classes="words block tail", id="no-tail")
             with Vertical(classes="block"):
                 yield Static("What-if: asking the daemon", id="prediction")
-            with Vertical(classes="block"):
-                yield Label(PACE_WORDS, classes="words")
-                with Horizontal(classes="row"):
-                    yield Input(type="number", compact=True, id="pace", placeholder="token/s")
-                    yield Select[int](
-                        self._options(), prompt="presets: reading and listening", compact=True, id="reader"
-                    )
-            with Vertical(classes="block"):
-                yield Label(CAP_WORDS, classes="words")
-                with Horizontal(classes="caps"):
-                    for key, name, _ in CAPS:
-                        with Vertical(classes="cap"):
-                            yield Label(name)
-                            yield Input(type="number", compact=True, id=_id(key), placeholder="none")
-            yield Label(PRIVACY, classes="words", id="privacy")
+            yield from self._compose_rest()
         yield Footer()
+
+    def _compose_rest(self) -> ComposeResult:
+        with Vertical(classes="block"):
+            yield Label(PACE_WORDS, classes="words")
+            with Horizontal(classes="row"):
+                yield Input(type="number", compact=True, id="pace", placeholder="token/s")
+                yield Select[int](self._options(), prompt="presets: reading and listening", compact=True, id="reader")
+        with Vertical(classes="block"):
+            yield Label(CAP_WORDS, classes="words")
+            with Horizontal(classes="caps"):
+                for key, name, _ in CAPS:
+                    with Vertical(classes="cap"):
+                        yield Label(name)
+                        yield Input(type="number", compact=True, id=field_id(key), placeholder="none")
+        yield Toggle(PRIVATE_WORDS, id="private")
 
     def _options(self) -> list[tuple[str, int]]:
         return [(f"{reader.name}: {reader.pace_tps:g} token/s", i) for i, reader in enumerate(self._readers)]
@@ -177,7 +191,7 @@ class ControlScreen(Screen[None]):
 
     @property
     def _there(self) -> bool:
-        return len(self.query("Slider")) == 2
+        return len(self.query("Slider")) == len(SLIDERS)
 
     async def _load(self) -> None:
         said = await self._ask(self._link.settings())
@@ -190,7 +204,7 @@ class ControlScreen(Screen[None]):
 
     def _enable(self, known: bool) -> None:
         """The knobs work once it is known where they stand."""
-        self.query("Slider, Input, Select").set(disabled=not known)
+        self.query("Slider, Input, Select, Toggle").set(disabled=not known)
         if known and self._there and self.focused is None:
             self.query_one("#rate", Slider).focus()
 
@@ -207,13 +221,15 @@ class ControlScreen(Screen[None]):
         """Put every knob where the daemon says it is, if it said so, without taking that for the user's wish."""
         if not self._settings or not self._there:
             return
-        self.query_one("#rate", Slider).show(self._get(RATE_KEY))
-        self.query_one("#budget", Slider).show(self._get(BUDGET_KEY))
+        for name, key in SLIDERS.items():
+            self.query_one(f"#{name}", Slider).show(self._get(key))
+        self.query_one("#private", Toggle).show(self._get(PRIVATE_KEY))
         with self.prevent(Input.Changed, Input.Submitted, Select.Changed):
             self.query_one("#pace", Input).value = f"{self._get(PACE_KEY):g}"
             for key, _, unit in CAPS:
                 value = self._get(key)
-                self.query_one(f"#{_id(key)}", Input).value = "" if value is None else f"{value * unit:g}"
+                self.query_one(f"#{field_id(key)}", Input).value = "" if value is None else f"{value * unit:g}"
+        self._show_tail()
         self._show_effect()
 
     def _get(self, key: str) -> Any:
@@ -227,8 +243,13 @@ class ControlScreen(Screen[None]):
         return self.query_one("#rate", Slider).value
 
     @property
-    def _budget(self) -> float:
-        return self.query_one("#budget", Slider).value
+    def _policy(self) -> Mapping[str, Any]:
+        return cast(Mapping[str, Any], self._settings.get("policy", {}))
+
+    @property
+    def _tail(self) -> Tail | None:
+        """The knob that the policy in force has for its slowest requests."""
+        return TAILS.get(self._policy.get("name", ""))
 
     @property
     def effective(self) -> float:
@@ -239,24 +260,34 @@ class ControlScreen(Screen[None]):
         if not self._there:
             return
         money, counts = self._money, self.effective
-        regime = _regime(money, counts, self._settings.get("policy", {}).get("scarcer", "auto"))
-        value = f"set {dollars(self._rate)}, counts {dollars(counts)} {money.source}: {regime}"
-        self._say("#effect", value)
-        self._say("#budget-value", f"{self._budget:.2f}")
+        word = regime(money, counts, {**self._policy, "private": self.query_one("#private", Toggle).value})
+        self._say("#effect", f"set {dollars(self._rate)}, counts {dollars(counts)} {money.source}: {word}")
+        for name in SLIDERS:
+            self._say(f"#{name}-value", slider_words(name, self.query_one(f"#{name}", Slider).value))
+
+    def _show_tail(self) -> None:
+        """Of the tail's knobs the one that the policy in force has."""
+        tail, policy = self._tail, self._policy.get("name", "")
+        self.query(".tail").remove_class("shown")
+        self.query("#no-tail" if tail is None else f"#{tail.name}-block").add_class("shown")
+        self._say("#no-tail", "" if tail is not None else no_tail(policy))
 
     def _wonder(self) -> None:
         """Ask what would come of the knobs as they stand."""
         if self._there:
-            self._questions.tell((self.effective, self._budget))
+            tail = self._tail
+            knobs = {} if tail is None else {tail.name: self.query_one(f"#{tail.name}", Slider).value}
+            self._questions.tell((self.effective, self.query_one("#budget", Slider).value, knobs))
 
-    async def _predict(self, setting: tuple[float, float]) -> None:
+    async def _predict(self, setting: tuple[float, float, dict[str, float]]) -> None:
+        rate, budget, knobs = setting
         try:
-            said = await self._link.whatif(*setting)
+            said = await self._link.whatif(rate, budget, **knobs)
         except DaemonError as e:
             self._tell(str(e))
             return
         self._prediction = None if said is None else Prediction.of(said)
-        self._say("#prediction", _in_words(self._prediction))
+        self._say("#prediction", prediction_words(self._prediction))
 
     # --- what the user wants -----------------------------------------------------------------------------------------
 
@@ -265,7 +296,12 @@ class ControlScreen(Screen[None]):
         """Say at once what it would mean; do it when it stands still."""
         self._show_effect()
         self._wonder()
-        self._want(RATE_KEY if event.slider.id == "rate" else BUDGET_KEY, event.value)
+        self._want(SLIDERS[str(event.slider.id)], event.value)
+
+    @on(Toggle.Changed)
+    def _turned(self, event: Toggle.Changed) -> None:
+        self._show_effect()
+        self._want(PRIVATE_KEY, event.value)
 
     @on(Select.Changed, "#reader")
     def _chose_reader(self, event: Select.Changed) -> None:
@@ -280,8 +316,8 @@ class ControlScreen(Screen[None]):
         """A field is taken when it is left or entered, if it says something new."""
         if not self._settings:
             return
-        key, unit = next(((k, u) for k, _, u in CAPS if _id(k) == event.input.id), (PACE_KEY, 1.0))
-        wanted = _number(event.value, unit)
+        key, unit = next(((k, u) for k, _, u in CAPS if field_id(k) == event.input.id), (PACE_KEY, 1.0))
+        wanted = number(event.value, unit)
         if isinstance(wanted, str) or (wanted is None and key == PACE_KEY):
             self._tell(f"{key}: a number is wanted, not {event.value!r}")
         elif wanted != self._get(key):
@@ -298,7 +334,8 @@ class ControlScreen(Screen[None]):
             return
         before = {key: self._get(key) for key in wanted}
         if await self._send(wanted):
-            self._undo = [*self._undo[1 - MAX_UNDO :], before]
+            self._before.append(before)
+            del self._before[:-MAX_UNDO]
 
     async def _send(self, changes: Mapping[str, Any]) -> bool:
         """Whether the daemon took them; if not, the knobs go back to what is in force."""
@@ -325,10 +362,12 @@ class ControlScreen(Screen[None]):
         """Undo one change; one that is under way is waited for, and then it is the last."""
         async with self._undoing:
             await self._changes.flush()
-            if self._undo:
-                await self._send(self._undo.pop())
-            else:
+            if not self._before:
                 self._tell("nothing to undo")
+                return
+            was = self._before.pop()
+            if not await self._send(was):
+                self._before.append(was)  # the banner says why; it can be tried again
 
     async def on_screen_suspend(self) -> None:
         """Whoever leaves wants what is on the screen."""
@@ -339,41 +378,3 @@ class ControlScreen(Screen[None]):
         await self._changes.flush()
         if len(self.app.screen_stack) > 1:
             self.app.pop_screen()
-
-
-def _id(key: str) -> str:
-    return key.replace(".", "-").replace("_", "-")
-
-
-def _number(text: str, unit: float) -> float | str | None:
-    """What a field says, in the setting's unit: a number from 0 on, None for nothing, the text itself for nonsense."""
-    if not text.strip():
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return number / unit if 0 <= number < math.inf else text
-
-
-def _regime(money: Money, counts: float, set_to: str) -> str:
-    """Which side is scarce at that rate, and where that changes."""
-    if money.scarcer is None:
-        return "there is no server, nothing is scarce"
-    if set_to != "auto":
-        return f"{set_to} is scarce, as you set it"
-    if money.threshold is None:
-        return f"{money.scarcer} is scarce at any rate"
-    scarcer, other, way = ("device", "server", "up to") if counts > money.threshold else ("server", "device", "above")
-    return f"{scarcer} is scarce, {other} {way} {dollars(money.threshold)}"
-
-
-def _in_words(prediction: Prediction | None) -> str:
-    if prediction is None:
-        return TOO_LITTLE
-    p = prediction
-    return (
-        f"What-if on your {p.requests} requests, {p.scarcer} scarce:\n"
-        f"TTFT mean {seconds(p.mean_s)}, P99 {seconds(p.p99_s)}   "
-        f"server {dollars(p.usd_per_day)}/day   this machine {p.wh_per_day:.3g} Wh/day"
-    )

@@ -79,6 +79,7 @@ class Entry:
         if self.role == "user":
             return markdown.wrap(Text(fit(self.text).rstrip()), width)
         if not self.live:
+            self._lines, self._drawn_for = [], None  # drawn while it grew: of no use any more, and large
             return markdown.Painter(width, look).paint(marked(self.text, self.sides))
         if self._drawn_for != (width, look):
             self._drawn_for, self._done, self._lines, self._side = (width, look), 0, [], ""

@@ -36,7 +36,9 @@ class Daemon(Protocol):
         """GET /disco/v1/ledger, newest first."""
         ...
 
-    async def whatif(self, rate: float, budget: float) -> dict[str, Any] | None:
+    async def whatif(
+        self, rate: float, budget: float, *, alpha: float | None = None, kappa: float | None = None
+    ) -> dict[str, Any] | None:
         """GET /disco/v1/whatif; None where there is too little history."""
         ...
 
@@ -46,10 +48,15 @@ class Daemon(Protocol):
 
 
 class HasDaemon(Protocol):
-    """The application, as these screens see it. `plain`: no boxes, words in place of pictures."""
+    """The application, as these screens see it. `plain`: no boxes, words in place of pictures.
+
+    `before` is what the settings were before each change, the last one last: a screen that is opened again goes on with
+    it.
+    """
 
     link: Daemon
     plain: bool
+    before: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

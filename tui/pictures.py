@@ -14,7 +14,7 @@ from .scale import dollars, seconds
 DEVICE, SERVER = "$success", "$primary"  # styles of the two sides
 STYLES = {"device": DEVICE, "server": SERVER}
 NEVER = "x"
-WELL = ("ready", "configured")
+WELL = ("ready", "configured", "unloaded")
 LEAST_BAR = 6  # characters
 DAYS = 14
 

@@ -63,4 +63,21 @@ async def hear(
     finally:
         entry.live = False
         entry.finish, entry.disco = ending
-        store.finish(entry.turn, *ending)
+        await _finish(store, entry.turn, *ending)
+
+
+async def _finish(store: Store, turn: int, finish: str, disco: Mapping[str, Any] | None) -> None:
+    """Have the end written, in a thread: a long answer takes tens of ms. Returns when it is; raises StoreError.
+
+    Whoever cancels this waits, too: what comes after it finds the answer written. SQLite bounds the time.
+    """
+    writing = asyncio.create_task(asyncio.to_thread(store.finish, turn, finish, disco), name=f"finish {turn}")
+    cancelled = False
+    while not writing.done():
+        try:
+            await asyncio.wait([writing])
+        except asyncio.CancelledError:
+            cancelled = True
+    writing.result()
+    if cancelled:
+        raise asyncio.CancelledError

@@ -32,7 +32,7 @@ FRAME_S = 1 / 20  # between two drawings of a growing answer, at least
 SHARE = 0.25  # of the time, at most, that drawing it may take: keys come first
 LONGEST_FRAME_S = 0.3  # however slow the terminal
 KEPT = 64  # messages whose lines are kept; others are drawn again when they come into view
-KEPT_STRIPS = 2048
+KEPT_STRIPS = 256  # drawn lines, a few screens; the collector walks some 20 objects of each while keys wait
 WELCOME = (
     "Ask something below. This machine and the server, if there is one, answer together; the sign and the colour of "
     "the words say who wrote them.\n\n"

@@ -48,8 +48,11 @@ class Reports(servers.Servers, Protocol):
         """What would be done with a prompt of so many tokens now, and why."""
         ...
 
-    async def whatif(self, usd_per_kwh: float, budget: float) -> dict[str, Any]:
-        """What that exchange rate and budget would have made of the requests on record. Raises RequestError."""
+    async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
+        """What that exchange rate and budget would have made of the requests on record. Raises RequestError.
+
+        `tail` may have other values for the policy's knobs `alpha` and `kappa`.
+        """
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -304,8 +307,10 @@ def _model_card(name: str) -> dict[str, Any]:
 
 
 async def _models(request: web.Request) -> web.Response:
-    """GET /v1/models."""
-    names = _routes(request.app[CONDUCTOR])
+    """GET /v1/models: what may be asked for now."""
+    conductor = request.app[CONDUCTOR]
+    here = {Side.DEVICE} if conductor.stage.private else BOTH
+    names = [name for name, sides in _routes(conductor).items() if sides & here]
     return _json({"object": "list", "data": [_model_card(name) for name in names]})
 
 
@@ -323,8 +328,11 @@ async def _model(request: web.Request) -> web.Response:
 
 async def _health(request: web.Request) -> web.Response:
     """GET /health: 200 while something can serve, else 503."""
-    endpoints = request.app[CONDUCTOR].endpoints
-    serving = {side.value: endpoint.may_serve() for side, endpoint in endpoints.items()}
+    conductor = request.app[CONDUCTOR]
+    serving = {
+        side.value: endpoint.may_serve() and (side is Side.DEVICE or not conductor.stage.private)
+        for side, endpoint in conductor.endpoints.items()
+    }
     ok = any(serving.values())
     return _json({"status": "ok" if ok else "unavailable", "endpoints": serving}, 200 if ok else 503)
 
@@ -378,6 +386,7 @@ async def _reload(request: web.Request) -> web.Response:
 
 
 MAX_PLAN_TOKENS = 1_000_000  # longer than any context
+TAIL_KNOBS = {"alpha": 1.0, "kappa": math.inf}  # what the policies have to protect the tail, up to which value
 
 
 async def _plan(request: web.Request) -> web.Response:
@@ -393,8 +402,10 @@ async def _plan(request: web.Request) -> web.Response:
 
 
 async def _whatif(request: web.Request) -> web.Response:
-    """GET /disco/v1/whatif?rate=R&budget=B: what $/kWh and budget ratio would have made of the requests on record."""
-    return _json(await request.app[REPORTS].whatif(_amount(request, "rate", math.inf), _amount(request, "budget", 1.0)))
+    """GET /disco/v1/whatif?rate=R&budget=B[&alpha=A][&kappa=K]: what they would have made of the requests on record."""
+    tail = {name: _amount(request, name, most) for name, most in TAIL_KNOBS.items() if name in request.query}
+    rate, budget = _amount(request, "rate", math.inf), _amount(request, "budget", 1.0)
+    return _json(await request.app[REPORTS].whatif(rate, budget, tail))
 
 
 async def _trace(request: web.Request) -> web.Response:

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from ..engine.checked import Asked, Bindings, Fit, decode_told, encode
-from ..money.flops import read_gguf, shape_of
+from ..gguf import read_gguf, shard_names
+from ..money.flops import shape_of
 from ..settings import DeviceSettings
 from .checks import GIB, Finding, head, model_path, ok, warn, wrong
 
@@ -53,7 +54,7 @@ def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Ask
     if kv_numbers > MOST_NUMBERS:
         raise ValueError("its header tells of a shape that no model has")
     return Asked(
-        n_bytes=path.stat().st_size,
+        n_bytes=sum(path.with_name(name).stat().st_size for name in shard_names(path.name)),
         n_layers=shape.layers,
         n_embd=shape.hidden,
         n_vocab=shape.vocab,

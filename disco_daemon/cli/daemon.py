@@ -28,6 +28,7 @@ from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Manner, Stage
 from ..conductor.traces import Traces
 from ..config import (
+    NOBODY_HERE,
     as_dict,
     data_path,
     get_value,
@@ -49,7 +50,6 @@ from ..onboarding.desk import Desk
 from ..prober import Prober
 from ..profiling.saved import Measured
 from ..pulse import Pulse
-from ..scheduling.make import make_policy
 from ..scheduling.migrate import Costs
 from ..scheduling.mover import CostMover, Forced, Mover, Stay
 from ..scheduling.planner import Planner
@@ -59,7 +59,7 @@ from ..store import History
 from ..types import Delivery, Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import paying, tuning
-from .foresight import Foresight
+from .foresight import Foresight, policy_of
 from .servers import Servers
 from .sides import make_endpoints
 from .vitals import vitals
@@ -163,6 +163,7 @@ class Daemon:
             disturbed=self.pulse.disturbed,
             effort=wattmeter,
             shadow=config.policy.shadow,
+            private=config.policy.private,
             keep_text=config.history.keep_text,
             manner=make_manner(config),
             traces=self._traces,
@@ -191,7 +192,7 @@ class Daemon:
         return self.parts.endpoints
 
     def _may_probe(self) -> bool:
-        return self.parts.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
+        return not self.config.policy.private and self.parts.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
 
     def _book_probe(self, spent: Usage) -> None:
         """A probe is a row of its own in the ledger."""
@@ -219,6 +220,7 @@ class Daemon:
             "cpu_s": round(time.process_time(), 4),
             "uptime_s": round(self.clock.now() - self._started, 1),
             "policy": self.parts.learner.planner.policy.name,
+            "private": self.config.policy.private,
             "endpoints": {side.value: endpoint.status() for side, endpoint in self.endpoints.items()},
             "in_flight": conductor.in_flight,
             "served": conductor.n_served,
@@ -260,9 +262,15 @@ class Daemon:
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Write settings into config.toml and take up those that are live. Raises ConfigError, and then nothing is."""
-        written = await asyncio.to_thread(set_values, self.path, changes)
-        live = {key: get_value(written, key) for key in changes if key in LIVE}
-        await self._take_up(with_values(self.config, live))
+
+        def somebody(written: Config) -> None:
+            if "policy.private" in changes and written.policy.private and Side.DEVICE not in self.endpoints:
+                raise ConfigError(NOBODY_HERE)
+
+        async with self._reloading:
+            written = await asyncio.to_thread(set_values, self.path, changes, somebody)
+            live = {key: get_value(written, key) for key in changes if key in LIVE}
+            await self._take_up(with_values(self.config, live))
         restart = sorted(set(changes) - LIVE)
         return self.settings() | {"changed": sorted(changes), "needs_restart": restart, "money": self._money()}
 
@@ -271,7 +279,11 @@ class Daemon:
         self.parts = replace(self.parts, config=config)
         self.parts.purse.set_rate(config.device.usd_per_kwh)
         self.parts.purse.set_limits(paying.limits(config))
-        self.conductor.stage.manner = make_manner(config)
+        stage, policy = self.conductor.stage, config.policy
+        stage.manner, stage.private = make_manner(config), policy.private
+        if policy.private and self.parts.prober is not None:
+            await self.parts.prober.stop()
+        self.parts.learner.planner.pursue(policy_of(policy))
         self._reconsider(asked=True)
         if self.parts.learner.planner.due:
             await self.parts.learner.fit()
@@ -448,8 +460,9 @@ class _Reports:
     def settings(self) -> dict[str, Any]:
         return self.daemon.settings()
 
-    async def whatif(self, usd_per_kwh: float, budget: float) -> dict[str, Any]:
-        return await self.daemon.foresight.predict(self.daemon.config, usd_per_kwh, budget)
+    async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
+        config = with_values(self.daemon.config, {f"policy.{knob}": value for knob, value in tail.items()})
+        return await self.daemon.foresight.predict(config, usd_per_kwh, budget)
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         return await self.daemon.change(changes)
@@ -496,9 +509,8 @@ def make_mover(config: Config, costs: CostMover, force: tuple[int, int] | None) 
 def make_planner(config: Config, purse: Purse) -> Planner:
     """The planner for the configured policy; the scarcer side is the dearer one unless told otherwise."""
     settings = config.policy
-    policy = make_policy(settings.name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
     scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else purse.regime.scarcer
-    return Planner(policy, scarcer, settings.budget, draw=random.random)
+    return Planner(policy_of(settings), scarcer, settings.budget, draw=random.random)
 
 
 def _names(config: Config) -> str:

@@ -1,7 +1,8 @@
 """What another exchange rate and budget would make of the requests on record, as fast as a slider moves.
 
-Reading the history back and fitting to it takes a second or so, a prediction then milliseconds. All of it is done in
-one thread of its own: predictions follow each other, and one whose client has moved on before its turn is dropped.
+Reading the history back and fitting to it takes a second or so, a prediction then milliseconds; another value of a
+policy's knob is fitted first, which takes some tens of them. All of it is done in one thread of its own: predictions
+follow each other, and one whose client has moved on before its turn is dropped.
 """
 
 from __future__ import annotations
@@ -9,29 +10,57 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
 from ..errors import ConfigError, RequestError, Unavailable
-from ..settings import Config
+from ..scheduling.make import make_policy
+from ..scheduling.policy import Policy
+from ..settings import Config, PolicySettings
 from ..types import finite
 
 if TYPE_CHECKING:
-    from ..simulate.whatif import WhatIf
+    from ..simulate.recorded import Recorded
+    from ..simulate.whatif import Terms, WhatIf
 
 REBUILD_AFTER = 200  # requests; as long as the window of what the daemon learns from
 REBUILD_S = 600.0  # and no later than this, if there was any request at all
 TIMEOUT_S = 30.0  # 20,000 requests are read and fitted within a few seconds
 LEAST_DAYS = 1.0  # what happened within an hour says nothing of a day: it counts as one day's
+MAX_MODELS = 16  # one a policy that was asked about; each holds some arrays as long as the history
+
+
+def policy_of(settings: PolicySettings) -> Policy:
+    """The policy that the settings name, with its knobs."""
+    return make_policy(settings.name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
+
+
+@dataclass(slots=True)
+class _Past:
+    """The history, read back, and the models of it by policy, the latest used last."""
+
+    recorded: Recorded
+    terms: Terms
+    models: dict[Policy, WhatIf] = field(default_factory=dict)
+
+    def model(self, policy: Policy) -> WhatIf:
+        """The one for a policy; it fits its tables when they are first wanted."""
+        from ..simulate.whatif import WhatIf
+
+        model = self.models.pop(policy, None) or WhatIf(self.recorded, self.terms, policy)
+        self.models[policy] = model
+        if len(self.models) > MAX_MODELS:
+            del self.models[next(iter(self.models))]
+        return model
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
     """A history to predict with, or why there is none, and when that was made: Unix time, s, and requests served."""
 
-    model: WhatIf | None
+    past: _Past | None
     why_not: str
     served: int
     at: float
@@ -42,13 +71,13 @@ class _Made:
         if self.terms != _terms_of(config):
             return False
         news = served - self.served
-        if self.model is None:
+        if self.past is None:
             return news == 0
         return news < REBUILD_AFTER and (news == 0 or now - self.at < REBUILD_S)
 
 
 def _terms_of(config: Config) -> object:
-    """The live settings a model depends on. Not the budget: a slider changes it, and tables stay good for all of it."""
+    """The live settings that all models rest on. Not the budget: a slider changes it, and tables stay good for all."""
     return config.policy.scarcer, config.delivery.pace_tps
 
 
@@ -83,31 +112,28 @@ class Foresight:
     def _predicted(self, config: Config, served: int, now: float, setting: tuple[float, float]) -> dict[str, Any]:
         if self._made is None or not self._made.holds(config, served, now):
             self._made = self._make(config, served, now)
-        if self._made.model is None:
+        if self._made.past is None:
             raise RequestError(self._made.why_not, status=404, code="too_little")
-        return as_json(self._made.model, *setting)
+        return as_json(self._made.past.model(policy_of(config.policy)), *setting)
 
     def _make(self, config: Config, served: int, now: float) -> _Made:
         from ..money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH
-        from ..scheduling.make import make_policy
         from ..simulate.recorded import Recorded
-        from ..simulate.whatif import WhatIf
         from ..store.past import outcomes
         from .whatif import terms
 
         self.n_builds += 1
-        model, why_not = None, ""
+        past, why_not = None, ""
         try:
             recorded = Recorded.of(outcomes(self._path))
         except ConfigError as e:
             why_not = str(e)
         else:
-            policy = config.policy
-            chosen = make_policy(policy.name, delay_s=policy.delay_s, alpha=policy.alpha, kappa=policy.kappa)
-            model = WhatIf(recorded, terms(config, recorded, self._own), chosen)
+            past = _Past(recorded, terms(config, recorded, self._own))
+            model = past.model(policy_of(config.policy))
             for rate in (MIN_USD_PER_KWH, MAX_USD_PER_KWH):  # whichever side is scarce, its table is there
-                model.predict(rate, policy.budget)
-        return _Made(model, why_not, served, now, _terms_of(config))
+                model.predict(rate, config.policy.budget)
+        return _Made(past, why_not, served, now, _terms_of(config))
 
 
 def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:

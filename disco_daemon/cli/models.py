@@ -1,39 +1,334 @@
-"""`disco models`: list the models on this machine, fetch the default one."""
+"""`disco models`: the model files on this machine, which one is the device's, and how to get another one."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..library.files import ModelFile
+    from ..library.places import Found
+    from ..settings import DeviceSettings
+
+DEFAULT = "default"  # what `disco models use` calls the embedded model
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "models",
-        help="list the models on this machine, fetch the default one",
-        description="List the models on this machine; `disco models fetch` fetches the default one.",
+        help="list, choose, look at and fetch models",
+        description="List the models on this machine, also those of Ollama, LM Studio, llama.cpp and Hugging Face.",
     )
-    parser.add_argument("action", nargs="?", choices=["list", "fetch"], default="list", help="default: list")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_list)
+    actions = parser.add_subparsers(metavar="ACTION")
+    _add(actions, "list", _list, "list the models on this machine")
+    use = _add(actions, "use", _use, "make one the device's model")
+    use.add_argument("model", metavar="MODEL", help=f"a name from the list, a path, or `{DEFAULT}`")
+    show = _add(actions, "show", _show, "what a model is, and the memory it would take")
+    show.add_argument("model", metavar="MODEL", nargs="?", help="as for `use`; by default the device's model")
+    pull = _add(actions, "pull", _pull, "fetch a model from the Hugging Face Hub")
+    pull.add_argument("spec", metavar="USER/REPO[:QUANT]", help="such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
+    pull.add_argument("--use", action="store_true", help="and make it the device's model")
+    _add(actions, "fetch", _fetch, "fetch the default model")
+
+
+def _add(actions: Any, name: str, run: Any, words: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=words, description=f"{words.capitalize()}.")
+    # Suppressed, or it would undo the flag of `disco models --json list`.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     parser.set_defaults(run=run)
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """List or fetch."""
-    import json
+# --- list -------------------------------------------------------------------------------------------------------------
 
-    from disco_daemon.models import fetch_default_model, installed_models, models_dir
 
-    if args.action == "fetch":
-        path = fetch_default_model(lambda line: print(line, file=sys.stderr, flush=True))
-        print(json.dumps({"path": str(path), "size_bytes": path.stat().st_size}) if args.json else path)
-        return 0
+def _list(args: argparse.Namespace) -> int:
+    from ..library import places
+    from ..library.files import examine, is_model
+    from ..models import models_dir
 
-    models = installed_models()
+    in_use = _in_use()
+    found = places.find()
+    if in_use is not None and in_use.exists() and in_use not in [one.path for one in found]:
+        found.append(places.Found(str(in_use), in_use, "device.model"))
+    shown = [(one, examine(one.path, quick=True)) for one in found]
+    shown = [(one, file) for one, file in shown if is_model(file)]
     if args.json:
+        models = [_listed(one, file, in_use) for one, file in shown]
         print(json.dumps({"folder": str(models_dir()), "models": models}))
-    elif not models:
+    elif not shown:
         print(f"no models in {models_dir()}: `disco models fetch` gets the default one")
-    for model in [] if args.json else models:
-        print(f"{model['name']}  {model['size_bytes'] / 1e6:.0f} MB{'  (default)' if model['default'] else ''}")
+    else:
+        _print_rows([_row(one, file, in_use) for one, file in shown])
+    return 0
+
+
+def _in_use() -> Path | None:
+    """The device's model; None if that is somebody else's business."""
+    from ..config import load
+    from ..models import default_model_path
+
+    settings = load().device
+    return None if settings.base_url else _path_of(settings.model) if settings.model else default_model_path()
+
+
+def _path_of(text: str) -> Path:
+    from pathlib import Path
+
+    return Path(text).expanduser()
+
+
+def _listed(found: Found, file: ModelFile, in_use: Path | None) -> dict[str, Any]:
+    from ..models import DEFAULT_MODEL
+
+    return {
+        "name": found.name,
+        "path": str(found.path),
+        "source": found.source,
+        "size_bytes": file.n_bytes,
+        "architecture": file.header.architecture or None,
+        "quantization": _packing(file),
+        "default": found.path.name == DEFAULT_MODEL and found.source == "disco",
+        "in_use": found.path == in_use,
+        "problem": file.problem or None,
+    }
+
+
+def _row(found: Found, file: ModelFile, in_use: Path | None) -> tuple[str, ...]:
+    told = f"cannot be used: it {file.problem}" if file.problem else "in use" if found.path == in_use else ""
+    size = f"{file.n_bytes / 1e6:.0f} MB"
+    return found.name, size, _packing(file) or "?", file.header.architecture or "?", found.source, told
+
+
+def _packing(file: ModelFile) -> str | None:
+    """What the header tells, or else the name: some tools write that key behind the vocabulary, far down."""
+    from ..library.quants import label
+
+    return file.header.packing or label(file.path.name) or None
+
+
+def _print_rows(rows: list[tuple[str, ...]]) -> None:
+    head = ("name", "size", "quant", "architecture", "found in", "")
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# --- use --------------------------------------------------------------------------------------------------------------
+
+
+def _use(args: argparse.Namespace) -> int:
+    path = _chosen(args.model)
+    _make_it_the_devices(path)
+    return _print_use(args, path)
+
+
+def _chosen(wanted: str) -> Path:
+    """The model file that is meant. Raises ConfigError."""
+    from ..errors import ConfigError
+    from ..library import places
+    from ..models import default_model_path
+
+    if wanted == DEFAULT:
+        return default_model_path()
+    path = _path_of(wanted).absolute()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        msg = f"{wanted} is a folder: name a GGUF file in it"
+        raise ConfigError(msg)
+    return places.chosen(wanted, places.find()).path
+
+
+def _make_it_the_devices(path: Path) -> None:
+    """Write `device.model`, if it can be one. Raises ConfigError."""
+    from ..config import config_path, load, set_values
+    from ..errors import ConfigError
+    from ..library.files import examine
+    from ..models import default_model_path
+
+    if load().device.base_url:
+        msg = "device.base_url is set, so that server's model answers: `disco config set device.base_url ''` first"
+        raise ConfigError(msg)
+    is_default = path == default_model_path()
+    if not (is_default and not path.exists()):  # that one is fetched when it is needed
+        found = examine(path)
+        if found.problem:
+            msg = f"{path} {found.problem}"
+            raise ConfigError(msg)
+    set_values(config_path(), {"device.model": "" if is_default else str(path)})
+
+
+def _print_use(args: argparse.Namespace, path: Path) -> int:
+    from ..config import config_path
+
+    if args.json:
+        print(json.dumps({"path": str(path), "config": str(config_path())}))
+        return 0
+    print(f"the device's model is {path} (device.model in {config_path()})")
+    print(
+        "a running daemon takes it up when you restart it (`disco service restart`); answers that run end whole before"
+    )
+    return 0
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def _show(args: argparse.Namespace) -> int:
+    from ..config import load
+    from ..errors import ConfigError
+    from ..library.files import examine
+
+    settings = load().device
+    path = _chosen(args.model) if args.model else _in_use()
+    if path is None:
+        msg = "device.base_url is set: that server knows its model. Name a file to look at"
+        raise ConfigError(msg)
+    if not path.exists():
+        msg = f"{path} does not exist: `disco models fetch` gets the default model, `disco models list` shows others"
+        raise ConfigError(msg)
+    told = _told(path, examine(path), settings)
+    if args.json:
+        print(json.dumps(told))
+    else:
+        for name, value in _lines(told, settings):
+            print(f"{name:13} {value}")
+    return 1 if told["problem"] else 0
+
+
+def _told(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
+    from ..gguf import shard
+    from ..library.files import template
+
+    header, n_parameters = file.header, file.n_parameters
+    return {
+        "path": str(path),
+        "in_use": path == _in_use(),
+        "name": header.text("general.name") or None,
+        "architecture": header.architecture or None,
+        "parameters": n_parameters,
+        "quantization": header.packing or None,
+        "bits_per_weight": round(8 * file.n_bytes / n_parameters, 2) if n_parameters else None,
+        "size_bytes": file.n_bytes,
+        "parts": shard(path.name)[1],
+        "n_ctx": file.n_ctx,
+        "template": _as_dict(template(header)),
+        "memory": None if file.problem else _memory(path, settings),
+        "problem": file.problem or None,
+    }
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(value)
+
+
+def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
+    """What the engine would find; `engine.checkup` reckons it in a process of its own, as for `disco doctor`."""
+    import msgspec
+
+    from . import checks_engine, tuning
+
+    try:
+        asked = checks_engine.asked(settings, path, tuning.n_gpu_layers(settings))
+    except (OSError, ValueError) as e:
+        return {"problem": f"cannot be predicted: {e}"}
+    seen = checks_engine.examined(asked)
+    return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
+
+
+def _lines(told: dict[str, Any], settings: DeviceSettings) -> list[tuple[str, str]]:
+    """What is told, for people."""
+    parts = f" in {told['parts']} parts" if told["parts"] > 1 else ""
+    lines = [("path", told["path"] + (" (the device's model)" if told["in_use"] else ""))]
+    if told["problem"]:
+        return [*lines, ("problem", f"it {told['problem']}")]
+    lines += [
+        ("name", told["name"] or "-"),
+        ("architecture", told["architecture"]),
+        ("parameters", _counted(told["parameters"])),
+        ("quantization", f"{told['quantization'] or 'unknown'}, {told['bits_per_weight']} bits a weight"),
+        ("size", f"{told['size_bytes'] / 1e6:.0f} MB{parts}"),
+        ("context", f"{told['n_ctx'] or 'unknown'} tokens as trained; device.n_ctx is {settings.n_ctx}"),
+        ("template", _template_words(told["template"], settings)),
+        ("memory", _memory_words(told["memory"])),
+    ]
+    return lines
+
+
+def _counted(n: int) -> str:
+    return f"{n / 1e9:.2f} G" if n >= 10**9 else f"{n / 1e6:.1f} M"
+
+
+def _template_words(found: dict[str, bool], settings: DeviceSettings) -> str:
+    if settings.chat_template:
+        return f"{settings.chat_template} (device.chat_template)"
+    if not found["there"]:
+        return "none: a base model; chats are written out plainly, or set device.chat_template"
+    can = [words for key, words in (("thinks", "thinks"), ("tools", "knows tools")) if found[key]]
+    return f"its own; {', '.join(can)}" if can else "its own"
+
+
+def _memory_words(found: dict[str, Any]) -> str:
+    from .checks import GIB
+
+    if found["problem"]:
+        return str(found["problem"])
+    on_gpu = f" and {found['gpu_layers']} layers on the GPU" if found["gpu_layers"] else ""
+    return (
+        f"{found['n_bytes'] / GIB:.2f} GiB{on_gpu} with {found['n_cells']} tokens kept, {found['n_ctx']} of them an "
+        f"answer's at most; {found['available'] / GIB:.1f} GiB are free"
+    )
+
+
+# --- fetching ---------------------------------------------------------------------------------------------------------
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _pull(args: argparse.Namespace) -> int:
+    from ..library.hub import pull
+    from ..library.progress import Progress
+    from ..models import models_dir
+
+    progress = Progress(sys.stderr)
+
+    def say(line: str) -> None:
+        progress.end()
+        _say(line)
+
+    try:
+        path = pull(args.spec, models_dir(), say, progress)
+    except KeyboardInterrupt:
+        say("what came is kept: the same command goes on from there")
+        raise
+    finally:
+        progress.end()
+    if args.use:
+        _make_it_the_devices(path)
+        return _print_use(args, path)
+    if args.json:
+        print(json.dumps({"path": str(path)}))
+    else:
+        print(path)
+        _say(f"`disco models use {path.name}` makes it the device's model, `disco models show {path.name}` looks at it")
+    return 0
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from ..models import fetch_default_model
+
+    path = fetch_default_model(_say)
+    print(json.dumps({"path": str(path), "size_bytes": path.stat().st_size}) if args.json else path)
     return 0

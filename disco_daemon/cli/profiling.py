@@ -95,7 +95,9 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
     device, server = endpoints[Side.DEVICE], endpoints.get(Side.SERVER)
     assert isinstance(device, Device)
     device.engine.config = replace(device.engine.config, disk=None)
-    return device, server if isinstance(server, Server) else None
+    if not isinstance(server, Server) or config.policy.private:  # no measurement leaves this machine, either
+        server = None
+    return device, server
 
 
 def _daemon_beside(config: Config) -> str | None:

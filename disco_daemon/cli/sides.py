@@ -13,6 +13,7 @@ from ..endpoints.shaper import Shape, Shaped
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineConfig
 from ..errors import ConfigError
+from ..library import places
 from ..settings import Adapter, Config, DeviceSettings
 from ..types import Side
 from . import tuning
@@ -61,10 +62,17 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
         chat_template=_chat_template(settings), disk=_disk(settings),
         draft_path=str(Path(settings.draft_model).expanduser()) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type,
+        kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s,
     )  # fmt: skip
-    device = Device(Engine(loaded, clock))
+    device = Device(Engine(loaded, clock), _name(path))
     return device if shape is None else Shaped(device, shape, clock)
+
+
+def _name(path: Path) -> str:
+    """What to call a model whose file is called by its checksum, as Ollama's are; else empty."""
+    if path.suffix:
+        return ""
+    return next((found.name for found in places.find() if found.path == path), "")
 
 
 def _disk(settings: DeviceSettings) -> wire.Disk:

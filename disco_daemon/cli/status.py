@@ -36,7 +36,8 @@ def _show(state: dict[str, Any]) -> None:
     """Plain text: to load a library for tables would take a third of this command's time."""
     lag = state["loop_lag_ms"]["p99"]
     print(
-        f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}, "
+        f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}"
+        f"{', nothing leaves this machine (policy.private)' if state.get('private') else ''}, "
         f"{state['served']} served, {state['in_flight']} running, loop lag p99 {lag} ms"
     )
     device = state["endpoints"].get("device", {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..clock import Clock
 from ..endpoints.base import Endpoint
@@ -63,6 +63,7 @@ class Conductor:
         if self.in_flight >= MAX_IN_FLIGHT:
             msg = f"{MAX_IN_FLIGHT} answers are running already; try again later"
             raise Unavailable(msg)
+        request = self._confined(request)
         available = self._available(request)
         length = await self._length(request, available)
         wanted = asked(request, length.tokens)
@@ -124,6 +125,15 @@ class Conductor:
         if performance is not None:
             performance.adjust(pace_tps, delivery)
         return performance is not None
+
+    def _confined(self, request: GenerationRequest) -> GenerationRequest:
+        """The request as it may be answered: kept here where everything is. Raises RequestError if it asks for more."""
+        if not self.stage.private:
+            return request
+        if Side.DEVICE not in request.allowed:
+            msg = "Nothing may leave this machine (policy.private), and this request asks for the server: use 'disco'."
+            raise RequestError(msg, status=403, param="model", code="private")
+        return replace(request, allowed=frozenset({Side.DEVICE}), private=True)
 
     def _available(self, request: GenerationRequest) -> frozenset[Side]:
         """The endpoints that can serve this request at all. Raises RequestError or Unavailable."""

@@ -46,6 +46,7 @@ MAX_COALESCED = 16  # events; tokens that are there at the same time leave in on
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long; longer says only "slow"
 MAX_PARKED_BESIDE = 4  # answers on the device; with more of them a loser's prefill is not kept, its place is wanted
 STALL_STEP_S = 0.01  # between two looks at a source's silence, at least
+PRIVATE = "the server is asked nothing: policy.private is on"
 
 
 class Performance:
@@ -291,6 +292,9 @@ class Performance:
         reins = Reins(held=effect.held)
         run = Run(side, endpoint.model, self._clock.now(), endpoint.readiness(), effect.n_tokens, reins=reins)
         self._current[side] = run
+        if self._stage.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
+            self._inbox.post(Broke(side, EndpointError(side, "private", PRIVATE)))
+            return
         grant = self._stage.purse.reserve(side, self._asked(effect.n_tokens), self._clock.wall())
         if isinstance(grant, Refused):  # since the plan others have spent what was left
             self._inbox.post(Broke(side, capped(grant)))

@@ -71,9 +71,9 @@ class Effort(Protocol):
 class Stage:
     """What all answers share.
 
-    `disturbed(begin, end)` says whether this process stood still between two times; `shadow` whether
-    a server that lost the race may still show its first token, where that is learned from. `effort` is told what the
-    device works on; `traces` are those of the answers that ended last.
+    `disturbed(begin, end)` says whether this process stood still between two times; `shadow` whether a server that lost
+    the race may still show its first token, where that is learned from; `private` that nothing may leave this machine,
+    whatever a request says. `effort` is told what the device works on; `traces` has the answers that ended last.
     """
 
     endpoints: Mapping[Side, Endpoint]
@@ -84,6 +84,7 @@ class Stage:
     disturbed: Callable[[float, float], bool]
     effort: Effort
     shadow: bool = True
+    private: bool = False
     keep_text: bool = False
     manner: Manner = field(default_factory=Manner)
     traces: Traces = field(default_factory=Traces)

@@ -33,15 +33,15 @@ LOAD_WAIT_S = 120.0  # a first token later than this is no answer
 
 
 class Device:
-    """`Endpoint` over the supervised engine."""
+    """`Endpoint` over the supervised engine; its model is called by the file's name unless that tells nothing."""
 
     side = Side.DEVICE
     continuation = Continuation.EXACT
     can_hold = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, name: str = "") -> None:
         self._engine = engine
-        self.model = engine.config.model_path.name.removesuffix(".gguf")
+        self.model = name or engine.config.model_path.name.removesuffix(".gguf")
         self.last_error: str | None = None
 
     @property
@@ -65,8 +65,8 @@ class Device:
         return f"the device does not support {', '.join(needs)}" if needs else None
 
     def may_serve(self) -> bool:
-        """Whether the engine is up, loading or about to be restarted."""
-        return self._engine.state in (EngineState.READY, EngineState.LOADING, EngineState.BACKOFF)
+        """Whether the engine is up, loading or about to be."""
+        return self._engine.state not in (EngineState.STOPPED, EngineState.FAILED)
 
     def readiness(self) -> Readiness:
         """How long the model still loads, and the answers the engine is working on."""

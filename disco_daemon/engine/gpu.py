@@ -8,7 +8,7 @@ import os
 import llama_cpp
 from llama_cpp._ggml import libggml
 
-from .memory import FACTOR, Footprint, gpu_layers, work_bytes
+from .memory import FACTOR, Footprint, gpu_layers, model_bytes, work_bytes
 from .metadata import Metadata
 from .wire import Load
 
@@ -62,9 +62,11 @@ def _fitting(load: Load, free: int) -> int:
         header = Metadata(model)
         n_ctx = load.n_ctx or header.number("context_length")
         kv = header.kv_bytes(load.kv_type) * max(n_ctx, load.n_cells or FACTOR * n_ctx)
-        footprint = Footprint(os.stat(load.model_path).st_size, header.number("block_count"), kv)  # noqa: PTH116
+        footprint = Footprint(model_bytes(load.model_path), header.number("block_count"), kv)
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         work = work_bytes(N_ROWS, n_vocab, header.n_embd)
+    except OSError:  # a part is missing: loading it whole will say which
+        return 0
     finally:
         llama_cpp.llama_model_free(model)
     return gpu_layers(footprint, work, free)

@@ -17,7 +17,7 @@ from .adapters import AdapterError, Adapters
 from .context import context_params
 from .embedding import EmbeddingContext
 from .grammar import GrammarError, grammar_of
-from .memory import Need, available_bytes, fitting, too_large, work_bytes
+from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
 from .rows import Row, Rows
 from .sampler import Sampler
@@ -76,7 +76,7 @@ class Llama:
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
-        if not load.n_gpu_layers and (why := too_large(os.stat(load.model_path).st_size, available_bytes())):  # noqa: PTH116
+        if not load.n_gpu_layers and (why := _too_large(load.model_path)):
             msg = f"{load.model_path}: {why}"
             raise ModelError(msg)
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
@@ -279,6 +279,14 @@ class Llama:
         single = time.perf_counter() - started - elapsed
         self.clear()
         return n / elapsed, single
+
+
+def _too_large(path: str) -> str | None:
+    """Why there is no room for the model, or no whole model; None if it can be loaded."""
+    try:
+        return too_large(model_bytes(path), available_bytes())
+    except OSError as e:
+        return f"{e.filename} cannot be read: {e.strerror}"
 
 
 def build() -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from ..gguf import shard_names
+
 CGROUP = Path("/sys/fs/cgroup")
 CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
@@ -56,6 +58,15 @@ def available_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
     return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def model_bytes(path: str) -> int:
+    """What a model takes on the disk, and about that in memory: all its parts, of which `path` is the first.
+
+    Raises OSError if one is not there.
+    """
+    first = Path(path)
+    return sum(first.with_name(name).stat().st_size for name in shard_names(first.name))
 
 
 def too_large(model_bytes: int, available: int) -> str | None:

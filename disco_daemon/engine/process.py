@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections import deque
 from typing import Any
 
 
@@ -27,3 +28,15 @@ async def end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+
+
+async def drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:
+    """Keep a child's last words, and its pipe empty."""
+    while stream is not None:
+        try:
+            line = await stream.readline()
+        except ValueError:  # a line over the limit: skip it
+            continue
+        if not line:
+            return
+        lines.append(line.decode("utf-8", "replace").rstrip())

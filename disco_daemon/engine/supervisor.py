@@ -10,9 +10,7 @@ import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 import msgspec
 
@@ -20,7 +18,8 @@ from ..clock import Clock
 from ..types import Delivery, GenerationRequest, PromptLength
 from . import wire
 from .inbox import EngineAnswer, EngineGone, Inbox, Order, embedded
-from .process import spawn
+from .options import EngineConfig as EngineConfig  # where everybody looks for it
+from .process import drain, spawn
 
 log = logging.getLogger("disco.engine")
 
@@ -37,38 +36,13 @@ LOAD_LEAST_S = 0.1  # while it is not loaded, however long that takes already
 N_STDERR_LINES = 50
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What the engine loads: `n_ctx` tokens an answer (0 = as trained), `n_cells` in all (0 = as there is memory).
-
-    `n_threads` are CPU threads, `scheduler` is the name of what says who runs. `exact`: answers can be continued to
-    the bit. The rest is as in `wire.Load`.
-    """
-
-    model_path: Path
-    n_ctx: int
-    n_threads: int
-    n_gpu_layers: int | None = 0
-    n_cells: int = 0
-    scheduler: str = "andes"
-    exact: bool = True
-    adapters: tuple[wire.Adapter, ...] = ()
-    n_threads_batch: int = 0
-    n_ubatch: int = 0
-    flash_attn: bool | None = None
-    kv_type: str = "auto"
-    speculate: bool = True
-    draft_path: str = ""
-    chat_template: str = ""
-    disk: wire.Disk | None = None
-
-
 class EngineState(StrEnum):
     """Where the engine process is in its life."""
 
     STOPPED = "stopped"
     LOADING = "loading"
     READY = "ready"
+    UNLOADED = "unloaded"
     BACKOFF = "restarting"
     FAILED = "failed"
 
@@ -94,6 +68,9 @@ class Engine:
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Condition()
         self._heard_at = self._born = clock.now()
+        self._used_at = self._born
+        self._unloading = False
+        self._wanted = asyncio.Event()
         self._why_killed: str | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -117,9 +94,11 @@ class Engine:
     @property
     def load_wait_s(self) -> float:
         """How long the model will still load, s, judging by the last load; 0 when it is in memory."""
+        whole = self.info.load_s if self.info is not None else LOAD_GUESS_S
+        if self.state is EngineState.UNLOADED:
+            return whole
         if self.state not in (EngineState.LOADING, EngineState.BACKOFF):
             return 0.0
-        whole = self.info.load_s if self.info is not None else LOAD_GUESS_S
         return max(LOAD_LEAST_S, whole - (self._clock.now() - self._born))
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -133,6 +112,12 @@ class Engine:
         self.state = EngineState.LOADING
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
 
+    def wake(self) -> None:
+        """Load the model again, if it was unloaded; like `start`, in the background."""
+        if self.state is EngineState.UNLOADED:
+            self.state, self._born = EngineState.LOADING, self._clock.now()
+            self._wanted.set()
+
     async def close(self) -> None:
         """Stop the engine and wait for it; idempotent."""
         if self._supervisor is not None:
@@ -144,6 +129,7 @@ class Engine:
 
     async def ready(self, timeout_s: float) -> wire.Loaded:
         """Wait until the model is loaded. Raises EngineGone when it cannot be, or not in time."""
+        self.wake()
         waiting = (EngineState.LOADING, EngineState.BACKOFF)
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -167,6 +153,10 @@ class Engine:
             if self.state is EngineState.FAILED:
                 log.error("engine cannot load its model: %s", self.last_error)
                 return
+            if self._unloading:
+                self._unloading, backoff = False, BACKOFF_FIRST_S
+                await self._wanted.wait()
+                continue
             if self._clock.now() - born > HEALTHY_AFTER_S:
                 backoff = BACKOFF_FIRST_S
             log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, backoff)
@@ -192,7 +182,7 @@ class Engine:
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours)
             async with asyncio.TaskGroup() as group:
-                group.create_task(_drain(process.stderr, stderr))
+                group.create_task(drain(process.stderr, stderr))
                 watch = group.create_task(self._watch(process))
                 try:
                     await self._converse(reader, process)
@@ -202,40 +192,56 @@ class Engine:
                     msgspec.MsgspecError,
                 ) as e:  # whatever it is, it is not our engine
                     self._kill(process, f"it sent what is no message: {type(e).__name__}")
-                watch.cancel()
+                if not self._unloading:  # else it sees to the end of the process
+                    watch.cancel()
         finally:
             await asyncio.shield(self._bury(process, stderr))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine that owes answers and says nothing. A long prompt reports each chunk, so silence is a hang."""
-        while True:
+        """Kill an engine that owes answers and says nothing. A long prompt reports each chunk, so silence is a hang.
+
+        And let one go that nobody has needed for long.
+        """
+        while not self._idle_for_long():
             await asyncio.sleep(1.0)
             chunk_s = wire.LONE_CHUNK / self.info.prefill_tps if self.info else 0.0
             if self.state is EngineState.READY and self.silent_s > max(HANG_S, 4 * chunk_s):
                 log.error("engine gave no sign of life for %.0f s: killing it", self.silent_s)
                 self._kill(process, f"it gave no sign of life for {self.silent_s:.0f} s")
+        self._unload()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+
+    def _idle_for_long(self) -> bool:
+        """Whether the model has been in memory for `keep_alive_s` for nobody."""
+        now, keep_alive_s = self._clock.now(), self.config.keep_alive_s
+        if self._inboxes or self.state is not EngineState.READY:
+            self._used_at = now
+        return keep_alive_s > 0 and now - self._used_at >= keep_alive_s
+
+    def _unload(self) -> None:
+        """Nobody can begin an answer from here on, and none is running: the process ends with its socket."""
+        log.info("engine unloaded: nobody asked for %g s", self.config.keep_alive_s)
+        self.state, self._unloading = EngineState.UNLOADED, True
+        self._wanted.clear()
+        if self._writer is not None:
+            self._writer.close()
 
     def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
         self._why_killed = why
         process.kill()
 
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        config = self.config
-        model = str(config.model_path)
-        sizes = (config.n_ctx, config.n_threads, config.n_gpu_layers, config.n_cells)
-        self._write(
-            wire.Load(
-                model, *sizes, config.scheduler, config.exact, config.adapters,
-                n_threads_batch=config.n_threads_batch, n_ubatch=config.n_ubatch, flash_attn=config.flash_attn,
-                kv_type=config.kv_type, speculate=config.speculate, draft_path=config.draft_path,
-                disk=config.disk, chat_template=config.chat_template,
-            )
-        )  # fmt: skip
+        load = self.config.load()
+        self._write(load)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 first = await wire.read_async(reader)
         except TimeoutError:
-            self._kill(process, f"loading {model} took more than {LOAD_TIMEOUT_S:g} s")
+            self._kill(process, f"loading {load.model_path} took more than {LOAD_TIMEOUT_S:g} s")
             return
         if first is None:
             return
@@ -272,7 +278,7 @@ class Engine:
 
     async def _bury(self, process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
         """End the process for certain, tell all who wait, say why."""
-        if self.state is not EngineState.FAILED:
+        if self.state is not EngineState.FAILED and not self._unloading:
             await self._enter(EngineState.BACKOFF)  # at once: nobody may start an answer on a dead process
         if self._writer is not None:
             self._writer.close()
@@ -284,7 +290,7 @@ class Engine:
             process.kill()
             code = await process.wait()
         self.pid, self.stats = None, None
-        if self.state is not EngineState.FAILED:
+        if self.state is not EngineState.FAILED and not self._unloading:
             ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
             detail = f": {stderr[-1]}" if stderr and code > 0 else ""
             if self._why_killed is not None:
@@ -318,6 +324,7 @@ class Engine:
 
     async def _counted(self, request: GenerationRequest, timeout_s: float, *, ids: bool) -> wire.Counted | None:
         if self.state is not EngineState.READY:
+            self.wake()  # who counts a prompt will want the answer
             return None
         messages = [dict(m) for m in request.messages]
         with self._inbox() as (request_id, inbox):
@@ -361,8 +368,9 @@ class Engine:
 
     def _expect(self, kind: str) -> tuple[str, Inbox]:
         """A new inbox. An idle engine's silence is no hang: it counts from the first thing it owes."""
+        self._used_at = self._clock.now()
         if not self._owes:
-            self._heard_at = self._clock.now()
+            self._heard_at = self._used_at
         request_id = f"{kind}{next(self._ids)}"
         inbox = self._inboxes[request_id] = Inbox()
         return request_id, inbox
@@ -391,15 +399,3 @@ class Engine:
 
     def _forget(self, request_id: str) -> None:
         self._inboxes.pop(request_id, None)
-
-
-async def _drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:
-    """Keep the engine's last words, and its pipe empty."""
-    while stream is not None:
-        try:
-            line = await stream.readline()
-        except ValueError:  # a line over the limit: skip it
-            continue
-        if not line:
-            return
-        lines.append(line.decode("utf-8", "replace").rstrip())

@@ -19,11 +19,11 @@ softmax, rotations, activations, biases (together below 1 % for models of 0.1 G 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 
-Value = int | float | bool | str
+from ..gguf import Value
+
 _NORM_FLOPS = 5  # per element: mean, variance, scale (Kaplan counts none)
 
 # Architectures (general.architecture) whose feed-forward layer has no gate, of those that llama.cpp runs.
@@ -118,7 +118,7 @@ def calibrate(shape: Shape, prefill_j_per_token: float, length: int) -> float:
 
 
 def shape_of(metadata: Mapping[str, Value | list[Value]]) -> Shape:
-    """The shape that a GGUF file's keys tell (github.com/ggml-org/ggml, docs/gguf.md), as `read_gguf` gives them.
+    """The shape that a GGUF file's keys tell (github.com/ggml-org/ggml, docs/gguf.md), as `gguf.read_gguf` gives them.
 
     Where layers differ (a list of values), their mean counts. Raises ValueError that names what is missing.
     """
@@ -157,92 +157,3 @@ def _vocabulary(metadata: Mapping[str, Value | list[Value]], arch: str) -> int:
             return found
     msg = f"neither {arch}.vocab_size nor tokenizer.ggml.tokens is there"
     raise ValueError(msg)
-
-
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_LISTED = 4096  # a longer array is a vocabulary: its length is told, not its content
-_MOST_KEYS = 10_000
-_MOST_TEXT = 1 << 24
-
-
-class _Short(Exception):
-    """The bytes end here."""
-
-
-class _Reader:
-    """Walks over little-endian bytes. Lengths are a stranger's word: each is held against what is there."""
-
-    def __init__(self, head: bytes) -> None:
-        self._head, self._at = head, 0
-
-    def take(self, n: int) -> bytes:
-        if n > len(self._head) - self._at:
-            raise _Short
-        self._at += n
-        return self._head[self._at - n : self._at]
-
-    def scalar(self, code: str) -> int | float | bool:
-        [value] = struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))
-        return value  # type: ignore[no-any-return]
-
-    def count(self) -> int:
-        return int(self.scalar("Q"))
-
-    def text(self) -> str:
-        n = self.count()
-        if n > _MOST_TEXT:
-            msg = f"a string of {n} bytes: no GGUF header"
-            raise ValueError(msg)
-        return self.take(n).decode("utf-8", "replace")
-
-    def value(self, kind: int) -> Value:
-        if kind == _STRING:
-            return self.text()
-        if kind not in _SCALARS:
-            msg = f"no GGUF value has type {kind}"
-            raise ValueError(msg)
-        return self.scalar(_SCALARS[kind])
-
-
-def read_gguf(head: bytes) -> dict[str, Value | list[Value]]:
-    """Keys and values at the begin of a GGUF file, version 2 or 3, little-endian. Values come as they are.
-
-    Of an array of more than 4096 elements only `KEY.length` is told. If `head` ends within the keys, those before the
-    end are given: the shape stands in the first kilobytes, the vocabulary's length before its megabytes, so that 64 KiB
-    do for most files. Raises ValueError if it is no GGUF header.
-    """
-    reader = _Reader(head)
-    found: dict[str, Value | list[Value]] = {}
-    try:
-        magic, version = reader.take(4), int(reader.scalar("I"))
-        if magic != b"GGUF" or version not in (2, 3):
-            raise ValueError("no GGUF file of version 2 or 3")
-        reader.count()  # of tensors
-        keys = reader.count()
-        if keys > _MOST_KEYS:
-            msg = f"{keys} keys: no GGUF header"
-            raise ValueError(msg)
-        for _ in range(keys):
-            _pair(reader, found)
-    except _Short:
-        if len(head) < 24:
-            raise ValueError("too short for a GGUF file") from None
-    return found
-
-
-def _pair(reader: _Reader, found: dict[str, Value | list[Value]]) -> None:
-    key, kind = reader.text(), int(reader.scalar("I"))
-    if kind != _ARRAY:
-        found[key] = reader.value(kind)
-        return
-    inner, n = int(reader.scalar("I")), reader.count()
-    found[f"{key}.length"] = n
-    if inner in _SCALARS and n > _LISTED:
-        reader.take(n * struct.calcsize(f"<{_SCALARS[inner]}"))
-        return
-    values = [reader.value(inner) for _ in range(min(n, _LISTED))]
-    for _ in range(n - len(values)):
-        reader.value(inner)
-    if n <= _LISTED:
-        found[key] = values

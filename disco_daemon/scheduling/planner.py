@@ -40,9 +40,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a fit starts from: all that is known, and whose use is limited to which share of the prompt tokens."""
+    """What a fit starts from: what is known, the policy, and whose use is limited to which share of the tokens."""
 
     snapshot: Snapshot
+    policy: Policy
     constrained: Side
     budget: float
 
@@ -67,11 +68,11 @@ class Planner:
         self._draw = draw
         self._windowed = windowed
         self.pacer = Pacer(budget, self.knowledge.prompts.distribution().mean, windowed=windowed)
-        self._wanted = (constrained, budget)
+        self._wanted = (policy, constrained, budget)
         self._n_new = 0
         self._n_shifts = 0
         self._snapshot = self.knowledge.snapshot()
-        self.table = self.fit(Draft(self._snapshot, constrained, budget))
+        self.table = self.fit(Draft(self._snapshot, policy, constrained, budget))
 
     # --- the request path ----------------------------------------------------------------------------------------
 
@@ -183,14 +184,18 @@ class Planner:
 
     def constrain(self, side: Side, budget: float) -> None:
         """Limit the use of that side to that share of the prompt tokens, from the next fit on."""
-        self._wanted = (side, budget)
+        self._wanted = (self._wanted[0], side, budget)
+
+    def pursue(self, policy: Policy) -> None:
+        """Plan by that policy, the same one with other knobs, from the next fit on."""
+        self._wanted = (policy, *self._wanted[1:])
 
     @property
     def due(self) -> bool:
-        """Whether enough has been learned for another fit, a regime shift found, or another limit set."""
+        """Whether enough has been learned for another fit, a regime shift found, or another limit or knob set."""
         shifted = self.knowledge.server.n_shifts != self._n_shifts
         learned = self.policy.learns and (self._n_new >= REFIT_EVERY or (shifted and self._n_new > 0))
-        return learned or self._wanted != (self.constrained, self.budget)
+        return learned or self._wanted != (self.policy, self.constrained, self.budget)
 
     def begin_fit(self) -> Draft:
         """What the next fit starts from; counts as fitted from here on."""
@@ -200,16 +205,16 @@ class Planner:
     def fit(self, draft: Draft) -> Table:
         """The table for a draft; pure, may run in any thread."""
         known = draft.snapshot
-        contexts: Contexts | None = known.contexts() if self.policy.learns else None
+        contexts: Contexts | None = known.contexts() if draft.policy.learns else None
         outlook = Outlook(known.server, known.lengths, known.device_s, draft.constrained, draft.budget, contexts)
-        return self.policy.fit(outlook)
+        return draft.policy.fit(outlook)
 
     def adopt(self, draft: Draft, table: Table) -> None:
         """Plan with the new table from now on. Another limit begins a new account of what is used."""
         if (draft.constrained, draft.budget) != (self.constrained, self.budget):
             self.constrained, self.budget = draft.constrained, draft.budget
             self.pacer = Pacer(draft.budget, draft.snapshot.lengths.mean, windowed=self._windowed)
-        self._snapshot = draft.snapshot
+        self.policy, self._snapshot = draft.policy, draft.snapshot
         self.table = table
         self.pacer.mean_length = draft.snapshot.lengths.mean
 

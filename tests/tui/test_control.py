@@ -107,6 +107,89 @@ async def test_changes_are_undone_one_by_one() -> None:
         await until(pilot, lambda: "nothing to undo" in text_of(app, "#banner"))
 
 
+async def test_the_tail_of_the_policy_in_force_has_a_slider_of_its_own() -> None:
+    async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
+        await loaded(app, pilot)
+        assert daemon.knobs[-1] == {"kappa": 0.058}
+        await pilot.press("tab", "tab", "end")
+        await until(pilot, lambda: daemon.changes)
+        assert daemon.changes == [{"policy.kappa": 10.0}]
+        assert text_of(app, "#kappa-value").strip() == "10"
+        await until(pilot, lambda: daemon.knobs[-1] == {"kappa": 10.0})
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: daemon.changes[-1] == {"policy.kappa": 0.058})
+        await until(pilot, lambda: text_of(app, "#kappa-value").strip() == "0.058")
+
+
+@pytest.mark.parametrize(("policy", "shows"), [("optimal", "kappa"), ("paper", "alpha"), ("race", None)])
+async def test_of_the_tails_knobs_the_one_is_shown_that_the_policy_has(policy: str, shows: str | None) -> None:
+    async with playing() as daemon:
+        daemon.settings["settings"]["policy"]["name"] = policy
+        async with on_stage(daemon.root, ControlScreen()) as (app, pilot):
+            await loaded(app, pilot)
+            seen = [tail for tail in ("alpha", "kappa") if app.screen.query_one(f"#{tail}-block").display]
+            assert seen == [shows] * (shows is not None)
+            assert app.screen.query_one("#no-tail").display is (shows is None)
+            assert daemon.knobs[-1] == ({} if shows is None else {shows: 0.05 if shows == "alpha" else 0.058})
+            if shows is None:
+                assert "the policy race has no knob" in text_of(app, "#no-tail")
+                await pilot.press("tab", "tab")
+                assert app.focused is app.screen.query_one("#pace"), "what is not shown is not in the way"
+
+
+async def test_a_switch_keeps_everything_on_this_machine() -> None:
+    async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
+        await loaded(app, pilot)
+        app.screen.query_one("#private").focus()
+        assert text_of(app, "#private").startswith("[ ] Never leave this machine")
+        await pilot.press("space")
+        assert text_of(app, "#private").startswith("[x] ")
+        assert "this machine answers all" in text_of(app, "#effect")
+        await until(pilot, lambda: daemon.changes == [{"policy.private": True}])
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: daemon.changes[-1] == {"policy.private": False})
+        await until(pilot, lambda: text_of(app, "#private").startswith("[ ] "))
+        await pilot.click("#private")
+        await until(pilot, lambda: daemon.changes[-1] == {"policy.private": True})
+        daemon.refuses = "policy.private = false is refused here"
+        await pilot.press("enter")
+        await until(pilot, lambda: "is refused here" in text_of(app, "#banner"))
+        await until(pilot, lambda: text_of(app, "#private").startswith("[x] "))
+
+
+async def test_what_was_changed_is_undone_after_one_has_left_and_come_back() -> None:
+    async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
+        await loaded(app, pilot)
+        await pilot.press("end")
+        await until(pilot, lambda: len(daemon.changes) == 1)
+        await pilot.press("tab", "home", "escape")
+        await until(pilot, lambda: len(daemon.changes) == 2)
+        await app.push_screen(ControlScreen())
+        await loaded(app, pilot)
+        assert rate(app) == 1000.0
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: daemon.changes[2:] == [{"policy.budget": 0.5}])
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: daemon.changes[3:] == [{"device.usd_per_kwh": 0.3}])
+        await until(pilot, lambda: rate(app) == 0.3)
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: "nothing to undo" in text_of(app, "#banner"))
+
+
+async def test_an_undo_that_the_daemon_does_not_take_can_be_tried_again() -> None:
+    async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
+        await loaded(app, pilot)
+        await pilot.press("end")
+        await until(pilot, lambda: len(daemon.changes) == 1)
+        daemon.refuses = "not now"
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: "not now" in text_of(app, "#banner"))
+        daemon.refuses = ""
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: rate(app) == 0.3)
+        assert daemon.changes[-1] == {"device.usd_per_kwh": 0.3}
+
+
 async def test_undo_takes_back_what_was_not_sent_yet() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
         await loaded(app, pilot)

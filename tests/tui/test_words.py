@@ -187,7 +187,9 @@ def with_state(**changes: Any) -> dict[str, Any]:
     endpoints = {
         name: STATE["endpoints"][name] | changes.get(name, {}) for name in changes.get("sides", STATE["endpoints"])
     }
-    return {"endpoints": endpoints, "money": {"caps": changes.get("caps", {})}}
+    return {
+        "endpoints": endpoints, "money": {"caps": changes.get("caps", {})}, "private": changes.get("private", False)
+    }  # fmt: skip
 
 
 CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0, "reset_at": 0.0}
@@ -203,6 +205,11 @@ CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0, "reset_at": 0.0
         (with_state(server={"down_s": 12.0, "last_error": "429"}), "left alone for 12 s (429): this machine answers"),
         (with_state(caps={"usd_per_day": CAP}), "usd_per_day is reached (0.5 of 0.5 $)"),
         (with_state(caps={"usd_per_day": CAP | {"spent": 0.49}}), None),
+        (with_state(caps={"usd_per_day": CAP}), "the other side answers"),
+        (with_state(caps={"wh_per_day": CAP}, private=True), "nobody is left to answer"),
+        (with_state(caps={"usd_per_day": CAP}, private=True), None),
+        (with_state(server={"down_s": 12.0, "last_error": "429"}, private=True), None),
+        (with_state(device={"state": "failed"}, private=True), "disco doctor"),
     ],
 )  # fmt: skip
 def test_banners(state: dict[str, Any], says: str | None) -> None:
@@ -224,3 +231,17 @@ def test_banners_of_a_daemon_that_cannot_be_asked() -> None:
     assert not key.startable
     assert "api.key" in key.text
     assert "odd" in banner.of_error(DaemonError("odd"), "http://127.0.0.1:1", here=True).text
+
+
+def test_what_was_drawn_while_an_answer_grew_is_not_kept() -> None:
+    entry = Entry(1, "assistant", live=True)
+    for i in range(5):
+        entry.grow(f"Paragraph {i}.\n\n", "device")
+        entry.draw(60, LOOK)
+    assert entry._lines
+    entry.live, entry.finish = False, "stop"
+    whole = [line.plain for line in entry.draw(60, LOOK)]
+    assert entry._lines == []
+    entry.live = True
+    entry.grow("More.\n\n", "device")
+    assert [line.plain for line in entry.draw(60, LOOK)][: len(whole) - 1] == whole[:-1], "it can go on"

@@ -271,3 +271,30 @@ def test_a_base_url_needs_a_model() -> None:
     with pytest.raises(ConfigError, match=r"disco config set device\.model NAME"):
         config.require_complete(Config(device=DeviceSettings(base_url=url)))
     config.require_complete(Config(server=ServerSettings(base_url=url, model="m")))
+
+
+def test_what_stays_here_needs_somebody_here(path: Path) -> None:
+    for layers in (
+        {"text": "[policy]\nprivate = true\n[device]\nenabled = false"},
+        {"text": "[policy]\nprivate = true", "flags": {"device.enabled": False}},
+        {"env": {"DISCO_POLICY_PRIVATE": "true", "DISCO_DEVICE_ENABLED": "false"}},
+    ):
+        with pytest.raises(ConfigError, match=r"policy\.private .* device\.enabled = true"):
+            load(path, **layers)
+    assert load(path, "[policy]\nprivate = true").policy.private
+    wrote(path, "[device]\nenabled = false\n")
+    with pytest.raises(ConfigError, match=r"policy\.private"):
+        config.set_values(path, {"policy.private": "true"})
+    wrote(path, "[device]\nenabled = false\n[policy]\nprivate = true\n")
+    assert not config.set_values(path, {"policy.private": "false"}).policy.private, "the mend can be written"
+
+
+def test_what_a_caller_will_not_have_is_not_written(path: Path) -> None:
+    def refuse(found: Config) -> None:
+        msg = f"{found.api.port} is taken"
+        raise ConfigError(msg)
+
+    wrote(path, COMMENTED)
+    with pytest.raises(ConfigError, match="1 is taken"):
+        config.set_values(path, {"api.port": "1"}, refuse)
+    assert path.read_text("utf-8") == COMMENTED

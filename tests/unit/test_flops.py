@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import struct
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.gguf import read_gguf
 from disco_daemon.models import default_model_path
 from disco_daemon.money import flops
 from disco_daemon.money.flops import Shape
+from tests.fixtures.gguf import array, header, number, pair, text
 
 ROOT = Path(__file__).parent.parent.parent
 BLOOM_560M = Shape(24, 1024, 4096, 16, 16, 64, 250_880, gated=False)
@@ -100,27 +101,7 @@ def test_wrong_numbers_are_refused() -> None:
         flops.joules_per_token(SMOLLM2, 1e-9, 0, 0)
 
 
-# --- GGUF -----------------------------------------------------------------------------------------------------------
-
-
-def text(words: str) -> bytes:
-    return struct.pack("<Q", len(words)) + words.encode()
-
-
-def pair(key: str, kind: int, value: bytes) -> bytes:
-    return text(key) + struct.pack("<I", kind) + value
-
-
-def array(kind: int, n: int, content: bytes) -> bytes:
-    return struct.pack("<IQ", kind, n) + content
-
-
-def gguf(*pairs: bytes, keys: int | None = None, version: int = 3) -> bytes:
-    return b"GGUF" + struct.pack("<IQQ", version, 0, len(pairs) if keys is None else keys) + b"".join(pairs)
-
-
-def number(key: str, value: int) -> bytes:
-    return pair(key, 4, struct.pack("<I", value))
+# --- the shape that a GGUF header tells -------------------------------------------------------------------------------
 
 
 BLOOM_FILE = (
@@ -134,31 +115,17 @@ BLOOM_FILE = (
 
 
 def test_the_shape_out_of_a_file() -> None:
-    assert flops.shape_of(flops.read_gguf(gguf(*BLOOM_FILE))) == BLOOM_560M
+    assert flops.shape_of(read_gguf(header(*BLOOM_FILE))) == BLOOM_560M
 
 
 def test_the_first_kilobytes_do() -> None:
-    assert flops.shape_of(flops.read_gguf(gguf(*BLOOM_FILE)[:4096])) == BLOOM_560M
+    assert flops.shape_of(read_gguf(header(*BLOOM_FILE)[:4096])) == BLOOM_560M
 
 
 @pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 def test_the_shape_of_the_embedded_model() -> None:
     with default_model_path().open("rb") as f:
-        assert flops.shape_of(flops.read_gguf(f.read(1 << 16))) == SMOLLM2
-
-
-def test_every_kind_of_value() -> None:
-    head = gguf(
-        pair("a", 5, struct.pack("<i", -7)),
-        pair("b", 12, struct.pack("<d", 0.5)),
-        pair("c", 7, b"\1"),
-        pair("d", 9, array(4, 2, struct.pack("<II", 8, 4))),
-        pair("e", 9, array(0, 5000, bytes(5000))),
-        version=2,
-    )
-    assert flops.read_gguf(head) == {
-        "a": -7, "b": 0.5, "c": True, "d.length": 2, "d": [8, 4], "e.length": 5000
-    }  # fmt: skip
+        assert flops.shape_of(read_gguf(f.read(1 << 16))) == SMOLLM2
 
 
 def test_layers_that_differ_count_by_their_mean() -> None:
@@ -180,39 +147,10 @@ def test_layers_that_differ_count_by_their_mean() -> None:
     ],
 )
 def test_what_is_missing_is_named(missing: str, message: str) -> None:
-    keys = flops.read_gguf(gguf(*BLOOM_FILE))
+    keys = read_gguf(header(*BLOOM_FILE))
     del keys[missing]
     with pytest.raises(ValueError, match=message):
         flops.shape_of(keys)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        b"GGU",
-        b"GGUF\3\0\0\0",
-        b"<html>" * 10,
-        gguf(version=1),
-        gguf(keys=2**63),
-        gguf(pair("a", 99, b"")),
-        gguf(struct.pack("<Q", 2**62) + b"a"),
-    ],
-)
-def test_what_is_no_gguf_header_is_refused(head: bytes) -> None:
-    with pytest.raises(ValueError, match="GGUF"):
-        flops.read_gguf(head)
-
-
-@given(st.binary(max_size=64), st.integers(0, 200))
-def test_damage_is_refused_or_cut_short_and_nothing_else(noise: bytes, at: int) -> None:
-    whole = gguf(*BLOOM_FILE[:5])
-    damaged = whole[:at] + noise + whole[at + len(noise) :]
-    try:
-        found = flops.read_gguf(damaged)
-    except ValueError:
-        return
-    assert len(found) <= 10_000
 
 
 # --- profiles -------------------------------------------------------------------------------------------------------

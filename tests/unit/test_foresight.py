@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.cli.foresight import REBUILD_AFTER, REBUILD_S, Foresight, as_json
+from disco_daemon.cli.foresight import MAX_MODELS, REBUILD_AFTER, REBUILD_S, Foresight, as_json
 from disco_daemon.errors import RequestError, Unavailable
 from disco_daemon.settings import Config, PolicySettings, ServerSettings
 from disco_daemon.simulate.recorded import MIN_REQUESTS, Recorded
@@ -89,6 +89,27 @@ async def test_a_setting_that_the_model_rests_on_makes_another_one_and_the_budge
     assert few.foresight.n_builds == 2
     await few.predict(config=Config(server=SERVER, policy=PolicySettings(scarcer="device", budget=0.2)))
     assert few.foresight.n_builds == 2
+
+
+@pytest.mark.parametrize(("policy", "knob", "other"), [("optimal", "kappa", 5.0), ("paper", "alpha", 0.4)])
+async def test_another_value_of_the_tails_knob_is_fitted_to_the_same_history(
+    few: Setup, policy: str, knob: str, other: float
+) -> None:
+    def config(**knobs: Any) -> Config:
+        return Config(server=SERVER, policy=PolicySettings(name=policy, **knobs))
+
+    usual = await few.predict(rate=1000.0, budget=0.2, config=config())
+    turned = await few.predict(rate=1000.0, budget=0.2, config=config(**{knob: other}))
+    assert usual["scarcer"] == turned["scarcer"] == "device"
+    assert turned["mean_ttft_s"] != usual["mean_ttft_s"]
+    assert await few.predict(rate=1000.0, budget=0.2, config=config()) == usual
+    assert few.foresight.n_builds == 1, "the history is not read again"
+    for i in range(2 * MAX_MODELS):
+        await few.predict(config=config(**{knob: 0.01 * i}))
+    made = few.foresight._made
+    assert made is not None
+    assert made.past is not None
+    assert len(made.past.models) == MAX_MODELS, "a slider that is moved for long fills no memory"
 
 
 async def test_too_little_is_said_as_such_and_may_be_enough_a_request_later(tmp_path: Path) -> None:

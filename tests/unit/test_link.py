@@ -198,6 +198,7 @@ async def test_documents_are_asked_for_where_the_daemon_has_them() -> None:
         await link.plan(100)
         assert await link.whatif(2.5, 0.1) == {"data": [{"id": "disco"}]}
         assert await link.trace("req/1 2") == {"data": [{"id": "disco"}]}
+        await link.whatif(2.5, 0.1, kappa=0.5)
     assert asked == [
         ("GET", "/disco/v1/state", None),
         ("GET", "/disco/v1/settings", None),
@@ -208,6 +209,7 @@ async def test_documents_are_asked_for_where_the_daemon_has_them() -> None:
         ("GET", "/disco/v1/plan?tokens=100", None),
         ("GET", "/disco/v1/whatif?rate=2.5&budget=0.1", None),
         ("GET", "/disco/v1/trace/req%2F1%202", None),
+        ("GET", "/disco/v1/whatif?rate=2.5&budget=0.1&kappa=0.5", None),
     ]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.engine import memory
-from disco_daemon.engine.memory import GIB, LEAST_CTX, Need, available_bytes, fitting, require, too_large
+from disco_daemon.engine.memory import GIB, LEAST_CTX, Need, available_bytes, fitting, model_bytes, require, too_large
 
 NEED = Need(per_token=23_000, work=100 * 2**20)
 
@@ -71,3 +71,13 @@ def test_what_does_not_fit_is_told_by_name() -> None:
         MemoryError, match=r"embeddings of 512 tokens need 9\.10 GiB of memory, and 10\.00 GiB are free"
     ):
         require("embeddings of 512 tokens", int(9.1 * GIB), 10 * GIB)
+
+
+def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
+    for n, size in enumerate((10, 200, 3000), start=1):
+        (tmp_path / f"m-0000{n}-of-00003.gguf").write_bytes(bytes(size))
+    (tmp_path / "m.gguf").write_bytes(bytes(7))
+    assert model_bytes(str(tmp_path / "m-00001-of-00003.gguf")) == 3210
+    assert model_bytes(str(tmp_path / "m.gguf")) == 7
+    with pytest.raises(FileNotFoundError):
+        model_bytes(str(tmp_path / "m-00001-of-00004.gguf"))

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import subprocess
 import sys
 import zipfile
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from disco_daemon import models
-from disco_daemon.cli import models as verb
 from disco_daemon.errors import ConfigError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
@@ -224,34 +221,3 @@ def test_installed_models_lists_every_gguf(shelf: Shelf, folder: Path) -> None:
         },
         {"name": "a.gguf", "path": str(folder / "a.gguf"), "size_bytes": 4, "default": False},
     ]
-
-
-def disco(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
-    args = parser.parse_args(words)
-    code = args.run(args)
-    assert isinstance(code, int)
-    return code
-
-
-def test_the_verb_lists_and_fetches(shelf: Shelf, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert disco("models") == 0
-    assert "disco models fetch" in capsys.readouterr().out
-
-    assert disco("models", "fetch", "--json") == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"path": str(folder / models.DEFAULT_MODEL), "size_bytes": len(CONTENT)}
-    assert "downloading" in printed.err
-
-    assert disco("models") == 0
-    assert models.DEFAULT_MODEL in capsys.readouterr().out
-    assert disco("models", "--json") == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert listed == {"folder": str(folder), "models": models.installed_models()}
-
-
-def test_the_verb_refuses_an_unknown_action() -> None:
-    with pytest.raises(SystemExit) as stop:
-        disco("models", "eat")
-    assert stop.value.code == 2

@@ -232,6 +232,36 @@ def test_another_limit_is_in_force_with_the_next_fit_and_old_plans_settle_where_
     assert asking.begin_fit().constrained is wanted[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "knob", "value"), [("paper", "alpha", 0.3), ("optimal", "kappa", 5.0), ("optimal", "kappa", 0.0)]
+)
+def test_a_knob_of_the_policy_is_in_force_with_the_next_fit_and_the_account_goes_on(
+    name: str, knob: str, value: float
+) -> None:
+    asking = planner(name, draw=Draws())
+    serve(asking, 60)
+    asking.refit()
+    before, pacer, was = previews(asking), asking.pacer, asking.policy
+    asking.pursue(make_policy(name))
+    due = [asking.due]
+    wanted = make_policy(name, **{knob: value})
+    asking.pursue(wanted)
+    assert [*due, asking.due] == [False, True], "the first was the policy in force"
+    assert (asking.policy, previews(asking)) == (was, before), "not before there is a table for it"
+    asking.refit()
+    assert (asking.policy, asking.pacer, asking.due) == (wanted, pacer, False)
+    assert previews(asking) != before
+    asking.constrain(Side.SERVER, 0.1)
+    asking.refit()
+    assert asking.policy == wanted, "another limit leaves the knob alone"
+
+
+def test_a_knob_that_the_policy_does_not_have_makes_no_fit_due() -> None:
+    asking = planner("paper")
+    asking.pursue(make_policy("paper", kappa=3.0))
+    assert not asking.due
+
+
 def test_the_speed_that_the_engine_measured_is_news_until_there_are_samples() -> None:
     asking, due = planner(), []
     for _ in range(2):

@@ -1,0 +1,45 @@
+"""What an engine is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import wire
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine loads: `n_ctx` tokens an answer (0 = as trained), `n_cells` in all (0 = as there is memory).
+
+    `n_threads` are CPU threads, `scheduler` is the name of what says who runs. `exact`: answers can be continued to
+    the bit. `keep_alive_s` without a request, and the model is unloaded; 0 = never. The rest is as in `wire.Load`.
+    """
+
+    model_path: Path
+    n_ctx: int
+    n_threads: int
+    n_gpu_layers: int | None = 0
+    n_cells: int = 0
+    scheduler: str = "andes"
+    exact: bool = True
+    adapters: tuple[wire.Adapter, ...] = ()
+    n_threads_batch: int = 0
+    n_ubatch: int = 0
+    flash_attn: bool | None = None
+    kv_type: str = "auto"
+    speculate: bool = True
+    draft_path: str = ""
+    chat_template: str = ""
+    disk: wire.Disk | None = None
+    keep_alive_s: float = 0.0
+
+    def load(self) -> wire.Load:
+        """What the engine process is told."""
+        sizes = (self.n_ctx, self.n_threads, self.n_gpu_layers, self.n_cells)
+        return wire.Load(
+            str(self.model_path), *sizes, self.scheduler, self.exact, self.adapters,
+            n_threads_batch=self.n_threads_batch, n_ubatch=self.n_ubatch, flash_attn=self.flash_attn,
+            kv_type=self.kv_type, speculate=self.speculate, draft_path=self.draft_path,
+            disk=self.disk, chat_template=self.chat_template,
+        )  # fmt: skip

@@ -1,0 +1,256 @@
+"""The header of a GGUF file (github.com/ggml-org/ggml, docs/gguf.md), without llama.cpp. Pure.
+
+A header is a stranger's word, and llama.cpp has crashed on bad ones: nothing here believes a length before it is held
+against the bytes that are there, and nothing is kept of what is too long to be of use.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import dataclass
+
+Value = int | float | bool | str
+Keys = dict[str, Value | list[Value]]
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LISTED = 4096  # a longer array is a vocabulary: its length is told, not its content
+_MOST_KEYS = 10_000
+_MOST_TEXT = 1 << 24
+_MOST_TENSORS = 1 << 17  # the largest models there are have some thousand
+_MOST_DIMS = 4  # GGML_MAX_DIMS
+_MOST_NUMBERS = 1 << 44  # in one tensor
+_ALIGNMENT = 32  # bytes, unless `general.alignment` says otherwise
+_LENGTH = struct.Struct("<Q")
+
+# How ggml packs numbers: type -> (name, numbers in a block, bytes of a block). ggml/src/ggml.c, `type_traits`.
+_PACKED = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4),
+    27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+# `general.file_type`, the recipe of the whole file. llama.h, `llama_ftype`.
+_RECIPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor: how many numbers it has, how they are packed, and where they begin behind the header, bytes."""
+
+    name: str
+    n_numbers: int
+    packing: int
+    offset: int
+
+    @property
+    def n_bytes(self) -> int | None:
+        """What it takes in the file; None for a packing that is newer than this program."""
+        if self.packing not in _PACKED:
+            return None
+        _, numbers, size = _PACKED[self.packing]
+        return -(-self.n_numbers // numbers) * size
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the weights.
+
+    `whole`: all keys and tensors were there; else those before the end of the bytes that were given. `data_at` is where
+    the weights begin, bytes from the file's begin; 0 unless `whole`.
+    """
+
+    n_tensors: int
+    keys: Keys
+    tensors: tuple[Tensor, ...] = ()
+    whole: bool = False
+    data_at: int = 0
+
+    def text(self, key: str) -> str:
+        """A key's text; empty if there is none."""
+        found = self.keys.get(key)
+        return found if isinstance(found, str) else ""
+
+    def number(self, key: str) -> int | None:
+        """A key's whole number; None if there is none."""
+        found = self.keys.get(key)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+    @property
+    def architecture(self) -> str:
+        """Such as `llama`; empty if it is not told."""
+        return self.text("general.architecture")
+
+    @property
+    def packing(self) -> str:
+        """How most of the weights are packed, such as `Q4_K_M`; empty if that is not known."""
+        recipe = self.number("general.file_type")
+        if recipe is not None and (name := _RECIPES.get(recipe & 1023)):  # 1024: a guess of who wrote the file
+            return name
+        bytes_of: dict[int, int] = {}
+        for tensor in self.tensors:
+            bytes_of[tensor.packing] = bytes_of.get(tensor.packing, 0) + (tensor.n_bytes or 0)
+        most = max(bytes_of, key=lambda packing: bytes_of[packing], default=-1)
+        return _PACKED[most][0] if most in _PACKED else ""
+
+    @property
+    def n_numbers(self) -> int:
+        """Parameters in this file."""
+        return sum(tensor.n_numbers for tensor in self.tensors)
+
+    @property
+    def least_bytes(self) -> int:
+        """What the file has at least, if nothing is cut off."""
+        ends = [tensor.offset + (tensor.n_bytes or 0) for tensor in self.tensors]
+        return self.data_at + max(ends) if ends else 0
+
+
+class _Short(Exception):
+    """The bytes end here."""
+
+
+class _Reader:
+    """Walks over little-endian bytes. Lengths are a stranger's word: each is held against what is there."""
+
+    def __init__(self, head: bytes) -> None:
+        self._head, self.at = head, 0
+
+    def take(self, n: int) -> bytes:
+        if n > len(self._head) - self.at:
+            raise _Short
+        self.at += n
+        return self._head[self.at - n : self.at]
+
+    def scalar(self, code: str) -> int | float | bool:
+        [value] = struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))
+        return value  # type: ignore[no-any-return]
+
+    def count(self) -> int:
+        return int(self.scalar("Q"))
+
+    def text(self) -> str:
+        n = self.count()
+        if n > _MOST_TEXT:
+            msg = f"a string of {n} bytes: no GGUF header"
+            raise ValueError(msg)
+        return self.take(n).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Value:
+        if kind == _STRING:
+            return self.text()
+        if kind not in _SCALARS:
+            msg = f"no GGUF value has type {kind}"
+            raise ValueError(msg)
+        return self.scalar(_SCALARS[kind])
+
+    def pass_by(self, kind: int, n: int) -> None:
+        """Leave out `n` values: a vocabulary has hundreds of thousands."""
+        if kind in _SCALARS:
+            self.take(n * struct.calcsize(f"<{_SCALARS[kind]}"))
+            return
+        if kind != _STRING:
+            self.value(kind)
+        head, at, last = self._head, self.at, len(self._head) - _LENGTH.size
+        for _ in range(n):
+            if at > last:
+                raise _Short
+            at += _LENGTH.size + _LENGTH.unpack_from(head, at)[0]
+        if at > len(head):
+            raise _Short
+        self.at = at
+
+
+def read_header(head: bytes) -> Header:
+    """What the first bytes of a GGUF file tell, version 2 or 3, little-endian. Values come as they are.
+
+    Of an array of more than 4096 elements only `KEY.length` is told. If `head` ends within the header, what stands
+    before the end is given: the shape stands in the first kilobytes, the vocabulary's length before its megabytes, so
+    that 64 KiB do for it in most files. Raises ValueError if it is no GGUF header.
+    """
+    reader = _Reader(head)
+    n_tensors, n_keys = _begin(reader)
+    keys: Keys = {}
+    tensors: list[Tensor] = []
+    try:
+        for _ in range(n_keys):
+            _pair(reader, keys)
+        for _ in range(n_tensors):
+            tensors.append(_tensor(reader))  # noqa: PERF401 - those before the end of the bytes count
+    except _Short:
+        return Header(n_tensors, keys, tuple(tensors))
+    alignment = keys.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+        msg = f"an alignment of {alignment!r}: no GGUF header"
+        raise ValueError(msg)
+    return Header(n_tensors, keys, tuple(tensors), whole=True, data_at=-(-reader.at // alignment) * alignment)
+
+
+def read_gguf(head: bytes) -> Keys:
+    """The keys and values alone, as `read_header` gives them. Raises ValueError if it is no GGUF header."""
+    return read_header(head).keys
+
+
+def shard(name: str) -> tuple[int, int]:
+    """Which part of how many a file is by its name, counted from 1; (1, 1) for a model in one file."""
+    found = _SHARD.match(name)
+    return (int(found["number"]), int(found["count"])) if found else (1, 1)
+
+
+def shard_names(name: str) -> list[str]:
+    """The names of all parts of the model that the file called `name` belongs to, the first one first."""
+    found = _SHARD.match(name)
+    if not found:
+        return [name]
+    count = int(found["count"])
+    return [f"{found['stem']}-{number:05}-of-{count:05}{found['suffix']}" for number in range(1, count + 1)]
+
+
+def _begin(reader: _Reader) -> tuple[int, int]:
+    """How many tensors and keys there are. Raises ValueError."""
+    try:
+        magic, version = reader.take(4), int(reader.scalar("I"))
+        if magic != b"GGUF" or version not in (2, 3):
+            raise ValueError("no GGUF file of version 2 or 3")
+        n_tensors, n_keys = reader.count(), reader.count()
+    except _Short:
+        raise ValueError("too short for a GGUF file") from None
+    if n_keys > _MOST_KEYS or n_tensors > _MOST_TENSORS:
+        msg = f"{n_keys} keys and {n_tensors} tensors: no GGUF header"
+        raise ValueError(msg)
+    return n_tensors, n_keys
+
+
+def _pair(reader: _Reader, found: Keys) -> None:
+    key, kind = reader.text(), int(reader.scalar("I"))
+    if kind != _ARRAY:
+        found[key] = reader.value(kind)
+        return
+    inner, n = int(reader.scalar("I")), reader.count()
+    found[f"{key}.length"] = n
+    if n > _LISTED:
+        reader.pass_by(inner, n)
+        return
+    found[key] = [reader.value(inner) for _ in range(n)]
+
+
+def _tensor(reader: _Reader) -> Tensor:
+    name, n_dims = reader.text(), int(reader.scalar("I"))
+    if n_dims > _MOST_DIMS:
+        msg = f"a tensor of {n_dims} dimensions: no GGUF header"
+        raise ValueError(msg)
+    numbers = math.prod(reader.count() for _ in range(n_dims))
+    if numbers > _MOST_NUMBERS:
+        msg = f"a tensor of {numbers} numbers: no GGUF header"
+        raise ValueError(msg)
+    return Tensor(name, numbers, int(reader.scalar("I")), reader.count())

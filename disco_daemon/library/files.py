@@ -1,0 +1,133 @@
+"""What a model file is, as far as its header tells, and why llama.cpp could not load it. Nothing is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..gguf import Header, read_header, shard, shard_names
+
+# Of a file, bytes: the shape stands in the first kilobytes; most vocabularies end within 8 MiB; all there are, in 64.
+QUICK, *LONGER = (1 << 20, 1 << 23, 1 << 26)
+# What other things a GGUF can be, by `general.type`.
+_OTHERS = {
+    "adapter": "a LoRA adapter: it goes into device.adapters",
+    "mmproj": "the part of a model that sees or hears, not a model",
+    "imatrix": "an importance matrix, not a model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model in one file or in several parts, of which `path` is the first.
+
+    `n_bytes` is the size of all parts. `n_parameters` is None unless all headers were read. `problem` says why
+    llama.cpp could not load it; empty if nothing is known against it.
+    """
+
+    path: Path
+    header: Header
+    n_bytes: int
+    n_parameters: int | None
+    problem: str
+
+    @property
+    def n_ctx(self) -> int | None:
+        """Tokens that the model was trained for."""
+        return self.header.number(f"{self.header.architecture}.context_length")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What can be told of a chat template by looking at it."""
+
+    there: bool
+    thinks: bool
+    tools: bool
+
+
+def examine(path: Path, *, quick: bool = False) -> ModelFile:
+    """Look at a model file; `quick` reads so little that its end, and its parameters, remain unknown."""
+    try:
+        header = _header(path, quick=quick)
+        parts = [path.with_name(name) for name in shard_names(path.name)]
+        sizes = {part: part.stat().st_size for part in parts if part.exists()}
+    except OSError as e:
+        return ModelFile(path, Header(0, {}), 0, None, f"cannot be read: {e.strerror}")
+    except ValueError as e:
+        return ModelFile(path, Header(0, {}), _size(path), None, str(e))
+    problem = _what_else(header) or _parts_problem(path, header, sizes)
+    if quick or problem:
+        return ModelFile(path, header, sum(sizes.values()), None, problem)
+    n_parameters, problem = _weights(header, parts, sizes)
+    return ModelFile(path, header, sum(sizes.values()), n_parameters, problem)
+
+
+def is_model(found: ModelFile) -> bool:
+    """Whether it is a model or would be one, and not something else that is kept in a GGUF."""
+    return not _what_else(found.header)
+
+
+def template(header: Header) -> Template:
+    """The chat template in a header that was read whole."""
+    source = header.text("tokenizer.chat_template")
+    thinks = "<think>" in source or "enable_thinking" in source
+    return Template(bool(source), thinks, re.search(r"\btools\b", source) is not None)
+
+
+def _header(path: Path, *, quick: bool) -> Header:
+    """Raises OSError, or ValueError if it is no header."""
+    with path.open("rb") as f:
+        head = f.read(QUICK)
+        header = read_header(head)
+        for limit in [] if quick else LONGER:
+            if header.whole or len(head) < QUICK:
+                break
+            head += f.read(limit - len(head))
+            header = read_header(head)
+    return header
+
+
+def _what_else(header: Header) -> str:
+    """What it is if it is no model."""
+    kind = "mmproj" if header.architecture == "clip" else header.text("general.type")
+    return f"is {_OTHERS[kind]}" if kind in _OTHERS else ""
+
+
+def _parts_problem(path: Path, header: Header, sizes: dict[Path, int]) -> str:
+    """What is wrong with the parts of a model, or with a header that tells too little."""
+    number, count = shard(path.name)
+    names = shard_names(path.name)
+    if number != 1 or header.number("split.no"):
+        return f"is not the first part of its model: name {names[0] if count > 1 else 'that one'}"
+    if count == 1 and (header.number("split.count") or 1) > 1:
+        return "is one of several parts, and llama.cpp finds the others by a name such as NAME-00001-of-00002.gguf"
+    missing = [name for name in names if path.with_name(name) not in sizes]
+    if missing:
+        return f"lacks {len(missing)} of its {count} parts: {missing[0]} is not beside it"
+    return "" if header.architecture else "does not tell its architecture"
+
+
+def _weights(header: Header, parts: list[Path], sizes: dict[Path, int]) -> tuple[int | None, str]:
+    """How many parameters all parts have, and what is wrong with their weights."""
+    n_parameters = 0
+    for part in parts:
+        try:
+            found = header if part is parts[0] or len(parts) == 1 else _header(part, quick=False)
+        except (OSError, ValueError) as e:
+            return None, f"has a part that is no GGUF file: {part.name}: {e}"
+        if not found.whole:
+            cut = sizes[part] < LONGER[-1]
+            return None, f"{part.name} is cut short" if cut else f"has a header beyond {LONGER[-1] >> 20} MiB"
+        if sizes[part] < found.least_bytes:
+            return None, f"{part.name} is cut short: {found.least_bytes - sizes[part]} bytes are missing"
+        n_parameters += found.n_numbers
+    return n_parameters, "" if n_parameters else "holds a vocabulary, and no weights"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

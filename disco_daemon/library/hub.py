@@ -1,0 +1,249 @@
+"""Fetches models from the Hugging Face Hub; the only module that imports huggingface_hub.
+
+Its client finds the files, the address (HF_ENDPOINT), the token (HF_TOKEN) and the meaning of an error. The bytes are
+taken here: its own `hf_hub_download` gives a file to a name that no other process knows and deletes it when it fails,
+so that a download that was cut begins again; and it counts nothing below 10 MiB.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeVar
+
+import httpx2
+from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented; not in its `__all__`
+
+from .. import __version__
+from ..errors import ConfigError, DiscoError
+from ..gguf import read_header
+from .part import Part, TooLong, is_same, path_of
+from .progress import Told
+from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
+
+TIMEOUT_S = 30.0  # for a connection, and between two reads of an answer
+MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the user knows better when it is back
+PAUSE_S = 0.5  # before the second try; doubles from there
+MAX_PAUSE_S = 15.0
+SPARE_BYTES = 256 << 20  # of the disk stay free
+HEAD_BYTES = 1 << 20  # of what was fetched are looked at before it gets its name
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, or SHA-256
+
+Say = Callable[[str], None]
+Pause = Callable[[float], None]
+T = TypeVar("T")
+
+
+class PullError(DiscoError):
+    """A model could not be fetched; the message says what to do. What came of it and may be good is kept."""
+
+
+class _Cut(Exception):
+    """The line broke, or the server could not for now: trying again may help."""
+
+
+class Hub:
+    """One repository at the Hub, at one commit. `endpoint` is by default what HF_ENDPOINT says."""
+
+    def __init__(self, repo: str, endpoint: str | None = None, pause: Pause = time.sleep) -> None:
+        self.repo = repo
+        self._endpoint = endpoint
+        self._pause = pause
+        self._commit: str | None = None
+
+    def variants(self) -> list[Variant]:
+        """The models that it has. Raises PullError."""
+        return variants(self._patiently(self._files, lambda: 0))
+
+    def fetch(self, part: Part) -> None:
+        """Take all of `part.file` that is missing, however often the line is cut. Raises PullError or OSError."""
+        while not part.whole:
+            self._patiently(lambda: self._append(part), lambda: part.n_bytes)
+
+    def _files(self) -> list[RemoteFile]:
+        api = HfApi(endpoint=self._endpoint, library_name="disco", library_version=__version__)
+        info = api.model_info(self.repo, files_metadata=True, timeout=TIMEOUT_S)
+        self._commit = info.sha
+        files = []
+        for sibling in info.siblings or []:
+            digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
+            if sibling.size is not None and digest and _DIGEST.fullmatch(digest):
+                files.append(RemoteFile(sibling.rfilename, sibling.size, digest))
+        return files
+
+    def _append(self, part: Part) -> None:
+        """One request for what is missing."""
+        headers: dict[str, str] = build_hf_headers(library_name="disco", library_version=__version__)
+        headers["Accept-Encoding"] = "identity"
+        if begin := part.n_bytes:
+            headers["Range"] = f"bytes={begin}-"
+        url = hf_hub_url(self.repo, part.file.path, revision=self._commit, endpoint=self._endpoint)
+        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as response:
+            if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                part.restart()
+                raise _Cut("the server has not so much of it")
+            hf_raise_for_status(response)
+            if begin and not _goes_on(response, begin):
+                part.restart()
+            for chunk in response.iter_bytes():
+                part.write(chunk)
+        if not part.whole:
+            raise _Cut("the server ended the file too early")
+
+    def _patiently(self, work: Callable[[], T], got: Callable[[], int]) -> T:
+        """Try again while that helps; `got` tells what is there already. Raises PullError."""
+        tries = 0
+        while True:
+            had = got()
+            try:
+                return self._translated(work)
+            except _Cut as e:
+                tries = 1 if got() > had else tries + 1
+                if tries >= MAX_TRIES:
+                    kept = f"; {got() / 1e6:.0f} MB are kept, and the same command goes on from there" if got() else ""
+                    msg = f"{self._where} cannot be reached: {e}{kept}"
+                    raise PullError(msg) from e
+            self._pause(min(MAX_PAUSE_S, PAUSE_S * 2 ** (tries - 1)))
+
+    def _translated(self, work: Callable[[], T]) -> T:
+        """Foreign errors become `_Cut` where trying again may help, else PullError."""
+        try:
+            return work()
+        except OfflineModeIsEnabled as e:
+            raise PullError("HF_HUB_OFFLINE is set: unset it to fetch something") from e
+        except HfHubHTTPError as e:
+            status = e.response.status_code
+            if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                msg = f"it answers {status}"
+                raise _Cut(msg) from e
+            raise PullError(self._refusal(e, status)) from e
+        except httpx2.TransportError as e:
+            raise _Cut(str(e) or type(e).__name__) from e
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as e:  # such as the log-in page of a hotel
+            msg = f"{self._where} does not answer as the Hub does: {e}"
+            raise PullError(msg) from e
+        except TooLong as e:
+            msg = f"{self._where} sends more of the file than there is of it; nothing was kept"
+            raise PullError(msg) from e
+
+    def _refusal(self, error: HfHubHTTPError, status: int) -> str:
+        if isinstance(error, GatedRepoError):
+            return f"{self.repo} wants its licence accepted: do that on its page at the Hub, and set HF_TOKEN"
+        if isinstance(error, RepositoryNotFoundError):
+            return f"there is no {self.repo} at the Hub, or it is private: check the name, or set HF_TOKEN"
+        return f"{self._where} answers {status}: check HF_TOKEN, HF_ENDPOINT and the proxy"
+
+    @property
+    def _where(self) -> str:
+        return f"the Hub ({self._endpoint})" if self._endpoint else "the Hub"
+
+
+def pull(
+    spec: str,
+    folder: Path,
+    say: Say,
+    told: Told,
+    endpoint: str | None = None,
+    pause: Pause = time.sleep,
+) -> Path:
+    """Fetch what `spec` (`USER/REPO[:QUANT]`) names into `folder`; returns where its first file is.
+
+    `say` gets short lines, `told` how far a file is. Raises ConfigError or PullError. Interrupted, the same goes on.
+    """
+    repo, wanted = parse(spec)
+    hub = Hub(repo, endpoint, pause)
+    found = hub.variants()
+    variant = choose(repo, found, wanted)
+    if wanted is None and variant.label != DEFAULT:
+        say(f"there is no {DEFAULT} in {repo}, but {', '.join(map(str, found))}")
+    say(f"{repo}: {variant}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = [file for file in variant.files if not _is_there(file, folder, say)]
+        _check_room(missing, folder)
+        for file in reversed(missing):  # the first part last: a model is listed by it, so only when it is whole
+            _fetch(hub, file, folder, say, told)
+    except OSError as e:
+        raise _disk_trouble(folder, e) from e
+    return folder / variant.name
+
+
+def _is_there(file: RemoteFile, folder: Path, say: Say) -> bool:
+    """Whether it was fetched before. Raises PullError if something else has its name, or it can have none."""
+    target = folder / file.name
+    if file.name.startswith(".") or not file.name.isprintable():
+        msg = f"the repository calls a file {file.name!r}: that is no name for one here"
+        raise PullError(msg)
+    if not target.exists():
+        return False
+    say(f"checking {target}")
+    if is_same(target, file):
+        return True
+    msg = f"{target} is there already, and is another file: move it away, then pull again"
+    raise PullError(msg)
+
+
+def _check_room(missing: list[RemoteFile], folder: Path) -> None:
+    """Raises PullError if the disk has not enough room for what is still to come."""
+    parts = [path_of(file, folder) for file in missing]
+    there = sum(part.stat().st_size for part in parts if part.exists())
+    needed = sum(file.n_bytes for file in missing) - there
+    free = shutil.disk_usage(folder).free
+    if missing and needed + SPARE_BYTES > free:
+        msg = (
+            f"no room in {folder}: {needed / 1e9:.2f} GB are still to come, and {free / 1e9:.2f} GB are free "
+            f"({SPARE_BYTES / 1e9:.2f} GB stay so): free some, or set DISCO_MODELS_DIR"
+        )
+        raise PullError(msg)
+
+
+def _fetch(hub: Hub, file: RemoteFile, folder: Path, say: Say, told: Told) -> None:
+    """One file: take what is missing, check it, and give it its name."""
+    with Part(file, folder, lambda done: told(file.name, done, file.n_bytes)) as part:
+        if part.n_bytes:
+            say(f"going on with {file.name} at {part.n_bytes / 1e6:.0f} MB")
+        try:
+            hub.fetch(part)
+        except PullError as e:
+            if isinstance(e.__cause__, TooLong):
+                part.path.unlink()
+            raise
+        say(f"checking {file.name}")
+        _check_header(part)
+        if not part.finish(folder / file.name):
+            msg = f"the checksum of {file.name} is not the one that the Hub tells; nothing was kept: pull again"
+            raise PullError(msg)
+
+
+def _check_header(part: Part) -> None:
+    """Nothing that is no GGUF gets the name of one. Raises PullError."""
+    try:
+        with part.path.open("rb") as f:
+            read_header(f.read(HEAD_BYTES))
+    except ValueError as e:
+        part.path.unlink()
+        msg = f"what came for {part.file.name} is no model ({e}); nothing was kept: pull again"
+        raise PullError(msg) from e
+
+
+def _goes_on(response: httpx2.Response, begin: int) -> bool:
+    """Whether an answer begins where it was asked to. Raises _Cut if it begins elsewhere."""
+    if response.status_code != HTTPStatus.PARTIAL_CONTENT:
+        return False
+    if response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
+        return True
+    raise _Cut("the server sent another piece than it was asked for")
+
+
+def _disk_trouble(folder: Path, error: OSError) -> ConfigError:
+    """Say what a user can do about an OSError in the models folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ConfigError(f"no room left in {folder}: free some, and pull again: it goes on where it is")
+    return ConfigError(f"cannot write to the models folder {folder}: {error}; mend it, or set DISCO_MODELS_DIR")

@@ -1,0 +1,104 @@
+"""A file that is on its way: it grows at its end, is nobody else's meanwhile, and gets its name when it is checked."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..errors import ConfigError
+from .quants import RemoteFile
+
+PREFIX = ".pull-"  # of what is not whole yet, in the models folder
+CHUNK = 1 << 20  # bytes hashed at a time
+_SHA256_DIGITS = 64
+
+
+class TooLong(Exception):
+    """More came than there is of the file."""
+
+
+class Part:
+    """What is there of `file` in `folder`; a context in which nobody else can touch it."""
+
+    def __init__(self, file: RemoteFile, folder: Path, told: Callable[[int], None]) -> None:
+        self.file = file
+        self.path = path_of(file, folder)
+        self._told = told
+
+    def __enter__(self) -> Self:
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            os.close(self._handle)
+            msg = f"another `disco models pull` is fetching {self.file.name}: let it end first"
+            raise ConfigError(msg) from e
+        self.n_bytes = os.lseek(self._handle, 0, os.SEEK_END)
+        if self.n_bytes > self.file.n_bytes:
+            self.restart()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        os.close(self._handle)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing at its end."""
+        return self.n_bytes == self.file.n_bytes
+
+    def restart(self) -> None:
+        """Forget what is there. Raises OSError."""
+        os.ftruncate(self._handle, 0)
+        self.n_bytes = os.lseek(self._handle, 0, os.SEEK_SET)
+
+    def write(self, chunk: bytes) -> None:
+        """Append. Raises OSError, and TooLong before anything is written."""
+        if self.n_bytes + len(chunk) > self.file.n_bytes:
+            raise TooLong
+        rest = memoryview(chunk)
+        while rest:
+            n = os.write(self._handle, rest)
+            rest = rest[n:]
+            self.n_bytes += n
+        self._told(self.n_bytes)
+
+    def finish(self, target: Path) -> bool:
+        """Give it its name if the checksum is right, else remove it; whether it was right. Raises OSError."""
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self._handle), "rb") as source:
+            right = _checksum(source.read, self.file) == self.file.digest
+        if not right:
+            self.path.unlink()
+            return False
+        os.fsync(self._handle)
+        self.path.replace(target)
+        return True
+
+
+def path_of(file: RemoteFile, folder: Path) -> Path:
+    """Where the part of a file is: by its checksum, so that what an earlier pull has left is found again."""
+    return folder / f"{PREFIX}{file.digest[:24]}"
+
+
+def is_same(path: Path, file: RemoteFile) -> bool:
+    """Whether the file at `path` is that one. Raises OSError."""
+    if path.stat().st_size != file.n_bytes:
+        return False
+    with path.open("rb") as source:
+        return _checksum(source.read, file) == file.digest
+
+
+def _checksum(read: Callable[[int], bytes], file: RemoteFile) -> str:
+    """In hex, of the kind that `file.digest` is."""
+    if len(file.digest) == _SHA256_DIGITS:
+        digest = hashlib.sha256()
+    else:  # a git blob; its SHA-1 is what the hub tells, and guards against damage, not against the hub
+        digest = hashlib.sha1(b"blob %d\0" % file.n_bytes, usedforsecurity=False)
+    while chunk := read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()

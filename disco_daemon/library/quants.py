@@ -1,0 +1,152 @@
+"""Which files of a repository are one model at one quantization, and which one to take. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from ..errors import ConfigError
+from ..gguf import shard, shard_names
+
+DEFAULT = "Q4_K_M"  # what llama.cpp's own `-hf` takes, too: a good half of the size for a hundredth of the quality
+# Bits a weight: tools/quantize/README.md of llama.cpp, measured on Llama 3.1 8B; those not there, by their blocks.
+BITS = {
+    "IQ1_S": 2.00, "IQ1_M": 2.15, "TQ1_0": 1.69, "TQ2_0": 2.06, "IQ2_XXS": 2.38, "IQ2_XS": 2.59, "IQ2_S": 2.74,
+    "IQ2_M": 2.93, "Q2_K_S": 2.97, "Q2_K": 3.16, "IQ3_XXS": 3.25, "IQ3_XS": 3.50, "Q3_K_S": 3.64, "IQ3_S": 3.66,
+    "IQ3_M": 3.76, "Q3_K_M": 4.00, "Q3_K_L": 4.30, "MXFP4": 4.25, "IQ4_XS": 4.46, "Q4_0": 4.66, "Q4_K_S": 4.67,
+    "IQ4_NL": 4.68, "Q4_K_M": 4.89, "Q4_1": 5.12, "Q5_0": 5.57, "Q5_K_S": 5.57, "Q5_K_M": 5.70, "Q5_1": 6.02,
+    "Q6_K": 6.56, "Q8_0": 8.50, "F16": 16.00, "BF16": 16.00, "F32": 32.00,
+}  # fmt: skip
+_LABEL = re.compile(
+    r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-8](?:_[A-Za-z0-9]+)*|TQ[12]_0|BF16|FP?16|FP?32|MXFP4(?:_MOE)?))(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_NO_MODEL = ("mmproj", "imatrix")  # in the names of what lies beside models
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUBS = ("https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "hf.co/")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a repository; `digest` is its SHA-256, or, of a file that is kept in git itself, its git SHA-1."""
+
+    path: str
+    n_bytes: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The name alone."""
+        return PurePosixPath(self.path).name
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One model at one quantization: `label` is empty where its name does not tell it; `files` are in order."""
+
+    label: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its first file."""
+        return self.files[0].name
+
+    @property
+    def n_bytes(self) -> int:
+        """All of it."""
+        return sum(file.n_bytes for file in self.files)
+
+    def __str__(self) -> str:
+        return f"{self.label or self.name} ({self.n_bytes / 1e9:.2f} GB)"
+
+
+def parse(spec: str) -> tuple[str, str | None]:
+    """Repository and quantization out of `USER/REPO[:QUANT]`. Raises ConfigError."""
+    text = spec.strip()
+    for hub in _HUBS:
+        text = text.removeprefix(hub)
+    repo, colon, wanted = text.partition(":")
+    if not _REPO.fullmatch(repo) or (colon and not wanted):
+        msg = f"{spec!r} is no USER/REPO or USER/REPO:QUANT, as in bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"
+        raise ConfigError(msg)
+    return repo, wanted or None
+
+
+def label(path: str) -> str:
+    """The quantization that a file's name tells, else the name of a folder above it; empty if none does."""
+    parts = PurePosixPath(path).parts
+    for part in reversed(parts):
+        if found := _LABEL.findall(part.removesuffix(".gguf")):
+            return str(found[-1]).upper().replace("FP", "F").replace("MXF4", "MXFP4")
+    return ""
+
+
+def bits(name: str) -> float:
+    """Bits a weight, roughly; infinite where that cannot be told."""
+    name = name.upper().removeprefix("UD-")
+    if name in BITS:
+        return BITS[name]
+    stem = name.rpartition("_")[0]
+    for beginning in (name, stem) if stem else (name,):
+        if alike := [known for known in BITS if beginning.startswith(known) or known.startswith(f"{beginning}_")]:
+            return max(BITS[known] for known in alike)
+    digit = re.match(r"I?Q(\d)", name)
+    return int(digit[1]) + 0.5 if digit else math.inf
+
+
+def variants(files: Iterable[RemoteFile]) -> list[Variant]:
+    """The models in a repository, the smallest first. One whose parts are not all there is left out."""
+    there = {file.path: file for file in files if _is_model(file.path)}
+    found = []
+    for path in there:
+        if shard(PurePosixPath(path).name)[0] != 1:
+            continue
+        parts = [there.get(str(PurePosixPath(path).with_name(name))) for name in shard_names(PurePosixPath(path).name)]
+        whole = tuple(part for part in parts if part is not None)
+        if len(whole) == len(parts):
+            found.append(Variant(label(path), whole))
+    return sorted(found, key=lambda variant: variant.n_bytes)
+
+
+def choose(repo: str, found: Sequence[Variant], wanted: str | None) -> Variant:
+    """What was asked for; by default DEFAULT, or else the nearest smaller. Raises ConfigError, saying what there is."""
+    if not found:
+        msg = f"{repo} has no GGUF model: look for another repository, they are mostly called …-GGUF"
+        raise ConfigError(msg)
+    if wanted is not None:
+        return _only(repo, [v for v in found if _meant(wanted, v)], f"there is no {wanted} in {repo}", found)
+    if usual := [v for v in found if v.label == DEFAULT]:
+        return _only(repo, usual, "", found)
+    smaller = [v for v in found if bits(v.label) < BITS[DEFAULT]]
+    nearest = max(map(_bits, smaller)) if smaller else min(map(_bits, found))
+    taken = [v for v in found if _bits(v) == nearest]
+    return _only(repo, [v for v in taken if v.label == taken[0].label], "", found)
+
+
+def _bits(variant: Variant) -> float:
+    return bits(variant.label)
+
+
+def _is_model(path: str) -> bool:
+    name = PurePosixPath(path).name.casefold()
+    return name.endswith(".gguf") and not any(word in name for word in _NO_MODEL)
+
+
+def _meant(wanted: str, variant: Variant) -> bool:
+    asked = wanted.casefold().removesuffix(".gguf")
+    names = {file.casefold().removesuffix(".gguf") for file in (variant.name, variant.files[0].path)}
+    return asked == variant.label.casefold() or asked in names
+
+
+def _only(repo: str, meant: Sequence[Variant], none: str, found: Sequence[Variant]) -> Variant:
+    if len(meant) == 1:
+        return meant[0]
+    if not meant:
+        msg = f"{none}: there are {', '.join(map(str, found))}"
+    else:
+        msg = f"{repo} has several such models: name one as {repo}:FILE, of {', '.join(v.name for v in meant)}"
+    raise ConfigError(msg)

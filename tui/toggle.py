@@ -1,0 +1,55 @@
+"""A switch that is on or off, and says so without colour."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+
+class Toggle(Widget, can_focus=True):
+    """A switch with its words. Posts `Changed` when the user turns it, not when the program does (`show`)."""
+
+    DEFAULT_CSS = """
+    Toggle { height: auto; width: 1fr; color: $foreground; }
+    Toggle:focus { color: $accent; text-style: bold; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "turn", "On or off", show=False)]
+    value: reactive[bool] = reactive(False)
+
+    class Changed(Message):
+        """The user turned it."""
+
+        def __init__(self, toggle: Toggle, value: bool) -> None:
+            super().__init__()
+            self.toggle, self.value = toggle, value
+
+        @property
+        def control(self) -> Toggle:
+            """The switch, for `@on` with a selector."""
+            return self.toggle
+
+    def __init__(self, words: str, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._words = words
+
+    def show(self, value: bool) -> None:
+        """Be on or off without telling anybody."""
+        self.value = value
+
+    def action_turn(self) -> None:
+        """The other way."""
+        self.value = not self.value
+        self.post_message(self.Changed(self, self.value))
+
+    def on_click(self) -> None:
+        """As by key."""
+        self.action_turn()
+
+    def render(self) -> Content:
+        """A box with a cross in it, or without, and what it is about."""
+        return Content(f"[{'x' if self.value else ' '}] {self._words}")
