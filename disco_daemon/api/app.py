@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import math
 import secrets
-from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor
-from ..errors import ConfigError, DiscoError, ReaderGone, RequestError
+from ..errors import DiscoError, ReaderGone, RequestError
 from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import embeddings, openai, servers, sse, trace
+from . import documents, embeddings, openai, servers, sse, trace
+from .documents import Reports
 from .metrics import Metrics
 from .scrape import METRICS, Handler, counted, scraped
 from .shapes import Chat, Shape, Text, error_body
@@ -27,45 +26,6 @@ from .shapes import Chat, Shape, Text, error_body
 log = logging.getLogger("disco.api")
 
 MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half of it
-
-
-class Reports(servers.Servers, Protocol):
-    """What the API shows of the daemon; implemented by the composition root."""
-
-    def state(self) -> dict[str, Any]:
-        """The whole state as JSON."""
-        ...
-
-    def history(self, limit: int) -> list[dict[str, Any]]:
-        """The latest requests; may block on disk, so it is called in a thread."""
-        ...
-
-    def ledger(self, days: int) -> list[dict[str, Any]]:
-        """What was spent on each of the latest days; may block on disk, so it is called in a thread."""
-        ...
-
-    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
-        """What would be done with a prompt of so many tokens now, and why."""
-        ...
-
-    async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
-        """What that exchange rate and budget would have made of the requests on record. Raises RequestError.
-
-        `tail` may have other values for the policy's knobs `alpha` and `kappa`.
-        """
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """All settings in force; secrets are masked."""
-        ...
-
-    async def reload(self) -> dict[str, Any]:
-        """Read the configuration again. Raises ConfigError, and then nothing has changed."""
-        ...
-
-    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Write settings and take them up as far as a running daemon can. Raises ConfigError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +53,6 @@ class Turnstile:
 
 TURNSTILE = web.AppKey("turnstile", Turnstile)
 CONDUCTOR = web.AppKey("conductor", Conductor)
-REPORTS = web.AppKey("reports", Reports)
 CONFIG = web.AppKey("config", ApiConfig)
 
 
@@ -101,22 +60,15 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     """The whole HTTP surface."""
     app = web.Application(middlewares=[counted, _errors, _guard], client_max_size=MAX_BODY)
     app[TURNSTILE] = Turnstile()
-    app[CONDUCTOR], app[REPORTS], app[CONFIG], app[METRICS] = conductor, reports, config, metrics
+    app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _complete)
     app.router.add_post("/v1/embeddings", _embed)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/health", _health)
-    app.router.add_get("/disco/v1/state", _state)
-    app.router.add_get("/disco/v1/history", _history)
-    app.router.add_get("/disco/v1/ledger", _ledger)
-    app.router.add_get("/disco/v1/plan", _plan)
-    app.router.add_get("/disco/v1/whatif", _whatif)
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
-    app.router.add_get("/disco/v1/settings", _settings)
-    app.router.add_patch("/disco/v1/settings", _change)
-    app.router.add_post("/disco/v1/reload", _reload)
+    documents.add_routes(app, reports)
     servers.add_routes(app, reports)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
@@ -337,88 +289,6 @@ async def _health(request: web.Request) -> web.Response:
     return _json({"status": "ok" if ok else "unavailable", "endpoints": serving}, 200 if ok else 503)
 
 
-async def _state(request: web.Request) -> web.Response:
-    """GET /disco/v1/state."""
-    return _json(request.app[REPORTS].state())
-
-
-async def _history(request: web.Request) -> web.Response:
-    """GET /disco/v1/history?limit=N, newest first."""
-    rows = await asyncio.to_thread(request.app[REPORTS].history, _number(request, "limit", 20))
-    return _json({"data": rows})
-
-
-async def _ledger(request: web.Request) -> web.Response:
-    """GET /disco/v1/ledger?days=N: what was spent on each day, newest first."""
-    rows = await asyncio.to_thread(request.app[REPORTS].ledger, _number(request, "days", 31))
-    return _json({"data": rows})
-
-
-def _number(request: web.Request, name: str, usual: int) -> int:
-    """A number of rows out of the query, between 1 and 1,000. Raises RequestError."""
-    try:
-        return min(1000, max(1, int(request.query.get(name, usual))))
-    except ValueError:
-        msg = f"{name} must be a number"
-        raise RequestError(msg, param=name) from None
-
-
-async def _settings(request: web.Request) -> web.Response:
-    """GET /disco/v1/settings."""
-    return _json(request.app[REPORTS].settings())
-
-
-async def _change(request: web.Request) -> web.Response:
-    """PATCH /disco/v1/settings {"device.usd_per_kwh": 2.5, …}: all of them are written, or none."""
-    changes = openai.parse_settings(await request.read())
-    try:
-        return _json(await request.app[REPORTS].change(changes))
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting") from e
-
-
-async def _reload(request: web.Request) -> web.Response:
-    """POST /disco/v1/reload: config.toml is read again, and the next request goes by it."""
-    try:
-        return _json(await request.app[REPORTS].reload())
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting") from e
-
-
-MAX_PLAN_TOKENS = 1_000_000  # longer than any context
-TAIL_KNOBS = {"alpha": 1.0, "kappa": math.inf}  # what the policies have to protect the tail, up to which value
-
-
-async def _plan(request: web.Request) -> web.Response:
-    """GET /disco/v1/plan?tokens=N&waited=S: what would be done with such a prompt now."""
-    try:
-        tokens, waited_s = int(request.query.get("tokens", "")), float(request.query.get("waited", "0"))
-    except ValueError:
-        raise RequestError("tokens must be a whole number, waited a number of seconds", param="tokens") from None
-    if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
-        msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
-        raise RequestError(msg, param="tokens")
-    return _json(request.app[REPORTS].plan(tokens, waited_s))
-
-
-async def _whatif(request: web.Request) -> web.Response:
-    """GET /disco/v1/whatif?rate=R&budget=B[&alpha=A][&kappa=K]: what they would have made of the requests on record."""
-    tail = {name: _amount(request, name, most) for name, most in TAIL_KNOBS.items() if name in request.query}
-    rate, budget = _amount(request, "rate", math.inf), _amount(request, "budget", 1.0)
-    return _json(await request.app[REPORTS].whatif(rate, budget, tail))
-
-
 async def _trace(request: web.Request) -> web.Response:
     """GET /disco/v1/trace/ID, or `latest`: when each token of a recent answer came and was shown."""
     return _json(trace.document(request.app[CONDUCTOR], request.match_info["request_id"]))
-
-
-def _amount(request: web.Request, name: str, most: float) -> float:
-    """A number out of the query, finite and from 0 to `most`. Raises RequestError."""
-    amount = math.nan
-    with suppress(ValueError):
-        amount = float(request.query.get(name, ""))
-    if not (0 <= amount <= most and amount < math.inf):
-        msg = f"{name} must be a number from 0{f' to {most:g}' if most < math.inf else ' on'}"
-        raise RequestError(msg, param=name)
-    return amount

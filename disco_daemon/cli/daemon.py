@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import json
 import logging
 import math
 import os
-import random
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +18,8 @@ from aiohttp import web
 from .. import __version__
 from ..api.app import ApiConfig, make_app
 from ..api.metrics import Metrics
-from ..autotune import Autotuner
 from ..clock import Clock, SystemClock
-from ..conductor import Conductor, Manner, Stage
+from ..conductor import Conductor, Stage
 from ..conductor.traces import Traces
 from ..config import (
     NOBODY_HERE,
@@ -44,52 +38,31 @@ from ..endpoints.shaper import Shape
 from ..errors import ConfigError
 from ..estimation.knowledge import Knowledge
 from ..learning import Learner
-from ..money.purse import Asked, Purse, Speeds
-from ..net import without_credentials
+from ..money.purse import Asked, Speeds
 from ..onboarding.desk import Desk
 from ..prober import Prober
-from ..profiling.saved import Measured
 from ..pulse import Pulse
 from ..scheduling.migrate import Costs
-from ..scheduling.mover import CostMover, Forced, Mover, Stay
-from ..scheduling.planner import Planner
+from ..scheduling.mover import CostMover
 from ..service.notify import Manager
 from ..settings import LIVE, Config, keys
 from ..store import History
-from ..types import Delivery, Outcome, Side, Usage
+from ..types import Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import paying, tuning
 from .foresight import Foresight, policy_of
+from .parts import Parts, kept, make_manner, make_mover, make_planner, names
+from .reports import Reports
 from .servers import Servers
 from .sides import make_endpoints
 from .vitals import vitals
 
 log = logging.getLogger("disco.daemon")
 
-SWITCH_INTERVAL_S = 0.001
 PROBE = Asked(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 FIXED = ("api.", "history.")  # settings that hold for the life of the process
 FLIP_S = 60.0  # between two changes of the scarcer side that nobody asked for
 SHUTDOWN_TIMEOUT_S = 5.0  # after a SIGTERM, for what is not an answer, such as a page of the history
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the settings make: all of it is made anew when they change, but for the caps, and a device that is the same.
-
-    An answer keeps to the parts that it began with.
-    """
-
-    config: Config
-    endpoints: Mapping[Side, Endpoint]
-    measured: Measured | None
-    purse: Purse
-    learner: Learner
-    costs: CostMover
-    wattmeter: Wattmeter
-    prober: Prober | None
-    autotuner: Autotuner | None
-    stage: Stage
 
 
 class Daemon:
@@ -139,12 +112,12 @@ class Daemon:
         """New parts; a device that would be the same is taken over from those `before`. Raises ConfigError."""
         endpoints = make_endpoints(config, self.clock, self._shape)
         if before is not None:
-            endpoints = _kept(endpoints, before.endpoints)
+            endpoints = kept(endpoints, before.endpoints)
         measured = tuning.measured(config)
         purse = paying.make_purse(
             config, self.path.parent / "servers", self.clock, None if before is None else before.purse.caps
         )  # fmt: skip
-        learner = Learner(make_planner(config, purse), self.history, self.clock, _names(config))
+        learner = Learner(make_planner(config, purse), self.history, self.clock, names(config))
         costs = CostMover(learner.planner, self._per_token, stops_billing=purse.stops_billing)
         wattmeter = Wattmeter(
             paying.make_sensors(config),
@@ -345,7 +318,7 @@ class Daemon:
 
     async def _prepare(self, parts: Parts, before: Parts | None = None) -> None:
         """Let new parts know what is known already, from those `before` them or from disk, in threads."""
-        if before is not None and _names(before.config) == _names(parts.config):
+        if before is not None and names(before.config) == names(parts.config):
             learned = Knowledge.from_json(before.learner.planner.knowledge.to_json())
             await asyncio.to_thread(parts.learner.planner.restore, learned)
         else:
@@ -375,7 +348,7 @@ class Daemon:
     async def serving(self) -> AsyncIterator[str]:
         """Listen; yields the base URL. Raises ConfigError when the port is taken."""
         api = self.config.api
-        app = make_app(self.conductor, _Reports(self), ApiConfig(api.host, api.key), self.metrics)
+        app = make_app(self.conductor, Reports(self), ApiConfig(api.host, api.key), self.metrics)
         # Without handler_cancellation a client's disconnect would go unnoticed until the next write.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
@@ -400,7 +373,7 @@ class Daemon:
             try:
                 yield self.url
             finally:
-                await _cancelled(whole)
+                await cancelled(whole)
                 await self._end_tasks()
 
     def _begin_tasks(self) -> None:
@@ -418,11 +391,11 @@ class Daemon:
     async def _end_tasks(self) -> None:
         """End that; what was learned is saved."""
         tasks, self._tasks = self._tasks, []
-        await _cancelled(tasks)
+        await cancelled(tasks)
 
     async def _close_endpoints(self) -> None:
         """Those in use, and those that wait for their last answer."""
-        await _cancelled(list(self._retiring))
+        await cancelled(list(self._retiring))
         for endpoint in self.endpoints.values():
             await endpoint.close()
 
@@ -441,137 +414,8 @@ class Daemon:
             raise ConfigError(msg) from e
 
 
-@dataclass(frozen=True, slots=True)
-class _Reports:
-    daemon: Daemon
-
-    def state(self) -> dict[str, Any]:
-        return self.daemon.state()
-
-    def history(self, limit: int) -> list[dict[str, Any]]:
-        return self.daemon.recent(limit)
-
-    def ledger(self, days: int) -> list[dict[str, Any]]:
-        return self.daemon.ledger(days)
-
-    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
-        return self.daemon.plan(tokens, waited_s)
-
-    def settings(self) -> dict[str, Any]:
-        return self.daemon.settings()
-
-    async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
-        config = with_values(self.daemon.config, {f"policy.{knob}": value for knob, value in tail.items()})
-        return await self.daemon.foresight.predict(config, usd_per_kwh, budget)
-
-    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        return await self.daemon.change(changes)
-
-    def providers(self) -> dict[str, Any]:
-        return self.daemon.servers.known()
-
-    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        return await self.daemon.servers.check(base_url, api_key, model)
-
-    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        return await self.daemon.set_server(base_url, api_key, model)
-
-    async def reload(self) -> dict[str, Any]:
-        return await self.daemon.reload()
-
-
-def _kept(endpoints: Mapping[Side, Endpoint], before: Mapping[Side, Endpoint]) -> dict[Side, Endpoint]:
-    """The new endpoints, but the old device where the new one would be the same: its model is in memory."""
-    new, old = endpoints.get(Side.DEVICE), before.get(Side.DEVICE)
-    same = isinstance(new, Device) and isinstance(old, Device) and new.engine.config == old.engine.config
-    return dict(endpoints) | ({Side.DEVICE: old} if same and old is not None else {})
-
-
-async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """End them, and wait until they have."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def make_manner(config: Config) -> Manner:
-    """How answers are delivered where the client does not say."""
-    delivery = config.delivery
-    return Manner(Delivery(delivery.mode), delivery.pace_tps, delivery.expected_ttft_s, config.handoff.stall_s)
-
-
-def make_mover(config: Config, costs: CostMover, force: tuple[int, int] | None) -> Mover:
-    """Who decides about moves: the costs, nobody, or an experiment."""
-    if force is not None:
-        return Forced(costs, *force)
-    return costs if config.handoff.for_cost else Stay(costs)
-
-
-def make_planner(config: Config, purse: Purse) -> Planner:
-    """The planner for the configured policy; the scarcer side is the dearer one unless told otherwise."""
-    settings = config.policy
-    scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else purse.regime.scarcer
-    return Planner(policy_of(settings), scarcer, settings.budget, draw=random.random)
-
-
-def _names(config: Config) -> str:
-    """Whom the learned figures are about."""
-    server = f"{without_credentials(config.server.base_url)} {config.server.model}"
-    device = config.device.base_url or "engine"
-    return f"{server} | {device} {config.device.model or 'default'}"
-
-
-async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def signalled(number: int) -> None:
-        if stop.is_set():
-            log.warning("a second signal: ending at once")
-            os._exit(128 + number)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled, number)
-    reloads: set[asyncio.Task[None]] = set()
-
-    def hung_up() -> None:
-        task = asyncio.create_task(_reloaded(daemon), name="reload")
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
-
-    async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(lambda: _cancelled(list(reloads)))
-        loop.add_signal_handler(signal.SIGHUP, hung_up)
-        # What the imports left behind lives for ever: out of the collector's sight, or each full collection would walk
-        # all of it and stop every stream for tens of milliseconds.
-        # And a fit in its thread gives way to the loop within a millisecond, not five.
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        gc.collect()
-        gc.freeze()
-        announce(url)
-        daemon.manager.ready(f"listens on {url}")
-        await stop.wait()
-        running = daemon.conductor.in_flight
-        daemon.manager.stopping(f"{running} answers are running")
-        log.info("stopping; %d answers are running", running)
-        patience_s = daemon.config.api.drain_s
-        if late := await daemon.conductor.drain(patience_s):
-            log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
-
-
-async def _reloaded(daemon: Daemon) -> None:
-    """What a SIGHUP asks for. A wrong configuration is told in the log, and changes nothing."""
-    daemon.manager.reloading()
-    try:
-        await daemon.reload()
-    except ConfigError as e:
-        log.warning("the configuration was not taken up, the old one stays: %s", e)
-    finally:
-        daemon.manager.ready(f"listens on {daemon.url}")
-
-
-def announce_json(url: str) -> None:
-    """One line for a parent process."""
-    sys.stdout.write(json.dumps({"url": url, "pid": os.getpid(), "version": __version__}) + "\n")
-    sys.stdout.flush()

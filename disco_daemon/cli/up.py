@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from ..net import is_loopback
     from ..service.notify import Manager
     from . import logs
-    from .daemon import Daemon, announce_json, run_until_signal
+    from .daemon import Daemon
+    from .running import announce_json, run_until_signal
 
     logs.begin(args.log_level, as_json=args.service)
     flags = {

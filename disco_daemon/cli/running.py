@@ -1,0 +1,78 @@
+"""Runs a daemon until a signal, and reads its configuration again at another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from .. import __version__
+from ..errors import ConfigError
+from .daemon import Daemon, cancelled
+
+log = logging.getLogger("disco.daemon")
+
+SWITCH_INTERVAL_S = 0.001
+
+
+async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled(number: int) -> None:
+        if stop.is_set():
+            log.warning("a second signal: ending at once")
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled, number)
+    reloads: set[asyncio.Task[None]] = set()
+
+    def hung_up() -> None:
+        task = asyncio.create_task(_reloaded(daemon), name="reload")
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(lambda: cancelled(list(reloads)))
+        loop.add_signal_handler(signal.SIGHUP, hung_up)
+        # What the imports left behind lives for ever: out of the collector's sight, or each full collection would walk
+        # all of it and stop every stream for tens of milliseconds.
+        # And a fit in its thread gives way to the loop within a millisecond, not five.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()
+        announce(url)
+        daemon.manager.ready(f"listens on {url}")
+        await stop.wait()
+        running = daemon.conductor.in_flight
+        daemon.manager.stopping(f"{running} answers are running")
+        log.info("stopping; %d answers are running", running)
+        patience_s = daemon.config.api.drain_s
+        if late := await daemon.conductor.drain(patience_s):
+            log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
+
+
+async def _reloaded(daemon: Daemon) -> None:
+    """What a SIGHUP asks for. A wrong configuration is told in the log, and changes nothing."""
+    daemon.manager.reloading()
+    try:
+        await daemon.reload()
+    except ConfigError as e:
+        log.warning("the configuration was not taken up, the old one stays: %s", e)
+    finally:
+        daemon.manager.ready(f"listens on {daemon.url}")
+
+
+def announce_json(url: str) -> None:
+    """One line for a parent process."""
+    sys.stdout.write(json.dumps({"url": url, "pid": os.getpid(), "version": __version__}) + "\n")
+    sys.stdout.flush()
