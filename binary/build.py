@@ -165,12 +165,16 @@ def engine_libraries() -> list[Path]:
 
 
 def slim(folder: Path) -> None:
-    """Take out what is of no use elsewhere: where this checkout lies, and a Python's debugging symbols.
+    """Take out what is of no use: where this checkout lies, libraries that are there twice, Python's debugging symbols.
 
-    Those are most of its size where it was built with them. `strip` breaks some of the packages' libraries: not theirs.
+    Those are most of its size, if it was built with them. `strip` breaks some of the packages' libraries: not theirs.
     """
     for path in folder.rglob("direct_url.json"):
         path.unlink()
+    engine = folder / "_internal" / "llama_cpp" / "lib"
+    for path in (folder / "_internal").glob("lib*"):  # beside each other is where the engine's libraries look
+        if not path.is_symlink() and (engine / path.name).is_file():
+            path.unlink()
     strip = shutil.which("strip")
     if strip is None or sys.platform == "darwin":  # where it would break the signature
         return

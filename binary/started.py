@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import statistics
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from disco_daemon.engine.checked import Bindings, decode_told, encode
@@ -37,16 +39,16 @@ def engine(binary: Path) -> str:
 
 def times(binary: Path) -> Iterator[str]:
     """Lines for a table; ratios are to a bare Python that does nothing."""
-    bare_s = median([sys.executable, "-c", "pass"], dict(os.environ))
+    bare = median([sys.executable, "-c", "pass"], dict(os.environ))
     with home() as env:
         help_ = [str(binary), "--help"]
-        yield f"first     {told(took(help_, env), bare_s)}: `disco --help`, which unpacks the program"
+        yield f"first     {told(took(help_, env), bare)}: `disco --help`, which unpacks the program"
         if forget(Path(env["HOME"])):
-            yield f"cold      {told(took(help_, env), bare_s)}: `disco --help`, nothing of it in memory"
-        yield f"warm      {told(median(help_, env), bare_s)}: `disco --help`"
-        with daemon(binary, env) as url:
+            yield f"cold      {told(took(help_, env), bare)}: `disco --help`, nothing of it in memory"
+        yield f"warm      {told(median(help_, env), bare)}: `disco --help`"
+        with daemon(binary, env) as (url, _):
             status = [str(binary), "status", "--url", url]
-            yield f"          {told(median(status, env), bare_s)}: `disco status`, of a daemon that runs"
+            yield f"          {told(median(status, env), bare)}: `disco status`, of a daemon that runs"
 
 
 @contextlib.contextmanager
@@ -56,22 +58,33 @@ def home() -> Iterator[dict[str, str]]:
         yield {"HOME": folder, "PATH": ""}
 
 
-def took(command: list[str], env: dict[str, str]) -> float:
-    """Seconds that a command runs."""
-    began = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a command took: by the clock, and of the processor with its children, s."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def took(command: list[str], env: dict[str, str]) -> Took:
+    """Run a command."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, env=env, stdout=subprocess.DEVNULL, check=True, timeout=START_TIMEOUT_S)
-    return time.perf_counter() - began
+    wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Took(wall_s, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
 
 
-def median(command: list[str], env: dict[str, str]) -> float:
-    """The median of some runs, s; the first one is not counted."""
+def median(command: list[str], env: dict[str, str]) -> Took:
+    """The medians of some runs; the first one is not counted."""
     took(command, env)
-    return statistics.median(took(command, env) for _ in range(N_WARM))
+    all_ = [took(command, env) for _ in range(N_WARM)]
+    return Took(statistics.median(t.wall_s for t in all_), statistics.median(t.cpu_s for t in all_))
 
 
-def told(seconds: float, bare_s: float) -> str:
-    """A duration, and how often a bare Python could have been started meanwhile."""
-    return f"{1e3 * seconds:5.0f} ms ({seconds / bare_s:.1f} x `python -c pass`)"
+def told(one: Took, bare: Took) -> str:
+    """Its times, and how often a bare Python could have been started meanwhile: on a busy machine both are slow."""
+    ratios = f"{one.wall_s / bare.wall_s:.1f} and {one.cpu_s / bare.cpu_s:.1f} x `python -c pass`"
+    return f"{1e3 * one.wall_s:5.0f} ms, {1e3 * one.cpu_s:4.0f} ms of the processor ({ratios})"
 
 
 def forget(folder: Path) -> bool:
@@ -90,17 +103,16 @@ def forget(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def daemon(binary: Path, env: dict[str, str]) -> Iterator[str]:
-    """A daemon out of the binary; its address."""
-    process = subprocess.Popen(
-        [str(binary), "up", "--port", "0", "--json", "--log-level", "error"], env=env, stdout=subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
-        line = process.stdout.readline() if ready else b""
-        assert line, "the daemon did not come up"
-        yield json.loads(line)["url"].removesuffix("/v1")
-    finally:
-        process.terminate()
-        process.wait(STOP_TIMEOUT_S)
+def daemon(binary: Path, env: dict[str, str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A daemon out of the binary: its address, and its process."""
+    command = [str(binary), "up", "--port", "0", "--json", "--log-level", "error"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+            line = process.stdout.readline() if ready else b""
+            assert line, "the daemon did not come up"
+            yield json.loads(line)["url"].removesuffix("/v1"), process
+        finally:
+            process.terminate()
+            process.wait(STOP_TIMEOUT_S)

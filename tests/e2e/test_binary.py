@@ -47,7 +47,7 @@ def disco(env: dict[str, str], *words: str, timeout_s: float = PATIENCE_S) -> su
 
 @pytest.fixture(scope="module")
 def daemon(env: dict[str, str]) -> Iterator[str]:
-    with started.daemon(BINARY, env) as url:
+    with started.daemon(BINARY, env) as (url, _):
         yield url
 
 
@@ -169,23 +169,28 @@ def drained(master: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def test_an_interrupt_ends_the_daemon_and_the_engine(env: dict[str, str]) -> None:
-    process = subprocess.Popen(
-        [str(BINARY), "up", "--port", "0", "--json", "--log-level", "error"], env=env, stdout=subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        assert select.select([process.stdout], [], [], PATIENCE_S)[0]
-        url = json.loads(process.stdout.readline())["url"].removesuffix("/v1")
-        pid = engine_of(env, url)
+    with started.daemon(BINARY, env) as (url, process):
+        engine = pid_of_the_engine(env, url)
+        os.kill(engine, 0)
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) in (0, 130)
-        assert pid is None or not Path(f"/proc/{pid}").exists()
-    finally:
-        process.kill()
-        process.wait(PATIENCE_S)
+        assert process.wait(PATIENCE_S) == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(engine, 0)
 
 
-def engine_of(env: dict[str, str], url: str) -> int | None:
-    """The engine's process number, where the daemon tells it."""
-    pid = status(env, url)["endpoints"]["device"].get("pid")
-    return int(pid) if pid is not None else None
+def pid_of_the_engine(env: dict[str, str], url: str) -> int:
+    """Its process number, as soon as the daemon has started it."""
+    until = time.monotonic() + PATIENCE_S
+    while (pid := status(env, url)["endpoints"]["device"].get("pid")) is None:
+        assert time.monotonic() < until, "no engine"
+    return int(pid)
+
+
+def test_a_killed_engine_is_started_again(env: dict[str, str]) -> None:
+    with started.daemon(BINARY, env) as (url, _):
+        first = pid_of_the_engine(env, url)
+        os.kill(first, signal.SIGKILL)
+        until = time.monotonic() + PATIENCE_S
+        while pid_of_the_engine(env, url) == first:
+            assert time.monotonic() < until, "it is still said to be the one that was killed"
+        assert disco(env, "chat", "--url", url, "Hello!").stdout.strip()
