@@ -12,7 +12,7 @@ ifndef CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 endif
 
-.PHONY: test fast check fmt docs model screenshots clean
+.PHONY: test fast check fmt docs model screenshots binary test-binary clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -41,6 +41,14 @@ docs: .venv/.stamp
 
 model: .venv/.stamp
 	$(BIN)/disco models fetch
+
+# One executable with all in it, dist/disco: docs/binary.md. NATIVE=1: for this very processor, and minutes sooner.
+binary: model
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[binary]'
+	$(BIN)/python -m binary.build $(if $(NATIVE),--native)
+
+test-binary:
+	$(BIN)/python -m pytest tests/e2e/test_binary.py tests/e2e/test_launcher.py
 
 # The stamp is written last: a run that was killed, or a change of pyproject.toml, installs again.
 .venv/.stamp: pyproject.toml

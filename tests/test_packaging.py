@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.slow
 def test_the_wheel_owns_two_import_names_and_ships_the_profiles(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a build leaves folders behind: not in the checkout
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", ".*_cache"))
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
+    )
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(source)]
     subprocess.run(pip, check=True, capture_output=True, timeout=170)
     [wheel] = tmp_path.glob("*.whl")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from disco_daemon.net import hostname, is_loopback
+from disco_daemon.program import verb
 
 STOP_TIMEOUT_S = 8.0  # the daemon lets running answers end for 5 s
 
@@ -41,7 +41,7 @@ class Starter:
         """What is run."""
         parts = urlsplit(self._root)
         where = ["--host", parts.hostname or "127.0.0.1", "--port", str(parts.port or 4747)]
-        return [sys.executable, "-m", "disco_daemon.cli.main", "up", *where]
+        return verb("up", *where)
 
     async def start(self) -> None:
         """Start it, unless it runs. Raises OSError."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +18,7 @@ import tomlkit
 from openai import AsyncOpenAI
 
 from ..models import fetch_default_model, models_dir
+from ..program import command, verb
 from .child import BenchError, child
 
 # Of the hosted model that the loopback server stands for (gpt-4o-mini), and of a laptop that computes.
@@ -205,7 +205,7 @@ def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, threads:
     config = folder / f"{name}.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
     return [
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--config", str(config),
         "--history", str(folder / f"{name}.sqlite"), "--model", str(model), "--threads", str(threads), *more,
     ]  # fmt: skip
 
@@ -216,9 +216,7 @@ async def _fast_copy(model: Path, say: Say) -> Path:
     if fast == model or fast.exists():
         return fast
     say("preparing the server's model (once)")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "disco_daemon.engine.requantize", str(model), str(fast)
-    )
+    process = await asyncio.create_subprocess_exec(*command("disco_daemon.engine.requantize", str(model), str(fast)))
     if await process.wait() != 0:
         msg = f"could not prepare {fast}: is the disk full?"
         raise BenchError(msg)

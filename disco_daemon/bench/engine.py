@@ -13,7 +13,6 @@ import itertools
 import os
 import platform
 import statistics
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,6 +24,7 @@ import aiohttp
 import tomlkit
 
 from ..models import fetch_default_model
+from ..program import verb
 from . import llama_server
 from .child import BenchError, child
 from .demo import PASSAGE
@@ -364,7 +364,7 @@ def _up(folder: Path, setup: Setup, model: Path) -> list[str]:
     config = folder / "ours.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
     return [
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--config", str(config),
         "--history", str(folder / "ours.sqlite"), "--model", str(model), "--threads", str(setup.n_threads),
         "--device-only", "--policy", "all-device", "--log-level", "warning",
     ]  # fmt: skip

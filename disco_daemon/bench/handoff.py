@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,6 +26,7 @@ import numpy as np
 import tomlkit
 
 from ..models import fetch_default_model
+from ..program import verb
 from . import llama_server
 from .child import LOG_TAIL, BenchError, child
 from .demo import PASSAGE, PRICES, WATTS
@@ -175,7 +175,7 @@ def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, *more: s
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
     threads = max(1, (os.cpu_count() or 2) // 2)  # two engines compute at once: half of the cores each
     return [
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--config", str(config),
         "--history", str(folder / f"{name}.sqlite"), "--model", str(model), "--threads", str(threads),
         "--log-level", "warning", *more,
     ]  # fmt: skip

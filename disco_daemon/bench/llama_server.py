@@ -15,6 +15,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..program import command
 from .child import BenchError
 
 PACKAGE = "xllamacpp"
@@ -47,7 +48,7 @@ def argv(model: Path, options: Options | None = None) -> list[str]:
         msg = f"llama-server is not installed: pip install {PACKAGE}"
         raise BenchError(msg)
     told = json.dumps(asdict(options or Options()))
-    return [sys.executable, "-P", "-m", "disco_daemon.bench.llama_server", str(model), told]
+    return command("disco_daemon.bench.llama_server", str(model), told)
 
 
 def peer() -> dict[str, str]:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import platform
 import random
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +22,7 @@ from typing import Any
 import aiohttp
 import tomlkit
 
+from ..program import verb
 from .child import LOG_TAIL, BenchError, child, child_env, start
 from .loopback import LoopbackServer
 from .script import Exchange, text_of
@@ -272,7 +272,7 @@ class _Bench:
         history = {"path": str(folder / "history.sqlite")}
         config.write_text(tomlkit.dumps({"server": server, "history": history} | settings), encoding="utf-8")
         up = ["up", "--port", "0", "--json", "--no-device", "--policy", "all-server", "--config", str(config)]
-        return [sys.executable, "-P", "-m", "disco_daemon.cli.main", *up]
+        return verb(*up)
 
     async def _ask_all(self, url: str, asked: list[Question], tally: Tally) -> Tally:
         """`clients` at a time, until all is asked or the daemon is gone."""

@@ -20,7 +20,6 @@ import itertools
 import math
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ import numpy as np
 import tomlkit
 
 from ..models import fetch_default_model
+from ..program import verb
 from ..simulate.serving import ARRIVALS_CV
 from . import llama_server
 from .child import BenchError, child
@@ -299,7 +299,7 @@ def _up(folder: Path, scheduler: str, setup: Setup, model: Path) -> list[str]:
     device = {"n_ctx": min(N_CTX, setup.n_cells), "n_cells": setup.n_cells, "scheduler": scheduler}
     config.write_text(tomlkit.dumps({"device": device}), encoding="utf-8")
     return [
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--config", str(config),
         "--history", str(folder / f"{scheduler}.sqlite"), "--model", str(model), "--threads", str(setup.n_threads),
         "--device-only", "--policy", "all-device", "--log-level", "warning",
     ]  # fmt: skip

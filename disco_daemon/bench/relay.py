@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from ..program import command, verb
 from .child import LOG_TAIL, BenchError, child
 from .script import script
 
@@ -128,16 +128,7 @@ async def targets(tokens: int, progress: Progress) -> AsyncIterator[tuple[Target
     """Run the scripted server and the daemon in front of it; the direct door and the daemon's."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-bench-")))
-        server_argv = [
-            sys.executable,
-            "-P",
-            "-m",
-            "disco_daemon.bench.loopback",
-            "--port",
-            "0",
-            "--tokens",
-            str(tokens),
-        ]
+        server_argv = command("disco_daemon.bench.loopback", "--port", "0", "--tokens", str(tokens))
         server_url = await stack.enter_async_context(child(server_argv, folder, "loopback server"))
         progress(f"loopback server: {server_url}")
         daemon_url = await stack.enter_async_context(child(daemon_argv(server_url, folder), folder, "daemon"))
@@ -168,7 +159,7 @@ path = {json.dumps(str(folder / "history.sqlite"))}
 """
     config.write_text(text, encoding="utf-8")
     up = ["up", "--port", "0", "--json", "--no-device", "--config", str(config)]
-    return [sys.executable, "-P", "-m", "disco_daemon.cli.main", *up]
+    return verb(*up)
 
 
 # The measurements.

@@ -25,6 +25,7 @@ import aiohttp
 import tomlkit
 
 from ..models import fetch_default_model
+from ..program import verb
 from .child import BenchError, child
 from .demo import PASSAGE
 from .streamed import Chat, Door, Heard, ask, at_rest, device_state
@@ -92,7 +93,7 @@ def _up(folder: Path, speculation: str, model: Path, draft_model: str, threads: 
     config = folder / f"{speculation}.toml"
     config.write_text(tomlkit.dumps({"device": device, "delivery": {"mode": "off"}}), encoding="utf-8")
     return [
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--config", str(config),
         "--history", str(folder / f"{speculation}.sqlite"), "--model", str(model), "--threads", str(threads),
         "--device-only", "--policy", "all-device", "--log-level", "warning",
     ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from ..engine.checked import Asked, Bindings, Fit, decode_told, encode
 from ..gguf import read_gguf, shard_names
 from ..money.flops import shape_of
+from ..program import command, is_binary
 from ..settings import DeviceSettings
 from .checks import GIB, Finding, head, model_path, ok, warn, wrong
 
@@ -69,9 +69,9 @@ def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Ask
 
 def examined(about: Asked | None) -> Examined:
     """Ask `engine.checkup`, in a process of its own."""
-    command = [sys.executable, "-P", "-m", "disco_daemon.engine.checkup"]
+    asking = command("disco_daemon.engine.checkup")
     try:
-        done = subprocess.run(command, input=encode(about), capture_output=True, timeout=CHILD_TIMEOUT_S, check=False)
+        done = subprocess.run(asking, input=encode(about), capture_output=True, timeout=CHILD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return Examined(problem=f"said nothing for {CHILD_TIMEOUT_S:g} s")
     except OSError as e:
@@ -91,7 +91,8 @@ def examined(about: Asked | None) -> Examined:
 def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
     """The bindings; `pinned` is the version that this program was made for, "" if that is not known."""
     name, found = "llama.cpp", seen.bindings
-    again = f"`pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={pinned}`"
+    rebuild = f"pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={pinned}"
+    again = "`make binary NATIVE=1` in a checkout on this machine" if is_binary() else f"`{rebuild}`"
     if found is None:
         return wrong(name, f"the bindings cannot be used: {seen.problem}", f"{again} builds them for this processor")
     where = f"{found.gpu_bytes / GIB:.1f} GiB free on the GPU" if found.gpu_bytes else "CPU only"

@@ -110,12 +110,14 @@ def spec_of(config: Config) -> Spec:
 
 def own_command() -> tuple[str, ...]:
     """How this program is started again, with absolute paths."""
-    if getattr(sys, "frozen", False):
-        return (sys.executable,)
+    from ..program import CLI, file, is_binary
+
+    if is_binary():
+        return (str(file() or sys.executable),)
     beside = Path(sys.executable).parent / "disco"
     if beside.exists():
         return (str(beside),)
-    return sys.executable, "-P", "-m", "disco_daemon.cli.main"
+    return sys.executable, "-P", "-m", CLI
 
 
 def memory_limit() -> int:

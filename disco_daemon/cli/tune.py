@@ -116,10 +116,11 @@ def _requantize(path: Path, copy: Path) -> None:
     import subprocess
 
     from ..autotune import TuneError
+    from ..program import command
 
     _progress(f"writing {copy}")
-    command = [sys.executable, "-P", "-m", "disco_daemon.engine.requantize", str(path), str(copy)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    writing = command("disco_daemon.engine.requantize", str(path), str(copy))
+    done = subprocess.run(writing, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         msg = f"{copy} cannot be written: {reason}"

@@ -15,9 +15,10 @@ from ..config import data_path
 from ..engine.supervisor import Engine, EngineState
 from ..engine.tuned import Job, Knobs, Tuned
 from ..errors import ConfigError
-from ..models import default_model_path
+from ..models import default_model_path, fetch_default_model
 from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores
 from ..profiling.saved import Measured, load
+from ..program import is_binary
 from ..settings import Config, DeviceSettings
 
 log = logging.getLogger("disco.tune")
@@ -28,6 +29,8 @@ FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below everybody
 def model_path(settings: DeviceSettings) -> Path:
     """The device's model file. Raises ConfigError if there is none."""
     path = Path(settings.model).expanduser() if settings.model else default_model_path()
+    if not settings.model and not path.exists() and is_binary():  # which has it, and needs no network for it
+        return fetch_default_model(log.info)
     if not path.exists():
         mend = "check device.model" if settings.model else "run `disco models fetch`"
         msg = f"the device's model {path} does not exist: {mend}, or use --no-device"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections import deque
 from typing import Any
 
+from ..program import command
+
 
 async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.Process:
-    """Start `python -m module`; `options` as `asyncio.create_subprocess_exec` takes them. Raises OSError.
+    """Start a module of this program; `options` as `asyncio.create_subprocess_exec` takes them. Raises OSError.
 
     A cancellation waits for the fork and takes it back: asyncio's own clean-up of a subprocess whose creation is
     cancelled can wait for ever (seen on CPython 3.11).
     """
-    fork = asyncio.ensure_future(asyncio.create_subprocess_exec(sys.executable, "-P", "-m", module, *args, **options))
+    fork = asyncio.ensure_future(asyncio.create_subprocess_exec(*command(module, *args), **options))
     try:
         return await asyncio.shield(fork)
     except asyncio.CancelledError:
