@@ -45,7 +45,7 @@ model: .venv/.stamp
 # One executable with all in it, dist/disco: docs/binary.md. NATIVE=1: for this very processor, and minutes sooner.
 binary: model
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[binary]'
-	$(BIN)/python -m binary.build $(if $(NATIVE),--native)
+	PYTHONPATH=.ci $(BIN)/python -m binary.build $(if $(NATIVE),--native)
 
 test-binary:
 	$(BIN)/python -m pytest tests/e2e/test_binary.py tests/e2e/test_launcher.py

@@ -24,7 +24,7 @@ from disco_daemon.program import PARTS
 
 from . import pack, started
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WORK, TARGET = ROOT / "build" / "binary", ROOT / "dist" / "disco"
 SITE = WORK / "modules"  # found before the installed ones: our own as a wheel lays them out, and the engine
 ENGINE = "llama-cpp-python"
