@@ -10,7 +10,7 @@ from typing import Any
 Json = Mapping[str, Any]
 SHOWN = 200  # models in the list; typing makes it shorter
 DIGITS = "123456789"
-OTHER, LOCAL, NONE = "other", "local", "none"  # choices beside the servers that are known
+OTHER, LOCAL, NONE, SERVICE = "other", "local", "none", "service"  # choices beside the servers that are known
 
 
 class Step(Enum):
@@ -47,8 +47,8 @@ class Draft:
         self.key_url, self.key_there = str(provider["key_url"]), str(provider["key"])
 
 
-def choices(known: Json) -> list[tuple[str, str]]:
-    """Who could answer: key and line; the first nine have a digit."""
+def choices(known: Json, *, here: bool = False) -> list[tuple[str, str]]:
+    """Who could answer: key and line; the first nine have a digit. `here`: the daemon is on this machine."""
     now = known["server"]
     rows = []
     for i, provider in enumerate(known["providers"]):
@@ -59,6 +59,8 @@ def choices(known: Json) -> list[tuple[str, str]]:
     rows.append((LOCAL, "m  Another model on this machine"))
     if now["base_url"]:
         rows.append((NONE, "n  No server: this machine only"))
+    if here:
+        rows.append((SERVICE, "s  Start disco at each login"))
     return rows
 
 

@@ -25,6 +25,7 @@ from .draft import (
     LOCAL,
     NONE,
     OTHER,
+    SERVICE,
     STEP_OF,
     Draft,
     Step,
@@ -35,6 +36,7 @@ from .draft import (
     result_of,
 )  # fmt: skip
 from .look import fit
+from .starter import startable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 CLOSE = "close"
 NOTE_S = 6.0  # how long it is told that all is saved
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
-_LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE}
+_LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE}
 
 
 class SetupScreen(Screen[None]):
@@ -156,7 +158,8 @@ class SetupScreen(Screen[None]):
         server = self._known["server"]
         now = f"now {server['model']} at {server['base_url']}" if server["base_url"] else "now nobody"
         told = f"An OpenAI-compatible server, {now}. A digit chooses; Escape leaves all as it is."
-        self._show(Step.WHO, told, problem=problem, rows=choices(self._known))
+        rows = choices(self._known, here=startable(self.app.link.root))
+        self._show(Step.WHO, told, problem=problem, rows=rows)
 
     def _ask_address(self, problem: str = "") -> None:
         told = "Its base URL, mostly ending with /v1."
@@ -237,6 +240,8 @@ class SetupScreen(Screen[None]):
             self._ask_address()
         elif key == LOCAL:
             self._ask_local()
+        elif key == SERVICE:
+            self._wait("Installing the service …", self._serve)
         elif key == NONE:
             self._wait("Writing it down …", self._set_none)
         else:
@@ -273,6 +278,19 @@ class SetupScreen(Screen[None]):
     async def _set_local(self, model: str) -> None:
         await self.app.link.change({"device.model": model})
         self._done("This machine answers with that model, once it is loaded.", await self.app.link.reload())
+
+    async def _serve(self) -> None:
+        """The service takes over from a daemon of this window: both cannot have its port."""
+        starter = self.app.starter
+        ours = starter.running
+        await starter.close()
+        done, said = await starter.install_service()
+        if done:
+            self._show(Step.DONE, said, rows=[(CLOSE, "Back to the chat")])
+            return
+        if ours:
+            await starter.start()
+        self._ask_who(said)
 
     def _back(self, code: str, problem: str) -> None:
         """To the step where that can be mended."""

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from disco_daemon.net import hostname, is_loopback
 from disco_daemon.program import verb
 
-STOP_TIMEOUT_S = 8.0  # the daemon lets running answers end for 5 s
+STOP_TIMEOUT_S = 8.0  # this window's answers have ended by then; somebody else's go on for so long
+SERVICE_TIMEOUT_S = 120.0  # of installing the service, which starts the daemon
 
 
 def startable(root: str) -> bool:
@@ -57,6 +58,29 @@ class Starter:
             self._process = await asyncio.create_subprocess_exec(
                 *self.command(), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
+
+    def service_command(self) -> list[str]:
+        """What installs the service."""
+        return verb("service", "install")
+
+    async def install_service(self) -> tuple[bool, str]:
+        """Have a daemon started at each login, and now; whether that went well, and what was said."""
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.service_command(), stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+            )
+        except OSError as e:
+            return False, str(e)
+        try:
+            said, _ = await asyncio.wait_for(process.communicate(), SERVICE_TIMEOUT_S)
+        except TimeoutError:
+            return False, "the service manager does not answer"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode == 0, said.decode("utf-8", "replace").strip()
 
     def last_words(self) -> str:
         """The last line of its log."""

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     manager = of_this_machine()
     if args.action == "install":
-        return _install(manager, dry_run=args.dry_run)
+        return install(manager, dry_run=args.dry_run)
     if args.action == "status":
         return _status(manager, as_json=args.json)
     if args.action == "logs":
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _install(manager: Manager, *, dry_run: bool) -> int:
+def install(manager: Manager, *, dry_run: bool = False) -> int:
+    """Have it started at each login, and now; or print what would be written. The exit code. Raises ServiceError."""
     from ..config import load
 
     config = load()  # a service with a wrong configuration would only fail where nobody looks

@@ -28,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--key-file", metavar="FILE", help="a file with the API key (- = stdin); it is copied")
     parser.add_argument("--no-test", action="store_true", help="do not ask the server anything")
     parser.add_argument("--local", metavar="NAME", help="this machine's model: default, a name or a GGUF file")
+    parser.add_argument("--service", action="store_true", help="start disco at each login, too")
     parser.add_argument("--json", action="store_true", help="print what was found and saved as JSON")
     parser.set_defaults(run=run)
 
@@ -46,13 +47,19 @@ def run(args: argparse.Namespace) -> int:
         return _by_flags(args, desk)
     from .setup_dialog import Dialog
 
+    dialog = Dialog(desk)
     try:
-        choice, checked = Dialog(desk).run()
+        choice, checked = dialog.run()
     except (KeyboardInterrupt, EOFError):
         print("\nNothing was changed.", file=sys.stderr)
         return 130
     _saved(desk, choice, checked, as_json=False)
-    return 0
+    try:
+        wanted = args.service or (_could_serve() and dialog.service())
+    except (KeyboardInterrupt, EOFError):
+        print()
+        return 0
+    return _serve() if wanted else 0
 
 
 def _wrong_usage(args: argparse.Namespace) -> str | None:
@@ -61,6 +68,8 @@ def _wrong_usage(args: argparse.Namespace) -> str | None:
         return f"{of_server[0]} is for a server: give --server, too"
     if args.server not in (None, "none") and not args.model:
         return "--server needs --model, too; without any flag, at a terminal, the models are listed"
+    if args.service and args.json:
+        return "--service prints no JSON: `disco service install` does it apart"
     if args.server is None and args.local is None and (args.json or not (sys.stdin.isatty() and sys.stdout.isatty())):
         return "this is no terminal: give --server NAME --model NAME --key-file FILE, or --local NAME"
     return None
@@ -90,7 +99,25 @@ def _by_flags(args: argparse.Namespace, desk: Desk) -> int:
     if local == "":
         fetch()
     _saved(desk, choice, checked, as_json=args.json)
-    return 0
+    return _serve() if args.service else 0
+
+
+def _could_serve() -> bool:
+    """Whether a service manager is here, and does not start disco yet."""
+    from ..service.managers import ServiceError, of_this_machine
+
+    try:
+        manager = of_this_machine()
+        return manager.answers() and not manager.status().installed
+    except ServiceError:
+        return False
+
+
+def _serve() -> int:
+    from ..service.managers import of_this_machine
+    from .service import install
+
+    return install(of_this_machine())
 
 
 def _read_key(name: str) -> str:

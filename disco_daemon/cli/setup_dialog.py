@@ -30,9 +30,13 @@ class Dialog:
     say: Callable[[str], None] = print
 
     def run(self) -> tuple[Choice, Checked | None]:
-        """All questions. Each step adds what was chosen; another one (a service …) is one line more."""
+        """All questions about settings. Each step adds what was chosen."""
         choice, checked = self._server()
         return replace(choice, local=self._local()), checked
+
+    def service(self) -> bool:
+        """Whether disco shall be started at each login."""
+        return self._yes("Start disco at each login?", usual=False)
 
     def _yes(self, question: str, *, usual: bool = True) -> bool:
         answer = self.ask(f"{question} [{'Y/n' if usual else 'y/N'}] ").strip().casefold()

@@ -46,6 +46,10 @@ class Manager(ABC):
     def installed(self) -> list[Path]:
         """Files of ours that are there."""
 
+    def answers(self) -> bool:
+        """Whether it can be asked here."""
+        return True
+
     @abstractmethod
     def install(self, spec: Spec) -> None:
         """Write the files, and start the service now and at each login."""
@@ -168,6 +172,10 @@ class Systemd(Manager):
     def _known(self) -> None:
         if not self.installed():
             raise ServiceError("the service is not installed: `disco service install`")
+
+    def answers(self) -> bool:
+        """See `Manager`: a user manager runs where somebody is logged in."""
+        return self._ctl("show-environment", check=False).returncode == 0
 
     def _require(self) -> None:
         """Raise ServiceError unless a user manager can be asked."""

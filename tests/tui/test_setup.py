@@ -220,6 +220,23 @@ async def test_the_daemon_goes_by_it_at_once_and_the_chat_goes_on(daemon: Dictat
         assert app.talks.answering, "the answer under way goes on"
 
 
+@pytest.mark.parametrize(("code", "told"), [(0, "Setup: done"), (1, "who shall answer")])
+async def test_the_service_takes_over_from_the_daemon_of_this_window(
+    code: int, told: str, daemon: Dictated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        monkeypatch.setattr(app.starter, "command", lambda: [sys.executable, "-c", "import time; time.sleep(60)"])
+        says = f"print('wrote a unit'); raise SystemExit({code})"
+        monkeypatch.setattr(app.starter, "service_command", lambda: [sys.executable, "-c", says])
+        await app.starter.start()
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("s")
+        await until(pilot, lambda: "wrote a unit" in screen_text(app))
+        assert told in screen_text(app)
+        assert app.starter.running is (code != 0), "the port is the service's, or still ours"
+
+
 async def test_a_long_list_is_shortened_by_typing(daemon: Dictated) -> None:
     async with shown(daemon.root, size=(80, 24)) as (app, pilot):
         await to_models(app, pilot, daemon)

@@ -137,3 +137,9 @@ async def test_a_server_that_is_configured_stays_with_enter_and_goes_with_none(d
         assert checked is not None
         assert server.seen[-1] == SECRET, "the key that is there"
         assert desk.path.read_text("utf-8") == text
+
+
+@pytest.mark.parametrize(("answer", "wanted"), [("", False), ("y", True), ("n", False)])
+def test_the_service_is_asked_for_and_not_taken_for_granted(desk: Desk, answer: str, wanted: bool) -> None:
+    terminal = Terminal(iter([answer]))
+    assert Dialog(desk, terminal.ask, terminal.ask, terminal.said.append).service() is wanted
