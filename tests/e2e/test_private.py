@@ -19,7 +19,7 @@ from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream
 
 HELLO = "Tell me about lighthouses."
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PRIVATE: dict[str, Any] = {"policy": {"private": True}}
 
 

@@ -15,7 +15,7 @@ from disco_tui.entry import Entry
 from disco_tui.store import Store, StoreError
 from tests.fixtures.tui import Dictated, dictated
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Slow(Store):

@@ -22,7 +22,7 @@ from disco_daemon.service.managers import Launchd, Systemd
 from disco_daemon.service.notify import Manager
 from disco_daemon.service.spec import STOP_S, Spec
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SPEC = Spec(
     (sys.executable, "-m", "disco_daemon.cli.main", "up"), environment={"DISCO_CONFIG": "/home/me/my config.toml"},
     memory_bytes=4 << 30, log=Path("/tmp/logs"),
