@@ -21,7 +21,7 @@ from disco_daemon.types import Side
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def asking(text: str) -> list[dict[str, str]]:
