@@ -12,8 +12,14 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 WHOLE_MACHINE = ("tests/e2e/", "tests/faults/")  # they start processes that compute, and look at the clock
-# These compute in their own process, minutes of it, and ask what comes out, not when.
-BESIDE = ("tests/e2e/test_engine_exact.py", "tests/e2e/test_speculate.py")
+# These ask what comes out, not when: they run in the other worker, or the first one would take twice as long.
+BESIDE = tuple(
+    f"tests/e2e/test_{name}.py"
+    for name in (
+        "engine_exact", "foresight", "imports", "install", "launcher", "lora", "private", "pull", "setup", "speculate",
+        "structured", "thinking", "trace", "tui_terminal",
+    )
+)  # fmt: skip
 
 
 class OneAtATime(LoadScopeScheduling):  # type: ignore[misc]

@@ -35,7 +35,7 @@ from .template import TemplateError
 from .vocabulary import PromptError, Vocabulary
 
 NICE = 5  # added to our niceness: the daemon comes first
-LAST_S = 1.5  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
+LAST_S = 3.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
 SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
