@@ -17,7 +17,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Label, Select, Static
 
-from disco_daemon.client import DaemonError
+from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
 
 from .knobs import (
     BUDGET_WORDS,
@@ -93,6 +93,7 @@ class ControlScreen(Screen[None]):
         self._changes: Latest[None] = Latest(self._apply, SETTLE_S)
         self._questions: Latest[tuple[float, float, dict[str, float]]] = Latest(self._predict)
         self._prediction: Prediction | None = None
+        self._trouble = self._note = ""
 
     @property
     def _link(self) -> Daemon:
@@ -181,6 +182,17 @@ class ControlScreen(Screen[None]):
         return answer
 
     def _tell(self, message: str) -> None:
+        """What is wrong with the daemon, until it is not."""
+        self._trouble = message
+        self._show_banner()
+
+    def _remark(self, message: str) -> None:
+        """What came of the user's last act, until the next one: a look at the daemon must not wipe it away."""
+        self._note = message
+        self._show_banner()
+
+    def _show_banner(self) -> None:
+        message = self._note or self._trouble
         self._say("#banner", message)
         self.query("#banner").set(display=bool(message))
 
@@ -319,11 +331,12 @@ class ControlScreen(Screen[None]):
         key, unit = next(((k, u) for k, _, u in CAPS if field_id(k) == event.input.id), (PACE_KEY, 1.0))
         wanted = number(event.value, unit)
         if isinstance(wanted, str) or (wanted is None and key == PACE_KEY):
-            self._tell(f"{key}: a number is wanted, not {event.value!r}")
+            self._remark(f"{key}: a number is wanted, not {event.value!r}")
         elif wanted != self._get(key):
             self._want(key, wanted)
 
     def _want(self, key: str, value: Any) -> None:
+        self._remark("")
         self._pending[key] = value
         self._changes.tell(None)
 
@@ -339,8 +352,13 @@ class ControlScreen(Screen[None]):
 
     async def _send(self, changes: Mapping[str, Any]) -> bool:
         """Whether the daemon took them; if not, the knobs go back to what is in force."""
-        said = await self._ask(self._link.change(changes))
-        if said is not None:
+        said = None
+        try:
+            said = await self._link.change(changes)
+        except DaemonError as e:
+            (self._tell if e.code in (NOT_RUNNING, REFUSED_KEY) else self._remark)(str(e))
+        else:
+            self._tell("")
             self._settings = said["settings"]
             self._money = Money.of(said["money"])
         if self._settings and not self._pending:
@@ -350,6 +368,7 @@ class ControlScreen(Screen[None]):
 
     def action_undo(self) -> None:
         """Take the last change back, one that waits to be sent too."""
+        self._remark("")
         if self._pending:
             self._pending = {}
             self._changes.forget()
@@ -363,7 +382,7 @@ class ControlScreen(Screen[None]):
         async with self._undoing:
             await self._changes.flush()
             if not self._before:
-                self._tell("nothing to undo")
+                self._remark("nothing to undo")
                 return
             was = self._before.pop()
             if not await self._send(was):

@@ -47,6 +47,7 @@ from ..scheduling.mover import CostMover
 from ..service.notify import Manager
 from ..settings import LIVE, Config, keys
 from ..store import History
+from ..store.claim import claimed
 from ..types import Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import paying, tuning
@@ -353,6 +354,7 @@ class Daemon:
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.foresight.close)
+            stack.enter_context(claimed(self.history.path))
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
             await asyncio.to_thread(paying.restore, self.parts.purse, self.history, self.clock)

@@ -302,3 +302,25 @@ async def test_another_key_in_the_same_file_is_read_again(tmp_path: Path) -> Non
             assert await daemon.ended() == 0
         sent = [exchange.headers["Authorization"] for exchange in upstream.exchanges]
         assert sent == ["Bearer first-key", "Bearer second-key"]
+
+
+async def test_a_second_daemon_on_the_same_history_is_refused_and_says_who_has_it(tmp_path: Path) -> None:
+    async with Upstream() as upstream, aiohttp.ClientSession() as session:
+        first = Daemon(tmp_path, upstream.url)
+        await first.start()
+        try:
+            second = Daemon(tmp_path, upstream.url)
+            with pytest.raises(json.JSONDecodeError):  # it ends without a word on stdout
+                await second.start()
+            assert await second.ended() == 1
+            said = (tmp_path / "daemon.log").read_text()
+            assert str(first.process.pid) in said
+            assert "--history" in said
+            assert (await hear(session, first.url, "disco/server", asyncio.Event()))[0] == "whole"
+        finally:
+            first.signal(signal.SIGKILL)
+            await first.ended()
+        third = Daemon(tmp_path, upstream.url)
+        await third.start()
+        third.signal(signal.SIGTERM)
+        assert await third.ended() == 0

@@ -107,6 +107,19 @@ async def test_changes_are_undone_one_by_one() -> None:
         await until(pilot, lambda: "nothing to undo" in text_of(app, "#banner"))
 
 
+async def test_what_is_said_of_the_last_act_stays_when_the_daemon_is_looked_at() -> None:
+    async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
+        await loaded(app, pilot)
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: "nothing to undo" in text_of(app, "#banner"))
+        screen = app.screen
+        assert isinstance(screen, ControlScreen)
+        await screen._look()
+        assert "nothing to undo" in text_of(app, "#banner")
+        await pilot.press("end")
+        await until(pilot, lambda: "nothing to undo" not in text_of(app, "#banner"))
+
+
 async def test_the_tail_of_the_policy_in_force_has_a_slider_of_its_own() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
         await loaded(app, pilot)
