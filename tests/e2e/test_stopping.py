@@ -40,12 +40,12 @@ class Daemon:
         }))  # fmt: skip
         self.url = ""
 
-    async def start(self, **env: str) -> None:
+    async def start(self, log_name: str = "daemon.log", **env: str) -> None:
         argv = [
             sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--config", str(self.config), "--history",
             str(self.history), "--json", "--service",
         ]  # fmt: skip
-        log = self.folder / "daemon.log"
+        log = self.folder / log_name
         self.process = await start(argv, child_env(self.folder) | {"OPENAI_API_KEY": "secret"} | env, log)
         assert self.process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
@@ -311,9 +311,9 @@ async def test_a_second_daemon_on_the_same_history_is_refused_and_says_who_has_i
         try:
             second = Daemon(tmp_path, upstream.url)
             with pytest.raises(json.JSONDecodeError):  # it ends without a word on stdout
-                await second.start()
+                await second.start("second.log")
             assert await second.ended() == 1
-            said = (tmp_path / "daemon.log").read_text()
+            said = (tmp_path / "second.log").read_text()
             assert str(first.process.pid) in said
             assert "--history" in said
             assert (await hear(session, first.url, "disco/server", asyncio.Event()))[0] == "whole"
