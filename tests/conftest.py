@@ -16,8 +16,8 @@ WHOLE_MACHINE = ("tests/e2e/", "tests/faults/")  # they start processes that com
 BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
-        "engine_exact", "foresight", "imports", "install", "launcher", "lora", "private", "pull", "setup", "speculate",
-        "structured", "thinking", "trace", "tui_terminal",
+        "continuations", "embeddings", "engine_exact", "foresight", "imports", "install", "launcher", "lora", "private",
+        "pull", "setup", "speculate", "spill", "structured", "thinking", "trace", "tui_terminal",
     )
 )  # fmt: skip
 
