@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import sqlite3
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from disco_daemon.errors import DiscoError
+from disco_daemon.sqlitefile import folder_lock, is_damage, make_private, move_aside, statements
 
 _log = logging.getLogger("disco.tui.store")
 
@@ -95,13 +92,13 @@ def open_database(path: Path | None) -> sqlite3.Connection:
     if path is None:
         return _connected(":memory:")
     try:
-        with _folder_lock(path.parent):
+        with folder_lock(path.parent):
             try:
                 return _private(path)
             except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
-                aside = _move_aside(path)
+                aside = move_aside(path, "damaged")
                 _log.warning("%s is damaged (%s); it was moved to %s, a new one begins", path, error, aside)
                 return _private(path)
     except (OSError, sqlite3.Error) as error:
@@ -124,11 +121,7 @@ def unusable(path: Path | None, error: Exception) -> StoreError:
 
 
 def _private(path: Path) -> sqlite3.Connection:
-    # O_EXCL: opening and closing an existing file here would drop this process's SQLite locks on it (POSIX locks).
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        path.chmod(0o600)
+    make_private(path)
     return _connected(path)
 
 
@@ -157,7 +150,7 @@ def _migrate(connection: sqlite3.Connection, path: Path | str) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
             if _version(connection) < number:  # asked again under the lock: another terminal may have been first
-                for statement in _statements(script):
+                for statement in statements(script):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {number:d}")
             connection.execute("COMMIT")
@@ -172,46 +165,6 @@ def _migrate(connection: sqlite3.Connection, path: Path | str) -> None:
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _statements(script: str) -> Iterator[str]:
-    # Not executescript(): that one commits first and so would tear the step out of its transaction.
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    # Two terminals that find the same damaged file must not move each other's fresh one aside.
-    if not folder.is_dir():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems know no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _move_aside(path: Path) -> Path:
-    stamp = int(time.time())
-    while (aside := path.with_name(f"{path.name}.damaged-{stamp}")).exists():
-        stamp += 1
-    # The log goes first: next to a new file, an old log would be replayed into it.
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
-    return aside
 
 
 class Keeper:

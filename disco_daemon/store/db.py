@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from disco_daemon.errors import DiscoError, Unavailable
+from disco_daemon.sqlitefile import is_damage
 from disco_daemon.types import Attempt, Outcome, Reading, Side, finite
 
-from .migrations import give_back_free_pages, is_damage, open_database
+from .migrations import give_back_free_pages, open_database
 
 _log = logging.getLogger("disco.store")
 

@@ -5,16 +5,15 @@ The schema is a numbered list of scripts. Append only: what a released version h
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from disco_daemon.errors import ConfigError
+from disco_daemon.sqlitefile import folder_lock, is_damage, make_private, move_aside, statements
 
 _log = logging.getLogger("disco.store")
 
@@ -167,7 +166,7 @@ def _apply(connection: sqlite3.Connection, number: int, script: str) -> None:
     try:
         # Asked again under the write lock: another process may have been first.
         if schema_version(connection) < number:
-            for statement in _statements(script):
+            for statement in statements(script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number:d}")
         connection.execute("COMMIT")
@@ -177,53 +176,26 @@ def _apply(connection: sqlite3.Connection, number: int, script: str) -> None:
         raise
 
 
-def _statements(script: str) -> Iterator[str]:
-    # Not executescript(): that one commits first and so would tear the step out of its transaction.
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-    if statement.strip():
-        yield statement
-
-
 def open_database(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sqlite3.Connection:
     """Return a writing connection to a migrated file; an unusable file is moved aside first.
 
     `thorough` looks at every page. Raises `ConfigError` for a newer schema, `OSError` or `sqlite3.Error` where the
     disk refuses.
     """
-    with _folder_lock(path.parent):
+    with folder_lock(path.parent):
         try:
             return _connect(path, busy_timeout_s, thorough=thorough)
         except sqlite3.Error as error:
             readable = path.is_file() and os.access(path, os.R_OK | os.W_OK)
             if readable and not is_damage(error):
                 raise
-            aside = _move_aside(path)
+            aside = move_aside(path, "corrupt")
             _log.warning("history: %s is unusable (%s); moved to %s, a new one starts", path, error, aside)
         return _connect(path, busy_timeout_s)
 
 
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    # Two daemons that find the same damaged file must not move each other's fresh one aside.
-    if not folder.is_dir():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # a folder that was there before keeps its owner's choice
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems know no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _connect(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sqlite3.Connection:
-    _make_private(path)
+    make_private(path)
     # Opened by the caller of `open()`, then used by the writer thread alone.
     connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
     try:
@@ -242,39 +214,12 @@ def _connect(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sq
     return connection
 
 
-def _make_private(path: Path) -> None:
-    # O_EXCL: opening and closing an existing file here would drop this process's SQLite locks on it (POSIX locks).
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        with suppress(PermissionError):
-            if path.is_file():
-                path.chmod(0o600)
-
-
-def _move_aside(path: Path) -> Path:
-    stamp = int(time.time())
-    while (aside := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
-        stamp += 1
-    # The log goes first: next to a new file, an old log would be replayed into it.
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
-    return aside
-
-
 def _examine(connection: sqlite3.Connection) -> None:
     verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if verdict != "ok":
         error = sqlite3.DatabaseError(verdict)
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise error
-
-
-def is_damage(error: Exception) -> bool:
-    """Whether the content of the file is at fault, not the disk and not a lock."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def give_back_free_pages(connection: sqlite3.Connection) -> None:
