@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -29,8 +30,10 @@ CHECK_TIMEOUT_S = 40.0  # a list of models and an answer; the daemon gives up be
 RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
+PIECE = 256 * 1024  # bytes of a question that are sent at once
 TOO_LITTLE = "too_little"  # the code of a what-if without enough history
 NO_TRACE = ("trace_gone", "not_found")  # codes where there is no trace; the second one is of a daemon that has none
+_JSON = {"Content-Type": "application/json"}
 _COMMENT = b": disco "
 
 
@@ -77,16 +80,16 @@ class Link:
     # --- answers -------------------------------------------------------------------------------------------------
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, model: str = "disco", **options: Any
+        self, messages: Iterable[Mapping[str, Any]], *, model: str = "disco", **options: Any
     ) -> AsyncGenerator[Piece, None]:
         """Stream one answer; `options` are OpenAI's parameters and the `disco` object. Close it to stop the answer.
 
-        Raises DaemonError, after some pieces too.
+        Raises DaemonError, after some pieces too, and whatever reading the first of `messages` raises.
         """
         told = {"sides": True} | dict(options.pop("disco", None) or {})
-        body = {"model": model, "messages": [dict(m) for m in messages], **options, "stream": True, "disco": told}
+        body = _encoded({"model": model, **options, "stream": True, "disco": told}, messages)
         patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
-        async with self._asked("POST", "/v1/chat/completions", patience, json=body) as response:
+        async with self._asked("POST", "/v1/chat/completions", patience, data=body, headers=_JSON) as response:
             async for line in _lines(response.content):
                 if line == b"data: [DONE]":
                     return
@@ -224,6 +227,31 @@ class Link:
 
     def _stranger(self) -> DaemonError:
         return DaemonError(f"what answers at {self._shown} is no disco daemon: give the address of one")
+
+
+def _encoded(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> bytes | AsyncGenerator[bytes, None]:
+    """A body with its messages. Of a long conversation some of them at a time, so that it is never whole in memory."""
+    pieces = _pieces(body, messages)
+    first, second = next(pieces), next(pieces, None)
+    if second is None:
+        return first
+
+    async def sent() -> AsyncGenerator[bytes, None]:
+        for piece in chain((first, second), pieces):
+            yield piece
+
+    return sent()
+
+
+def _pieces(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    found = bytearray(json.dumps(body)[:-1].encode())
+    found += b', "messages": ['
+    for i, message in enumerate(messages):
+        found += b", " * bool(i) + json.dumps(dict(message)).encode()
+        if len(found) >= PIECE:
+            yield bytes(found)
+            found.clear()
+    yield bytes(found + b"]}")
 
 
 async def _lines(body: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:

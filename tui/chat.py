@@ -124,8 +124,8 @@ class ChatScreen(Screen[None]):
         """The open conversation, from its end."""
         self._editing = None
         self.query_one(Transcript).show(list(self.talks.entries))
-        asked = [e.text for e in self.talks.entries if e.role == "user"]
-        self.query_one(Prompt).remember(asked)
+        with self.told():
+            self.query_one(Prompt).remember(self.talks.asked)
         self.show_list()
         self.show_line()
 

@@ -90,6 +90,8 @@ class ControlScreen(Screen[None]):
         self._undoing = asyncio.Lock()
         self._readers: list[Reader] = presets()
         self._pending: dict[str, Any] = {}
+        self._sending: dict[str, Any] = {}  # what the daemon is being told
+        self._settled: dict[str, str] = {}  # what stood in a field when it was shown or taken last
         self._changes: Latest[None] = Latest(self._apply, SETTLE_S)
         self._questions: Latest[tuple[float, float, dict[str, float]]] = Latest(self._predict)
         self._prediction: Prediction | None = None
@@ -237,12 +239,18 @@ class ControlScreen(Screen[None]):
             self.query_one(f"#{name}", Slider).show(self._get(key))
         self.query_one("#private", Toggle).show(self._get(PRIVATE_KEY))
         with self.prevent(Input.Changed, Input.Submitted, Select.Changed):
-            self.query_one("#pace", Input).value = f"{self._get(PACE_KEY):g}"
+            self._fill("pace", f"{self._get(PACE_KEY):g}")
             for key, _, unit in CAPS:
                 value = self._get(key)
-                self.query_one(f"#{field_id(key)}", Input).value = "" if value is None else f"{value * unit:g}"
+                self._fill(field_id(key), "" if value is None else f"{value * unit:g}")
         self._show_tail()
         self._show_effect()
+
+    def _fill(self, name: str, text: str) -> None:
+        """Show it in a field, unless somebody is writing something else there."""
+        field = self.query_one(f"#{name}", Input)
+        if not field.has_focus or field.value == self._settled.get(name, field.value):
+            field.value = self._settled[name] = text
 
     def _get(self, key: str) -> Any:
         section, name = key.split(".")
@@ -329,10 +337,11 @@ class ControlScreen(Screen[None]):
         if not self._settings:
             return
         key, unit = next(((k, u) for k, _, u in CAPS if field_id(k) == event.input.id), (PACE_KEY, 1.0))
+        self._settled[str(event.input.id)] = event.value
         wanted = number(event.value, unit)
         if isinstance(wanted, str) or (wanted is None and key == PACE_KEY):
             self._remark(f"{key}: a number is wanted, not {event.value!r}")
-        elif wanted != self._get(key):
+        elif wanted != {key: self._get(key), **self._sending, **self._pending}[key]:
             self._want(key, wanted)
 
     def _want(self, key: str, value: Any) -> None:
@@ -346,6 +355,7 @@ class ControlScreen(Screen[None]):
         if not self._settings or not wanted:
             return
         before = {key: self._get(key) for key in wanted}
+        self._sending = wanted
         if await self._send(wanted):
             self._before.append(before)
             del self._before[:-MAX_UNDO]
@@ -361,6 +371,7 @@ class ControlScreen(Screen[None]):
             self._tell("")
             self._settings = said["settings"]
             self._money = Money.of(said["money"])
+        self._sending = {}
         if self._settings and not self._pending:
             self._show_settings()
             self._wonder()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -11,17 +11,14 @@ from pathlib import Path
 from disco_daemon.link import Link
 
 from .entry import Entry
+from .prompt import REMEMBERED
+from .shelf import Shelf
 from .sidebar import UNTITLED
-from .store import Conversation, Store, Turn
+from .store import Conversation, Store
 from .talk import Message, hear, messages_of
 
 DEFAULT_MODEL = "disco"
-
-
-def entry_of(turn: Turn) -> Entry:
-    """A stored message as it is shown."""
-    finish = turn.finish if turn.role == "assistant" else "stop"
-    return Entry(turn.id, turn.role, turn.text, list(turn.sides), turn.disco, finish)
+READ_AT_ONCE = 100  # messages
 
 
 @dataclass(slots=True)
@@ -44,6 +41,7 @@ class Attached:
 class Talks:
     """All conversations: the open one (None: a new one, which has no row until something is asked), and who answers.
 
+    However long it is, memory holds the words of its latest and of its shown messages only; the others rest on `shelf`.
     `changed(entry)` is called when an answer has new words, `ended(entry)` when it is over. Each waits for
     `ready()` before it is asked for.
     """
@@ -59,6 +57,10 @@ class Talks:
     model: str = DEFAULT_MODEL
     attached: list[Attached] = field(default_factory=list)
     _answering: dict[int, Answering] = field(default_factory=dict)
+    shelf: Shelf = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shelf = Shelf(self.store)
 
     # --- which one --------------------------------------------------------------------------------------------------
 
@@ -73,13 +75,22 @@ class Talks:
             return
         running = self._answering.get(conversation)
         live = {} if running is None else {running.entry.turn: running.entry}
-        self.entries = [live.get(turn.id) or entry_of(turn) for turn in self.store.turns(conversation)]
+        self.shelf.clear()
+        self.entries = [
+            live.get(head.id) or Entry.resting(head.id, head.role, head.finish, head.size, self.shelf)
+            for head in self.store.heads(conversation)
+        ]
         self.system, self.model, self.attached = self.current.system, self.current.model, []
 
     @property
     def title(self) -> str:
         """What to call it."""
         return UNTITLED if self.current is None else " ".join(self.current.title.split()) or UNTITLED
+
+    @property
+    def asked(self) -> list[str]:
+        """The latest questions of the open one, oldest first. Raises StoreError."""
+        return [] if self.current is None else self.store.asked(self.current.id, REMEMBERED)
 
     @property
     def running(self) -> Answering | None:
@@ -134,6 +145,7 @@ class Talks:
         self.attached = []
         question = Entry(0, "user", files + text, finish="stop")
         question.turn = self.store.add(self._stored().id, "user", question.text, self._last_turn())
+        self._put_away(question)
         self.entries.append(question)
         self._reread()  # its first question is its title
         return question, self._answer()
@@ -154,7 +166,7 @@ class Talks:
         """Have the last answer go on where it ended; False if it is not the last, or has not a word."""
         if not self.entries or answer is not self.entries[-1] or answer.role != "assistant" or not answer.text:
             return False
-        self._hear(answer, messages_of(self.entries, self.system))
+        self._hear(answer, self._messages())
         return True
 
     def stop(self) -> bool:
@@ -184,15 +196,31 @@ class Talks:
         self.store.cut(self._stored().id, entry.turn)
         del self.entries[self.entries.index(entry) :]
 
+    def _put_away(self, entry: Entry) -> None:
+        """The store has its words: the entry need not."""
+        self.shelf.put(entry.turn, entry.words)
+        entry.rest(self.shelf)
+
+    def _messages(self) -> Iterator[Message]:
+        """What there is now, read from the store as it is asked for, and not all of it at once."""
+        return messages_of(self._said(list(self.entries)), self.system)
+
+    def _said(self, entries: list[Entry]) -> Iterator[tuple[str, str]]:
+        for first in range(0, len(entries), READ_AT_ONCE):
+            some = entries[first : first + READ_AT_ONCE]
+            texts = self.store.texts([entry.turn for entry in some if not entry.awake])
+            for entry in some:
+                yield entry.role, entry.text if entry.awake else texts.get(entry.turn, "")
+
     def _answer(self) -> Entry:
         answer = Entry(0, "assistant", live=True)
-        messages = messages_of(self.entries, self.system)
+        messages = self._messages()
         answer.turn = self.store.add(self._stored().id, "assistant", "", self._last_turn())
         self.entries.append(answer)
         self._hear(answer, messages)
         return answer
 
-    def _hear(self, answer: Entry, messages: list[Message]) -> None:
+    def _hear(self, answer: Entry, messages: Iterator[Message]) -> None:
         conversation = self._stored().id
         answer.live = True
 
@@ -200,9 +228,11 @@ class Talks:
             self._answering.pop(conversation, None)
             answer.live = False
             if not task.cancelled() and (error := task.exception()) is not None:
-                answer.finish, answer.disco = "error", {"error": str(error)}
-            elif answer.finish is None:  # cancelled before it had begun
-                answer.finish = "cancelled"
+                answer.end("error", {"error": str(error)})  # it is not in the store: its words stay here
+            else:
+                if answer.finish is None:  # cancelled before it had begun
+                    answer.finish = "cancelled"
+                self._put_away(answer)
             self.ended(answer)
 
         hearing = hear(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,28 +23,99 @@ ENDS = {
 Json = Mapping[str, Any]
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A message; while `live` it grows. `turn` is its number in the store. `sides` as `store.Turn` has them."""
+@dataclass(slots=True)
+class Words:
+    """What is large of a message. `sides` as `store.Turn` has them; `disco` is the object of an answer's last chunk."""
 
-    turn: int
-    role: str
     text: str = ""
     sides: list[tuple[int, str]] = field(default_factory=list)
     disco: Json | None = None
-    finish: str | None = None
-    thought: str = ""
-    live: bool = False
-    _done: int = 0  # characters of the text in blocks that will not change any more
-    _lines: list[Text] = field(default_factory=list)  # and those drawn, for `_drawn_for`
-    _side: str = ""
-    _drawn_for: tuple[int, Look] | None = None
+
+
+Shelf = Callable[[int], Words]  # the words of a turn, by its number; of one that is lost, why it is
+
+
+class Entry:
+    """A message; while `live` it grows. `turn` is its number in the store.
+
+    It has its words itself, or it rests: then each look at them takes them from a shelf.
+    """
+
+    __slots__ = (
+        "_done", "_drawn_for", "_lines", "_own", "_shelf", "_side", "_size", "finish", "live", "role", "thought",
+        "turn",
+    )  # fmt: skip
+
+    def __init__(
+        self, turn: int, role: str, words: Words | str = "", *, finish: str | None = None, live: bool = False
+    ) -> None:
+        self.turn, self.role, self.finish, self.live, self.thought = turn, role, finish, live, ""
+        self._own: Words | None = Words(words) if isinstance(words, str) else words
+        self._shelf: Shelf | None = None
+        self._size = (0, 0)  # characters and line ends, of one that rests
+        self._done = 0  # characters of the text in blocks that will not change any more
+        self._lines: list[Text] = []  # and those drawn, for `_drawn_for`
+        self._side = ""
+        self._drawn_for: tuple[int, Look] | None = None
+
+    @classmethod
+    def resting(cls, turn: int, role: str, finish: str | None, size: tuple[int, int], shelf: Shelf) -> Entry:
+        """One whose words are on a shelf; `size` is their characters and line ends."""
+        entry = cls(turn, role, finish=finish)
+        entry._own, entry._shelf, entry._size = None, shelf, size
+        return entry
+
+    def rest(self, shelf: Shelf) -> None:
+        """Let go of the words: they are on the shelf now, or can be put there."""
+        self._size, self._own, self._shelf = self.size, None, shelf
+        self.thought = "" if self._size[0] else self.thought  # nobody is shown it any more
+
+    def wake(self) -> None:
+        """Have the words again, to change them."""
+        self._own = self.words
+
+    @property
+    def awake(self) -> bool:
+        """Whether it has its words itself."""
+        return self._own is not None
+
+    @property
+    def words(self) -> Words:
+        """What is said, from wherever it is."""
+        if self._own is not None:
+            return self._own
+        return Words() if self._shelf is None else self._shelf(self.turn)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its characters and line ends; of one that rests without a look at its words."""
+        return self._size if self._own is None else (len(self._own.text), self._own.text.count("\n"))
+
+    @property
+    def text(self) -> str:
+        """The words."""
+        return self.words.text
+
+    @property
+    def sides(self) -> list[tuple[int, str]]:
+        """Who wrote which of them."""
+        return self.words.sides
+
+    @property
+    def disco(self) -> Json | None:
+        """How the answer came about."""
+        return self.words.disco
+
+    def end(self, finish: str | None, disco: Json | None) -> None:
+        """It is over, or was never begun; None and None: it goes on."""
+        self.finish, self.words.disco = finish, disco
 
     def grow(self, text: str, side: str | None) -> None:
         """Add what was heard."""
-        if side and text and (not self.sides or self.sides[-1][1] != side):
-            self.sides.append((len(self.text), side))
-        self.text += text
+        words = self.words
+        if side and text and (not words.sides or words.sides[-1][1] != side):
+            words.sides.append((len(words.text), side))
+        words.text += text
 
     def draw(self, width: int, look: Look) -> list[Text]:
         """All of it in lines of at most `width` cells, but for the gutter; an empty one separates it from the next."""

@@ -11,7 +11,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,19 @@ class Conversation:
     updated: float
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A message without its words; `size` is how many characters and line ends they are, as far as it is over."""
+
+    id: int
+    role: str
+    finish: str | None
+    size: tuple[int, int]
+
+
 Turns = list[Turn]
+Heads = list[Head]
+Texts = list[str]
 Conversations = list[Conversation]  # within the class, `list` is a method
 
 _HEAD = "SELECT id, title, system, model, created, updated FROM conversations WHERE deleted IS NULL"
@@ -73,9 +85,15 @@ _ANYWHERE = """
  AND (instr(lower(title), lower(:query)) OR id IN (
   SELECT conversation FROM turns WHERE cut IS NULL AND instr(lower(text), lower(:query))))
 """
-_TURNS = """
-SELECT id, role, text, sides, disco, finish, created, parent FROM turns
-WHERE conversation = ? AND cut IS NULL ORDER BY id
+_TURN = "SELECT id, role, text, sides, disco, finish, created, parent FROM turns "
+_TURNS = _TURN + "WHERE conversation = ? AND cut IS NULL ORDER BY id"
+_HEADS = """
+SELECT id, role, iif(role = 'assistant', finish, 'stop'),
+  length(text), length(text) - length(replace(text, char(10), ''))
+FROM turns WHERE conversation = ? AND cut IS NULL ORDER BY id
+"""
+_ASKED = """
+SELECT text FROM turns WHERE conversation = ? AND role = 'user' AND cut IS NULL ORDER BY id DESC LIMIT ?
 """
 _PIECES = """
 SELECT turn, side, text FROM pieces WHERE turn IN (SELECT id FROM turns WHERE conversation = ?) ORDER BY id
@@ -181,6 +199,35 @@ class Store:
             for turn, side, text in db.execute(_PIECES, (conversation,)):
                 heard.setdefault(turn, []).append((side, text))
         return [_turn(row, heard.get(row[0], ())) for row in rows]
+
+    def heads(self, conversation: int) -> Heads:
+        """The messages in order, without their words."""
+        with self._looking() as db:
+            rows = db.execute(_HEADS, (conversation,)).fetchall()
+        return [Head(number, role, finish, (length, ends)) for number, role, finish, length, ends in rows]
+
+    def turn(self, turn: int) -> Turn | None:
+        """One message, as `turns` has it, also if it was cut off; None if it is there no more."""
+        with self._looking() as db:
+            row = db.execute(_TURN + "WHERE id = ?", (turn,)).fetchone()
+            pieces = db.execute("SELECT side, text FROM pieces WHERE turn = ? ORDER BY id", (turn,)).fetchall()
+        return None if row is None else _turn(row, pieces)
+
+    def texts(self, turns: Sequence[int]) -> dict[int, str]:
+        """The words of these messages, some hundred of them, by their number; of those that are there no more, none."""
+        marks = ", ".join("?" * len(turns))
+        with self._looking() as db:
+            found = dict(db.execute(f"SELECT id, text FROM turns WHERE id IN ({marks})", turns).fetchall())  # noqa: S608
+            sql = f"SELECT turn, text FROM pieces WHERE turn IN ({marks}) ORDER BY id"  # noqa: S608 - marks only
+            for turn, text in db.execute(sql, turns):
+                found[turn] += text
+        return found
+
+    def asked(self, conversation: int, limit: int) -> Texts:
+        """The latest questions, oldest first."""
+        with self._looking() as db:
+            rows = db.execute(_ASKED, (conversation, limit)).fetchall()
+        return [text for (text,) in reversed(rows)]
 
     def add(self, conversation: int, role: str, text: str, parent: int | None = None) -> int:
         """Add a message, an answer with the text "" before it comes; returns its id."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -18,17 +18,23 @@ WISH = {"delivery": "paced", "sides": True}
 Message = dict[str, Any]
 
 
-def messages_of(entries: Sequence[Entry], system: str) -> list[Message]:
-    """What the daemon is sent: the system prompt, and all that was said. Answers without a word are left out."""
-    said = [{"role": e.role, "content": e.text} for e in entries if e.text or e.role == "user"]
-    return [{"role": "system", "content": system}, *said] if system else list(said)
+def messages_of(said: Iterable[tuple[str, str]], system: str) -> Iterator[Message]:
+    """What the daemon is sent: the system prompt, and all that was `said`, of (role, text).
+
+    Answers without a word are left out.
+    """
+    if system:
+        yield {"role": "system", "content": system}
+    for role, text in said:
+        if text or role == "user":
+            yield {"role": role, "content": text}
 
 
 async def hear(
     link: Link,
     store: Store,
     entry: Entry,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Iterable[Mapping[str, Any]],
     *,
     model: str,
     touched: Callable[[], None],
@@ -36,11 +42,13 @@ async def hear(
 ) -> None:
     """Have `entry` answered, or go on with it if it has words already; it is finished however this ends.
 
-    It waits for `ready` first. A failure is kept in the entry, as the end of the answer; only a cancellation (somebody
-    stopped it) leaves.
+    It waits for `ready` first, and reads `messages` then. A failure is kept in the entry, as the end of the answer;
+    only a cancellation (somebody stopped it) leaves.
     """
+    entry.wake()
     more = {"continue_final_message": True} if entry.text else {}
-    entry.live, entry.finish, entry.disco = True, None, None
+    entry.live = True
+    entry.end(None, None)
     ending: tuple[str, Mapping[str, Any] | None] = ("cancelled", None)
     try:
         await ready()
@@ -51,8 +59,7 @@ async def hear(
                     store.append(entry.turn, piece.text, side)
                 entry.grow(piece.text, side)
                 entry.thought += piece.thought
-                entry.finish = piece.finish or entry.finish
-                entry.disco = piece.disco or entry.disco
+                entry.end(piece.finish or entry.finish, piece.disco or entry.disco)
                 touched()
         ending = (entry.finish or "stop", entry.disco)
     except (DaemonError, StoreError) as e:
@@ -62,7 +69,7 @@ async def hear(
         raise
     finally:
         entry.live = False
-        entry.finish, entry.disco = ending
+        entry.end(*ending)
         await _finish(store, entry.turn, *ending)
 
 

@@ -146,7 +146,8 @@ class Transcript(ScrollView, can_focus=True):
         return max(1, self.scrollable_content_region.width)
 
     def _guess(self, entry: Entry) -> int:
-        return 2 + entry.text.count("\n") + len(entry.text) // self._width()
+        characters, line_ends = entry.size
+        return 2 + line_ends + characters // self._width()
 
     def _drop(self, entry: Entry) -> None:
         self._drawn.discard(entry)

@@ -240,6 +240,25 @@ async def test_caps_are_typed_and_emptied() -> None:
         assert len(daemon.changes) == n
 
 
+async def test_what_is_typed_while_the_daemon_takes_a_change_stays_and_counts() -> None:
+    async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
+        await loaded(app, pilot)
+        field = app.screen.query_one("#caps-usd-per-day", Input)
+        field.focus()
+        daemon.taken.clear()
+        field.value = "2.5"
+        await pilot.press("enter")
+        await until(pilot, lambda: daemon.changes == [{"caps.usd_per_day": 2.5}])
+        await pilot.press("backspace", "backspace", "backspace", "enter")  # back to what the daemon still has
+        await pilot.press("7")  # and something that is not entered yet
+        daemon.taken.set()
+        await until(pilot, lambda: daemon.changes[1:] == [{"caps.usd_per_day": None}])
+        await until(pilot, lambda: len(app.before) == 2)
+        assert field.value == "7"
+        await pilot.press("enter")
+        await until(pilot, lambda: daemon.changes[-1] == {"caps.usd_per_day": 7})
+
+
 async def test_a_preset_sets_the_pace() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
         await loaded(app, pilot)

@@ -12,6 +12,7 @@ import pytest
 from disco_daemon.link import Link
 from disco_tui.conversation import Talks
 from disco_tui.entry import Entry
+from disco_tui.shelf import Shelf
 from disco_tui.store import Store, StoreError
 from tests.fixtures.tui import Dictated, dictated
 
@@ -114,3 +115,44 @@ async def test_a_disk_that_is_full_at_the_end_is_the_answers_failure(talking: Ta
     assert answer.finish == "error"
     assert answer.disco == {"error": "the disk is full"}
     assert talking.stored()[1] == ("So.", None), "its words are safe"
+
+
+# --- words that rest --------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_said_rests_in_the_store_and_is_still_said(talking: Talking) -> None:
+    talking.store.go.set()
+    question, answer = talking.talks.ask("Why?")
+    talking.daemon.say("So.")
+    talking.daemon.end()
+    await talking.until(lambda: talking.ended)
+    assert not question.awake
+    assert not answer.awake
+    talking.talks.shelf.clear()
+    assert (question.text, answer.text, answer.finish) == ("Why?", "So.", "stop")
+    talking.talks.ask("And why that?")
+    await talking.until(lambda: len(talking.daemon.asked) == 2)
+    said = [(message["role"], message["content"]) for message in talking.daemon.asked[-1]["messages"]]
+    assert said == [("user", "Why?"), ("assistant", "So."), ("user", "And why that?")]
+
+
+async def test_words_that_are_not_in_the_store_stay_in_memory_and_are_sent(talking: Talking) -> None:
+    talking.store.broken = True
+    answer = await talking.ending()
+    talking.store.go.set()
+    await talking.until(lambda: talking.ended)
+    assert answer.awake
+    talking.talks.shelf.clear()
+    assert answer.text == "So."
+    talking.store.broken = False
+    talking.talks.ask("And why that?")
+    await talking.until(lambda: len(talking.daemon.asked) == 2)
+    assert talking.daemon.asked[-1]["messages"][1]["content"] == "So."
+
+
+def test_a_shelf_says_why_it_has_no_words() -> None:
+    store = Store(None)
+    shelf = Shelf(store)
+    assert "removed" in (shelf(7).disco or {})["error"]
+    store.close()
+    assert "cannot be read" in (shelf(7).disco or {})["error"]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_tui import banner
-from disco_tui.entry import Entry, summary
+from disco_tui.entry import Entry, Words, summary
 from disco_tui.look import Look, fit, look_of, marked, unmarked
 from disco_tui.markdown import Painter, code_blocks, last_block
 from tests.fixtures.tui import DISCO, STATE
@@ -178,7 +178,7 @@ def test_the_line_below_an_answer() -> None:
     [("length", "length limit"), ("cancelled", "stopped"), (None, "interrupted"), ("error", "failed")],
 )
 def test_an_answer_that_is_not_whole_says_so(finish: str | None, says: str) -> None:
-    lines = Entry(1, "assistant", "half", finish=finish, disco={"error": "it broke"}).draw(60, LOOK)
+    lines = Entry(1, "assistant", Words("half", disco={"error": "it broke"}), finish=finish).draw(60, LOOK)
     assert says in lines[-2].plain
     assert any("it broke" in line.plain for line in lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from disco_daemon import link as link_module
 from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.errors import DiscoError
 from disco_daemon.link import MAX_LINE, Link, Piece
 from disco_daemon.types import Side
 
@@ -24,7 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @asynccontextmanager
 async def linked(handler: Handler, key: str = "") -> AsyncIterator[Link]:
     """A link to a server that does the same whatever is asked."""
-    app = web.Application()
+    app = web.Application(client_max_size=1 << 24)
     app.router.add_route("*", "/{path:.*}", handler)
     async with TestServer(app) as server, Link(str(server.make_url("")), key) as link:
         yield link
@@ -119,6 +120,50 @@ async def test_the_question_carries_its_options_and_the_key() -> None:
         "path": "/v1/chat/completions", "key": "Bearer hush", "model": "disco/server", "messages": HI, "max_tokens": 5,
         "stream": True, "disco": {"sides": True, "delivery": "off"},
     }  # fmt: skip
+
+
+async def test_a_long_conversation_is_sent_whole_and_never_is_in_memory_whole() -> None:
+    asked: list[tuple[str | None, Any]] = []
+    n_alive = most = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked.append((request.headers.get("Transfer-Encoding"), await request.json()))
+        return await streaming(END)(request)
+
+    class Counted(dict[str, str]):
+        def __init__(self, text: str) -> None:
+            nonlocal n_alive, most
+            super().__init__(role="user", content=text)
+            n_alive += 1
+            most = max(most, n_alive)
+
+        def __del__(self) -> None:
+            nonlocal n_alive
+            n_alive -= 1
+
+    for n in (1, 300):
+        async with linked(handle) as link, aclosing(link.chat(Counted(f"{i}é" * 1000) for i in range(n))) as pieces:
+            assert [piece.finish async for piece in pieces] == ["stop"]
+        assert [message["content"] for message in asked[-1][1]["messages"]] == [f"{i}é" * 1000 for i in range(n)]
+        assert asked[-1][1]["stream"] is True
+    assert [encoding for encoding, _ in asked] == [None, "chunked"]
+    assert most < 3
+
+
+async def test_a_conversation_that_cannot_be_read_on_is_told() -> None:
+    def broken() -> Iterator[dict[str, str]]:
+        for _ in range(300):
+            yield {"role": "user", "content": "x" * 4096}
+        raise DiscoError("the disk is gone")
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return await streaming(END)(request)
+
+    async with linked(handle) as link:
+        with pytest.raises(DaemonError, match="the disk is gone"):
+            async with aclosing(link.chat(broken())) as pieces:
+                await anext(pieces)
 
 
 async def test_closing_the_pieces_closes_the_connection() -> None:

@@ -70,6 +70,35 @@ def test_pieces_become_one_text_with_marks_where_the_side_changes(store: Store) 
     assert (done.finish, done.disco, done.parent) == ("stop", {"qoe": 1.0}, store.turns(conversation.id)[0].id)
 
 
+@given(
+    said=st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=20)), max_size=8),
+    heard=st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["device", "server"])), max_size=4),
+    cut=st.integers(0, 8),
+)
+def test_messages_one_by_one_are_those_of_the_whole_conversation(
+    said: list[tuple[str, str]], heard: list[tuple[str, str]], cut: int
+) -> None:
+    with Store(None) as store:
+        conversation = store.new().id
+        ids = [store.add(conversation, role, text.replace("\0", "")) for role, text in said]
+        heard = heard if said and said[-1][0] == "assistant" else []
+        for piece, side in heard:
+            store.append(ids[-1], piece, side)
+        if cut < len(ids):
+            store.cut(conversation, ids[cut])
+        turns = store.turns(conversation)
+        heads = store.heads(conversation)
+        assert [(head.id, head.role) for head in heads] == [(turn.id, turn.role) for turn in turns]
+        assert all(store.turn(turn.id) == turn for turn in turns)
+        found = store.texts(ids)
+        assert [found[turn.id] for turn in turns] == [turn.text for turn in turns]
+        assert store.asked(conversation, 3) == [turn.text for turn in turns if turn.role == "user"][-3:]
+        over = [turn.id for turn in turns if not heard or turn.id != ids[-1]]
+        sizes = {head.id: head.size for head in heads}
+        assert all(sizes[i] == (len(found[i]), found[i].count("\n")) for i in over)
+        assert store.turn(max(ids, default=0) + 1) is None
+
+
 def test_an_answer_may_go_on_after_its_end(store: Store) -> None:
     conversation, answer = begun(store)
     store.append(answer, "Once", "device")
