@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,12 @@ from tomlkit.exceptions import TOMLKitError
 from .errors import ConfigError
 from .net import hostname, is_http_url, is_loopback, without_credentials
 from .settings import CONTINUATIONS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
+
+# What brings config.toml from schema i + 1 to the next: a setting renamed, a value in another unit. Append only; a file
+# without a number is of schema 1.
+Step = Callable[[MutableMapping[str, Any]], None]
+STEPS: tuple[Step, ...] = ()
+SCHEMA = "schema"  # its name in the file, above all tables
 
 # With `policy.private` and no device; also where the daemon was told so by a flag.
 NOBODY_HERE = (
@@ -70,6 +76,9 @@ def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config],
     config = _convert(values, path)
     check(config)
     document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
+    newest = _bring_up(document, path)
+    if document.get(SCHEMA, 1 if path.exists() else 0) != newest:  # none in a file that somebody wrote by hand: 1
+        document[SCHEMA] = newest
     for key in changes:
         section, name = key.split(".")
         if section not in document:
@@ -140,7 +149,7 @@ def read_key_file(path: Path, name: str = "") -> str:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, TOMLKitError) as e:
@@ -149,6 +158,26 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as e:
         msg = f"{path} cannot be read: {e.strerror}"
         raise ConfigError(msg) from e
+    _bring_up(values, path)
+    values.pop(SCHEMA, None)
+    return values
+
+
+def _bring_up(values: MutableMapping[str, Any], path: Path) -> int:
+    """Bring a file's settings to the newest schema; its number. Raises ConfigError for a newer file."""
+    number, newest = values.get(SCHEMA, 1), 1 + len(STEPS)
+    if not isinstance(number, int) or number < 1:
+        msg = f"{path}: {SCHEMA} = {number!r} is no number that a version of disco has written: remove that line"
+        raise ConfigError(msg)
+    if number > newest:
+        msg = (
+            f"{path} was written by a newer version of disco (its schema is number {number}, this version knows up to "
+            f"{newest}): upgrade disco, or let $DISCO_CONFIG name another file"
+        )
+        raise ConfigError(msg)
+    for step in STEPS[number - 1 :]:
+        step(values)
+    return newest
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, str]:

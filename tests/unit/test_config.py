@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,50 @@ def test_any_text_for_any_setting_is_taken_or_refused(path: Path, key: str, text
     except ConfigError as e:
         says = str(e)
     assert not says or key in says
+
+
+# --- the file's schema --------------------------------------------------------------------------------------------
+
+STORED = Path(__file__).parents[1] / "fixtures" / "recorded" / "config"
+
+
+def renamed(values: MutableMapping[str, Any]) -> None:
+    """A step that a later version could have: a setting gets another name."""
+    if "old_port" in values.get("api", {}):
+        values["api"]["port"] = values["api"].pop("old_port")
+
+
+@pytest.mark.parametrize("number", range(1, len(config.STEPS) + 2))
+def test_a_stored_file_of_every_schema_is_read(number: int, path: Path) -> None:
+    found = load(path, (STORED / f"schema-{number}.toml").read_text("utf-8"))
+    assert (found.server.model, found.policy.budget, found.device.usd_per_kwh) == ("gpt-4o-mini", 0.4, 2.5)
+    assert found.caps.usd_per_day == 3.0
+    assert "poet" in found.device.adapters
+
+
+def test_a_later_schema_finds_todays_settings(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "STEPS", (*config.STEPS, renamed))
+    text = "# Mine.\n[api]\nold_port = 5000  # before\n"
+    assert load(path, text).api.port == 5000
+    config.set_values(path, {"api.host": "::1"})
+    written = path.read_text("utf-8")
+    assert written.startswith("# Mine.\n")
+    assert f"schema = {len(config.STEPS) + 1}\n" in written.partition("[api]")[0]
+    assert "old_port" not in written
+    assert (config.load(path, {}).api.port, config.load(path, {}).api.host) == (5000, "::1")
+
+
+def test_a_file_of_our_own_says_its_schema_and_a_newer_one_is_left_alone(path: Path) -> None:
+    config.set_values(path, {"api.port": "5000"})
+    assert path.read_text("utf-8").startswith(f"schema = {len(config.STEPS) + 1}\n")
+    newer = f"schema = {len(config.STEPS) + 2}\n[api]\nport = 5000\n"
+    with pytest.raises(ConfigError, match="newer version"):
+        load(path, newer)
+    with pytest.raises(ConfigError, match="newer version"):
+        config.set_values(path, {"api.port": "1"})
+    assert path.read_text("utf-8") == newer
+    with pytest.raises(ConfigError, match="remove that line"):
+        load(path, 'schema = "x"\n')
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
