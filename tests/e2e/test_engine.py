@@ -150,6 +150,28 @@ async def test_a_long_prefill_gives_the_very_numbers_of_generating() -> None:
             assert (await told(engine.open(rest_of(request, text, ids))))[0] == rest
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc to look into")
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        ({}, b"GOMP_SPINCOUNT=1000"),
+        ({"GOMP_SPINCOUNT": "7"}, b"GOMP_SPINCOUNT=7"),
+        ({"OMP_WAIT_POLICY": "active"}, b"OMP_WAIT_POLICY=active"),
+    ],
+)
+async def test_its_threads_do_not_spin_for_long_unless_the_user_says_how_they_wait(
+    said: dict[str, str], seen: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    async with loaded() as engine:
+        await engine.ready(60)
+        found = Path(f"/proc/{engine.pid}/environ").read_bytes().split(b"\0")
+    assert [line for line in found if line.startswith((b"GOMP_SPINCOUNT", b"OMP_WAIT_POLICY"))] == [seen]
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
 async def test_a_held_answer_fed_in_odd_pieces_goes_on_as_the_unbroken_one(engine: Engine, prompt: str) -> None:
     request = question(prompt, max_tokens=48)
