@@ -17,13 +17,13 @@ BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
         "continuations", "embeddings", "engine_exact", "foresight", "imports", "install", "launcher", "lora", "private",
-        "pull", "setup", "speculate", "spill", "structured", "thinking", "trace", "tui_terminal",
+        "pull", "service_live", "setup", "speculate", "spill", "structured", "thinking", "trace", "tui_terminal",
     )
 )  # fmt: skip
 
 
 class OneAtATime(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests with real processes run one after the other, in one of xdist's workers; the rest beside them.
+    """Tests that look at the clock run one after the other, in one of xdist's workers; the rest beside them.
 
     Not by xdist's `loadgroup`: xdist 3.8 writes the group into an attribute that pytest 9.2 no longer has.
     """
@@ -34,6 +34,7 @@ class OneAtATime(LoadScopeScheduling):  # type: ignore[misc]
         return "machine" if nodeid.startswith(WHOLE_MACHINE) else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneAtATime:
     """The hook of xdist."""
     return OneAtATime(config, log)

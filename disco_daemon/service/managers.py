@@ -161,7 +161,7 @@ class Systemd(Manager):
         state = {"active": "running", "inactive": "stopped", "failed": "failed"}.get(active, active or "unknown")
         failed = f"ended by {said.get('Result')}" if state == "failed" else ""
         restarts = int(said.get("NRestarts") or 0)
-        again = f"restarted {restarts} times" if restarts else ""
+        again = f"restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
         detail = "; ".join(part for part in (said.get("StatusText", ""), failed, again) if part)
         return Status(True, state, pid or None, detail)
 

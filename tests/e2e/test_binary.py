@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 import termios
 import time
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ def disco(env: dict[str, str], *words: str, timeout_s: float = PATIENCE_S) -> su
         [str(BINARY), *words], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
         check=False,
     )  # fmt: skip
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> dict[str, str]:
+    """A home where no daemon runs: two cannot have one history."""
+    return {"HOME": str(tmp_path), "PATH": ""}
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +94,16 @@ def status(env: dict[str, str], url: str) -> dict[str, Any]:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc to look into")
 def test_nothing_of_a_python_of_this_machine_is_in_its_processes(env: dict[str, str], daemon: str) -> None:
+    # A system's own Python is below /usr, as the C library is, which every program may use.
+    pythons = (sys.prefix, *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), "/usr/lib/python")
     of_the_home = [path for path in Path("/proc").glob("[0-9]*") if env["HOME"] in image(path)]
     commands = [(path / "cmdline").read_bytes().split(b"\0") for path in of_the_home]
     assert any(b"up" in words for words in commands), commands
     assert any(b"disco_daemon.engine.worker" in words for words in commands), commands
     for path in of_the_home:
         mapped = {line.split(maxsplit=5)[5] for line in (path / "maps").read_text().splitlines() if "/" in line}
-        assert not [name for name in mapped if name.startswith((sys.prefix, sys.base_prefix))]
+        assert not [name for name in mapped if name.startswith(pythons)]
+        assert not [name for name in mapped if "libpython" in name and not name.startswith(env["HOME"])]
         assert any("libllama" in name or "libpython" in name for name in mapped)
 
 
@@ -168,9 +178,9 @@ def drained(master: int, process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def test_an_interrupt_ends_the_daemon_and_the_engine(env: dict[str, str]) -> None:
-    with started.daemon(BINARY, env) as (url, process):
-        engine = pid_of_the_engine(env, url)
+def test_an_interrupt_ends_the_daemon_and_the_engine(own: dict[str, str]) -> None:
+    with started.daemon(BINARY, own) as (url, process):
+        engine = pid_of_the_engine(own, url)
         os.kill(engine, 0)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
@@ -186,11 +196,11 @@ def pid_of_the_engine(env: dict[str, str], url: str) -> int:
     return int(pid)
 
 
-def test_a_killed_engine_is_started_again(env: dict[str, str]) -> None:
-    with started.daemon(BINARY, env) as (url, _):
-        first = pid_of_the_engine(env, url)
+def test_a_killed_engine_is_started_again(own: dict[str, str]) -> None:
+    with started.daemon(BINARY, own) as (url, _):
+        first = pid_of_the_engine(own, url)
         os.kill(first, signal.SIGKILL)
         until = time.monotonic() + PATIENCE_S
-        while pid_of_the_engine(env, url) == first:
+        while pid_of_the_engine(own, url) == first:
             assert time.monotonic() < until, "it is still said to be the one that was killed"
-        assert disco(env, "chat", "--url", url, "Hello!").stdout.strip()
+        assert disco(own, "chat", "--url", url, "Hello!").stdout.strip()
