@@ -3,7 +3,8 @@
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 BIN := .venv/bin
-# Two workers: one for the tests that start processes (tests/conftest.py), one for all others.
+# Two workers: one for the tests that look at the clock (tests/conftest.py), one for all others. A third one would make
+# the first one slower.
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
 export DISCO_MODELS_DIR := $(CURDIR)/.venv/models
@@ -11,6 +12,8 @@ export DISCO_MODELS_DIR := $(CURDIR)/.venv/models
 ifndef CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 endif
+# In double quotes: a checkout's path may have spaces.
+export CMAKE_ARGS := "-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/.ci/llama_cpp.cmake" $(CMAKE_ARGS)
 
 .PHONY: test fast check fmt docs model screenshots binary test-binary clean
 
@@ -23,7 +26,7 @@ fast: model
 check: .venv/.stamp
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 	$(BIN)/lint-imports
 
 fmt: .venv/.stamp
@@ -48,13 +51,14 @@ binary: model
 	PYTHONPATH=.ci $(BIN)/python -m binary.build $(if $(NATIVE),--native)
 
 test-binary:
-	$(BIN)/python -m pytest tests/e2e/test_binary.py tests/e2e/test_launcher.py
+	$(BIN)/python -m pytest tests/e2e/test_binary.py tests/e2e/test_launcher.py \
+		tests/e2e/test_service_live.py
 
 # The stamp is written last: a run that was killed, or a change of pyproject.toml, installs again.
 .venv/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: install one, or make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -e '.[dev]'
 	mkdir -p .venv/names && ln -sfn ../../tui .venv/names/disco_tui
 	@touch $@
 

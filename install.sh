@@ -349,7 +349,7 @@ show_failure() {
 }
 
 install_packages() {
-  local copy="$VENV/source" thing status=0
+  local copy="$VENV/source" lean="$SOURCE/.ci/llama_cpp.cmake" thing status=0
   # From a copy: setuptools builds inside its source folder, and a checkout must stay as it is.
   rm -rf "$copy"
   mkdir "$copy"
@@ -366,7 +366,8 @@ install_packages() {
   set -m # a process group of its own, so that a signal ends the compilers too
   # Neither pip's cache nor the environment tells builds with other CMAKE_ARGS apart.
   # shellcheck disable=SC2086  # two words
-  "$VENV/bin/python" -m pip install -v --no-input --disable-pip-version-check \
+  CMAKE_ARGS="\"-DCMAKE_PROJECT_llama_cpp_INCLUDE=$lean\" ${CMAKE_ARGS:-}" \
+    "$VENV/bin/python" -m pip install -v --no-input --disable-pip-version-check \
     ${CMAKE_ARGS:+--no-cache-dir --force-reinstall} "$copy" >"$LOG" 2>&1 </dev/null &
   CHILD=$!
   set +m
