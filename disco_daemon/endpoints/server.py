@@ -130,7 +130,7 @@ class Server:
     async def start(self) -> None:
         """Make the client; nothing is sent."""
         config = self.config
-        self._client = AsyncOpenAI(
+        client = self._client = AsyncOpenAI(
             base_url=config.base_url,
             api_key=config.api_key or "none",
             max_retries=0,
@@ -140,6 +140,9 @@ class Server:
             # What is for this machine never goes through a proxy.
             http_client=DefaultAioHttpClient(trust_env=not is_loopback(urlsplit(config.base_url).hostname or "")),
         )
+        # The client imports these when they are first used: the first answer would wait for that, and its time to first
+        # token not be learned, since the loop stood still.
+        _ = client.chat.completions.with_streaming_response, client.completions.with_streaming_response
 
     async def close(self) -> None:
         """Close all connections."""

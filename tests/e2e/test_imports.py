@@ -26,16 +26,40 @@ sys.stdout.flush()
 print(json.dumps([code or 0, sorted(sys.modules)]), file=sys.stderr)
 """
 
+# A server that has started answers for the first time.
+FIRST_ANSWER = """
+import asyncio, sys
+from disco_daemon.endpoints.server import Server, ServerConfig
+from disco_daemon.types import GenerationRequest, Usage
+
+async def main():
+    server = Server(ServerConfig(sys.argv[1], "m", "k"))
+    await server.start()
+    before = set(sys.modules)
+    async for _ in server.ask(GenerationRequest("r", ({"role": "user", "content": "Hello"},)), Usage()):
+        pass
+    await server.close()
+    print(*(name for name in set(sys.modules) - before if name.startswith(("openai", "httpx2", "aiohttp"))))
+
+asyncio.run(main())
+"""
+
 
 async def loaded(home: Path, *args: str) -> tuple[int, str, set[str]]:
     """Exit code of a command, what it printed, and the modules it has loaded by its end."""
+    out, err = await python(home, PROGRAM, *args)
+    code, modules = json.loads(err.splitlines()[-1])
+    return code, out, set(modules)
+
+
+async def python(home: Path, program: str, *args: str) -> tuple[str, str]:
+    """What a program printed on both."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-c", PROGRAM, *args, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-P", "-c", program, *args, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={"PYTHONPATH": str(Path(__file__).parent.parent.parent), "HOME": str(home), "PATH": ""},
     )  # fmt: skip
     out, err = await asyncio.wait_for(process.communicate(), 60)
-    code, modules = json.loads(err.splitlines()[-1])
-    return code, out.decode(), set(modules)
+    return out.decode(), err.decode()
 
 
 @pytest.mark.parametrize("args", [("--help",), ("--version",), ("up", "--help"), ("service", "--help")])
@@ -55,3 +79,12 @@ async def test_status_of_a_running_daemon_loads_nothing_heavy(tmp_path: Path) ->
             assert code == 0
             assert "server" in out
             assert modules.isdisjoint(HEAVY)
+
+
+async def test_the_first_answer_of_a_server_loads_no_more_of_the_client(tmp_path: Path) -> None:
+    """It would wait for that, with the whole daemon, and its time to first token would not be learned."""
+    async with Upstream() as upstream:
+        out, err = await python(tmp_path, FIRST_ANSWER, upstream.url)
+    assert not err
+    assert out.split() == []
+    assert upstream.exchanges[0].chunks > 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.fixtures.daemon import DaemonProcess, ask, running
+from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
 from tests.fixtures.upstream import Upstream
 
 # Server asked at once for every prompt, the device after a wait: what "the device is the scarcer side" means.
@@ -27,18 +27,29 @@ async def learned(daemon: DaemonProcess) -> dict[str, Any]:
     return known
 
 
+async def ask_until(daemon: DaemonProcess, n: int) -> list[Heard]:
+    """Ask until `n` of the server's times are learned; what was answered.
+
+    What is measured while the daemon itself stood still is not learned, and on a busy machine it does now and then.
+    """
+    heard, known = list[Heard](), await learned(daemon)
+    n_before = known["prompts"]["n"]
+    async with asyncio.timeout(60):
+        while known["server_ttft"]["n"] < n:
+            heard.append(await ask(daemon, "Say yes.", max_tokens=4))
+            known = (await daemon.until(lambda s: s["learned"]["prompts"]["n"] >= n_before + len(heard)))["learned"]
+    return heard
+
+
 async def test_what_was_learned_is_shown_and_survives_a_restart(tmp_path: Path) -> None:
     async with Upstream() as upstream:
         async with optimal(tmp_path, upstream) as daemon:
-            for _ in range(N_FIRST_FIT):
-                await ask(daemon, "Say yes.", max_tokens=4)
-            await daemon.until(lambda s: s["learned"]["fits"] >= 1)
-            # A server that lost tells its first token after the answer has ended.
-            known = (await daemon.until(lambda s: s["learned"]["server_ttft"]["n"] >= N_FIRST_FIT))["learned"]
+            n_asked = len(await ask_until(daemon, N_FIRST_FIT))
+            known = (await daemon.until(lambda s: s["learned"]["fits"] >= 1))["learned"]
             assert known["server_ttft"]["n"] == N_FIRST_FIT
             assert known["server_ttft"]["censored_share"] == 0
-            assert known["prompts"]["n"] == N_FIRST_FIT
-            assert known["realised"]["requests"] == N_FIRST_FIT
+            assert known["prompts"]["n"] == n_asked
+            assert known["realised"]["requests"] == n_asked
         async with optimal(tmp_path, upstream) as daemon:
             again = await learned(daemon)
             assert again["server_ttft"] == known["server_ttft"]
@@ -48,8 +59,7 @@ async def test_what_was_learned_is_shown_and_survives_a_restart(tmp_path: Path) 
 async def test_figures_learned_of_one_server_are_not_believed_of_another(tmp_path: Path) -> None:
     async with Upstream() as one, Upstream() as other:
         async with optimal(tmp_path, one) as daemon:
-            await ask(daemon, "Say yes.", max_tokens=4)
-            await daemon.until(lambda s: s["learned"]["server_ttft"]["n"] == 1)
+            await ask_until(daemon, 1)
         async with optimal(tmp_path, other) as daemon:
             assert (await learned(daemon))["server_ttft"]["n"] == 0
 
@@ -57,12 +67,19 @@ async def test_figures_learned_of_one_server_are_not_believed_of_another(tmp_pat
 async def test_a_server_that_lost_the_race_shows_its_first_token_and_no_more(tmp_path: Path) -> None:
     async with Upstream(tokens=50, interval_s=0.2) as upstream, optimal(tmp_path, upstream) as daemon:
         await daemon.device_ready()
-        with upstream.delay(0.6):
-            heard = await ask(daemon, "Tell me a long story.", max_tokens=200)
+        lost = asyncio.Event()
+        began_at = list[float]()
+
+        def begun(_: Heard) -> None:
+            began_at.append(asyncio.get_running_loop().time())
+            lost.set()
+
+        with upstream.held_until(lost):
+            heard = await ask(daemon, "Tell me a long story.", max_tokens=200, on_piece=begun)
         assert heard.disco["winner"] == "device"
         server = heard.disco["endpoints"]["server"]
         assert not server["censored"], "its first token came while the answer ran"
-        assert server["ttft_s"] >= 0.5
+        assert server["ttft_s"] >= began_at[0] - upstream.exchanges[0].started_at
         assert server["completion_tokens"] == 1
         assert heard.disco["tokens"]["server"] == 0, "a token of the shadow reached the reader"
         await upstream.wait_closed(0)
@@ -75,10 +92,10 @@ async def test_without_the_shadow_a_loser_is_stopped_and_its_time_is_a_bound(tmp
     async with Upstream() as upstream, optimal(tmp_path, upstream, settings) as daemon:
         await daemon.device_ready()
         with upstream.delay(30):
-            heard = await ask(daemon, "Name three colours.")
-        assert heard.disco["endpoints"]["server"]["censored"]
+            for heard in await ask_until(daemon, 1):
+                assert heard.disco["endpoints"]["server"]["censored"]
         await upstream.wait_closed(0)
-        await daemon.until(lambda s: s["learned"]["server_ttft"]["censored_share"] == 1)
+        assert (await learned(daemon))["server_ttft"]["censored_share"] == 1
 
 
 async def test_a_shadow_does_not_hold_up_the_end_of_the_answer(tmp_path: Path) -> None:
@@ -116,9 +133,7 @@ async def test_times_across_a_stop_of_the_daemon_are_not_learned_from(tmp_path: 
             await asyncio.to_thread(_stopped, pid)
             await answer
         assert (await learned(daemon))["server_ttft"]["n"] == 0
-        await ask(daemon, "Say yes.", max_tokens=4)
-        known = (await daemon.until(lambda s: s["learned"]["server_ttft"]["n"] >= 1))["learned"]
-        assert known["server_ttft"]["n"] == 1
+        await ask_until(daemon, 1)
 
 
 def _stopped(pid: int) -> None:
