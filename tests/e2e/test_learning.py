@@ -38,6 +38,8 @@ async def ask_until(daemon: DaemonProcess, n: int) -> list[Heard]:
         while known["server_ttft"]["n"] < n:
             heard.append(await ask(daemon, "Say yes.", max_tokens=4))
             known = (await daemon.until(lambda s: s["learned"]["prompts"]["n"] >= n_before + len(heard)))["learned"]
+    assert heard, "what was to be learned was known before"
+    assert known["server_ttft"]["n"] == n
     return heard
 
 
