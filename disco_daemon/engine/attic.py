@@ -5,9 +5,12 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+State: TypeAlias = bytes | memoryview  # all that the KV cache had of a text
 
 
 class Attic:
@@ -16,17 +19,17 @@ class Attic:
     Bounded by `max_bytes`: those go first that nobody has used for longest, to `spill` unless they are private.
     """
 
-    def __init__(self, max_bytes: int, spill: Callable[[bytes, bytes], object] | None = None) -> None:
+    def __init__(self, max_bytes: int, spill: Callable[[bytes, State], object] | None = None) -> None:
         self.n_bytes = 0
         self._max_bytes = max_bytes
         self._spill = spill
-        self._kept: OrderedDict[bytes, bytes] = OrderedDict()  # tokens as an int32 array's bytes: what was saved
+        self._kept: OrderedDict[bytes, State] = OrderedDict()  # tokens as an int32 array's bytes: what was saved
         self._private: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, tokens: Sequence[int], data: bytes, *, private: bool = False) -> None:
+    def put(self, tokens: Sequence[int], data: State, *, private: bool = False) -> None:
         """Keep a text; those that are a beginning of it are not needed any more. A private one stays in memory."""
         key = array("i", tokens).tobytes()
         for old in [k for k in self._kept if key.startswith(k)]:
@@ -38,7 +41,7 @@ class Attic:
         while self.n_bytes > self._max_bytes:
             self._drop(next(iter(self._kept)))
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> State | None:
         """What was saved of just this text, given as the bytes of its int32 tokens; it stays here."""
         return self._kept.get(key)
 
@@ -46,7 +49,7 @@ class Attic:
         """How many of these tokens the text has that has most of them."""
         return self._best(tokens)[0]
 
-    def take(self, tokens: Sequence[int]) -> tuple[list[int], bytes, bool]:
+    def take(self, tokens: Sequence[int]) -> tuple[list[int], State, bool]:
         """The text that has most of these tokens, what was saved of it, and whether it is private.
 
         It stays here if only its beginning is wanted; else it will come back longer. Raises KeyError if there is none.
@@ -69,7 +72,7 @@ class Attic:
         if self._spill is not None and not private:
             self._spill(key, data)
 
-    def _remove(self, key: bytes) -> bytes:
+    def _remove(self, key: bytes) -> State:
         self._private.discard(key)
         data = self._kept.pop(key)
         self.n_bytes -= len(data)

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..serving.prefix import PrefixIndex
-from .attic import Attic
+from .attic import Attic, State
 from .llama import Llama
 from .spill import Spill
 
 MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of the attic, if there is memory
-FIRST_SWAP_S_PER_BYTE = 1e-9  # out and in again; measured from the first swap on
+FIRST_SWAP_S_PER_BYTE = 1e-10  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
 LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the attic
 EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached texts are read for it
@@ -32,7 +32,7 @@ EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached te
 class Saved:
     """A sequence that was swapped out: its first `n_past` tokens."""
 
-    data: bytes
+    data: State
     n_past: int
 
 
@@ -152,7 +152,7 @@ class Cells:
         spill.remove(found.key)
         return False
 
-    def _put_back(self, kept: Sequence[int], data: bytes, *, private: bool) -> bool:
+    def _put_back(self, kept: Sequence[int], data: State, *, private: bool) -> bool:
         """Make a cached prefix of a text that was saved, if an id is to be had; False if llama.cpp does not take it."""
         self.advance(len(kept))
         with self._lock:
@@ -242,7 +242,7 @@ class Cells:
             saved = Saved(data, n_past) if data else None
         if saved is not None:
             self.saved_bytes += len(saved.data)
-            self._swapped(2 * (self._clock() - began), saved)
+            self._swapped(2 * (self._clock() - began), len(saved.data))
         self.free(seq)
         return saved
 
@@ -267,7 +267,7 @@ class Cells:
             if restored:
                 self._index.hold(seq, tokens[: saved.n_past], self._clock())
         if restored:
-            self._swapped(2 * (self._clock() - began), saved)
+            self._swapped(2 * (self._clock() - began), len(saved.data))
         else:
             self._llama.forget(seq, 0)
         self.forget(saved)
@@ -289,8 +289,10 @@ class Cells:
     def _pays(self, n_past: int, recompute_s: float) -> bool:
         return self.swap_s_per_byte * n_past * self._llama.bytes_per_token < recompute_s
 
-    def _swapped(self, took_s: float, saved: Saved) -> None:
-        self.swap_s_per_byte += NEWEST * (took_s / len(saved.data) - self.swap_s_per_byte)
+    def _swapped(self, took_s: float, n_bytes: int) -> None:
+        """So long it took to have so much out and in again."""
+        if n_bytes:
+            self.swap_s_per_byte += NEWEST * (took_s / n_bytes - self.swap_s_per_byte)
 
     # --- room ----------------------------------------------------------------------------------------------------
 
@@ -334,7 +336,9 @@ class Cells:
             self._llama.put(data, owners, start, end)
         self._head, self._wasted_s = self.n_used, 0.0
         self.n_moves += 1
-        self.move_s += self._clock() - began
+        took_s = self._clock() - began
+        self.move_s += took_s
+        self._swapped(took_s, sum(map(len, parts)))
 
     @property
     def _n_running(self) -> int:
@@ -375,7 +379,7 @@ class Cells:
         for seq in list(self._taken):
             self.leave(seq)
 
-    def copy(self, key: bytes) -> bytes | None:
+    def copy(self, key: bytes) -> State | None:
         """What there is of just this text, in the KV cache or the attic; `key` are its int32 tokens. Takes some ms."""
         tokens = array("i", key)
         with self._lock:

@@ -7,13 +7,16 @@ import ctypes.util
 import os
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import llama_cpp
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from . import gpu
 from .adapters import AdapterError, Adapters
+from .attic import State
 from .context import context_params
 from .embedding import EmbeddingContext
 from .grammar import GrammarError, grammar_of
@@ -196,14 +199,14 @@ class Llama:
         """Free all cells of all sequences."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
-    def part(self, seq: int, start: int, end: int) -> bytes:
+    def part(self, seq: int, start: int, end: int) -> memoryview:
         """What the KV cache has of a sequence's positions from `start` to `end`."""
         llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
         data = self.saved(_SCRATCH)
         llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
         return data
 
-    def put(self, data: bytes, owners: Iterable[int], start: int, end: int) -> None:
+    def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
         """Put what `part` gave into new cells, for several sequences. Raises ModelError if they are not to be had."""
         if not self.restore(_SCRATCH, data):
             raise ModelError("llama.cpp does not take back what it saved of its KV cache")
@@ -215,17 +218,17 @@ class Llama:
         """Let a sequence without cells have the first `n` of another's; nothing is computed or copied."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, seq, 0, n)
 
-    def saved(self, seq: int) -> bytes:
+    def saved(self, seq: int) -> memoryview:
         """All that the KV cache has of a sequence."""
-        size = llama_cpp.llama_state_seq_get_size(self._ctx, seq)
-        buffer = (ctypes.c_uint8 * size)()
-        n = llama_cpp.llama_state_seq_get_data(self._ctx, buffer, size, seq)
-        return bytes(memoryview(buffer)[:n])
+        # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
+        buffer = np.empty(llama_cpp.llama_state_seq_get_size(self._ctx, seq), np.uint8)
+        n = llama_cpp.llama_state_seq_get_data(self._ctx, _pointer(buffer), len(buffer), seq)
+        return buffer[:n].data
 
-    def restore(self, seq: int, data: bytes) -> bool:
+    def restore(self, seq: int, data: State) -> bool:
         """Put what `saved` gave into the KV cache again, as sequence `seq`; False if there is no room for it."""
-        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, buffer, len(data), seq))
+        buffer = np.frombuffer(data, np.uint8)
+        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, _pointer(buffer), len(buffer), seq))
 
     def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
         """A sampler chain in C for an answer that has the tokens `answer` already; `grammar` as `grammar` gave it."""
@@ -279,6 +282,10 @@ class Llama:
         single = time.perf_counter() - started - elapsed
         self.clear()
         return n / elapsed, single
+
+
+def _pointer(buffer: NDArray[np.uint8]) -> Any:
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _too_large(path: str) -> str | None:

@@ -27,7 +27,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from .attic import n_common
+from .attic import State, n_common
 from .wire import Load
 
 MAGIC = b"discokv1"  # and the version of the format
@@ -48,7 +48,7 @@ _IRRELEVANT = {
     "chat_template", "disk",
 }  # fmt: skip
 
-Copy = Callable[[bytes], bytes | None]  # what there is of a text in memory
+Copy = Callable[[bytes], State | None]  # what there is of a text in memory
 
 
 class DamagedError(ValueError):
@@ -107,7 +107,7 @@ class Spill:
         self._lock = threading.Condition()
         self._files: dict[bytes, _File] = {}
         self._sorted: list[bytes] = []
-        self._queue: deque[tuple[bytes, bytes, int]] = deque()
+        self._queue: deque[tuple[bytes, State, int]] = deque()
         self._queued_bytes = 0  # the file that is being written included
         self._left: OrderedDict[bytes, float] = OrderedDict()
         self._guard: int | None = None
@@ -218,7 +218,7 @@ class Spill:
                 return key, at
         return b"", 0.0
 
-    def put(self, key: bytes, data: bytes, wait_s: float = 0.0, age_s: float = 0.0) -> bool:
+    def put(self, key: bytes, data: State, wait_s: float = 0.0, age_s: float = 0.0) -> bool:
         """Have a text written soon that was used `age_s` ago, s.
 
         False if the disk cannot keep up within `wait_s`, s, and then it is not kept.
@@ -257,7 +257,7 @@ class Spill:
                 self._queued_bytes -= len(data)
                 self._lock.notify_all()
 
-    def _write(self, key: bytes, data: bytes, used_ns: int) -> None:
+    def _write(self, key: bytes, data: State, used_ns: int) -> None:
         """Write one file, unless all there is room for was used later. Raises OSError."""
         size = _HEAD.size + len(key) + _CRC.size + len(data)
         if size > self._max_bytes:

@@ -182,7 +182,7 @@ def test_keys_and_values_of_a_byte_take_half_the_memory(llama: Llama) -> None:
     small.close()
 
 
-def _saved(llama: Llama) -> bytes:
+def _saved(llama: Llama) -> memoryview:
     llama.clear()
     llama.decode([(token, i, 0, False) for i, token in enumerate(llama.vocabulary.tokenize("one two three " * 20))])
     return llama.saved(0)

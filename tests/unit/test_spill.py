@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import spill as spill_module
 from disco_daemon.engine import wire
-from disco_daemon.engine.attic import Attic
+from disco_daemon.engine.attic import Attic, State
 from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.spill import Spill, fingerprint_of
 from tests.unit.test_batch import FakeLlama
@@ -565,7 +565,7 @@ def test_a_text_that_goes_on_is_not_taken_for_its_beginning(tmp_path: Path) -> N
 
 
 def test_the_attic_gives_away_what_it_has_no_room_for() -> None:
-    given: dict[bytes, bytes] = {}
+    given: dict[bytes, State] = {}
     attic = Attic(2, given.__setitem__)
     attic.put([1], b"a", private=True)
     attic.put([2], b"b")
