@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from ..serving.latency import Load
 from ..serving.timeline import Timeline
 from . import wire
 from .admission import Admission
+from .grouping import Grouping
 from .llama import Llama
 from .rows import ABORTED, NO_KV_SLOT, Row
 from .sequence import Sequence
@@ -44,7 +45,8 @@ class Batcher:
     """Continuous batching over one context: chosen answers get a token each, the shortest prompts a chunk.
 
     All mutable state: `totals`, whether a `lone` prompt's large chunk is being computed, which adapter's of the `turns`
-    it is, the latest `drafts` of tokens to come, and what `admission` and the KV cache behind `llama` have.
+    it is, the latest `drafts` of tokens to come, what was learned on `grouping` rows, and what `admission` and the KV
+    cache behind `llama` have.
     """
 
     llama: Llama
@@ -56,6 +58,7 @@ class Batcher:
     turns: Turns = field(default_factory=Turns)
     speculator: Speculator | None = None
     drafts: dict[Sequence, list[int]] = field(default_factory=dict)
+    grouping: Grouping = field(default_factory=Grouping)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -208,23 +211,33 @@ class Batcher:
             # Cached prefixes give way to what runs; should that not be enough, llama_decode will say.
             self.admission.cells.promise(s.slot, max(s.n_past + n, len(s.tokens)))
         self.admission.cells.advance(len(rows))
-        load = _load(shares)
-        started = self.clock()
-        rc = self.llama.decode(rows)
-        now = self.clock()
-        self.totals.busy_s += now - started
-        for sequence, n, _ in shares:
-            sequence.busy_s += (now - started) * n / len(rows)
-        if rc == 0:
-            self.totals.iteration(load, now - started)
-            if self.drafts and self.speculator:
-                self.speculator.saw(load, map(len, self.drafts.values()), now - started)
-            elif load.n_prefill or self.totals.iterations % LEARN_EVERY == 0:
-                self.admission.latency.saw(load, now - started)
-            self._collect(shares, now)
-        else:
-            self._recover(rc, shares)
+        load, took_s = _load(shares), 0.0
+        alike = not (load.n_prefill or self.drafts or self.turns.adapter)  # rows of answers, of each its last
+        apart = alike and self.grouping.apart(len(rows))
+        for part, whose in _one_by_one(rows, shares) if apart else ((rows, shares),):
+            started = self.clock()
+            rc = self.llama.decode(part)
+            now = self.clock()
+            took_s += now - started
+            self.totals.busy_s += now - started
+            for sequence, n, _ in whose:
+                sequence.busy_s += (now - started) * n / len(part)
+            if rc != 0:  # some may have to go now whose rows are not computed yet
+                self._recover(rc, whose)
+                return True
+            self._collect(whose, now)
+        if alike:
+            self.grouping.saw(len(rows), took_s, apart=apart)
+        self._learn(load, took_s)
         return True
+
+    def _learn(self, load: Load, took_s: float) -> None:
+        """An iteration of this load has gone through."""
+        self.totals.iteration(load, took_s)
+        if self.drafts and self.speculator:
+            self.speculator.saw(load, map(len, self.drafts.values()), took_s)
+        elif load.n_prefill or self.totals.iterations % LEARN_EVERY == 0:
+            self.admission.latency.saw(load, took_s)
 
     def _build(self) -> tuple[list[Row], list[Share]]:
         """Rows for llama_decode, and whose they are."""
@@ -378,6 +391,10 @@ class Batcher:
         if s.sampler is not None:
             s.sampler.close()
             s.sampler = None
+
+
+def _one_by_one(rows: list[Row], shares: list[Share]) -> Iterable[tuple[list[Row], list[Share]]]:
+    return (([row], [(s, 1, 0)]) for row, (s, _, _) in zip(rows, shares, strict=True))
 
 
 def _load(shares: list[Share]) -> Load:

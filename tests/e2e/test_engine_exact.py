@@ -18,6 +18,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import Batcher
 from disco_daemon.engine.cells import Cells
+from disco_daemon.engine.grouping import Grouping
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.engine.sequence import Sequence
 from disco_daemon.models import default_model_path
@@ -32,6 +33,14 @@ WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door"
 pytestmark = pytest.mark.slow
 
 
+class Apart(Grouping):
+    """Rows go one by one every second time: no bit may depend on it."""
+
+    def apart(self, n: int) -> bool:
+        self._n_asked += 1
+        return n > 1 and self._n_asked % 2 == 0
+
+
 class Core:
     """Batcher, admission and cells around the real model, and what each answer came to."""
 
@@ -43,7 +52,7 @@ class Core:
         latency = IterationLatency(llama.latency_prior)
         self.cells = Cells(llama, N_SEQS, N_CELLS)
         self.admission = Admission(self.cells, RoundRobin(slice_s=0.05), latency)
-        self.batcher = Batcher(llama, self._heard, self.admission)
+        self.batcher = Batcher(llama, self._heard, self.admission, grouping=Apart())
 
     def _heard(self, message: wire.Message) -> None:
         match message:

@@ -14,6 +14,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import MAX_WAITING, Batcher
 from disco_daemon.engine.cells import Cells
+from disco_daemon.engine.grouping import Grouping
 from disco_daemon.engine.rows import ABORTED, NO_KV_SLOT
 from disco_daemon.engine.sequence import Sequence as Sequence_
 from disco_daemon.engine.text import TextStream
@@ -223,6 +224,14 @@ class Given:
             data += PIECES[token]
 
 
+class Apart(Grouping):
+    """One by one, every second time."""
+
+    def apart(self, n: int) -> bool:
+        self._n_asked += 1
+        return n > 1 and self._n_asked % 2 == 0
+
+
 class Bench:
     """A batcher over a fake model, with all that it sent."""
 
@@ -377,12 +386,14 @@ ops: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
     st.sampled_from(["fcfs", "andes", "round-robin"]),
     st.sampled_from([N_CTX, 2 * N_CTX]),
     st.sampled_from([1, 10**9]),  # what has that many bytes a token is computed again rather than swapped
+    st.booleans(),
 )
 def test_whatever_happens_each_answer_is_what_the_model_says(
-    script: list[tuple[Any, ...]], scheduler: str, n_cells: int, bytes_per_token: int
+    script: list[tuple[Any, ...]], scheduler: str, n_cells: int, bytes_per_token: int, apart: bool
 ) -> None:
     bench = Bench(scheduler, n_cells=n_cells, tick_s=0.05)
     bench.llama.bytes_per_token = bytes_per_token
+    bench.batcher.grouping = Apart() if apart else Grouping()
     play(bench, script)
 
 
@@ -410,6 +421,17 @@ def play(bench: Bench, script: list[tuple[Any, ...]]) -> None:
     for id_ in bench.given:
         bench.check_answer(id_)
     bench.check_rest()
+
+
+def test_rows_that_go_one_by_one_are_one_iteration() -> None:
+    bench = Bench()
+    bench.batcher.grouping = Apart()
+    ids = [bench.add(prompt, max_tokens=8) for prompt in ("a", "b", "c")]
+    bench.drain()
+    for id_ in ids:
+        bench.check_answer(id_)
+    bench.check_rest()
+    assert bench.batcher.totals.iterations <= 1 + max(bench.done(id_).n_completion for id_ in ids)
 
 
 def test_a_held_answer_waits_with_its_prompt_computed_until_it_may_go() -> None:
