@@ -327,6 +327,8 @@ class Daemon:
         if parts.measured is not None:
             parts.learner.planner.knowledge.profiled(*parts.measured.prior)
             await parts.learner.fit()
+        if before is not None:
+            parts.learner.planner.succeed(before.learner.planner)
         await parts.wattmeter.look()
         if parts.prober is not None:
             await asyncio.to_thread(parts.prober.restore)

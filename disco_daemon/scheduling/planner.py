@@ -180,6 +180,12 @@ class Planner:
         self.knowledge = knowledge
         self.refit()
 
+    def succeed(self, before: Planner) -> None:
+        """Go on with the account of a planner whose place this one takes, where it is of the same limit."""
+        if (before.constrained, before.budget) == (self.constrained, self.budget):
+            self.pacer = before.pacer
+            self.pacer.mean_length = self._snapshot.lengths.mean
+
     # --- fitting -------------------------------------------------------------------------------------------------
 
     def constrain(self, side: Side, budget: float) -> None:

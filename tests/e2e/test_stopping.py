@@ -252,6 +252,22 @@ async def test_another_model_is_loaded_when_the_last_answer_of_the_old_one_has_e
             assert await daemon.ended() == 0
 
 
+async def test_the_budget_s_account_goes_on_when_the_configuration_is_read_again(tmp_path: Path) -> None:
+    async with Upstream(tokens=5) as upstream, aiohttp.ClientSession() as session:
+        daemon = Daemon(tmp_path, upstream.url)
+        await daemon.start()
+        try:
+            for _ in range(3):
+                assert (await hear(session, daemon.url, "disco", asyncio.Event()))[0] == "whole"
+            before = (await state(session, daemon.url))["learned"]["realised"]
+            assert before["requests"] == 3
+            assert (await reloaded(session, daemon.url))[0] == 200
+            assert (await state(session, daemon.url))["learned"]["realised"] == before
+        finally:
+            daemon.signal(signal.SIGTERM)
+            assert await daemon.ended() == 0
+
+
 async def test_a_wrong_configuration_is_refused_with_its_line_and_the_old_one_stays(tmp_path: Path) -> None:
     async with Upstream() as upstream, aiohttp.ClientSession() as session:
         daemon = Daemon(tmp_path, upstream.url)

@@ -442,6 +442,22 @@ def test_what_was_saved_gives_the_same_plans(name: str, constrained: Side) -> No
     assert json.dumps(again.knowledge.to_json()) == saved
 
 
+@pytest.mark.parametrize("constrained", Side)
+def test_who_takes_a_planner_s_place_keeps_its_account_of_the_same_limit(constrained: Side) -> None:
+    before = planner(constrained=constrained, budget=0.3, draw=Draws())
+    serve(before, 30)
+    under_way = before.plan(20, {})
+    again = planner(constrained=constrained, budget=0.3)
+    again.succeed(before)
+    assert again.pacer.realised() == before.pacer.realised()
+    before.settle(under_way, outcome(attempt(constrained)))
+    assert again.pacer.realised()["requests"] == 31, "what was under way counts in the one account there is"
+    for other in (planner(constrained=constrained, budget=0.4), planner(constrained=constrained.other, budget=0.3)):
+        other.succeed(before)
+        assert other.pacer.realised()["requests"] == 0
+        assert float(np.asarray(other.pacer.budget)) == other.budget
+
+
 def test_after_a_restart_usual_prompts_are_not_refused_as_too_long() -> None:
     knowledge = Knowledge()
     for _ in range(300):
