@@ -24,7 +24,7 @@ from .lookup import Lookup
 from .sequence import Sequence
 
 SIZES = (3, 7, 15)  # guessed tokens in one iteration; with the last one these are whole blocks of llama.cpp's kernels
-MAX_BESIDE = 8  # answers; with more of them rows are better spent on another answer
+MAX_BESIDE = 4  # answers; with more of them rows are better spent on another answer
 MAX_GUESSED = 32  # tokens in one iteration, of all answers
 MARGIN = 1.1  # by which guesses have to be worth their cost: both are estimates
 PLAIN_EVERY = 32  # iterations; one of them is without guesses, so that it is known how long that takes
