@@ -18,12 +18,12 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import Batcher
 from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.grouping import Grouping
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.engine.sequence import Sequence
 from disco_daemon.models import default_model_path
 from disco_daemon.serving.latency import IterationLatency
 from disco_daemon.serving.policy import RoundRobin
+from tests.unit.test_batch import Apart
 
 N_ANSWERS = int(os.environ.get("DISCO_ENGINE_ANSWERS", "20"))
 N_STEPS = int(os.environ.get("DISCO_ENGINE_STEPS", "500"))
@@ -31,14 +31,6 @@ N_CELLS, N_SEQS = 768, 6
 WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door", "island", "paper", "cloud", "letter")
 
 pytestmark = pytest.mark.slow
-
-
-class Apart(Grouping):
-    """Rows go one by one every second time: no bit may depend on it."""
-
-    def apart(self, n: int) -> bool:
-        self._n_asked += 1
-        return n > 1 and self._n_asked % 2 == 0
 
 
 class Core:

@@ -225,7 +225,7 @@ class Given:
 
 
 class Apart(Grouping):
-    """One by one, every second time."""
+    """Rows go one by one every second time: nothing may depend on it."""
 
     def apart(self, n: int) -> bool:
         self._n_asked += 1

@@ -10,7 +10,6 @@ from disco_daemon.engine.grouping import FAR, MOST, NEWEST, OTHER_EVERY, TRIES, 
 
 FIRST = 2 * TRIES  # iterations
 LONG = 40 * OTHER_EVERY
-times = st.floats(1e-4, 1.0)
 
 
 def play(grouping: Grouping, n: int, ratio: float, n_times: int, slowness: float = 1.0) -> list[bool]:
