@@ -147,9 +147,9 @@ class Plan:
         return self.device_s if side is Side.DEVICE else self.server_s
 
     def restricted(self, available: frozenset[Side]) -> Plan:
-        """The same plan when only `available` can serve; if it used none of them, the first one starts at once."""
+        """The same plan when only `available` can serve: one alone starts at once, for it has nobody to wait for."""
         delays = {side: self.delay(side) if side in available else math.inf for side in Side}
-        if available and all(math.isinf(d) for d in delays.values()):
+        if len(available) == 1 or (available and all(math.isinf(d) for d in delays.values())):
             delays[next(side for side in Side if side in available)] = 0.0
         return Plan(delays[Side.DEVICE], delays[Side.SERVER])
 

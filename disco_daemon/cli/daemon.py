@@ -209,7 +209,8 @@ class Daemon:
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
         """What would be done now with a prompt of so many tokens, and why."""
         readiness = {side: endpoint.readiness() for side, endpoint in self.endpoints.items()}
-        explained = self.parts.learner.planner.explain(tokens, readiness, waited_s)
+        available = frozenset(readiness) - ({Side.SERVER} if self.config.policy.private else set())
+        explained = self.parts.learner.planner.explain(tokens, readiness, waited_s, available)
         prices, speeds = self.parts.purse.prices, self._speeds()
         costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
         return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}

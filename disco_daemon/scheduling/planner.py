@@ -12,7 +12,7 @@ import numpy as np
 
 from ..estimation.context import Contexts
 from ..estimation.knowledge import Knowledge, Snapshot
-from ..types import Outcome, Plan, Readiness, Side, finite
+from ..types import BOTH, Outcome, Plan, Readiness, Side, finite
 from .outlook import Outlook
 from .pacer import Pacer
 from .policy import Policy
@@ -156,18 +156,28 @@ class Planner:
             "outputs": {"n": round(know.outputs.curve().n), "mean": round(know.outputs.expected_remaining(0), 1)},
         }
 
-    def explain(self, length: int, readiness: Mapping[Side, Readiness], waited_s: float = 0.0) -> dict[str, Any]:
+    def explain(
+        self,
+        length: int,
+        readiness: Mapping[Side, Readiness],
+        waited_s: float = 0.0,
+        available: frozenset[Side] = BOTH,
+    ) -> dict[str, Any]:
         """What would be planned for `length` tokens now, and why; w(l) over the lengths for a picture."""
         device = readiness.get(Side.DEVICE, Readiness())
+
+        def delays(n: int) -> dict[str, float | None]:
+            return _delays(self.preview(n, readiness, 0.5, waited_s).restricted(available))
+
         lengths = np.unique(np.geomspace(4, max(256, 4 * length), N_PICTURE).astype(int)).tolist()
         return {
             "tokens": length,
-            "plan": _delays(self.preview(length, readiness, 0.5, waited_s)),
+            "plan": delays(length),
             "device_ttft_s": round(self.device_s(length, device), 4),
             "readiness": {side.value: asdict(readiness[side]) for side in readiness},
             "context": bisect_left(self.table.bounds, self._score()),
             "contexts": len(self.table.bounds) + 1,
-            "picture": [{"tokens": n, **_delays(self.preview(n, readiness, 0.5, waited_s))} for n in lengths],
+            "picture": [{"tokens": n, **delays(n)} for n in lengths],
             "learned": self.state(),
         }
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
 
+from disco_daemon.store.past import outcomes
+from disco_daemon.types import Plan
+from tests.e2e.test_foresight import remembered
 from tests.fixtures.daemon import ask, running
 from tests.fixtures.upstream import Upstream
 
@@ -140,3 +144,20 @@ async def test_the_device_s_name_means_the_device_even_if_the_server_s_model_is_
         assert heard.disco["winner"] == "device"
         assert not upstream.exchanges
         assert (await ask(daemon, "Hello", model="disco/server", max_tokens=3)).disco["winner"] == "server"
+
+
+@pytest.mark.parametrize("private", [False, True])
+async def test_a_device_that_serves_alone_waits_for_nobody(tmp_path: Path, private: bool) -> None:
+    remembered(tmp_path, 200)
+    settings = {"policy": {"scarcer": "device", "budget": 0.5, "private": private}}
+    async with (
+        Upstream() as upstream,
+        running(tmp_path, server=upstream.url if private else None, policy="optimal", settings=settings) as daemon,
+    ):
+        await daemon.device_ready()
+        async with daemon.session.get(f"{daemon.root}/disco/v1/plan?tokens=400") as response:
+            told = await response.json()
+        assert {(plan["device_s"], plan["server_s"]) for plan in (told["plan"], *told["picture"])} == {(0.0, None)}
+        for i in range(4):
+            assert (await ask(daemon, f"Say yes, {i}.", max_tokens=2)).disco["winner"] == "device"
+    assert {row.plan for row in outcomes(tmp_path / "history.sqlite", limit=4)} == {Plan(0.0, math.inf)}

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,11 @@ def test_a_failure_before_the_first_token_starts_the_other_side_even_if_the_plan
 
 def test_the_only_side_available_starts_at_once_even_if_the_plan_did_not_use_it() -> None:
     assert played(plan=Plan(INF, 0), available=frozenset({DEVICE}))[1] == [Start(DEVICE)]
+
+
+@pytest.mark.parametrize("side", Side)
+def test_the_only_side_available_waits_for_nobody(side: Side) -> None:
+    assert played(plan=Plan(1.5, 1.5), available=frozenset({side}))[1] == [Start(side)]
 
 
 def test_without_any_side_the_answer_fails_as_unavailable() -> None:
