@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import pytest
 
 from disco_daemon.bench.script import sse
@@ -135,6 +136,14 @@ class Terminal:
                 data = await asyncio.to_thread(self._read)
                 assert data, f"the terminal ended without {text!r}: {self.seen!r}"
                 self.seen += data.decode("utf-8", "replace").replace("\r\n", "\n")
+
+    async def interrupt(self) -> None:
+        """Ctrl-C at a question, once it waits there: Python keeps one that comes before until there is an answer."""
+        process = psutil.Process(self.process.pid)
+        async with asyncio.timeout(PATIENCE_S):
+            while process.status() != psutil.STATUS_SLEEPING:
+                await asyncio.sleep(0.01)  # the other process has no event to wait for
+        self.process.send_signal(signal.SIGINT)
 
     def _read(self) -> bytes:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -152,7 +151,7 @@ async def test_ctrl_c_leaves_everything_as_it_was(tmp_path: Path) -> None:
         await terminal.until("API key")
         terminal.type(f"{SECRET}\n")
         await terminal.until("part of its name: ")
-        terminal.process.send_signal(signal.SIGINT)
+        await terminal.interrupt()
         await terminal.until("Nothing was changed.")
         assert await asyncio.wait_for(terminal.process.wait(), PATIENCE_S) == 130
         assert "Traceback" not in terminal.seen
