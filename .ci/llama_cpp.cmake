@@ -1,4 +1,29 @@
-# Read by llama-cpp-python's build of llama.cpp, right after its project(): leaves out the library that llama.cpp's own
-# command-line programs share. It goes into the wheel, nothing there loads it, and compiling it takes long. A variable of
-# this name goes before the cached one that the build forces on.
+# Read by llama-cpp-python's build of llama.cpp, right after its project().
+
+# Leaves out the library that llama.cpp's own command-line programs share. It goes into the wheel, nothing there loads
+# it, and compiling it takes long. A variable of this name goes before the cached one that the build forces on.
 set(LLAMA_BUILD_COMMON OFF)
+
+# What GCC makes of two files' AVX-512 is slower than it could be, see benchmarks/compile_options.py. The dot products of
+# quantised weights are 256 bits wide anyway: with AVX-512 their loops only read twice what they need once, and
+# AVX-VNNI has the instruction that counts. The matrix products profit of asking early for what comes next.
+function(disco_options_of_files)
+  if(NOT TARGET ggml-cpu OR NOT GGML_NATIVE OR NOT CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    return()
+  endif()
+  include(CheckCSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS -march=native)
+  check_c_source_compiles(
+    "#if !defined(__AVX512F__) || !defined(__AVXVNNI__)\n#error\n#endif\nint main(void) { return 0; }" DISCO_AVX_VNNI
+  )
+  if(DISCO_AVX_VNNI)
+    get_target_property(source ggml-cpu SOURCE_DIR)
+    set_source_files_properties(
+      "${source}/ggml-cpu/arch/x86/quants.c" TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS -mno-avx512f
+    )
+    set_source_files_properties(
+      "${source}/ggml-cpu/llamafile/sgemm.cpp" TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS -fprefetch-loop-arrays
+    )
+  endif()
+endfunction()
+cmake_language(DEFER CALL disco_options_of_files) # when all targets are there

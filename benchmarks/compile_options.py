@@ -1,0 +1,120 @@
+"""llama.cpp's CPU kernels as this project compiles them (.ci/llama_cpp.cmake), beside as they come.
+
+    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36 && tar xf llama_cpp_python-0.3.36.tar.gz
+    python benchmarks/compile_options.py --source llama_cpp_python-0.3.36 [--model FILE] [--repeats 5]
+
+Both are compiled (a minute; wants cmake), and measured in turns with one thread, each in a process of its own: token/s
+of a prompt of 512 tokens, ms of an iteration of 1, 4, 8 and 16 answers. Printed are medians, and how many times as fast
+ours is; the last line is JSON. The source has to be of the version that is installed: only its kernels are replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama import AbortFlag, Llama, build
+from disco_daemon.models import default_model_path
+
+HOOK = Path(__file__).parents[1] / ".ci" / "llama_cpp.cmake"
+OURS, PLAIN = "ours", "plain"
+PROMPT, CONTEXT, N_ROWS, LIMIT_S = 512, 64, (1, 4, 8, 16), 900.0
+Figures = dict[str, float]
+
+
+def measured(model: Path, repeats: int) -> Figures:
+    """What the installed kernels take: `prefill` token/s, and ms by the number of answers."""
+    llama = Llama(wire.Load(str(model), 8192, 1, 0, 8192, exact=False), AbortFlag())
+
+    def took_s(rows: list[tuple[int, int, int, bool]]) -> float:
+        began = time.perf_counter()
+        if rc := llama.decode(rows):
+            msg = f"llama_decode returned {rc}"
+            raise RuntimeError(msg)
+        return time.perf_counter() - began
+
+    prompts = []
+    for i in range(repeats):
+        llama.clear()
+        prompts.append(took_s([(100 + (i + j) * 7 % 3000, j, 0, j == PROMPT - 1) for j in range(PROMPT)]))
+    figures = {"prefill": PROMPT / statistics.median(prompts)}
+    for n in N_ROWS:
+        llama.clear()
+        for seq in range(n):
+            took_s([(100 + 3 * j + seq, j, seq, False) for j in range(CONTEXT)])
+        times = [took_s([(200 + i + seq, CONTEXT + i, seq, True) for seq in range(n)]) for i in range(4 * repeats)]
+        figures[str(n)] = 1e3 * statistics.median(times)
+    llama.close()
+    return figures
+
+
+def package(folder: Path, source: Path, options: list[str]) -> Path:
+    """A copy of the installed bindings with kernels compiled with `options`; the folder to import it from."""
+    cmake = shutil.which("cmake") or sys.exit("cmake is wanted: pip install cmake")
+    steps = (
+        [cmake, "-S", str(source), "-B", str(folder / "build"), "-DCMAKE_BUILD_TYPE=Release", *options],
+        [cmake, "--build", str(folder / "build"), "--target", "ggml-cpu", "--parallel", str(os.cpu_count() or 1)],
+    )
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(step)} failed:\n{done.stderr[-2000:]}")
+    spec = find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.origin is not None
+    shutil.copytree(Path(spec.origin).parent, folder / "package" / "llama_cpp")
+    made = next(path for path in (folder / "build").rglob("libggml-cpu.*") if path.suffix in (".so", ".dylib"))
+    for old in (folder / "package").rglob("libggml-cpu.*"):
+        shutil.copyfile(made, old)
+    return folder / "package"
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="the unpacked sources of the llama-cpp-python that is installed")
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    model = arguments.model or default_model_path()
+    if arguments.measure:
+        print(json.dumps(measured(model, arguments.repeats)))
+        return
+    if arguments.source is None:
+        parser.error("--source is wanted")
+    found: dict[str, list[Figures]] = {PLAIN: [], OURS: []}
+    hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={HOOK}"
+    command = [sys.executable, "-P", __file__, "--measure", "--model", str(model), "--repeats", str(arguments.repeats)]
+    with tempfile.TemporaryDirectory() as name:
+        packages = {
+            kind: package(Path(name) / kind, arguments.source, options)
+            for kind, options in ((PLAIN, []), (OURS, [hook]))
+        }
+        for turn in range(arguments.repeats):
+            for kind in (PLAIN, OURS) if turn % 2 == 0 else (OURS, PLAIN):
+                path = os.pathsep.join([str(packages[kind]), str(HOOK.parents[1])])
+                env = os.environ | {"PYTHONPATH": path}
+                out = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+                found[kind].append(json.loads(out.stdout.splitlines()[-1]))
+    ratios = {}
+    for key in found[OURS][0]:
+        plain, ours = (statistics.median(figures[key] for figures in found[kind]) for kind in (PLAIN, OURS))
+        ratios[key] = ours / plain if key == "prefill" else plain / ours
+        what, unit = ("prompt", "token/s") if key == "prefill" else (f"{key} answers", "ms")
+        print(f"{what:>10}: plain {plain:7.2f} {unit}, ours {ours:7.2f} {unit}, {ratios[key]:.3f} times as fast")
+    print(json.dumps({"ratio": ratios, "raw": found, "model": model.name, "build": build()}))
+
+
+if __name__ == "__main__":
+    main()
