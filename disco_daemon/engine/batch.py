@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from ..serving.latency import Load
+from ..serving.policy import SIDE_BY_SIDE
 from ..serving.timeline import Timeline
 from . import wire
 from .admission import Admission
@@ -24,7 +25,6 @@ from .vocabulary import PromptError
 
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
 PATIENCE_S = 0.25  # what a client who does not read at a pace is kept waiting for a chunk of somebody's prompt
-SIDE_BY_SIDE = 16  # clients in a hurry all run; only if there are more do some of them have to wait
 LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learning takes 0.25 ms
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who does not say

@@ -91,4 +91,5 @@ class Sequence:
             resident=self.slot >= 0,
             n_preempted=self.n_preempted,
             waiting_since=self.waiting_since,
+            hurried=self.request.pace_tps is None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 
@@ -13,9 +14,15 @@ from .timeline import Readers
 
 
 class Batch:
-    """The jobs of one decision as arrays [n], and the room for them; who is `running`, as indices."""
+    """The jobs of one decision as arrays [n], and the room for them; who is `running`, as indices.
 
-    __slots__ = ("capacity", "cells", "jobs", "mean_cells", "n_context", "readers", "room", "running", "since")
+    `least_tbt_s` is the time between tokens that keeps the most stringent pace, s; inf if all are `hurried`.
+    """
+
+    __slots__ = (
+        "capacity", "cells", "hurried", "jobs", "least_tbt_s", "mean_cells", "n_context", "readers", "room", "running",
+        "since",
+    )  # fmt: skip
 
     def __init__(self, jobs: Sequence[Job], capacity: Capacity, high_water: float) -> None:
         self.jobs = jobs
@@ -30,6 +37,11 @@ class Batch:
         self.n_context = sum(cells)
         self.mean_cells = self.n_context / len(jobs)
         self.readers = Readers([job.timeline for job in jobs])
+        self.hurried = any(job.hurried for job in jobs)
+        fastest = self.readers.fastest
+        if self.hurried:
+            fastest = max([job.timeline.pace_tps for job in jobs if not job.hurried], default=0.0)
+        self.least_tbt_s = 1.0 / fastest if fastest else math.inf
 
     def used(self, chosen: list[int]) -> float:
         """Cells of the chosen."""

@@ -15,7 +15,8 @@ class Job:
     `n_context` KV cells are needed now (prompt and answer so far); `n_missing` of them are not computed yet and have to
     be prefilled or recomputed. `resume_s` is what coming back costs beyond that: the swap-in, s; 0 while `resident`,
     that is while its cells are in the KV cache and it runs on for free. It was taken off `n_preempted` times, and waits
-    since `waiting_since`, s by the scheduler's clock; None while it runs. A job compares by identity.
+    since `waiting_since`, s by the scheduler's clock; None while it runs. Who is `hurried` takes tokens as fast as they
+    come: the pace of its timeline is a guess at what it is content with. A job compares by identity.
     """
 
     key: Hashable
@@ -26,6 +27,7 @@ class Job:
     resident: bool = False
     n_preempted: int = 0
     waiting_since: float | None = None
+    hurried: bool = False
 
     @property
     def running(self) -> bool:

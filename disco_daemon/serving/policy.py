@@ -4,7 +4,8 @@ Andes (Liu et al. 2024, arXiv 2404.16283, §4) asks for each request what its re
 served in a batch of B, Q_serve(B), and if it waits, Q_wait, and packs the batch with the largest sum of gains. Written
 down as a decision, in the order of the code:
 
-1. Selective triggering: if all fit and the iteration with all of them keeps every reader's pace, all run.
+1. Selective triggering: if all fit and the iteration with all of them keeps every reader's pace, all run. Who is in a
+   hurry names no pace, and is content as one of SIDE_BY_SIDE: fewer get no more tokens in all, and some get none.
 2. B goes from B_min, the largest batch that keeps the most stringent pace, to B_max, the most that fit. In between the
    value is smooth and flat at its top, so N_SIZES sizes in equal ratios are looked at, not all.
 3. Gains for each B, at a horizon: twice as far ahead as those here have been here, who is here as long as the queue
@@ -35,6 +36,7 @@ from .latency import LEAST_S, IterationLatency
 from .packing import FloatArray, IntArray, pack
 from .timeline import Readers
 
+SIDE_BY_SIDE = 16  # clients in a hurry all run; only if there are more do some of them have to wait
 HIGH_WATER = 0.9  # share of the cells filled by newcomers; Andes triggers at high memory use, too
 HORIZON_S = 20.0  # how far ahead QoE is predicted, at least: an answer's typical length
 AGES = 2.0  # how far in times the mean age of all jobs: who is behind is given up only if that helps for long
@@ -179,7 +181,9 @@ class Andes:
         n = len(batch.jobs)
         if n > batch.capacity.n_seqs or batch.n_context > batch.room:
             return False
-        return self._latency.predict(n, 0, batch.n_context) <= 1.0 / batch.readers.fastest
+        if batch.hurried and n > SIDE_BY_SIDE:
+            return False
+        return self._latency.predict(n, 0, batch.n_context) <= batch.least_tbt_s
 
     def _offers(self, batch: Batch, now: float, first: list[int]) -> _Offers:
         """What those gain who may be chosen: `first`, and who fits beside them."""
@@ -194,7 +198,8 @@ class Andes:
     def _sizes(self, batch: Batch, n_first: int, largest: int) -> list[int]:
         """Batch sizes to be looked at, ascending, from B_min to B_max."""
         largest = max(min(largest, batch.capacity.n_seqs), 1)
-        smallest = min(max(self._within(batch, 1.0 / batch.readers.fastest), n_first, 1), largest)
+        calm = self._within(batch, batch.least_tbt_s)
+        smallest = min(max(min(calm, SIDE_BY_SIDE) if batch.hurried else calm, n_first, 1), largest)
         if smallest == largest:
             return [largest]
         growth = (largest / smallest) ** (1.0 / (N_SIZES - 1))

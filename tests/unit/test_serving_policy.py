@@ -134,6 +134,24 @@ def test_the_longer_all_are_here_the_further_it_looks() -> None:
     assert ahead(20.0, 40.0) == pytest.approx(60.0)
 
 
+@pytest.mark.parametrize("latency", [LATENCY, (0.0, 0.0, 0.007, 1e-4)], ids=["by-answers", "all-by-cells"])
+def test_who_is_in_a_hurry_runs_beside_others_however_slow_that_is(latency: tuple[float, float, float, float]) -> None:
+    """Four answers are written while a prompt of 2,048 tokens comes: nobody stands still for it."""
+    jobs = [job(i, 170, arrived=95.0, tokens=100, pace=20.0, runs=True) for i in range(4)]
+    jobs.append(job(4, 2048, pace=11.0))
+    for one in jobs:
+        one.hurried = True
+    assert set(keys(Andes(IterationLatency(latency)).choose(jobs, Capacity(8192, 32), NOW))) == set(range(5))
+
+
+def test_of_those_in_a_hurry_some_wait_where_there_is_no_room_for_all() -> None:
+    jobs = [job(i, 300, pace=10.0) for i in range(4)]
+    for one in jobs:
+        one.hurried = True
+    chosen = andes().choose(jobs, Capacity(1000, 8), NOW)
+    assert len(chosen) == 3
+
+
 @pytest.mark.parametrize("cell_s", [0.0, 1e-5])
 def test_the_largest_batch_that_keeps_a_pace_is_found_without_trying(cell_s: float) -> None:
     latency = IterationLatency((0.02, 0.01, 0.001, cell_s))
