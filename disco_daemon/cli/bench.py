@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -128,6 +129,8 @@ def _add_qoe(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     qoe.add_argument("--loads", type=_loads, metavar="X,Y", help="live: multiples of capacity (default: 0.8 to 2)")
     qoe.add_argument("--arrivals", choices=("poisson", "gamma"), help="live: one kind of arrivals (default: both)")
     qoe.add_argument("--cells", type=_count(512), help="live: tokens in each server's KV cache (default: 1024)")
+    qoe.add_argument("--capacity", type=_rate, metavar="RPS", help="live: requests/s at load 1 (default: measured)")
+    qoe.add_argument("--seed", type=_count(0), help="live: of lengths and arrivals (default: 1)")
     qoe.add_argument("--plots", type=Path, metavar="DIR", help="with --simulate: draw the figures there")
     qoe.set_defaults(run=run_qoe)
 
@@ -140,6 +143,16 @@ def _loads(text: str) -> tuple[float, ...]:
     if not loads or not all(0 < load <= 10 for load in loads):
         raise argparse.ArgumentTypeError("must be like 0.8,1,2: each above 0, and at most 10")
     return loads
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return rate
 
 
 def run(args: argparse.Namespace) -> int:
@@ -201,6 +214,8 @@ def run_qoe(args: argparse.Namespace) -> int:
         n_requests=args.requests or usual.n_requests,
         arrivals=(args.arrivals,) if args.arrivals else usual.arrivals,
         n_cells=args.cells or usual.n_cells,
+        capacity_rps=args.capacity or usual.capacity_rps,
+        seed=usual.seed if args.seed is None else args.seed,
     )
     figures = _measured(bench_qoe(setup, _progress))
     return _told(figures, table, as_json=args.json)
