@@ -166,7 +166,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _bring_up(values: MutableMapping[str, Any], path: Path) -> int:
     """Bring a file's settings to the newest schema; its number. Raises ConfigError for a newer file."""
     number, newest = values.get(SCHEMA, 1), 1 + len(STEPS)
-    if not isinstance(number, int) or number < 1:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         msg = f"{path}: {SCHEMA} = {number!r} is no number that a version of disco has written: remove that line"
         raise ConfigError(msg)
     if number > newest:

@@ -198,8 +198,9 @@ def test_a_file_of_our_own_says_its_schema_and_a_newer_one_is_left_alone(path: P
     with pytest.raises(ConfigError, match="newer version"):
         config.set_values(path, {"api.port": "1"})
     assert path.read_text("utf-8") == newer
-    with pytest.raises(ConfigError, match="remove that line"):
-        load(path, 'schema = "x"\n')
+    for wrong in ('"x"', "true", "0"):
+        with pytest.raises(ConfigError, match="remove that line"):
+            load(path, f"schema = {wrong}\n")
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
