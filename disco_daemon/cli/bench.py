@@ -126,11 +126,11 @@ def _add_qoe(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     qoe.add_argument("--simulate", action="store_true", help="simulate the paper's setting; nothing is started")
     qoe.add_argument("--traces", type=Path, metavar="DIR", help="with --simulate: lengths of the Azure trace there")
     qoe.add_argument("--requests", type=_count(20), help="requests of each point; more of them, a longer queue")
-    qoe.add_argument("--loads", type=_loads, metavar="X,Y", help="live: multiples of capacity (default: 0.8 to 2)")
+    qoe.add_argument("--loads", type=_loads, metavar="X,Y", help="multiples of capacity (default: up to 2)")
     qoe.add_argument("--arrivals", choices=("poisson", "gamma"), help="live: one kind of arrivals (default: both)")
     qoe.add_argument("--cells", type=_count(512), help="live: tokens in each server's KV cache (default: 1024)")
     qoe.add_argument("--capacity", type=_rate, metavar="RPS", help="live: requests/s at load 1 (default: measured)")
-    qoe.add_argument("--seed", type=_count(0), help="live: of lengths and arrivals (default: 1)")
+    qoe.add_argument("--seed", type=_count(0), help="of lengths and arrivals (default: 1)")
     qoe.add_argument("--plots", type=Path, metavar="DIR", help="with --simulate: draw the figures there")
     qoe.set_defaults(run=run_qoe)
 
@@ -226,7 +226,8 @@ def _simulate_qoe(args: argparse.Namespace) -> int:
 
     if args.plots:
         report.require_plots()
-    n_points, done = serving.n_points(), 0
+    loads = sorted(set(args.loads or serving.LOADS))
+    n_points, done = serving.n_points(loads=len(loads)), 0
 
     def tick() -> None:
         nonlocal done
@@ -234,7 +235,8 @@ def _simulate_qoe(args: argparse.Namespace) -> int:
         _progress(f"{done} of {n_points} points")
 
     lengths = serving.azure_lengths(args.traces) if args.traces else None
-    figures = serving.simulate_qoe(lengths, n_requests=args.requests or serving.N_REQUESTS, tick=tick)
+    n_requests, seeds = args.requests or serving.N_REQUESTS, serving.SEEDS if args.seed is None else (args.seed,)
+    figures = serving.simulate_qoe(lengths, loads=loads, n_requests=n_requests, seeds=seeds, tick=tick)
     if args.plots:
         for path in serving_report.draw_serving(figures, args.plots):
             _progress(f"drew {path}")

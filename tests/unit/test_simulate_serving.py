@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
 from disco_daemon.serving.jobs import Capacity, Job
 from disco_daemon.serving.latency import IterationLatency
@@ -315,6 +316,18 @@ def test_the_same_seeds_give_the_same_result() -> None:
     lengths = Requests(np.array([30, 50]), np.array([20, 40]))
     one, two = (simulate_qoe(lengths, loads=(2.0,), n_requests=40, machine=SMALL) for _ in range(2))
     assert one == two
+
+
+def test_the_command_simulates_the_loads_and_the_seed_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    def curves(seed: str) -> list[Curve]:
+        given = ["--requests", "20", "--loads", "3,0.5", "--seed", seed]
+        assert main(["bench", "qoe", "--simulate", "--json", *given]) == 0
+        found: list[Curve] = json.loads(capsys.readouterr().out)["curves"]
+        return found
+
+    one = curves("1")
+    assert [c["load"] for c in one if c["scheduler"] == "andes" and c["readers"] == "voice"] == [0.5, 3.0]
+    assert one == curves("1") != curves("2")
 
 
 def test_the_summary_tells_every_setting_and_scheduler(result: dict[str, object]) -> None:
