@@ -42,7 +42,7 @@ class Starter:
         """What is run."""
         parts = urlsplit(self._root)
         where = ["--host", parts.hostname or "127.0.0.1", "--port", str(parts.port or 4747)]
-        return verb("up", *where)
+        return verb("up", *where, "--until-eof")
 
     async def start(self) -> None:
         """Start it, unless it runs. Raises OSError."""
@@ -54,9 +54,10 @@ class Starter:
                 opened = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 stack.callback(os.close, opened)
                 out = opened
-            # A session of its own: Ctrl+C in this terminal is for the window.
+            # A session of its own: Ctrl+C in this terminal is for the window. Its stdin ends when this process does,
+            # be it that somebody closed the terminal or killed us.
             self._process = await asyncio.create_subprocess_exec(
-                *self.command(), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                *self.command(), stdin=asyncio.subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
             )
 
     def service_command(self) -> list[str]:

@@ -19,10 +19,14 @@ from .daemon import Daemon, cancelled
 log = logging.getLogger("disco.daemon")
 
 SWITCH_INTERVAL_S = 0.001
+STDIN = 0
 
 
-async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once."""
+async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, until_eof: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once.
+
+    With `until_eof` the end of stdin is such a signal, too: it comes however the parent process has ended.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -34,6 +38,18 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None]) -> N
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled, number)
+
+    def heard() -> None:
+        if not os.read(STDIN, 4096):
+            loop.remove_reader(STDIN)
+            stop.set()
+
+    if until_eof:
+        try:
+            loop.add_reader(STDIN, heard)
+        except OSError as e:  # a file, or /dev/null, which never says that it ends
+            msg = "--until-eof is for a pipe as standard input, which ends with the process that holds it"
+            raise ConfigError(msg) from e
     reloads: set[asyncio.Task[None]] = set()
 
     def hung_up() -> None:

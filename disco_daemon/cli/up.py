@@ -31,6 +31,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--log-level", default="info", choices=levels, help="what is logged (default: %(default)s)")
     parser.add_argument("--service", action="store_true", help="started by systemd or launchd: logs are JSON lines")
     parser.add_argument("--json", action="store_true", help="print one JSON line with the URL once it listens")
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end when standard input ends, as with its parent process"
+    )
     parser.set_defaults(run=run)
 
 
@@ -84,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(msg)
     path = args.config or config_path()
     daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff, manager=Manager(), flags=flags)
-    asyncio.run(run_until_signal(daemon, announce_json if args.json else _announce))
+    announce = announce_json if args.json else _announce
+    asyncio.run(run_until_signal(daemon, announce, until_eof=args.until_eof))
     return 0
 
 

@@ -50,7 +50,8 @@ class Home:
         remembered(folder, 60)
         settings = {
             "api": {"port": self.port},
-            "device": {"n_threads": 1, "autotune": False, "watts": 15.0},
+            # A small model may not find an end: its context is soon full.
+            "device": {"n_threads": 1, "autotune": False, "watts": 15.0, "n_ctx": 512},
             "server": {"base_url": server, "model": "loopback", "probe": False} | PRICES,
             "history": {"path": str(folder / "history.sqlite")},
         }
@@ -139,6 +140,17 @@ async def test_from_nothing_to_an_answer_a_knob_and_back_again(tmp_path: Path) -
             assert (await home.settings(link))[0] == 1000.0
             await pane.press("C-q")
             assert await pane.ended() == 0
+
+
+@pytest.mark.slow
+async def test_a_daemon_started_by_the_window_ends_with_it_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    async with Upstream() as upstream:
+        home = Home(tmp_path / "home", upstream.url)
+        async with Link(home.root) as link:
+            async with tmux(tmp_path / "t") as terminals:
+                await home.terminal(terminals)
+                assert await link.state()
+            await gone(link)
 
 
 class Killed:
