@@ -1,39 +1,25 @@
-"""HTTP in: routes, guards and error shapes. The only place, with `sse`, that knows aiohttp's server side."""
+"""HTTP in: the routes, and what each of them does."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
 import secrets
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor
 from ..errors import DiscoError, ReaderGone, RequestError
-from ..net import hostname, is_loopback
 from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, servers, sse, trace
 from .documents import Reports
+from .failures import MAX_BODY, errors_in_shape, failure, json_response
+from .guard import CONFIG, ApiConfig, guarded
 from .metrics import Metrics
-from .scrape import METRICS, Handler, counted, scraped
-from .shapes import Chat, Shape, Text, error_body
-
-log = logging.getLogger("disco.api")
-
-MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half of it
-
-
-@dataclass(frozen=True, slots=True)
-class ApiConfig:
-    """`host` as bound, `key` that clients must show ("" = none)."""
-
-    host: str
-    key: str
+from .scrape import METRICS, counted, scraped
+from .shapes import Chat, Shape, Text
 
 
 class Turnstile:
@@ -53,12 +39,11 @@ class Turnstile:
 
 TURNSTILE = web.AppKey("turnstile", Turnstile)
 CONDUCTOR = web.AppKey("conductor", Conductor)
-CONFIG = web.AppKey("config", ApiConfig)
 
 
 def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
-    app = web.Application(middlewares=[counted, _errors, _guard], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[counted, errors_in_shape, guarded], client_max_size=MAX_BODY)
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
     app.router.add_post("/v1/chat/completions", _chat)
@@ -73,60 +58,6 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
     return app
-
-
-# --- guards -------------------------------------------------------------------------------------------------------
-
-
-def _json(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    body = msgspec.json.encode(payload)
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
-
-
-def _failure(error: DiscoError, headers: dict[str, str] | None = None) -> web.Response:
-    headers = dict(headers or {})
-    retry_after_s = getattr(error, "retry_after_s", None)
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, round(retry_after_s)))
-    return _json(error_body(error), error.status, headers)
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in OpenAI's shape."""
-    try:
-        return await handler(request)
-    except ReaderGone as e:
-        raise asyncio.CancelledError from e  # as if aiohttp had noticed it first
-    except DiscoError as e:
-        return _failure(e)
-    except web.HTTPRequestEntityTooLarge:
-        msg = f"The request body is larger than {MAX_BODY} bytes."
-        return _failure(RequestError(msg, status=413, code="request_too_large"))
-    except web.HTTPMethodNotAllowed as e:
-        msg = f"{request.method} is not allowed here; use {', '.join(sorted(e.allowed_methods))}."
-        return _failure(RequestError(msg, status=405))
-    except web.HTTPNotFound:
-        msg = f"Invalid URL ({request.method} {request.path})"
-        return _failure(RequestError(msg, status=404, code="not_found"))
-    except web.HTTPException as e:
-        return _failure(RequestError(e.reason, status=e.status))
-
-
-@web.middleware
-async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """No web page may drive the model (DNS rebinding, CVE-2024-28224), and no stranger without the key."""
-    config = request.app[CONFIG]
-    if is_loopback(config.host) and not is_loopback(hostname(f"//{request.headers.get('Host', '')}")):
-        raise RequestError("This Host is not served here: use http://127.0.0.1 or http://localhost.", status=403)
-    origin = request.headers.get("Origin")
-    if origin is not None and not is_loopback(hostname(origin)):
-        raise RequestError("Requests from web pages of this Origin are not allowed.", status=403)
-    if config.key and request.path != "/health":
-        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
-        if not hmac.compare_digest(shown, config.key.encode()):
-            raise RequestError("Incorrect API key provided.", status=401, code="invalid_api_key")
-    return await handler(request)
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -212,14 +143,14 @@ async def _answer(
             raise
         except DiscoError as e:
             if not stream.begun:
-                return _failure(e, sse.headers(request_id, None))
+                return failure(e, sse.headers(request_id, None))
             return await stream.fail(e)
     whole = sse.BodySink(shape, token_ids=wanted)
     try:
         outcome = await conductor.run(generation, asked.model, whole)
     except DiscoError as e:
-        return _failure(e, sse.headers(request_id, None))
-    return _json(whole.body(outcome), headers=sse.headers(request_id, outcome.winner))
+        return failure(e, sse.headers(request_id, None))
+    return json_response(whole.body(outcome), headers=sse.headers(request_id, outcome.winner))
 
 
 async def _adjust(request: web.Request) -> web.Response:
@@ -230,7 +161,7 @@ async def _adjust(request: web.Request) -> web.Response:
     if not request.app[CONDUCTOR].adjust(request_id, pace_tps=wish.pace_tps, delivery=delivery):
         msg = f"No answer '{request_id}' is running."
         raise RequestError(msg, status=404, code="not_found")
-    return _json({"request_id": request_id, "pace_tps": wish.pace_tps, "delivery": wish.delivery})
+    return json_response({"request_id": request_id, "pace_tps": wish.pace_tps, "delivery": wish.delivery})
 
 
 def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
@@ -263,7 +194,7 @@ async def _models(request: web.Request) -> web.Response:
     conductor = request.app[CONDUCTOR]
     here = {Side.DEVICE} if conductor.stage.private else BOTH
     names = [name for name, sides in _routes(conductor).items() if sides & here]
-    return _json({"object": "list", "data": [_model_card(name) for name in names]})
+    return json_response({"object": "list", "data": [_model_card(name) for name in names]})
 
 
 async def _model(request: web.Request) -> web.Response:
@@ -272,7 +203,7 @@ async def _model(request: web.Request) -> web.Response:
     if name not in _routes(request.app[CONDUCTOR]):
         msg = f"The model '{name}' does not exist."
         raise RequestError(msg, status=404, param="model", code="model_not_found")
-    return _json(_model_card(name))
+    return json_response(_model_card(name))
 
 
 # --- the daemon itself --------------------------------------------------------------------------------------------
@@ -286,9 +217,9 @@ async def _health(request: web.Request) -> web.Response:
         for side, endpoint in conductor.endpoints.items()
     }
     ok = any(serving.values())
-    return _json({"status": "ok" if ok else "unavailable", "endpoints": serving}, 200 if ok else 503)
+    return json_response({"status": "ok" if ok else "unavailable", "endpoints": serving}, 200 if ok else 503)
 
 
 async def _trace(request: web.Request) -> web.Response:
     """GET /disco/v1/trace/ID, or `latest`: when each token of a recent answer came and was shown."""
-    return _json(trace.document(request.app[CONDUCTOR], request.match_info["request_id"]))
+    return json_response(trace.document(request.app[CONDUCTOR], request.match_info["request_id"]))

@@ -16,7 +16,8 @@ from typing import Any
 from aiohttp import web
 
 from .. import __version__
-from ..api.app import ApiConfig, make_app
+from ..api.app import make_app
+from ..api.guard import ApiConfig
 from ..api.metrics import Metrics
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Stage
