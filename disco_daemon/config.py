@@ -18,7 +18,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from .errors import ConfigError
 from .net import hostname, is_http_url, is_loopback, without_credentials
-from .settings import CONTINUATIONS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
+from .settings import CONTINUATIONS, LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
 # What brings config.toml from schema i + 1 to the next: a setting renamed, a value in another unit. Append only; a file
 # without a number is of schema 1.
@@ -105,7 +105,8 @@ def get_value(config: Config, key: str) -> Any:
     """One setting. Raises ConfigError for an unknown key."""
     _require_known(key)
     section, name = key.split(".")
-    return msgspec.to_builtins(getattr(getattr(config, section), name))
+    value = msgspec.to_builtins(getattr(getattr(config, section), name))
+    return list(value) if isinstance(value, tuple) else value
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -203,6 +204,8 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         try:
             if key in TABLES:
                 value = tomllib.loads(f"value = {value}")["value"]
+            elif key in LISTS:
+                value = [part for part in re.split(r"[\s,]+", value.strip("[] \t")) if part]
             value = msgspec.convert(value, kind, strict=False)
         except tomllib.TOMLDecodeError as e:
             msg = f"{key} must be a TOML table such as {{name = 'value'}}: {e} (got {value!r})"

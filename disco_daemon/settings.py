@@ -14,6 +14,8 @@ CONTINUATIONS = (
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
+_HostName = Annotated[str, Meta(pattern=r"^(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])$", max_length=255)]
+_Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/\s*]+$", max_length=255)]
 
 
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,6 +27,12 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Port; 0 picks a free one."""
     key: str = ""
     """If set, clients must send it as their API key."""
+    any_user: bool = False
+    """Let every user of this machine ask, without a key; otherwise others need `api.key`."""
+    hosts: tuple[_HostName, ...] = ()
+    """More names by which clients on this machine may call it, such as host.docker.internal."""
+    origins: tuple[_Origin, ...] = ()
+    """Origins of web pages that may ask, such as https://chat.example; a browser's page may not otherwise."""
     drain_s: _NonNegative = 30.0
     """After a SIGTERM running answers may go on for so long, s; then their readers are told that there is no more."""
 
@@ -219,6 +227,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 SECRET_KEYS = frozenset({"api.key"})
 TABLES = frozenset({"device.adapters"})
+LISTS = frozenset({"api.hosts", "api.origins"})  # as a text: with commas between
 # What a running daemon takes up at once, from the next request on.
 LIVE = frozenset(
     {

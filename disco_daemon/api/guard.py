@@ -1,23 +1,47 @@
-"""Who may come in: no web page of a stranger, and nobody without the key."""
+"""Who may come in: no web page of a stranger, no other user of this machine, and nobody without the key."""
 
 from __future__ import annotations
 
 import hmac
+import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from ..errors import RequestError
 from ..net import hostname, is_loopback
+from .connections import peer_of
+from .peers import Peer, Whose
 from .scrape import Handler
+
+OPEN = frozenset({"/health", "/metrics"})  # for every user of this machine
+WITHOUT_KEY = frozenset({"/health"})
+OWN_SITES = frozenset({"same-origin", "none"})  # Sec-Fetch-Site: no page of somebody else's has asked
+_FETCH_HEADERS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Sec-Fetch-Dest", "Sec-Fetch-User")
+# This machine by a name that no resolver can turn to another one, with a port or without; nothing before or behind it.
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+_LOOPBACK = re.compile(
+    rf"(?:(?:[a-z0-9_-]+\.)*localhost|127(?:\.{_OCTET}){{3}}|\[::1\])(?::\d{{1,5}})?", re.IGNORECASE | re.ASCII
+)
+_PORT = re.compile(r":(\d{1,5})$", re.ASCII)
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """`host` as bound, `key` that clients must show ("" = none)."""
+    """`host` as bound, `key` that clients must show ("" = none), and whom else the settings let in."""
 
     host: str
     key: str
+    any_user: bool = False
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+
+    @property
+    def asks_users(self) -> bool:
+        """Whether it matters whose a connection is; who knows the key may be anybody."""
+        return not self.key and not self.any_user
 
 
 CONFIG = web.AppKey("config", ApiConfig)
@@ -25,15 +49,77 @@ CONFIG = web.AppKey("config", ApiConfig)
 
 @web.middleware
 async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """No web page may drive the model (DNS rebinding, CVE-2024-28224), and no stranger without the key."""
-    config = request.app[CONFIG]
-    if is_loopback(config.host) and not is_loopback(hostname(f"//{request.headers.get('Host', '')}")):
-        raise RequestError("This Host is not served here: use http://127.0.0.1 or http://localhost.", status=403)
-    origin = request.headers.get("Origin")
-    if origin is not None and not is_loopback(hostname(origin)):
-        raise RequestError("Requests from web pages of this Origin are not allowed.", status=403)
-    if config.key and request.path != "/health":
-        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
-        if not hmac.compare_digest(shown, config.key.encode()):
-            raise RequestError("Incorrect API key provided.", status=401, code="invalid_api_key")
+    """No web page may drive the model (DNS rebinding, CVE-2024-28224), nor another user, nor who lacks the key."""
+    config, peer = request.app[CONFIG], peer_of(request)
+    if is_loopback(config.host) and peer.whose is not Whose.DOOR:
+        _check_host(request, config)
+    _check_page(request, config)
+    if config.asks_users and peer.stranger and request.path not in OPEN:
+        raise _not_yours(peer)
+    asks_key = bool(config.key) and request.path not in WITHOUT_KEY
+    if asks_key and not shows(request.headers.get("Authorization", ""), config.key):
+        msg = "Incorrect API key provided: send it as `Authorization: Bearer KEY`."
+        raise RequestError(msg, status=401, code="invalid_api_key")
     return await handler(request)
+
+
+def shows(authorization: str, key: str) -> bool:
+    """Whether an Authorization header has the key: its scheme in any case (RFC 9110), and never the key alone."""
+    scheme, _, shown = authorization.partition(" ")
+    given = shown.strip(" ").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, key.encode()) and scheme.lower() == "bearer"
+
+
+# --- other users --------------------------------------------------------------------------------------------------
+
+
+def _not_yours(peer: Peer) -> RequestError:
+    if peer.uid is not None:
+        who = f"user {peer.uid} of this machine"
+    else:  # under WSL or in a container the process is out of sight
+        who = "nobody that can be told: its process has closed it, or is not in sight"
+    msg = (
+        f"This connection is of {who}; the daemon is another user's, who can let others in: by a key that they send "
+        "(`disco config set api.key SECRET`), or all of this machine (`disco config set api.any_user true`)."
+    )
+    return RequestError(msg, status=403, code="other_user")
+
+
+# --- web pages ----------------------------------------------------------------------------------------------------
+
+
+def _check_host(request: web.Request, config: ApiConfig) -> None:
+    """The name that was asked must be this machine's, whatever it resolved to; a target that names a host, too."""
+    named = [request.headers.get("Host", "")]
+    if not request.raw_path.startswith(("/", "*")):
+        named.append(urlsplit(request.raw_path).netloc or request.raw_path)
+    if not all(serves(name, config.hosts) for name in named):
+        msg = (
+            "This Host is not served here: use http://127.0.0.1 or http://localhost, or let its name in with "
+            "`disco config set api.hosts NAME`."
+        )
+        raise RequestError(msg, status=403, code="wrong_host")
+
+
+def serves(host: str, more: frozenset[str] = frozenset()) -> bool:
+    """Whether a Host header names this machine: a loopback name or address, or one of `more` names."""
+    found = _LOOPBACK.fullmatch(host)
+    port = _PORT.search(host)
+    if port is not None and int(port[1]) > MAX_PORT:
+        return False
+    return found is not None or (bool(more) and _PORT.sub("", host).lower() in more)
+
+
+def _check_page(request: web.Request, config: ApiConfig) -> None:
+    """What a browser says of the page that asks. Other clients say nothing of the kind."""
+    headers = request.headers
+    origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
+    known = origin is not None and origin in config.origins
+    if not known and (
+        (origin is not None and not is_loopback(hostname(origin))) or (site is not None and site not in OWN_SITES)
+    ):
+        msg = "Requests from web pages of this Origin are not allowed; api.origins lists those that are."
+        raise RequestError(msg, status=403, code="wrong_origin")
+    if request.body_exists and request.content_type != "application/json" and any(h in headers for h in _FETCH_HEADERS):
+        msg = "A web page has to send its body as Content-Type: application/json."
+        raise RequestError(msg, status=415, code="wrong_content_type")

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import stat
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -236,6 +237,22 @@ def port(api: Api, found: Listener) -> Finding:
         return ok(name, f"{where} is free, no daemon runs" if api.port else "a free one is taken at each start")
     mend = "`disco config set api.port N` with another one, or stop what listens there"
     return wrong(name, f"{where} cannot be used: {found.problem}", mend)
+
+
+def users(api: Api, *, told: bool, platform: str = sys.platform) -> Finding:
+    """Who else on this machine may ask; `told`: whether the system says whose a connection is."""
+    name = "other users"
+    if api.key:
+        return ok(name, "need api.key, as everybody")
+    if api.any_user:
+        return ok(name, "may ask without a key (api.any_user)", "`disco config set api.any_user false` keeps them out")
+    if told:
+        return ok(name, "are kept out", "`disco config set api.key SECRET` lets those in who send it")
+    if platform.startswith("linux"):
+        found = "this system does not say whose a connection is: nobody is let in, you included"
+        return wrong(name, found, "`disco config set api.key SECRET`, or `disco config set api.any_user true`")
+    mend = "`disco config set api.key SECRET`, if others use it and should be kept out"
+    return ok(name, "may ask: this system does not say whose a connection is", mend)
 
 
 # --- energy and time --------------------------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ from aiohttp import web
 
 from .. import __version__
 from ..api.app import make_app
+from ..api.connections import Runner
 from ..api.guard import ApiConfig
 from ..api.metrics import Metrics
+from ..api.peers import Kernel
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Stage
 from ..conductor.traces import Traces
@@ -353,10 +355,13 @@ class Daemon:
     async def serving(self) -> AsyncIterator[str]:
         """Listen; yields the base URL. Raises ConfigError when the port is taken."""
         api = self.config.api
-        app = make_app(self.conductor, Reports(self), ApiConfig(api.host, api.key), self.metrics)
-        # Without handler_cancellation a client's disconnect would go unnoticed until the next write.
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        doorkeeper = ApiConfig(api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins))
+        app = make_app(self.conductor, Reports(self), doorkeeper, self.metrics)
+        kernel = Kernel() if doorkeeper.asks_users else None
+        runner = Runner(app, kernel, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
+            if kernel is not None:
+                stack.callback(kernel.close)
             stack.callback(self.foresight.close)
             stack.enter_context(claimed(self.history.path))
             await asyncio.to_thread(self.history.open)

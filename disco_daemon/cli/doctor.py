@@ -75,6 +75,7 @@ def findings(*, offline: bool = False) -> Iterator[Finding]:
 def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
+    from ..api.peers import tells_of_us
     from ..config import config_path
     from . import checks, checks_machine
 
@@ -85,6 +86,7 @@ def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[
     yield from _folders(config)
     latest = yield from _history(config)
     yield checks.port(config.api, listener)
+    yield checks.users(config.api, told=tells_of_us())
     yield checks_machine.service()
     skew_s = yield from _server(config, key, listener.state, offline=offline)
     yield from _power(config, on_gpu=on_gpu)

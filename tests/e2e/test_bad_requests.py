@@ -99,6 +99,12 @@ async def test_a_user_cannot_open_a_turn_by_spelling_control_tokens(device: Daem
         ({"Origin": "null"}, 403),
         ({"Origin": "http://localhost:3000"}, 200),
         ({"Host": "localhost:4747"}, 200),
+        ({"Host": "evil@127.0.0.1"}, 403),
+        ({"Host": "127.0.0.1:99999"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
     ],
 )
 async def test_web_pages_of_strangers_are_turned_away(

@@ -224,6 +224,16 @@ def listening(host: str = "127.0.0.1") -> Iterator[int]:
         yield s.getsockname()[1]
 
 
+def test_other_users_are_out_unless_they_are_let_in_and_it_is_told_where_nobody_can_know() -> None:
+    assert checks.users(Api(), told=True).found == "are kept out"
+    assert "api.key" in checks.users(Api(key="hush"), told=True).found
+    assert "api.any_user" in checks.users(Api(any_user=True), told=True).found
+    on_macos = checks.users(Api(), told=False, platform="darwin")
+    assert (on_macos.level, "does not say whose" in on_macos.found, "api.key" in on_macos.mend) == (OK, True, True)
+    on_linux = checks.users(Api(), told=False, platform="linux")
+    assert (on_linux.level, "api.any_user" in on_linux.mend) == (WRONG, True)
+
+
 def test_a_free_port_a_taken_one_and_one_that_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

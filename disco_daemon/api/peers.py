@@ -1,0 +1,225 @@
+"""Whose connection it is: the user at the other end of a loopback connection, as Linux tells it.
+
+What is sent and read is pure, and stands first; `Kernel` asks. An answer is worth something only while the other end's
+socket has an inode: one whose process has closed it shows as root's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+Address = tuple[bytes, int]  # an IP address, packed, and a port
+
+_DIAG = struct.Struct("=BBBBI")  # inet_diag_req_v2: family, protocol, ext, padding, states
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port
+_ROW = struct.Struct("=BBBB4s16s16sIIIIIIII")  # inet_diag_msg: four bytes, inet_diag_sockid, five numbers
+_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
+_REQUEST, _ERROR = 1, 2  # NLM_F_REQUEST, NLMSG_ERROR
+_LISTENS = 10  # TCP_LISTEN
+_NETLINK, _DIAGNOSES = 16, 4  # AF_NETLINK, NETLINK_SOCK_DIAG
+_INET, _INET6 = 2, 10  # as Linux numbers them, whatever this machine calls them
+_MAPPED = b"\0" * 10 + b"\xff\xff"  # an IPv4 address in IPv6
+_REPLY_BYTES = 4096  # one row is 124
+_TRIES = 4  # replies read for one question; another one's can only be left over from a question that failed
+
+
+class Whose(StrEnum):
+    """Who is at the other end. `UNTOLD`: this system does not tell; `DOOR`: a Unix socket, which only we can open."""
+
+    OURS = "ours"
+    ROOT = "root"
+    OTHER = "other"
+    NOBODY = "nobody"
+    UNTOLD = "untold"
+    DOOR = "door"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection, and its user where that is known."""
+
+    whose: Whose
+    uid: int | None = None
+
+    @property
+    def stranger(self) -> bool:
+        """Whether it may be somebody else."""
+        return self.whose in (Whose.OTHER, Whose.NOBODY)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the kernel says of a socket; the inode is 0 when no process has it open any more."""
+
+    uid: int
+    inode: int
+
+
+def judged(row: Row | None, own_uid: int) -> Peer:
+    """Who that is. Root is believed like any other only with an inode: a closed socket shows as root's."""
+    if row is None or row.inode == 0:
+        return Peer(Whose.NOBODY)
+    if row.uid == own_uid:
+        return Peer(Whose.OURS, row.uid)
+    return Peer(Whose.ROOT if row.uid == 0 else Whose.OTHER, row.uid)
+
+
+def packed(address: tuple[Any, ...]) -> Address:
+    """A socket's name as Python gives it; an IPv4 address in IPv6 is one of IPv4. Raises OSError."""
+    host, port = str(address[0]).partition("%")[0], int(address[1])
+    raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    return _unmapped(raw), port
+
+
+def _unmapped(raw: bytes) -> bytes:
+    return raw[12:] if len(raw) == 16 and raw.startswith(_MAPPED) else raw
+
+
+# --- sock_diag ----------------------------------------------------------------------------------------------------
+
+
+def question(theirs: Address, ours: Address, number: int) -> bytes:
+    """The netlink message that asks for the one socket at `theirs` which is connected to `ours`."""
+    family = _INET if len(theirs[0]) == 4 else _INET6
+    names = struct.pack("!HH16s16s", theirs[1], ours[1], theirs[0].ljust(16, b"\0"), ours[0].ljust(16, b"\0"))
+    body = _DIAG.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + names + struct.pack("=I8s", 0, b"\xff" * 8)
+    return _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, number, 0) + body
+
+
+def numbered(reply: bytes) -> int:
+    """Which question a reply is about."""
+    return int(_HEADER.unpack_from(reply)[3]) if len(reply) >= _HEADER.size else -1
+
+
+def answered(reply: bytes, theirs: Address, ours: Address) -> Row | None:
+    """The row in a reply, None if there is none for these two ends. Raises OSError where the kernel cannot be asked."""
+    _, kind, _, _, _ = _HEADER.unpack_from(reply)
+    if kind == _ERROR:
+        code = -struct.unpack_from("=i", reply, _HEADER.size)[0]
+        if code == errno.ENOENT:
+            return None
+        raise OSError(code, os.strerror(code))
+    if kind != _BY_FAMILY or len(reply) < _HEADER.size + _ROW.size:
+        return None
+    family, state, _, _, ports, here, there, _, _, _, _, _, _, uid, inode = _ROW.unpack_from(reply, _HEADER.size)
+    size = 4 if family == _INET else 16
+    found = (_unmapped(here[:size]), _unmapped(there[:size]), *struct.unpack("!HH", ports))
+    # Where no such connection is left, the kernel goes on to look for who listens at that address.
+    if state == _LISTENS or found != (theirs[0], ours[0], theirs[1], ours[1]):
+        return None
+    return Row(uid, inode)
+
+
+# --- /proc/net/tcp ------------------------------------------------------------------------------------------------
+
+
+def listed(table: bytes, theirs: Address, ours: Address) -> Row | None:
+    """The same out of /proc/net/tcp or tcp6, None if it is not there."""
+    for wide in (False, True):
+        if wide or len(theirs[0]) == 4:
+            start = table.find(f" {_spelled(theirs, wide=wide)} {_spelled(ours, wide=wide)} ".encode())
+            if start >= 0:
+                cells = table[start:].split(b"\n", 1)[0].split()
+                return Row(int(cells[6]), int(cells[8])) if len(cells) > 8 else None
+    return None
+
+
+def _spelled(address: Address, *, wide: bool) -> str:
+    """An address as those tables spell it: words of 32 bits in the machine's byte order, all in hex."""
+    raw = _MAPPED + address[0] if wide and len(address[0]) == 4 else address[0]
+    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(raw) // 4}I", raw)) + f":{address[1]:04X}"
+
+
+# --- asking -------------------------------------------------------------------------------------------------------
+
+
+class Kernel:
+    """Asks the kernel whose a connection is: 10 to 30 µs by sock_diag; else a look into /proc/net.
+
+    It keeps one socket, so that it can ask when no file descriptor is left.
+    """
+
+    def __init__(self, *, proc: Path = Path("/proc/net"), platform: str = sys.platform) -> None:
+        self.tells = platform.startswith("linux")
+        self._own_uid = os.getuid()
+        self._proc = proc
+        self._number = 0
+        self._answers = False  # whether a row ever came: else "no such row" may mean that nobody looks
+        self._socket: socket.socket | None = None
+        if self.tells:
+            try:
+                self._socket = socket.socket(_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAGNOSES)
+                self._socket.setblocking(False)  # the kernel answers before `send` returns
+            except OSError:  # no such protocol, or none that we may speak
+                self._socket = None
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def whose(self, theirs: tuple[Any, ...] | None, ours: tuple[Any, ...] | None) -> Peer:
+        """Who has the other end of a TCP connection, by the names that our socket gives to its two ends."""
+        if not self.tells:
+            return Peer(Whose.UNTOLD)
+        if not theirs or not ours:  # it has gone before anybody could look
+            return Peer(Whose.NOBODY)
+        try:
+            return judged(self._row(packed(theirs), packed(ours)), self._own_uid)
+        except OSError:
+            return Peer(Whose.NOBODY)
+
+    def _row(self, theirs: Address, ours: Address) -> Row | None:
+        try:
+            row = self._diagnosed(theirs, ours)
+        except OSError:
+            return self._looked_up(theirs, ours)
+        self._answers = self._answers or row is not None
+        return row if self._answers else self._looked_up(theirs, ours)
+
+    def _diagnosed(self, theirs: Address, ours: Address) -> Row | None:
+        """By sock_diag. Raises OSError if it cannot be asked."""
+        if self._socket is None:
+            raise OSError(errno.EPROTONOSUPPORT, "no sock_diag")
+        self._number = self._number % 0xFFFFFFFF + 1
+        self._socket.send(question(theirs, ours, self._number))
+        for _ in range(_TRIES):
+            reply = self._socket.recv(_REPLY_BYTES)
+            if numbered(reply) == self._number:
+                return answered(reply, theirs, ours)
+        return None
+
+    def _looked_up(self, theirs: Address, ours: Address) -> Row | None:
+        """By the tables of all connections. A table that cannot be read has no row."""
+        names = ("tcp", "tcp6") if len(theirs[0]) == 4 else ("tcp6",)
+        for name in names:
+            try:
+                row = listed((self._proc / name).read_bytes(), theirs, ours)
+            except OSError:
+                continue
+            if row is not None:
+                return row
+        return None
+
+
+def tells_of_us() -> bool:
+    """Whether this machine says of a connection of ours that it is ours; tried with one."""
+    kernel = Kernel()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = listener.getsockname()
+            with socket.create_connection(ours) as end:
+                return kernel.whose(end.getsockname(), ours).whose is Whose.OURS
+    except OSError:
+        return False
+    finally:
+        kernel.close()

@@ -1,0 +1,118 @@
+"""Other users of this machine get nothing without a key, unless they are let in; tried as another user, by root."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from tests.fixtures.daemon import DaemonProcess, ask, running
+from tests.fixtures.raw import NOBODY, as_root, message, replied, socket_of
+from tests.fixtures.upstream import Upstream
+
+pytestmark = [as_root, pytest.mark.asyncio(loop_scope="module")]
+CHAT = json.dumps({"model": "disco", "messages": [{"role": "user", "content": "Whose am I?"}]}).encode()
+CLOSED = [("GET", "/v1/models", None), ("POST", "/v1/chat/completions", CHAT), ("POST", "/v1/completions", CHAT),
+          ("POST", "/v1/embeddings", CHAT), ("GET", "/disco/v1/state", None), ("GET", "/disco/v1/settings", None),
+          ("POST", "/disco/v1/reload", b"{}"), ("GET", "/v1/nothing", None), ("GET", "//health", None)]  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def upstream() -> AsyncIterator[Upstream]:
+    async with Upstream(tokens=4) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def daemon(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DaemonProcess]:
+    async with running(tmp_path_factory.mktemp("d"), device=False, server=upstream.url) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CLOSED)
+async def test_another_user_is_turned_away_and_told_how_to_be_let_in(
+    method: str, path: str, body: bytes | None, daemon: DaemonProcess, upstream: Upstream
+) -> None:
+    before = len(upstream.exchanges)
+    reply = await replied(daemon.url, message(method, path, body), uid=NOBODY)
+    assert reply.status == 403
+    assert reply.error["code"] == "other_user"
+    assert str(NOBODY) in reply.error["message"]
+    assert "api.key" in reply.error["message"]
+    assert "api.any_user" in reply.error["message"]
+    assert len(upstream.exchanges) == before
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+async def test_health_and_metrics_are_for_everybody(path: str, daemon: DaemonProcess) -> None:
+    assert (await replied(daemon.url, message("GET", path), uid=NOBODY)).status == 200
+
+
+async def test_a_connection_is_looked_at_once_and_stays_whose_it_was(daemon: DaemonProcess) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket_of(NOBODY, daemon.url))
+    for path, status in (("/health", b"200"), ("/v1/models", b"403"), ("/health", b"200"), ("/v1/models", b"403")):
+        writer.write(message("GET", path, Connection="keep-alive"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.split()[1] == status
+        length = int(head.lower().split(b"content-length:")[1].split()[0])
+        await reader.readexactly(length)
+    writer.close()
+
+
+@pytest.mark.parametrize("uid", [NOBODY, None], ids=["another user's", "our own"])
+async def test_a_client_that_closes_at_once_is_nobody_and_starts_nothing(
+    uid: int | None, daemon: DaemonProcess, upstream: Upstream
+) -> None:
+    before = len(upstream.exchanges)
+    for _ in range(40):
+        end = socket_of(uid, daemon.url)
+        end.sendall(message("POST", "/v1/chat/completions", CHAT))
+        end.close()
+    assert (await ask(daemon, "A question of ours")).text
+    asked = [json.dumps(exchange.body["messages"]) for exchange in list(upstream.exchanges)[before:]]
+    if uid == NOBODY:
+        assert ["A question of ours" in text for text in asked] == [True]
+    else:  # whoever was quick enough to be seen as ours may have asked; root's name alone has let nobody in
+        assert "A question of ours" in asked[-1]
+    assert (await daemon.state())["in_flight"] == 0
+
+
+async def test_a_process_of_another_user_is_turned_away(daemon: DaemonProcess) -> None:
+    if not (shutil.which("setpriv") and shutil.which("bash")):
+        pytest.skip("needs setpriv and bash")
+    parts = urlsplit(daemon.url)
+    script = f'exec 3<>/dev/tcp/{parts.hostname}/{parts.port}; printf "$1" >&3; cat <&3'
+    sent = message("GET", "/v1/models").decode().replace("\r\n", "\\r\\n")
+    process = await asyncio.create_subprocess_exec(
+        "setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "bash", "-c", script, "-", sent,
+        stdout=asyncio.subprocess.PIPE, cwd="/",
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    assert said.startswith(b"HTTP/1.1 403"), said
+    assert b"api.any_user" in said
+
+
+async def test_all_users_are_let_in_where_the_settings_say_so(upstream: Upstream, tmp_path: Path) -> None:
+    settings = {"api": {"any_user": True}}
+    async with running(tmp_path, device=False, server=upstream.url, settings=settings) as daemon:
+        reply = await replied(daemon.url, message("POST", "/v1/chat/completions", CHAT), uid=NOBODY)
+        assert reply.status == 200
+
+
+async def test_with_a_key_who_shows_it_is_served_whoever_it_is(upstream: Upstream, tmp_path: Path) -> None:
+    settings = {"api": {"key": "hush"}}
+    async with running(tmp_path, device=False, server=upstream.url, settings=settings) as daemon:
+        shown = message("GET", "/v1/models", Authorization="bearer hush")
+        assert (await replied(daemon.url, shown, uid=NOBODY)).status == 200
+        for said in ("", "hush", "Bearer", "Bearer wrong", "Basic hush"):
+            reply = await replied(daemon.url, message("GET", "/v1/models", Authorization=said), uid=NOBODY)
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+        reply = await replied(daemon.url, message("GET", "/v1/models", Authorization="Bearer \udcff"))
+        assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+        assert "Traceback" not in daemon.log

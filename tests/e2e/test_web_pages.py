@@ -1,0 +1,86 @@
+"""What a browser lets a web page send is turned away before a token is made, but for pages that the settings name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.fixtures.daemon import DaemonProcess, running
+from tests.fixtures.raw import message, replied
+from tests.fixtures.upstream import Upstream
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CHAT = json.dumps({"model": "disco", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}).encode()
+FRIEND = "https://chat.example"
+TEXT, FORM = "text/plain;charset=UTF-8", "application/x-www-form-urlencoded"
+REFUSED = {
+    "a page of a stranger": ({"Origin": "https://evil.example", "Sec_Fetch_Site": "cross-site"}, 403),
+    "one that does not say its origin": ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}, 403),
+    "a page of another program here": ({"Origin": "http://localhost:3000", "Sec_Fetch_Site": "same-site"}, 403),
+    "a file": ({"Origin": "null"}, 403),
+    "an extension": ({"Origin": "chrome-extension://abcdef"}, 403),
+    "a rebound name": ({"Host": "evil.example:4747"}, 403),
+    "a friend's look-alike": ({"Origin": f"{FRIEND}.evil.example", "Sec_Fetch_Site": "cross-site"}, 403),
+    "a form of an old browser": ({"Origin": "http://localhost:3000", "Content_Type": FORM}, 415),
+    "a text of an old browser": ({"Origin": "http://localhost:3000", "Content_Type": TEXT}, 415),
+    "a friend's text": ({"Origin": FRIEND, "Sec_Fetch_Site": "cross-site", "Content_Type": TEXT}, 415),
+    "a page without type": ({"Sec_Fetch_Mode": "no-cors", "Content_Type": ""}, 415),
+}
+SERVED = {
+    "no browser, any type": {"Content_Type": TEXT},
+    "no browser, no type": {"Content_Type": ""},
+    "a friend": {"Origin": FRIEND, "Sec_Fetch_Site": "cross-site"},
+    "a program with an origin": {"Origin": "http://localhost:3000", "Content_Type": "application/json; charset=utf-8"},
+    "node's fetch": {"Sec_Fetch_Mode": "cors"},
+    "a container": {"Host": "host.docker.internal:4747"},
+    "a name of ours": {"Host": "chat.localhost"},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def upstream() -> AsyncIterator[Upstream]:
+    async with Upstream(tokens=4) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def daemon(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DaemonProcess]:
+    settings = {"api": {"hosts": ["host.docker.internal"], "origins": [FRIEND]}}
+    async with running(tmp_path_factory.mktemp("d"), device=False, server=upstream.url, settings=settings) as started:
+        yield started
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_a_web_page_gets_nothing_and_no_token_is_made(
+    what: str, daemon: DaemonProcess, upstream: Upstream
+) -> None:
+    headers, status = REFUSED[what]
+    before = len(upstream.exchanges)
+    reply = await replied(daemon.url, message("POST", "/v1/chat/completions", CHAT, **headers))
+    assert (reply.status, reply.error["type"]) == (status, "invalid_request_error")
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    assert len(upstream.exchanges) == before
+
+
+@pytest.mark.parametrize("what", SERVED)
+async def test_who_is_no_page_or_a_named_one_is_served(what: str, daemon: DaemonProcess) -> None:
+    reply = await replied(daemon.url, message("POST", "/v1/chat/completions", CHAT, **SERVED[what]))
+    assert reply.status == 200, reply
+
+
+@pytest.mark.parametrize("target", ["http://evil.example/health", "http://evil@127.0.0.1/health", "evil.example:80"])
+async def test_a_target_that_names_another_host_is_refused(target: str, daemon: DaemonProcess) -> None:
+    method = "GET" if "/" in target else "CONNECT"
+    assert (await replied(daemon.url, message(method, target))).status in (400, 403)
+
+
+async def test_a_preflight_grants_nothing(daemon: DaemonProcess) -> None:
+    asked = message(
+        "OPTIONS", "/v1/chat/completions", Origin="http://localhost:3000", Access_Control_Request_Method="POST"
+    )
+    reply = await replied(daemon.url, asked)
+    assert reply.status >= 400
+    assert not [name for name in reply.headers if name.startswith("access-control")]
