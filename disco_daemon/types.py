@@ -219,13 +219,17 @@ class Usage:
     """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
 
     `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
-    the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`.
+    the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
+    `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
+    it; else it is what its text tells.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     busy_s: float = 0.0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +331,7 @@ class Outcome:
 
     @property
     def billed(self) -> tuple[int, int]:
-        """Prompt and answer tokens as the winner counts them: OpenAI's `usage`."""
+        """Prompt and answer tokens as the endpoints count them: OpenAI's `usage`."""
         used = next((a.usage for a in self.attempts if a.side is self.winner), Usage())
         return used.prompt_tokens + used.cached_tokens or self.prompt_tokens, sum(self.tokens.values())
 
@@ -335,6 +339,11 @@ class Outcome:
     def cached_tokens(self) -> int:
         """Of the billed prompt, the tokens that were in the device's KV cache."""
         return next((a.usage.cached_tokens for a in self.attempts if a.side is self.winner), 0)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the billed answer, the tokens that were thoughts."""
+        return next((a.usage.reasoning_tokens for a in self.attempts if a.side is self.winner), 0)
 
     def _named_attempts(self) -> list[tuple[str, Attempt]]:
         """Attempts as `device`, `server`; later ones of the same side as `device#2` and so on."""

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..delivery.buffer import TokenBuffer
+from ..delivery.cut import first
 from ..delivery.seam import Diverged, Seam, StopScan
 from ..errors import DiscoError, EndpointError, Unavailable
 from ..types import BOTH, Continuation, Delivery, Finish, Handoff, Plan, Side, Token
@@ -141,6 +142,7 @@ class Answer:
     _scan: StopScan | None = None
     _dropped: set[Side] = field(default_factory=set)  # targets that a move for money was tried with in vain
     _n_died_midway: int = 0  # deaths of the engine after the reader had got something
+    _cut: bool = False  # at `max_tokens`, since an endpoint said more
     _now: float = 0.0
 
     @property
@@ -272,9 +274,25 @@ class Answer:
 
     def _accept(self, side: Side, token: Token) -> Iterable[Effect]:
         """A token of the source; it may be the last one."""
-        yield from self._keep(side, token)
+        yield from self._keep_within(side, token)
         if self.handoffs and side in self._running:
             yield from self._limited(side)
+
+    def _keep_within(self, side: Side, token: Token) -> Iterable[Effect]:
+        """As much of a token as `max_tokens` leaves room for.
+
+        An endpoint that keeps to its limit ends by itself, and tells how it was; one that goes on beyond it is cut.
+        """
+        if self.max_tokens is None or self.n_generated + token.n_tokens <= self.max_tokens:
+            yield from self._keep(side, token)
+            return
+        within = first(token, self.max_tokens - self.n_generated)
+        if within is not None:
+            yield from self._keep(side, within)
+        self._cut = True
+        if side in self._running:
+            self._scan = None  # what it holds back is beyond the limit
+            yield from self._stop(side, "length")
 
     def _keep(self, side: Side, token: Token) -> Iterable[Effect]:
         """Make the token part of the answer; the buffer says what of it is shown now."""
@@ -306,7 +324,10 @@ class Answer:
         assert self._scan is not None
         said, stopped = self._scan.take(token)
         for piece in said:
-            yield from self._keep(side, piece)
+            if self.state in (State.RELAYING, State.HANDOFF):
+                yield from self._keep_within(side, piece)
+        if self.state is State.DONE:
+            return
         if stopped:
             yield from self._stop(side, "stop")
         elif side in self._running:
@@ -468,7 +489,7 @@ class Answer:
         for token in self.buffer.flush(self._now):
             yield Deliver(token)
         self.state = State.DONE
-        yield Complete(reason)
+        yield Complete("length" if self._cut else reason)
 
     def _rest_of_scan(self) -> Iterable[Effect]:
         """What might have grown into a stop string, and has not."""

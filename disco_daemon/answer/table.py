@@ -25,7 +25,7 @@ TRANSITIONS: dict[State, dict[type, frozenset[State]]] = {
     State.PLANNED: {Begin: frozenset({State.RACING, State.FAILED})},
     State.RACING: {
         Due: frozenset({State.RACING}),
-        Arrived: frozenset({State.RACING, State.RELAYING}),
+        Arrived: frozenset({State.RACING, State.RELAYING, State.DONE}),
         Ended: frozenset({State.RACING, State.DONE}),
         Broke: frozenset({State.RACING, State.FAILED}),
         Followed: frozenset({State.RACING}),

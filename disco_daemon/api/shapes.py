@@ -111,6 +111,7 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": outcome.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
     }
 
 

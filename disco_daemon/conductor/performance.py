@@ -36,7 +36,7 @@ from ..errors import DiscoError, EndpointError, ReaderGone
 from ..money.purse import Asked, Refused
 from ..scheduling.mover import View
 from ..types import CaughtUp, Continuation, Delivery, GenerationRequest, Outcome, PromptLength, Side, Token
-from .record import attempt_of, reading_of, transcript
+from .record import attempt_of, reading_of, tokens_of, transcript
 from .spending import asked, capped
 from .stage import Effort, Inbox, Run, Sink, Stage
 
@@ -463,7 +463,7 @@ class Performance:
             ttft_s=None if self._first_at is None else self._first_at - self._began,
             duration_s=now - self._began,
             handoffs=answer.handoffs,
-            tokens=dict(answer.tokens),
+            tokens=tokens_of(answer.tokens, self._runs),
             attempts=attempts,
             cost_usd=sum(stage.purse.prices.cost_usd(a) for a in attempts),
             energy_j=sum(a.energy_j for a in attempts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +54,19 @@ def _unseen(run: Run, stage: Stage, max_tokens: int | None) -> int:
     made = run.n_before + run.usage.completion_tokens
     left = stage.planner.knowledge.outputs.expected_remaining(made)
     return round(left if max_tokens is None else min(left, max(0, max_tokens - made)))
+
+
+def tokens_of(counted: Mapping[Side, int], runs: Sequence[Run]) -> dict[Side, int]:
+    """Tokens of the answer by side: as a side counts them itself, where it does and came to its own end.
+
+    Of what it made and nobody got (a repetition, or what came too late for a handoff) the share is by our count.
+    """
+    tokens = dict(counted)
+    for side, n in counted.items():
+        made = [run for run in runs if run.side is side and run.n_tokens]
+        if n and len(made) == 1 and made[0].whole and made[0].usage.told:
+            tokens[side] = max(1, round(made[0].usage.completion_tokens * n / made[0].n_tokens))
+    return tokens
 
 
 def reading_of(arrivals: Sequence[float], began: float, expected_ttft_s: float, pace_tps: float) -> Reading | None:

@@ -122,7 +122,16 @@ class Run:
         """Decode speed so far, token/s; None before it shows."""
         if self.first_at is None or self.n_tokens < MIN_RATE_TOKENS or self.last_at <= self.first_at:
             return None
-        return (self.n_tokens - 1) / (self.last_at - self.first_at)
+        return (self._n_streamed - 1) / (self.last_at - self.first_at)
+
+    @property
+    def _n_streamed(self) -> int:
+        """Tokens that came in its stream, by the endpoint's own count once it is known; not those it kept to itself."""
+        usage = self.usage
+        if not (self.whole and usage.told):
+            return self.n_tokens
+        without_thoughts = usage.completion_tokens - usage.reasoning_tokens
+        return without_thoughts if without_thoughts >= self.n_tokens else usage.completion_tokens
 
 
 class Inbox:

@@ -12,6 +12,8 @@ Generated tokens come in by `put` and leave it in order, each exactly once. When
 `mark` begins the *tail*: what the source of a handoff generates beyond the place where the target goes on. It stays
 behind everything else, is released only when it is due at pace, and what is left of it can be taken back (`retract`).
 
+Of a piece of several tokens, as servers send them, the words leave one by one where there is a pace to keep.
+
 The first token is never delayed. Whatever the mode, a cluster that the next token may extend (`graphemes`) waits for
 that token or for the flush; if the next one is there and does extend it, both go together.
 """
@@ -25,7 +27,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from ..types import Delivery, Token
-from .cut import merged, split
+from .cut import merged, split, words
 from .graphemes import extends, settled
 
 MAX_BUFFERED = 8192  # tokens held; beyond them the oldest pass: half an hour of reading, and of bounded memory
@@ -130,7 +132,7 @@ class TokenBuffer:
         out = self.release(now) if self._queue and self._due <= now else []
         if not self._queue:
             self._due, self._fresh = max(self._due, now), False
-        self._queue.append(token)
+        self._queue.extend(words(token) if self._on_grid else (token,))
         self._n_queued += token.n_tokens
         out += self.release(now)
         return out

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ..types import Token
+from .graphemes import settled
+
+_WORD = re.compile(r"\S+\s*|\s+")
 
 
 def merged(tokens: Sequence[Token]) -> Token:
@@ -31,3 +35,38 @@ def split(tokens: Sequence[Token], at: int) -> tuple[list[Token], list[Token]]:
         before.append(token)
         at -= len(token.text)
     return before, []
+
+
+def words(token: Token) -> list[Token]:
+    """The same in pieces that end between words, each with its share of the count; ids stay with the last of them.
+
+    What is more than text, or no more than one token or word, stays whole.
+    """
+    if token.n_tokens < 2 or token.delta is not None or token.logprobs is not None:
+        return [token]
+    texts = _WORD.findall(token.text)
+    n_pieces = min(len(texts), token.n_tokens)
+    if n_pieces < 2:
+        return [token]
+    pieces, n_words, n_counted = [], 0, 0
+    for i in range(1, n_pieces + 1):
+        to_word, to_token = i * len(texts) // n_pieces, i * token.n_tokens // n_pieces
+        ids = token.ids if i == n_pieces else ()
+        pieces.append(Token("".join(texts[n_words:to_word]), to_token - n_counted, ids=ids))
+        n_words, n_counted = to_word, to_token
+    return pieces
+
+
+def first(token: Token, n: int) -> Token | None:
+    """As much of the token as counts `n`, cut between words, or else between characters; None where that is nothing."""
+    if n <= 0 or n >= token.n_tokens:
+        return token if n > 0 else None
+    if token.delta is not None or token.logprobs is not None:
+        return Token(token.text, n, token.delta, token.logprobs)  # half of a call is worth nothing
+    kept, n_kept = "", 0
+    for piece in words(token):
+        if n_kept + piece.n_tokens > n:
+            break
+        kept, n_kept = kept + piece.text, n_kept + piece.n_tokens
+    at = settled(token.text[: max(1, len(token.text) * n // token.n_tokens)])
+    return Token(kept or token.text[:at], n) if kept or at else None

@@ -125,6 +125,7 @@ class Device:
                             yield CaughtUp()
                     case wire.Piece(text=text, n_tokens=n_tokens, ids=ids, thought=thought):
                         usage.completion_tokens += n_tokens
+                        usage.reasoning_tokens += n_tokens * thought
                         if not answer.outdated:
                             yield _thought(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
                     case wire.Done(reason=reason):

@@ -292,8 +292,7 @@ class Server:
         )
 
     async def _read(self, chunks: AsyncIterator[dict[str, Any]], usage: Usage, reader: Reader) -> Events:
-        """OpenAI's chunks as tokens; `usage` follows."""
-        n_tokens = 0
+        """OpenAI's chunks as tokens; `usage` follows. Told is what comes with the last token or after it."""
         async for chunk in chunks:
             if error := chunk.get("error"):
                 message = error.get("message") if isinstance(error, dict) else error
@@ -301,10 +300,10 @@ class Server:
             if billed := chunk.get("usage"):
                 take_bill(billed, usage)
             for choice in chunk.get("choices") or ():
-                token = reader.token(choice)
+                token = reader.token(choice, usage.completion_tokens if billed and usage.told else None)
                 if token is not None:
-                    n_tokens += token.n_tokens
-                    usage.completion_tokens = max(usage.completion_tokens, n_tokens)
+                    if not billed:
+                        usage.completion_tokens, usage.told = max(usage.completion_tokens, reader.n_tokens), False
                     yield token
                 if choice.get("finish_reason"):
                     yield Finish(str(choice["finish_reason"]))

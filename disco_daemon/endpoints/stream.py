@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ..types import Json, Token, Usage
+from .counting import tokens_in, tokens_of_delta
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 
@@ -70,25 +71,51 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Reader:
-    """Chunks of one answer as Tokens; both kinds of chunks, a chat's `delta` and a raw completion's `text`."""
+    """Chunks of one answer as Tokens; both kinds of chunks, a chat's `delta` and a raw completion's `text`.
+
+    How many tokens a chunk has, its ids or log-probabilities tell, or a usage block that comes with it; else its text.
+    `n_tokens` were given out so far.
+    """
 
     def __init__(self, *, ids_back: bool = False) -> None:
         self._ids_back = ids_back
         self._ids: tuple[int, ...] = ()  # of chunks whose text is still to come: a character cut in two
         self._unnamed = 0  # tokens given out since the last ids
+        self._names = False  # it has told ids: what comes without is a part of the next ones' text
+        self.n_tokens = 0
 
-    def token(self, choice: dict[str, Any]) -> Token | None:
-        """One chunk's choice as a Token, None if it carries nothing. Raises TypeError for what is no choice."""
+    def token(self, choice: dict[str, Any], n_told: int | None = None) -> Token | None:
+        """One chunk's choice as a Token, None if it carries nothing. Raises TypeError for what is no choice.
+
+        `n_told` tokens the answer has with this chunk, by a usage block that came with it.
+        """
         found = _token(choice)
-        if not self._ids_back:
-            return found
+        if self._ids_back:
+            found = self._named(found, choice)
+        if found is None:
+            return None
+        if n_told is not None:
+            found = self._told(found, n_told - self.n_tokens)
+        self.n_tokens += found.n_tokens
+        return found
+
+    def _named(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
+        """The same with its ids."""
         self._ids += _ids(choice)
         if found is None:
             return None
         ids, self._ids = self._ids, ()
-        n_tokens = max(1, len(ids) - self._unnamed)
+        self._names = self._names or bool(ids)
+        n_tokens = max(1, len(ids) - self._unnamed) if self._names else found.n_tokens
         self._unnamed = 0 if ids else self._unnamed + n_tokens
         return Token(found.text, n_tokens, found.delta, found.logprobs, ids)
+
+    @staticmethod
+    def _told(found: Token, n_new: int) -> Token:
+        """The same with as many tokens as the usage block adds: of text not more than it has bytes, whoever says so."""
+        most = len(found.text.encode("utf-8", "replace")) if found.delta is None else found.n_tokens
+        n_tokens = min(max(1, n_new), max(1, most))
+        return Token(found.text, n_tokens, found.delta, found.logprobs, found.ids)
 
 
 def take_bill(billed: dict[str, Any], usage: Usage) -> None:
@@ -97,7 +124,12 @@ def take_bill(billed: dict[str, Any], usage: Usage) -> None:
     Of the prompt, OpenAI tells in `prompt_tokens_details` how much was in its cache, which is cheaper. Raises TypeError
     for what is no count: it would be booked and stored.
     """
-    usage.completion_tokens = _count(billed, "completion_tokens") or usage.completion_tokens
+    n_completion = _count(billed, "completion_tokens")
+    usage.told = n_completion > 0
+    if usage.told:
+        usage.completion_tokens = n_completion
+        details = billed.get("completion_tokens_details")
+        usage.reasoning_tokens = _count(details, "reasoning_tokens") if isinstance(details, dict) else 0
     if prompt := _count(billed, "prompt_tokens"):
         details = billed.get("prompt_tokens_details")
         cached = min(prompt, _count(details, "cached_tokens")) if isinstance(details, dict) else 0
@@ -128,8 +160,17 @@ def _of(text: object, delta: dict[str, Any], logprobs: Json | None) -> Token | N
         raise TypeError("the text of a chunk is no string")
     if len(delta) > 1 or not text:
         delta = {k: v for k, v in delta.items() if k not in ("content", "role") and v not in (None, "", [], {})}
-        return Token(text, 1, delta or None, logprobs) if text or delta else None
-    return Token(text, 1, None, logprobs)
+        if not (text or delta):
+            return None
+        n_tokens = tokens_of_delta(delta) + (tokens_in(text) if text else 0) if delta else tokens_in(text)
+        return Token(text, _named_in(logprobs) or n_tokens, delta or None, logprobs)
+    return Token(text, (_named_in(logprobs) if logprobs else 0) or tokens_in(text), None, logprobs)
+
+
+def _named_in(logprobs: Json | None) -> int:
+    """Tokens that log-probabilities are told of; 0 if of none."""
+    told = logprobs.get("content") if logprobs else None
+    return len(told) if isinstance(told, list) else 0
 
 
 def _ids(choice: dict[str, Any]) -> tuple[int, ...]:

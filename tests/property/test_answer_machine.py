@@ -109,6 +109,7 @@ class Run:
     stop: str
     knows_ids: bool
     repeats: str = ""  # what it says before it goes on
+    heeds: bool = True  # its limit
     pieces: list[str] = field(default_factory=list)
     first: int = -1
     n_said: int = 0
@@ -129,7 +130,7 @@ class Run:
         """The next token, of up to `n` pieces, or the end."""
         if self.finished is not None or self.n_said == len(self.pieces):
             return Finish(self.finished or "stop")
-        if self.limit is not None and self.n_said >= self.limit:
+        if self.heeds and self.limit is not None and self.n_said >= self.limit:
             return Finish("length")
         pieces = self.pieces[self.n_said : self.n_said + n]
         ids = self._ids(len(pieces))
@@ -213,6 +214,7 @@ class Played(RuleBasedStateMachine):
         max_tokens=st.sampled_from([None, None, 4, 12, 25, 40]),
         stop_at=st.none() | st.none() | st.integers(0, 120),
         n_first=st.integers(0, 8),
+        heeds=st.booleans(),
     )
     def begin(
         self,
@@ -227,12 +229,13 @@ class Played(RuleBasedStateMachine):
         max_tokens: int | None,
         stop_at: int | None,
         n_first: int,
+        heeds: bool,
     ) -> None:
         self.model, self.same = Model(pieces), pieces is not None
         self.whole = "".join(pieces or ())
         self.manner = manner if self.same else "exact"
         self.server_ids = server_ids
-        self.max_tokens = max_tokens
+        self.max_tokens, self.heeds = max_tokens, heeds
         self.stop = self.whole[stop_at : stop_at + 4] if stop_at is not None else ""
         if self.manner == "restarts" and server is Continuation.EXACT:
             server = Continuation.GUARDED
@@ -285,6 +288,7 @@ class Played(RuleBasedStateMachine):
         exact = self.watch.answer.continuation[side] is Continuation.EXACT
         limit = self.max_tokens if self.max_tokens is None or not exact else max(1, self.max_tokens - n)
         run = Run(side, text, limit, self.stop, self.same and (side is DEVICE or self.server_ids))
+        run.heeds = self.heeds or side is DEVICE
         if side is SERVER and text:
             if self.manner == "restarts" and len(text) >= Seam.MIN_RESTART:
                 run.repeats = text
@@ -300,7 +304,8 @@ class Played(RuleBasedStateMachine):
         return side in self.watch.running and side not in self.watch.held
 
     def speak(self, side: Side, n: int, after_s: float) -> None:
-        said = self.current[side].speak(n if self.max_tokens is None else 1)
+        run = self.current[side]
+        said = run.speak(n if self.max_tokens is None or not run.heeds else 1)
         self.on(Arrived(side, said) if isinstance(said, Token) else Ended(side, said), after_s)
 
     # --- what may happen ---------------------------------------------------------------------------------------------

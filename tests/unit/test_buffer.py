@@ -229,8 +229,37 @@ def test_the_grid_begins_anew_where_the_buffer_ran_empty() -> None:
 def test_several_tokens_in_one_take_as_many_steps() -> None:
     puts = [(0.0, Token("one two three ", 3)), (0.0, Token("four"))]
     buffer = TokenBuffer(Delivery.PACED, PACE)
-    assert [at for at, _ in play(buffer, puts)] == pytest.approx([0, 3 * STEP])
-    assert list(buffer.arrivals) == pytest.approx([0, 0, 0, 3 * STEP])
+    out = play(buffer, puts)
+    assert [token.text for _, token in out] == ["one ", "two ", "three ", "four"]
+    assert [at for at, _ in out] == pytest.approx([i * STEP for i in range(4)])
+    assert list(buffer.arrivals) == pytest.approx([i * STEP for i in range(4)])
+
+
+def test_what_cannot_be_cut_between_words_takes_as_many_steps_as_it_has_tokens() -> None:
+    call = Token("", 2, {"tool_calls": []})
+    for whole in (Token("Donaudampfschiff ", 3, ids=(1, 2, 3)), Token("👍🏽 ", 3)):
+        buffer = TokenBuffer(Delivery.PACED, PACE)
+        assert play(buffer, [(0.0, whole), (0.0, Token("four"))]) == [(0.0, whole), (3 * STEP, Token("four"))]
+    assert TokenBuffer(Delivery.PACED, PACE).put(call, 0.0) == [call]
+
+
+def test_a_pace_of_4_8_tokens_a_second_holds_for_chunks_of_20() -> None:
+    chunks = [Token("".join(f"w{i} " for i in range(20 * c, 20 * c + 20)), 20, ids=(c,)) for c in range(5)]
+    buffer = TokenBuffer(Delivery.PACED, 4.8)
+    out = play(buffer, [(0.1 * i, chunk) for i, chunk in enumerate(chunks)])
+    assert "".join(token.text for _, token in out) == "".join(chunk.text for chunk in chunks)
+    assert [i for _, token in out for i in token.ids] == [0, 1, 2, 3, 4]
+    n = 0
+    for at, token in out:
+        n += token.n_tokens
+        assert n <= 1 + at * 4.8 + 1e-6
+    assert n == len(buffer.arrivals) == 100
+
+
+def test_without_a_pace_a_chunk_stays_whole() -> None:
+    chunk = Token("one two three ", 3)
+    for delivery in (Delivery.OFF, Delivery.RESERVE):
+        assert TokenBuffer(delivery, PACE).put(chunk, 0.0) == [chunk]
 
 
 @pytest.mark.parametrize("delivery", Delivery)

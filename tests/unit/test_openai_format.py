@@ -354,6 +354,7 @@ def test_a_body_is_a_chat_completion() -> None:
         "completion_tokens": 5,
         "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert found["disco"]["winner"] == "server"
 

@@ -23,6 +23,7 @@ USAGE = {
     "completion_tokens": 5,
     "total_tokens": 12,
     "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 0},
 }
 OUTCOME = Outcome(
     "r", 0.0, "m", "race", Plan(0, 0), 7, Side.SERVER, "stop", None, 0.1, 1.0, 1, TOKENS, (), 0.0, 0.0
