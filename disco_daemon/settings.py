@@ -141,7 +141,8 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """optimal (learns both sides), paper (DiSCo), stochastic, stochastic-concurrent, race (both at once), all-device,
     all-server, or delay (server first, the device after `delay_s`)."""
     budget: _Share = 0.5
-    """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1."""
+    """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1. The device is booked
+    with what it computes, not with what it has in its KV cache; the server with the whole prompt, whenever asked."""
     scarcer: str = "auto"
     """Whose use the budget limits: device, server, or auto (whichever costs more per token)."""
     alpha: _Share = 0.05

@@ -1,4 +1,4 @@
-"""`disco eval`: play recorded traces, or the user's own history, against the policies; no model, no network."""
+"""`disco eval`: play recorded traces, drawn chats or the user's own history against the policies; no model needed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ OF_TRACES = (
     "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
     "dearer", "server_tps",
 )  # fmt: skip
+OF_CHATS = ("seeds", "requests")  # these of the traces' options go with --chats, too
 SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
 DEFAULT_POLICIES = "stochastic,stochastic-concurrent,paper,paper-paced,optimal,clairvoyant,best-p99"
 
@@ -36,6 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--traces", metavar="DIR", help="folder with CSV files; see docs/evaluation.md")
     source.add_argument("--history", action="store_true", help="your own requests under other settings: docs/whatif.md")
+    source.add_argument(
+        "--chats", action="store_true", help="drawn chats of many turns: what booking fresh tokens gains"
+    )
     parser.add_argument("--path", metavar="FILE", help="with --history: the history file (default: the daemon's)")
     parser.add_argument("--rates", default=whatif.RATES, help="with --history: exchange rates, $/kWh")
     parser.add_argument("--days", type=float, metavar="N", help="with --history: only the last N days")
@@ -54,12 +58,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         f"--online: {ONLINE_POLICIES}; --handoff: {HANDOFF_POLICIES})",
     )
     parser.add_argument(
-        "--budgets", default="0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", help="budget ratios b, comma-separated"
+        "--budgets",
+        default="0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9",
+        help="budget ratios b, comma-separated (with --chats: 0.1,0.3)",
     )
     parser.add_argument("--alpha", type=float, default=0.05, help="tail share of the paper's policy")
     parser.add_argument("--kappa", type=float, default=0.058, help="weight of the CVaR in optimal")
-    parser.add_argument("--seeds", type=int, help=f"default: {SEEDS}; with --handoff: {HANDOFF_SEEDS}")
-    parser.add_argument("--requests", type=int, default=2000, help="requests of each seed")
+    parser.add_argument("--seeds", type=int, help=f"default: {SEEDS}; with --handoff: {HANDOFF_SEEDS}, with --chats: 3")
+    parser.add_argument("--requests", type=int, default=2000, help="requests of each seed (with --chats: 1200)")
     parser.add_argument("--window", action="store_true", help="keep b + 2 points over any 200 requests, as the daemon")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--online", action="store_true", help="learn while it goes, from censored samples")
@@ -74,7 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--server-tps", type=float, default=60.0, help="with --handoff: speed of the servers, token/s")
     parser.add_argument("--json", action="store_true", help="print all cells as one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the paper's figures from these numbers")
-    usual = {name: parser.get_default(name) for name in (*OF_TRACES, *OF_HISTORY)}
+    usual = {name: parser.get_default(name) for name in (*OF_TRACES, *OF_HISTORY, "policies", "plots", "budgets")}
     parser.set_defaults(run=run, usual=usual)
 
 
@@ -82,11 +88,18 @@ def _check(args: argparse.Namespace) -> None:
     """An option that would do nothing is a mistake. Raises ConfigError."""
     from ..errors import ConfigError
 
-    idle, source = (OF_TRACES, "--traces") if args.history else (OF_HISTORY, "--history")
-    for name in idle:
-        if getattr(args, name) != args.usual[name]:
-            msg = f"--{name.replace('_', '-')} goes with {source} only: leave it out"
-            raise ConfigError(msg)
+    of_others: dict[str, tuple[str, ...]] = {
+        "--traces": () if args.traces else OF_TRACES,
+        "--history": () if args.history else OF_HISTORY,
+    }
+    if args.chats:
+        left = [name for name in OF_TRACES if name not in OF_CHATS]
+        of_others = {"--traces": (*left, "policies", "plots"), "--history": OF_HISTORY}
+    for source, names in of_others.items():
+        for name in names:
+            if getattr(args, name) != args.usual[name]:
+                msg = f"--{name.replace('_', '-')} goes with {source} only: leave it out"
+                raise ConfigError(msg)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.history:
         return whatif.run(args)
+    if args.chats:
+        return _run_chats(args)
     from pathlib import Path
 
     from ..simulate import handoff_report, report
@@ -114,6 +129,35 @@ def run(args: argparse.Namespace) -> int:
     summary = handoff_report.handoff_summary if args.handoff else report.summary
     print(json.dumps({"cells": [as_json(c) for c in cells]}) if args.json else summary(cells))
     return 0
+
+
+def _run_chats(args: argparse.Namespace) -> int:
+    """Play the chats, with a progress bar; the table goes to stdout."""
+    from dataclasses import asdict
+    from functools import partial
+
+    from ..simulate import chats
+
+    wanted = chats.BUDGETS if args.budgets == args.usual["budgets"] else _budgets(args)
+    n_requests = chats.N_REQUESTS if args.requests == args.usual["requests"] else args.requests
+    play = partial(chats.evaluate_chats, chats.KINDS, wanted, args.seeds or chats.N_SEEDS, n_requests)
+    rows = list(_with_progress(len(chats.KINDS) * len(wanted) * len(chats.BOOKINGS), play))
+    print(json.dumps({"chats": [asdict(row) for row in rows]}) if args.json else chats.summary(rows))
+    return 0
+
+
+def _budgets(args: argparse.Namespace) -> tuple[float, ...]:
+    from ..errors import ConfigError
+
+    try:
+        budgets = tuple(float(b) for b in args.budgets.split(","))
+    except ValueError as e:
+        msg = f"--budgets takes numbers: {e}"
+        raise ConfigError(msg) from e
+    if not all(0 <= b <= 1 for b in budgets):
+        msg = f"--budgets takes shares from 0 to 1, not {args.budgets}"
+        raise ConfigError(msg)
+    return budgets
 
 
 def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
@@ -177,7 +221,7 @@ def _started(phone: Phone, start_s: float) -> Phone:
     return replace(phone, start_s=start_s)
 
 
-def _with_progress(total: int, work: Any) -> Iterable[Cell]:
+def _with_progress(total: int, work: Any) -> Iterable[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 

@@ -143,8 +143,7 @@ class CostMover:
 
     def _affordable(self, view: View) -> bool:
         """A handoff lets its target process the prompt: the scarcer side must have that left."""
-        planner = self._planner
-        return view.target is not planner.constrained or bool(planner.pacer.allows(view.prompt))
+        return self._planner.allows(view.target, view.prompt, min(view.cached, view.prompt))
 
 
 class Stay:

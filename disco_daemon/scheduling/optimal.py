@@ -98,7 +98,8 @@ class Optimal:
             np.zeros_like(server),
             server,
             problem.contexts,
-            _ServerRevision(problem, best, prices),
+            _ServerRevision(problem, best, prices.tolist(), [float(c.mean_below(best)) for c in problem.curves]),
+            bills_whole=True,
         )
 
 
@@ -297,16 +298,17 @@ class _WaitRevision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServerRevision:
-    """Whether to ask the server for one request, with the T_d it really has now."""
+    """Whether to ask the server for one request, with the T_d it really has now, at the price of its whole prompt."""
 
     problem: _Problem
     tau: float
-    prices: FloatArray
+    prices: list[float]
+    below: list[float]  # E[min(T, tau)] of each context
 
     def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
-        problem, curve = self.problem, self.problem.curves[context]
+        problem, tau = self.problem, self.tau
         _, device_s = problem.of_device(length, moment)
-        mean = curve.mean_below(device_s)
-        late = max(device_s - self.tau, 0.0) - max(mean - curve.mean_below(self.tau), 0.0)
+        mean = float(problem.curves[context].mean_below(device_s))
+        late = max(device_s - tau, 0.0) - max(mean - self.below[context], 0.0)
         gain = (device_s - mean + problem.weight * late) / (length / problem.mean_length)
         return Plan(0.0, 0.0 if gain > self.prices[rung] else math.inf)

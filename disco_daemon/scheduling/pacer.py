@@ -90,12 +90,15 @@ class Pacer:
         soft = (self._free() / self._mean_length - 1) / SOFT
         return _most(_least(budget, soft), self._floor)
 
-    def allows(self, length: Amount) -> BoolArray | bool:
-        """Whether the constrained side may process `length` tokens more without breaking the window's promise."""
+    def allows(self, length: Amount, tokens: Amount | None = None) -> BoolArray | bool:
+        """Whether the constrained side may process `tokens` of a prompt of `length` within the window's promise.
+
+        By default all of them.
+        """
         if not self._windowed:
             return np.ones(np.broadcast(length, self.budget).shape, dtype=np.bool_)
         room = self._free() + self._limit * (length - self._mean_length)
-        return room >= length
+        return room >= (length if tokens is None else tokens)
 
     def _free(self) -> Amount:
         """The headroom less what answers under way hold; their prompts are among those to come that it counts on."""

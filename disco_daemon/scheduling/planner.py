@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..estimation.context import Contexts
 from ..estimation.knowledge import Knowledge, Snapshot
-from ..types import BOTH, Outcome, Plan, Readiness, Side, finite
+from ..types import BOTH, Attempt, Outcome, Plan, Readiness, Side, finite
 from .outlook import Outlook
 from .pacer import Pacer
 from .policy import Policy
@@ -28,7 +28,8 @@ REFIT_EVERY = 10  # finished answers; a fit takes some 10 ms of another thread
 class Planned:
     """One committed plan, to be settled exactly once. `reserved` tokens of the budget are held for it.
 
-    `constrained` is the side whose budget that was, and `pacer` kept the account: both may be others by then.
+    `constrained` is the side whose budget that was, and `pacer` kept the account: both may be others by then. `cached`
+    tokens of the prompt were in the device's KV cache.
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class Planned:
     constrained: Side
     pacer: Pacer
     reserved: float = 0.0
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +80,24 @@ class Planner:
 
     def plan(self, length: int, readiness: Mapping[Side, Readiness]) -> Planned:
         """Commit to the start delays of a prompt of `length` tokens; the budget it may use is reserved."""
-        speed = readiness.get(Side.DEVICE, Readiness()).prefill_tps
-        if speed is not None and self.knowledge.measured_speed(speed):
+        device = readiness.get(Side.DEVICE, Readiness())
+        if device.prefill_tps is not None and self.knowledge.measured_speed(device.prefill_tps):
             self._n_new += REFIT_EVERY
         plan = self.preview(length, readiness, self._draw())
         if not self.policy.learns:
             return Planned(plan, length, self.constrained, self.pacer)
-        delay = plan.delay(self.constrained)
-        reserved = length * (1.0 if delay == 0 else self.budget) if math.isfinite(delay) else 0.0
+        delay, tokens = plan.delay(self.constrained), self.to_process(self.constrained, length, device.cached)
+        reserved = tokens * (1.0 if delay == 0 else self.budget) if math.isfinite(delay) else 0.0
         self.pacer.reserve(length, reserved)
-        return Planned(plan, length, self.constrained, self.pacer, reserved)
+        return Planned(plan, length, self.constrained, self.pacer, reserved, device.cached)
+
+    def to_process(self, side: Side, length: int, cached: int) -> int:
+        """Prompt tokens that a start of `side` is booked with: a server bills what the device has in its KV cache."""
+        return max(1, length - cached) if side is Side.DEVICE else length
+
+    def allows(self, side: Side, length: int, cached: int = 0) -> bool:
+        """Whether that side may process a prompt now, of which the device has `cached` tokens: by the budget alone."""
+        return side is not self.constrained or bool(self.pacer.allows(length, self.to_process(side, length, cached)))
 
     def preview(self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float = 0.0) -> Plan:
         """What would be planned now; commits to nothing."""
@@ -100,7 +110,7 @@ class Planner:
             plan = Plan(0.0, 0.0)
         else:
             plan = self.table.plan(length, self._moment(length, device, draw, waited_s))
-        if math.isfinite(plan.delay(self.constrained)) and not self.pacer.allows(length):
+        if math.isfinite(plan.delay(self.constrained)) and not self.allows(self.constrained, length, device.cached):
             return Plan(math.inf, 0.0) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
         return plan
 
@@ -126,11 +136,21 @@ class Planner:
     def settle(self, planned: Planned, outcome: Outcome) -> None:
         """Book what the answer really used, and learn from it."""
         if self.policy.learns:
-            used = any(attempt.side is planned.constrained for attempt in outcome.attempts)
             planned.pacer.release(planned.length, planned.reserved)
-            planned.pacer.settle(planned.length, planned.length * used)
+            planned.pacer.settle(planned.length, self.processed(planned, outcome.attempts))
         self.knowledge.learn(outcome)
         self._n_new += 1
+
+    def processed(self, planned: Planned, attempts: Sequence[Attempt]) -> int:
+        """Prompt tokens that the constrained side has processed, or bills: what the budget is booked with.
+
+        A server bills the whole prompt once it is asked. The device tells what it has computed; where it has told
+        nothing, it is taken to have computed all that was not in its KV cache.
+        """
+        length, used = planned.length, [a for a in attempts if a.side is planned.constrained]
+        if planned.constrained is Side.SERVER or not used:
+            return length if used else 0
+        return min(length, sum(_computed(a, length, planned.cached) for a in used))
 
     # --- telling -------------------------------------------------------------------------------------------------
 
@@ -238,6 +258,14 @@ class Planner:
         """Fit at once, where time does not matter: in the simulator."""
         draft = self.begin_fit()
         self.adopt(draft, self.fit(draft))
+
+
+def _computed(attempt: Attempt, length: int, cached: int) -> int:
+    """Tokens of a prompt that one start of the device has computed; those of the answer so far come after them."""
+    usage = attempt.usage
+    if usage.prompt_tokens + usage.cached_tokens == 0:
+        return max(1, length - cached)
+    return min(usage.prompt_tokens, max(0, length - usage.cached_tokens))
 
 
 def _delays(plan: Plan) -> dict[str, float | None]:

@@ -58,7 +58,9 @@ class Table:
     """Start delays, s: `device_s` and `server_s` of shape [rungs, contexts, lengths].
 
     `lengths` [J] are ascending; a length is looked up in the bucket whose upper edge `edges` [J - 1] it does not
-    exceed. `budgets` [rungs] is what each rung is expected to spend, ascending.
+    exceed. `budgets` [rungs] is what each rung is expected to spend, ascending. What the device has in its KV cache
+    makes a prompt as quick as a shorter one; with `bills_whole` it costs as much as ever (the server's are billed
+    whole), so that such a prompt is no row of the table, and is left to the `revision`.
     """
 
     edges: FloatArray
@@ -67,6 +69,7 @@ class Table:
     server_s: FloatArray
     contexts: Contexts | None = None
     revision: Revision | None = None
+    bills_whole: bool = False
 
     @cached_property
     def _edges(self) -> list[float]:
@@ -86,7 +89,7 @@ class Table:
     def plan(self, length: int, moment: Moment) -> Plan:
         """Start delays for a prompt of `length` tokens."""
         rung, context = self.rung(moment.budget, moment.draw), bisect_left(self.bounds, moment.score)
-        if moment.unusual and self.revision is not None:
+        if self.revision is not None and (moment.unusual or (self.bills_whole and moment.cached > 0)):
             return self.revision.revise(length, rung, context, moment)
         bucket = bisect_left(self._edges, max(1, length - moment.cached))
         device_s = max(0.0, self.device_s.item(rung, context, bucket) - moment.waited_s)

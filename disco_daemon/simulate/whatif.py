@@ -160,7 +160,7 @@ class WhatIf:
             p99_ttft_s=float(np.quantile(race.ttft_s, 0.99)),
             server_usd=bill,
             device_wh=joules / J_PER_WH,
-            used=float(self.recorded.prompt @ self._starts(side, *waits)) / self._tokens,
+            used=float(self._booking(side) @ self._starts(side, *waits)) / self._tokens,
             device_won=float(race.device_won.mean()),
             moved=float(moved.mean()),
         )
@@ -213,7 +213,11 @@ class WhatIf:
             begin = -np.inf if i == 0 else rungs[i - 1] + known.draw[used] * (rungs[i] - rungs[i - 1])
             needed[used] = begin
         order = np.argsort(needed, kind="stable")
-        return needed[order], known.prompt[order].cumsum()
+        return needed[order], self._booking(side)[order].cumsum()
+
+    def _booking(self, side: Side) -> FloatArray:
+        """Tokens of the budget that a start of the side takes; [n]. The server bills what the device has cached."""
+        return self.recorded.fresh if side is Side.DEVICE else self.recorded.prompt
 
     def _starts(self, side: Side, device_wait: FloatArray, server_wait: FloatArray) -> BoolArray:
         """Which requests the side is started for; [n]."""

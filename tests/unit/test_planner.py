@@ -60,8 +60,10 @@ class Recording(Pacer):
         super().settle(length, spent)
 
 
-def attempt(side: Side, ttft_s: float = 0.5, *, censored: bool = False, error: str | None = None) -> Attempt:
-    return Attempt(side, "m", 0.0, ttft_s, censored, Usage(), error)
+def attempt(
+    side: Side, ttft_s: float = 0.5, *, censored: bool = False, error: str | None = None, usage: Usage | None = None
+) -> Attempt:
+    return Attempt(side, "m", 0.0, ttft_s, censored, usage or Usage(), error)
 
 
 RACE = Plan(0.0, 0.0)
@@ -312,6 +314,69 @@ def test_what_was_really_started_is_booked_once(constrained: Side, sides: tuple[
     asking.settle(planned, outcome(*map(attempt, sides), prompt_tokens=44))
     assert books.settled == [(40, 40 * (constrained in spent))]
     assert books.released == books.reserved == [(40, planned.reserved)]
+
+
+CACHED = {DEVICE: Readiness(cached=90)}
+
+
+@pytest.mark.parametrize(
+    ("told", "booked"),
+    [
+        ([Usage(10, cached_tokens=90)], 10),
+        ([Usage(4, cached_tokens=90)], 4),  # cancelled in the middle
+        ([Usage(60, cached_tokens=90)], 10),  # the rest of it was the answer so far, at a handoff
+        ([Usage(30, cached_tokens=120)], 0),  # so was all of this
+        ([Usage(100)], 100),  # the cache was gone by then
+        ([Usage()], 10),  # an endpoint that tells nothing
+        ([Usage(10, cached_tokens=90), Usage(100)], 100),  # and once more, by an engine that was restarted
+        ([], 0),
+    ],
+)
+def test_the_device_is_booked_with_what_it_computed_of_a_prompt(told: list[Usage], booked: int) -> None:
+    asking = planner(constrained=DEVICE)
+    asking.pacer = books = Recording(0.3)
+    planned = asking.plan(100, CACHED)
+    asking.settle(planned, outcome(attempt(SERVER), *(attempt(DEVICE, usage=usage) for usage in told)))
+    assert books.settled == [(100, booked)], "and the whole prompt was there to be processed"
+    assert books.released == books.reserved == [(100, planned.reserved)]
+
+
+def test_of_a_cached_prompt_the_rest_is_reserved_on_the_device_and_all_of_it_on_the_server() -> None:
+    device = Planner(make_policy("stochastic"), DEVICE, 0.5, draw=lambda: 0.1).plan(100, CACHED)
+    server = Planner(make_policy("stochastic"), SERVER, 0.5, draw=lambda: 0.1).plan(100, CACHED)
+    assert (device.plan, device.reserved) == (Plan(0.0, math.inf), 10)
+    assert (server.plan, server.reserved) == (Plan(math.inf, 0.0), 100)
+
+
+def test_the_server_is_booked_with_the_whole_prompt_however_much_the_device_has_of_it() -> None:
+    asking = planner(constrained=SERVER)
+    asking.pacer = books = Recording(0.3)
+    asking.settle(asking.plan(100, CACHED), outcome(attempt(SERVER, usage=Usage(40)), attempt(DEVICE)))
+    assert books.settled == [(100, 100)]
+
+
+def test_a_full_window_has_room_for_the_rest_of_a_cached_prompt_where_it_has_none_for_all_of_it() -> None:
+    limited = {side: planner(constrained=side, budget=0.1) for side in Side}
+    for side, asking in limited.items():
+        while asking.allows(side, 100):
+            asking.pacer.settle(100, 100)
+    assert limited[DEVICE].allows(DEVICE, 100, cached=99)
+    assert not limited[SERVER].allows(SERVER, 100, cached=99), "it bills them all"
+    assert math.isfinite(limited[DEVICE].plan(100, {DEVICE: Readiness(cached=99)}).plan.device_s)
+    assert math.isinf(limited[SERVER].plan(100, {DEVICE: Readiness(cached=99)}).plan.server_s)
+
+
+def test_a_server_is_not_asked_at_the_price_of_a_long_prompt_for_the_gain_of_a_short_one() -> None:
+    asking = Planner(make_policy("optimal"), SERVER, 0.2, draw=lambda: 0.5)
+    asking.knowledge.profiled(1 / 4000, 1.0)  # a device that takes a second to begin, whatever the prompt
+    for i in range(60):
+        asking.knowledge.learn(outcome(attempt(SERVER, 0.3 + 0.001 * i), prompt_tokens=(100, 2000)[i % 4 > 0]))
+    asking.refit()
+    short, long = asking.preview(100, {}, 0.5), asking.preview(2000, {}, 0.5)
+    cached = asking.preview(2000, {DEVICE: Readiness(cached=1900)}, 0.5)
+    assert short.server_s == 0, "a hundred tokens are worth the second that they save"
+    assert math.isinf(cached.server_s), "two thousand are not, where the device computes a hundred as well"
+    assert long.device_s == short.device_s == cached.device_s == 0
 
 
 def test_a_disturbed_attempt_teaches_nothing_but_is_paid_for() -> None:

@@ -213,14 +213,20 @@ def test_the_device_is_what_its_samples_say() -> None:
     assert phone.decode_tps == pytest.approx(DECODE_TPS, rel=0.05)
 
 
-def test_a_cached_prompt_is_short_for_the_device_and_long_for_the_budget() -> None:
+def test_a_cached_prompt_is_short_for_the_device_and_for_its_budget_and_long_for_the_servers() -> None:
     past = history(60, asked=1.0, shadow=1.0)
     usage = Usage(10, 20, 0.6, cached_tokens=90)
     cached = Attempt(DEVICE, "smol", 0.0, C + 10 * K, False, usage)
     server = Attempt(SERVER, "gpt", 0.0, 1.0, False, Usage(100, 1))
-    known = Recorded.of([replace(o, prompt_tokens=100, attempts=(server, cached)) for o in past])
+    chats = [replace(o, prompt_tokens=100, attempts=(server, cached)) for o in past]
+    known = Recorded.of(chats)
     assert (known.prompt == 100).all()
     assert (known.fresh == 10).all()
+    limited = {side: model("stochastic-concurrent", chats, scarcer=side) for side in (DEVICE, SERVER)}
+    device = limited[DEVICE].predict(1.0, 0.1)
+    assert device.used == pytest.approx(0.1 * device.device_won), "of each prompt the device computes a tenth"
+    assert device.device_won == 1, "so a tenth of the budget is enough for all of them"
+    assert limited[SERVER].predict(1.0, 0.5).used == pytest.approx(0.5, abs=0.02)
 
 
 def test_another_models_times_say_nothing_about_the_latest_one() -> None:
