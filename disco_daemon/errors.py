@@ -61,6 +61,9 @@ class EndpointError(DiscoError):
         elif reason == "rate_limited":
             self.status = 429
             self.type = "rate_limit_error"
+        elif reason == "overloaded":  # its queue is full
+            self.status = 503
+            self.type = DiscoError.type
         elif reason in ("timeout", "stalled"):
             self.status = 504
 

@@ -15,7 +15,7 @@ from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, servers, sse, trace
 from .documents import Reports
-from .failures import MAX_BODY, errors_in_shape, failure, json_response
+from .failures import MAX_BODY, errors_in_shape, failure, json_response, signed, unexpected
 from .guard import CONFIG, ApiConfig, guarded
 from .metrics import Metrics
 from .scrape import METRICS, counted, scraped
@@ -44,6 +44,7 @@ CONDUCTOR = web.AppKey("conductor", Conductor)
 def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
     app = web.Application(middlewares=[counted, errors_in_shape, guarded], client_max_size=MAX_BODY)
+    app.on_response_prepare.append(signed)
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
     app.router.add_post("/v1/chat/completions", _chat)
@@ -145,6 +146,10 @@ async def _answer(
             if not stream.begun:
                 return failure(e, sse.headers(request_id, None))
             return await stream.fail(e)
+        except Exception as e:
+            if not stream.begun:
+                raise
+            return await stream.fail(unexpected(e))
     whole = sse.BodySink(shape, token_ids=wanted)
     try:
         outcome = await conductor.run(generation, asked.model, whole)

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from ..errors import RequestError
+from .failures import SERVER, failure, log, of_http, plain, unexpected
 from .peers import Kernel, Peer, Whose
 
 
@@ -25,6 +27,36 @@ class Connection(web.RequestHandler):
         """See `asyncio.Protocol`."""
         self.peer = self._house.peer_of(transport)
         super().connection_made(transport)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What is answered to a request that cannot be read, or whose handling failed unexpectedly."""
+        if status < 500:
+            told = plain(message or exc)
+            log.info("a request could not be read: %s", told)
+            error = failure(RequestError(f"The request could not be read: {told}", status=status), {"Server": SERVER})
+        else:
+            error = failure(unexpected(exc or RuntimeError(message)), {"Server": SERVER})
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun, and cannot be taken back")
+        error.force_close()
+        return error
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the rest of a response. What aiohttp raised outside of all middleware gets its shape here."""
+        if isinstance(resp, web.HTTPException):
+            resp = of_http(resp, request)
+        return await super().finish_response(request, resp, start_time)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """A body that cannot be read is its sender's fault, and one line; anything else is ours."""
+        if isinstance(kw.get("exc_info"), web.RequestPayloadError):
+            log.info("a request's body could not be read: %s", plain(kw["exc_info"]))
+        else:
+            super().log_exception(*args, **kw)
 
 
 class Connections(web.Server):

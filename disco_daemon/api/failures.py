@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from typing import Any
 
 import msgspec
@@ -12,7 +14,13 @@ from ..errors import DiscoError, ReaderGone, RequestError
 from .scrape import Handler
 from .shapes import error_body
 
+log = logging.getLogger("disco.api")
+
 MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half of it
+RETRY_S = 2.0  # what a client is told where it is full here, and nobody knows for how long
+MAX_RETRY_S = 86400.0  # a day; a cap's day ends, and what a server says beyond it is no advice
+MAX_TOLD = 200  # characters of what was wrong with a request that could not even be read
+SERVER = "disco"  # without versions, which would tell a stranger what to try
 
 
 def json_response(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -22,31 +30,65 @@ def json_response(payload: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 def failure(error: DiscoError, headers: dict[str, str] | None = None) -> web.Response:
-    """An error in OpenAI's shape."""
+    """An error in OpenAI's shape; who is told to come again is told when."""
     headers = dict(headers or {})
     retry_after_s = getattr(error, "retry_after_s", None)
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, round(retry_after_s)))
+    if error.status == 503 and (retry_after_s is None or not math.isfinite(retry_after_s)):
+        retry_after_s = RETRY_S
+    if retry_after_s is not None and math.isfinite(retry_after_s):
+        headers["Retry-After"] = str(round(min(MAX_RETRY_S, max(1.0, retry_after_s))))
     return json_response(error_body(error), error.status, headers)
+
+
+def unexpected(error: BaseException) -> DiscoError:
+    """What a client is told of a fault of ours; the log has the rest."""
+    log.error("a request failed unexpectedly", exc_info=error)
+    return DiscoError("Something went wrong in the daemon; its log says what (`disco service logs`).")
+
+
+def plain(text: object) -> str:
+    """What a stranger sent, as one line that can be shown: without control characters, and not long."""
+    first = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return first if len(first) <= MAX_TOLD else first[: MAX_TOLD - 1] + "…"
+
+
+def of_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
+    """What aiohttp raises by itself."""
+    where = plain(f"{request.method} {request.path}")
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        msg = f"The request body is larger than {MAX_BODY} bytes."
+        return failure(RequestError(msg, status=413, code="request_too_large"))
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        msg = f"{plain(request.method)} is not allowed here; use {allowed}."
+        return failure(RequestError(msg, status=405), {"Allow": allowed})
+    if isinstance(error, web.HTTPNotFound):
+        return failure(RequestError(f"Invalid URL ({where})", status=404, code="not_found"))
+    return failure(RequestError(f"{error.reason} ({where})", status=error.status))
 
 
 @web.middleware
 async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in OpenAI's shape."""
+    """Every error leaves in OpenAI's shape, also one that nobody expected."""
     try:
         return await handler(request)
     except ReaderGone as e:
         raise asyncio.CancelledError from e  # as if aiohttp had noticed it first
     except DiscoError as e:
         return failure(e)
-    except web.HTTPRequestEntityTooLarge:
-        msg = f"The request body is larger than {MAX_BODY} bytes."
-        return failure(RequestError(msg, status=413, code="request_too_large"))
-    except web.HTTPMethodNotAllowed as e:
-        msg = f"{request.method} is not allowed here; use {', '.join(sorted(e.allowed_methods))}."
-        return failure(RequestError(msg, status=405))
-    except web.HTTPNotFound:
-        msg = f"Invalid URL ({request.method} {request.path})"
-        return failure(RequestError(msg, status=404, code="not_found"))
     except web.HTTPException as e:
-        return failure(RequestError(e.reason, status=e.status))
+        return of_http(e, request)
+    except web.RequestPayloadError as e:
+        return failure(RequestError(f"The request body cannot be read: {plain(e)}"))
+    except ConnectionError:
+        raise  # the client has left: there is nobody to tell
+    except Exception as e:
+        if request.writer.output_size:  # the answer has begun: only its end can say that it is not whole
+            unexpected(e)
+            raise ConnectionResetError("the answer broke off") from e
+        return failure(unexpected(e))
+
+
+async def signed(_request: web.Request, response: web.StreamResponse) -> None:
+    """Say who answers, and no more than that."""
+    response.headers["Server"] = SERVER

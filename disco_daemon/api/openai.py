@@ -14,6 +14,7 @@ from ..types import Delivery, GenerationRequest, Sampling, Side
 MAX_INT = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
 MAX_STOP = 4  # as OpenAI
+MAX_DEPTH = 64  # objects and arrays within each other; what reads them further on recurses
 MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
 COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 
@@ -104,6 +105,7 @@ class CompletionRequest(Asked, kw_only=True):
 _decoder = msgspec.json.Decoder(dict[str, Any])
 _A = TypeVar("_A", bound=Asked)
 _S = TypeVar("_S", bound=msgspec.Struct)
+_TOO_DEEP = f"The request body is nested too deeply: more than {MAX_DEPTH} objects and arrays within each other."
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Parameters of text completions that nothing here can honour, and the values that ask for nothing.
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
@@ -165,14 +167,39 @@ def parse_server(body: bytes) -> ServerWish:
 def decoded(body: bytes) -> dict[str, Any]:
     """A request's JSON object. Raises RequestError."""
     try:
-        return _decoder.decode(body)
+        raw = _decoder.decode(body)
     except msgspec.MsgspecError as e:
         msg = f"We could not parse the JSON body of your request: {e}"
         raise RequestError(msg) from e
     except UnicodeDecodeError as e:
         raise RequestError("The request body is not UTF-8.") from e
     except RecursionError as e:
-        raise RequestError("The request body is nested too deeply.") from e
+        raise RequestError(_TOO_DEEP) from e
+    _check_carried(body, raw)
+    return raw
+
+
+def _check_carried(body: bytes, raw: dict[str, Any]) -> None:
+    """Raise RequestError for what could not be passed on to the engine: deep nesting, integers beyond 64 bits."""
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _deeper(raw):
+        raise RequestError(_TOO_DEEP)
+    for name, value in raw.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except OverflowError as e:
+            msg = f"Invalid value for '{name}': it holds an integer that does not fit into 64 bits."
+            raise RequestError(msg, param=name, code="invalid_value") from e
+
+
+def _deeper(raw: Any) -> bool:
+    """Whether it is nested more deeply than MAX_DEPTH."""
+    level: list[Any] = [raw]
+    for _ in range(MAX_DEPTH):
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
