@@ -28,12 +28,17 @@ PATIENCE_S = 120.0
 ENOUGH_S = 10.0  # of an answer
 PROMPT = "Tell me a long story about a fox and a crow who live in a wood."
 
+BURN = """from disco_daemon.program import end_with_stdin
+end_with_stdin()
+while True: pass"""
+
 
 @contextlib.asynccontextmanager
 async def busy(n: int) -> AsyncIterator[None]:
     """`n` programs that leave no core alone."""
-    argv = [sys.executable, "-c", "while True: pass"]
-    others = [await asyncio.create_subprocess_exec(*argv) for _ in range(n)]
+    argv = [sys.executable, "-P", "-c", BURN]
+    pipe = asyncio.subprocess.PIPE  # ends with us
+    others = [await asyncio.create_subprocess_exec(*argv, stdin=pipe) for _ in range(n)]
     try:
         yield
     finally:

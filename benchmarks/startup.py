@@ -60,7 +60,17 @@ async def against_a_daemon(program: tuple[str, ...], peer: str, repeats: int) ->
         folder = Path(name)
         (folder / "config.toml").write_text('[server]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "none"\n', "utf-8")
         env = os.environ | {"HOME": name, "DISCO_CONFIG": str(folder / "config.toml")}
-        up = [*OWN, "up", "--port", "0", "--json", "--no-device", "--history", str(folder / "history.sqlite")]
+        up = [
+            *OWN,
+            "up",
+            "--port",
+            "0",
+            "--json",
+            "--until-eof",
+            "--no-device",
+            "--history",
+            str(folder / "history.sqlite"),
+        ]
         async with child([*up, "--config", str(folder / "config.toml")], folder, "daemon") as url:
             commands = {
                 "python -c pass": [sys.executable, "-c", "pass"],

@@ -27,6 +27,7 @@ from aiohttp import web
 from textual.pilot import Pilot
 
 from disco_daemon.link import Link
+from disco_daemon.program import end_with_stdin
 from disco_tui.app import DiscoApp
 from disco_tui.prompt import Prompt
 from disco_tui.store import Store
@@ -111,7 +112,9 @@ async def measure(messages: int, every: int) -> dict[int, float]:
         async with daemon() as root:
             argv = [sys.executable, __file__, "--child", root, "--store", str(Path(folder) / "chats.sqlite")]
             argv += ["--messages", str(messages), "--every", str(every)]
-            process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
             assert process.stdout is not None
             try:
                 async for line in process.stdout:
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
+        end_with_stdin()
         asyncio.run(grow(args.child, args.store, args.messages, args.every))
         return
     found = asyncio.run(measure(args.messages, args.every))

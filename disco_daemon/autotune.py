@@ -60,8 +60,7 @@ async def run_tune(job: Job, progress: Callable[[str], None]) -> Tuned:
     process = await spawn("disco_daemon.engine.tune", stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=2**24)
     try:
         assert process.stdin is not None
-        process.stdin.write(encode(job))
-        process.stdin.close()
+        process.stdin.write(encode(job) + b"\n")  # and no more: it ends with that pipe, should we be killed
         async with asyncio.timeout(LAST_S):
             return await _Child(process).listen(progress)
     except TimeoutError:

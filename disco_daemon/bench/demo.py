@@ -18,8 +18,8 @@ import tomlkit
 from openai import AsyncOpenAI
 
 from ..models import fetch_default_model, models_dir
-from ..program import command, verb
-from .child import BenchError, child
+from ..program import command, environment, verb
+from .child import BenchError, child, end, start
 
 # Of the hosted model that the loopback server stands for (gpt-4o-mini), and of a laptop that computes.
 PRICES = {"input_usd_per_mtok": 0.15, "output_usd_per_mtok": 0.60}
@@ -186,7 +186,7 @@ async def _stage(model: Path, live: Live | None, say: Say) -> AsyncIterator[str]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-demo-")))
         if live is None:
             trace = stack.enter_context(as_file(files("disco_daemon.profiles") / "traces" / "gpt-3.5-turbo.csv"))
-            fast = await _fast_copy(model, say)
+            fast = await _fast_copy(model, folder, say)
             argv = _up(folder, "server", {}, fast, threads, "--policy", "all-device", "--shape-ttft", str(trace))
             say("starting the server: the same software, a faster build of the model, a real TTFT trace in front")
             url = await stack.enter_async_context(child(argv, folder, "server"))
@@ -205,19 +205,23 @@ def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, threads:
     config = folder / f"{name}.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
     return [
-        *verb("up"), "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--until-eof", "--config", str(config),
         "--history", str(folder / f"{name}.sqlite"), "--model", str(model), "--threads", str(threads), *more,
     ]  # fmt: skip
 
 
-async def _fast_copy(model: Path, say: Say) -> Path:
+async def _fast_copy(model: Path, folder: Path, say: Say) -> Path:
     """The default model with Q8_0 weights, which a CPU prefills more than twice as fast: the demo's server."""
     fast = models_dir() / model.name.replace("Q4_1", "Q8_0")
     if fast == model or fast.exists():
         return fast
     say("preparing the server's model (once)")
-    process = await asyncio.create_subprocess_exec(*command("disco_daemon.engine.requantize", str(model), str(fast)))
-    if await process.wait() != 0:
-        msg = f"could not prepare {fast}: is the disk full?"
-        raise BenchError(msg)
+    writing = command("disco_daemon.engine.requantize", str(model), str(fast))
+    process = await start(writing, environment(), folder / "requantize.log")
+    try:
+        if await process.wait() != 0:
+            msg = f"could not prepare {fast}: is the disk full?"
+            raise BenchError(msg)
+    finally:
+        await end(process)
     return fast

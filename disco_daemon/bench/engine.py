@@ -364,7 +364,7 @@ def _up(folder: Path, setup: Setup, model: Path) -> list[str]:
     config = folder / "ours.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
     return [
-        *verb("up"), "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--until-eof", "--config", str(config),
         "--history", str(folder / "ours.sqlite"), "--model", str(model), "--threads", str(setup.n_threads),
         "--device-only", "--policy", "all-device", "--log-level", "warning",
     ]  # fmt: skip

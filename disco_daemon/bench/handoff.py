@@ -175,7 +175,7 @@ def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, *more: s
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
     threads = max(1, (os.cpu_count() or 2) // 2)  # two engines compute at once: half of the cores each
     return [
-        *verb("up"), "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--until-eof", "--config", str(config),
         "--history", str(folder / f"{name}.sqlite"), "--model", str(model), "--threads", str(threads),
         "--log-level", "warning", *more,
     ]  # fmt: skip

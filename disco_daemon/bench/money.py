@@ -271,7 +271,18 @@ class _Bench:
         }  # fmt: skip
         history = {"path": str(folder / "history.sqlite")}
         config.write_text(tomlkit.dumps({"server": server, "history": history} | settings), encoding="utf-8")
-        up = ["up", "--port", "0", "--json", "--no-device", "--policy", "all-server", "--config", str(config)]
+        up = [
+            "up",
+            "--port",
+            "0",
+            "--json",
+            "--until-eof",
+            "--no-device",
+            "--policy",
+            "all-server",
+            "--config",
+            str(config),
+        ]
         return verb(*up)
 
     async def _ask_all(self, url: str, asked: list[Question], tally: Tally) -> Tally:

@@ -300,7 +300,7 @@ def _up(folder: Path, scheduler: str, setup: Setup, model: Path) -> list[str]:
     device = {"n_ctx": min(N_CTX, setup.n_cells), "n_cells": setup.n_cells, "scheduler": scheduler}
     config.write_text(tomlkit.dumps({"device": device}), encoding="utf-8")
     return [
-        *verb("up"), "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--until-eof", "--config", str(config),
         "--history", str(folder / f"{scheduler}.sqlite"), "--model", str(model), "--threads", str(setup.n_threads),
         "--device-only", "--policy", "all-device", "--log-level", "warning",
     ]  # fmt: skip

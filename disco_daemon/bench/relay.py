@@ -158,7 +158,7 @@ name = "all-server"
 path = {json.dumps(str(folder / "history.sqlite"))}
 """
     config.write_text(text, encoding="utf-8")
-    up = ["up", "--port", "0", "--json", "--no-device", "--config", str(config)]
+    up = ["up", "--port", "0", "--json", "--until-eof", "--no-device", "--config", str(config)]
     return verb(*up)
 
 

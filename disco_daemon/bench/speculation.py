@@ -93,7 +93,7 @@ def _up(folder: Path, speculation: str, model: Path, draft_model: str, threads: 
     config = folder / f"{speculation}.toml"
     config.write_text(tomlkit.dumps({"device": device, "delivery": {"mode": "off"}}), encoding="utf-8")
     return [
-        *verb("up"), "--port", "0", "--json", "--config", str(config),
+        *verb("up"), "--port", "0", "--json", "--until-eof", "--config", str(config),
         "--history", str(folder / f"{speculation}.sqlite"), "--model", str(model), "--threads", str(threads),
         "--device-only", "--policy", "all-device", "--log-level", "warning",
     ]  # fmt: skip

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from ..engine.checked import Asked, Bindings, Fit, decode_told, encode
+from ..engine.checked import Asked, Bindings, Confined, Fit, decode_told, encode
+from ..engine.process import run as run_part
 from ..gguf import read_gguf, shard_names
 from ..money.flops import shape_of
-from ..program import command, is_binary
+from ..program import is_binary
 from ..settings import DeviceSettings
 from .checks import GIB, Finding, head, model_path, ok, warn, wrong
 
@@ -31,6 +32,7 @@ class Examined:
     bindings: Bindings | None = None
     fit: Fit | None = None
     problem: str = ""
+    confined: Confined | None = None
 
 
 def question(settings: DeviceSettings, n_gpu_layers: int | None) -> Asked | str:
@@ -69,23 +71,43 @@ def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Ask
 
 def examined(about: Asked | None) -> Examined:
     """Ask `engine.checkup`, in a process of its own."""
-    asking = command("disco_daemon.engine.checkup")
     try:
-        done = subprocess.run(asking, input=encode(about), capture_output=True, timeout=CHILD_TIMEOUT_S, check=False)
+        done = run_part("disco_daemon.engine.checkup", line=encode(about) + b"\n", timeout_s=CHILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return Examined(problem=f"said nothing for {CHILD_TIMEOUT_S:g} s")
     except OSError as e:
         return Examined(problem=f"cannot be tried: {e.strerror}")
-    bindings = fit = None
+    confined = bindings = fit = None
     for line in done.stdout.splitlines():
         try:
             told = decode_told(line)
         except msgspec.MsgspecError:  # a library that prints
             continue
-        bindings, fit = (told, fit) if isinstance(told, Bindings) else (bindings, told)
+        match told:
+            case Confined():
+                confined = told
+            case Bindings():
+                bindings = told
+            case Fit():
+                fit = told
     said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {done.returncode}"]
     why = f"died of signal {-done.returncode}" if done.returncode < 0 else said[-1]
-    return Examined(bindings, fit, why if done.returncode else "")
+    return Examined(bindings, fit, why if done.returncode else "", confined)
+
+
+def confinement(seen: Examined) -> Finding | None:
+    """What the process that reads model files cannot do; None where it did not come so far."""
+    name, found = "confinement", seen.confined
+    if found is None:
+        return None
+    given_up = ", ".join(found.in_force) or "nothing"
+    let_through = sorted(what for what, refused in found.refused.items() if not refused)
+    if not found.missing and not let_through:
+        return ok(name, given_up)
+    why = "; ".join(f"not in force: {what} ({reason})" for what, reason in found.missing.items())
+    open_ = f"it can {', '.join(let_through)}" if let_through else ""
+    text = "; ".join(part for part in (given_up, why, open_) if part)
+    return warn(name, text, "use model files from people you trust, or a system with landlock and seccomp (Linux 6.7)")
 
 
 def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:

@@ -107,6 +107,8 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
     question = checks_engine.question(settings, tuning.n_gpu_layers(settings))
     seen = checks_engine.examined(None if isinstance(question, str) else question)
     yield checks_engine.llama_cpp(settings, seen, checks_engine.pinned_version())
+    if (confined := checks_engine.confinement(seen)) is not None:
+        yield confined
     yield checks_machine.compiler(engine_works=seen.bindings is not None)
     yield checks_machine.processor(checks_machine.this_processor(), seen.bindings)
     if found.level == checks.Level.OK:

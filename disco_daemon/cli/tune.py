@@ -113,16 +113,13 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
 
 def _requantize(path: Path, copy: Path) -> None:
     """Write the copy, in a process of its own. Raises DiscoError."""
-    import subprocess
-
     from ..autotune import TuneError
-    from ..program import command
+    from ..engine.process import run as run_part
 
     _progress(f"writing {copy}")
-    writing = command("disco_daemon.engine.requantize", str(path), str(copy))
-    done = subprocess.run(writing, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = run_part("disco_daemon.engine.requantize", str(path), str(copy))
     if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        reason = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]
         msg = f"{copy} cannot be written: {reason}"
         raise TuneError(msg)
 

@@ -24,6 +24,17 @@ class Asked(msgspec.Struct, frozen=True):
     n_gpu_layers: int | None = 0
 
 
+class Confined(msgspec.Struct, tag=True, frozen=True):
+    """What a process that reads model files has given up: what is `in_force`, what is `missing` and why.
+
+    `refused`: whether what must not succeed did not, by what was tried: to connect, to read the user's files, to write.
+    """
+
+    in_force: list[str]
+    missing: dict[str, str]
+    refused: dict[str, bool]
+
+
 class Bindings(msgspec.Struct, tag=True, frozen=True):
     """llama.cpp as it is built here; `gpu_bytes` are free on the GPUs that it would use, 0 if it uses none."""
 
@@ -46,7 +57,7 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     problem: str = ""
 
 
-Told = Bindings | Fit
+Told = Confined | Bindings | Fit
 encode = msgspec.json.Encoder().encode
 decode_asked = msgspec.json.Decoder(Asked | None).decode
 decode_told = msgspec.json.Decoder(Told).decode

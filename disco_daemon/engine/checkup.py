@@ -1,7 +1,8 @@
 """Run by `disco doctor`: can llama.cpp be used on this machine, with enough memory for a model, and on what GPU.
 
 A process of its own: bindings that were built for another processor die of the first instruction that it lacks. The
-model itself is not opened; its shape, an `Asked` or null, comes on standard input. `Bindings`, then `Fit` go out.
+model itself is not opened; its shape, an `Asked` or null, comes as a line on standard input. `Confined`, `Bindings`,
+then `Fit` go out.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import re
 import sys
 
+from ..program import end_with_stdin
 from . import gpu, llama
-from .checked import Asked, Bindings, Fit, Told, decode_asked, encode
+from .checked import Asked, Bindings, Confined, Fit, Told, decode_asked, encode
+from .confine import Access, confine, tried
 from .memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
 from .metadata import KV_BYTES
 
@@ -49,7 +52,10 @@ def _layers(asked: Asked, per_token: int, work: int, gpu_bytes: int) -> int:
 
 def main() -> None:
     """Tell each thing as soon as it is known."""
-    asked = decode_asked(sys.stdin.buffer.read())
+    asked = decode_asked(sys.stdin.buffer.readline())
+    confinement = confine(Access(), gpu.free_bytes)
+    end_with_stdin()
+    _tell(Confined(confinement.in_force, confinement.missing, tried()))
     found = bindings()
     _tell(found)
     if asked is not None:

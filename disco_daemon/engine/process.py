@@ -1,27 +1,15 @@
-"""A child process of this program that no cancellation can leave behind."""
+"""Processes of this program that neither a cancellation nor our own end can leave behind."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import subprocess
 from collections import deque
 from typing import Any
 
-from ..program import command
-
-# llama.cpp's threads meet hundreds of times a token. GNU's OpenMP lets those who have come spin there for milliseconds:
-# as long as another program has one of the cores, the thread that all wait for does not run, and nothing gets done.
-# After so many turns, its own number for too few cores, they sleep instead; on a quiet machine few wait for as long.
-# `benchmarks/busy_core.py` measures both.
-SPINS = 1000
-
-
-def environment() -> dict[str, str]:
-    """The environment of a child: ours, and how long its threads spin, unless the user has said how they wait."""
-    if "OMP_WAIT_POLICY" in os.environ:
-        return dict(os.environ)
-    return {"GOMP_SPINCOUNT": str(SPINS)} | os.environ
+from ..program import command, environment
 
 
 async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.Process:
@@ -37,6 +25,30 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
     except asyncio.CancelledError:
         await end(await fork)
         raise
+
+
+def run(
+    module: str, *args: str, line: bytes = b"", timeout_s: float | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a module of this program to its end, told `line` on its stdin, which ends when we do. Blocks.
+
+    Raises OSError, and subprocess.TimeoutExpired after having killed it.
+    """
+    read_end, write_end = os.pipe()
+    try:
+        with subprocess.Popen(
+            command(module, *args), stdin=read_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        ) as process:
+            os.write(write_end, line)
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -6,18 +6,28 @@ import os
 import sys
 from pathlib import Path
 
+from ..program import end_with_stdin
+from .confine import Access, confine, with_shards
 from .llama import requantize
 
 
 def main() -> None:
-    """Write TARGET whole or not at all."""
+    """Write TARGET whole or not at all. It ends with its stdin."""
     source, target = sys.argv[1:]
     unfinished = f"{target}.{os.getpid()}.new"
     try:
+        Path(unfinished).touch(mode=0o600, exist_ok=False)
+        confine(Access(read=with_shards([Path(source)]), replace=Path(unfinished)))
+        end_with_stdin(lambda: _give_up(unfinished))
         requantize(source, unfinished, os.cpu_count() or 1)
         Path(unfinished).replace(target)
     finally:
         Path(unfinished).unlink(missing_ok=True)
+
+
+def _give_up(unfinished: str) -> None:
+    Path(unfinished).unlink(missing_ok=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

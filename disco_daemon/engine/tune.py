@@ -13,10 +13,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from math import sqrt
+from pathlib import Path
 from statistics import median
 
 from msgspec.structs import replace
 
+from ..program import end_with_stdin
+from . import gpu
+from .confine import Access, confine, with_shards
 from .llama import N_BATCH, AbortFlag, ModelError, opened
 from .rows import Row
 from .search import N_SAMPLES, Search
@@ -213,8 +217,10 @@ def _say(message: Message) -> None:
 
 def main() -> None:
     """Do the job on standard input."""
-    job = decode_job(sys.stdin.buffer.read())
+    job = decode_job(sys.stdin.buffer.readline())
     os.nice(job.nice)
+    confine(Access(read=with_shards(Path(p) for p in (job.model_path, job.compare) if p)), gpu.free_bytes)
+    end_with_stdin()
     try:
         _say(tuned(job))
     except (ModelError, TemplateError) as e:

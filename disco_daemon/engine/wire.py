@@ -165,7 +165,8 @@ class Loaded(Message, frozen=True):
     """The model is in memory. `load_s` in s, `prefill_tps` in token/s, measured on a short warm-up prefill.
 
     `n_ctx` and `n_cells` are what there was memory for; `bytes_per_token` of the KV cache. `adapters` says of each why
-    it is not there; an empty text says that it is. `n_gpu_layers` are on the GPU (-1 = all).
+    it is not there; an empty text says that it is. `n_gpu_layers` are on the GPU (-1 = all). `confined`: what the
+    process has given up (`engine.confine`).
     """
 
     model: str
@@ -177,6 +178,7 @@ class Loaded(Message, frozen=True):
     prefill_tps: float
     adapters: dict[str, str] = {}
     n_gpu_layers: int = 0
+    confined: list[str] = []
 
 
 class LoadFailed(Message, frozen=True):

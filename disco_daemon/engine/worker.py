@@ -19,11 +19,12 @@ from pathlib import Path
 import msgspec
 
 from ..serving.latency import IterationLatency
-from . import wire
+from . import gpu, wire
 from .adapters import keyed
 from .admission import SCHEDULERS, Admission
 from .batch import Batcher
 from .cells import Cells
+from .confine import Access, Confinement, confine, with_shards
 from .draft import DraftModel
 from .embedding import Embeddings
 from .gauge import Gauge
@@ -82,6 +83,7 @@ class Worker:
         if not isinstance(load, wire.Load):
             msg = f"the first message must be Load, not {type(load).__name__}"
             raise TypeError(msg)
+        confined = _confined(load)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
             llama = self._llama = opened(load, self._abort)
@@ -101,7 +103,8 @@ class Worker:
         self._embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
         sizes = (llama.n_ctx, llama.n_cells, N_SEQS, llama.bytes_per_token)
-        self.send(wire.Loaded(name, *sizes, llama.load_s, llama.prefill_tps, llama.adapters.told, llama.n_gpu_layers))
+        measured = (llama.load_s, llama.prefill_tps, llama.adapters.told, llama.n_gpu_layers)
+        self.send(wire.Loaded(name, *sizes, *measured, confined=confined.in_force))
         self._compute(batcher)
 
     def _compute(self, batcher: Batcher) -> None:
@@ -205,6 +208,19 @@ class Worker:
             self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
         except (TemplateError, PromptError) as e:
             self.send(wire.Failed(message.id, "bad_messages", str(e), True))
+
+
+def _confined(load: wire.Load) -> Confinement:
+    """Give up all but the model's files and the folder for idle conversations, before any of them is opened."""
+    named = [load.model_path, load.draft_path, *(adapter.path for adapter in load.adapters)]
+    folders = []
+    if load.disk is not None:
+        folder = Path(load.disk.folder)
+        if load.disk.max_bytes:
+            with contextlib.suppress(OSError):  # the spill says so itself
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folders.append(folder)
+    return confine(Access(with_shards(Path(path) for path in named if path), folders), gpu.free_bytes)
 
 
 def _spill(load: wire.Load, llama: Llama) -> Spill | None:

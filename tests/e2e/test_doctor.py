@@ -52,8 +52,9 @@ async def doctor(
 async def test_on_a_fresh_machine_all_is_well_and_nothing_is_made(tmp_path: Path) -> None:
     found = await doctor(tmp_path)
     assert list(found) == [
-        "configuration", "python", "model", "llama.cpp", "compiler", "processor", "memory", "data folder",
-        "cache folder", "history", "port", "other users", "service", "server", "energy", "battery", "heat", "clock",
+        "configuration", "python", "model", "llama.cpp", "confinement", "compiler", "processor", "memory",
+        "data folder", "cache folder", "history", "port", "other users", "service", "server", "energy", "battery",
+        "heat", "clock",
     ]  # fmt: skip
     assert llama_cpp.__version__ in found["llama.cpp"]["found"]
     assert "GiB" in found["memory"]["found"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -33,8 +34,12 @@ def job(budget_s: float, model: str | None = None) -> Job:
 
 
 def tuners() -> list[psutil.Process]:
-    """Our children that measure."""
-    return [p for p in psutil.Process().children() if "disco_daemon.engine.tune" in p.cmdline()]
+    """Our children that measure; one that has just ended has no command any more."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            found += [process] if "disco_daemon.engine.tune" in process.cmdline() else []
+    return found
 
 
 @pytest.fixture

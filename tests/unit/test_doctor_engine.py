@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 from disco_daemon.cli import checks_engine
 from disco_daemon.cli.checks import Level
 from disco_daemon.cli.checks_engine import Examined
-from disco_daemon.engine import checkup
-from disco_daemon.engine.checked import Asked, Bindings, Fit
+from disco_daemon.engine import checkup, process
+from disco_daemon.engine.checked import Asked, Bindings, Confined, Fit
 from disco_daemon.engine.llama import N_BATCH
 from disco_daemon.engine.memory import GIB, LEAST_CTX, work_bytes
 from disco_daemon.settings import DeviceSettings
@@ -146,17 +145,26 @@ def test_a_running_daemons_model_is_in_memory_already() -> None:
 def test_a_child_that_dies_says_why(
     program: str, problem: str, has_bindings: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda _, **options: run([sys.executable, "-c", program], **options))
+    monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", program])
     seen = checks_engine.examined(None)
     assert problem in seen.problem
     assert (seen.bindings is not None) is has_bindings
     assert seen.fit is None
 
 
-def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(command: list[str], **_: Any) -> None:
-        raise subprocess.TimeoutExpired(command, 1)
-
-    monkeypatch.setattr(subprocess, "run", hang)
+def test_a_child_that_hangs_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(checks_engine, "CHILD_TIMEOUT_S", 0.2)
     assert "said nothing" in checks_engine.examined(None).problem
+
+
+def test_what_is_not_in_force_is_told_with_its_reason() -> None:
+    found = Confined(["no core dumps"], {"landlock": "Function not implemented"}, {"connect": True, "write": False})
+    told = checks_engine.confinement(Examined(confined=found))
+    assert told is not None
+    assert told.level is WARN
+    assert "not in force: landlock (Function not implemented)" in told.found
+    assert "it can write" in told.found
+    assert checks_engine.confinement(Examined()) is None
+    everything = Confined(["seccomp"], {}, {"connect": True})
+    assert checks_engine.confinement(Examined(confined=everything)).level is OK  # type: ignore[union-attr]

@@ -61,7 +61,11 @@ def test_a_service_starts_the_file_that_the_user_has(binary: Path) -> None:
 
 def test_every_part_that_is_started_somewhere_is_known() -> None:
     texts = [path.read_text("utf-8") for path in SOURCES]
-    started = {name for text in texts for name in re.findall(r'(?:command|spawn)\(\s*"(disco_daemon[\w.]+)"', text)}
+    started = {
+        name
+        for text in texts
+        for name in re.findall(r'(?:command|spawn|run|run_part)\(\s*"(disco_daemon[\w.]+)"', text)
+    }
     assert started == {*program.PARTS, *OUTSIDE}
 
 

@@ -28,6 +28,7 @@ fields: dict[Any, st.SearchStrategy[Any]] = {
     type(None): st.none(),
     dict[str, str]: st.dictionaries(st.text(), st.text(), max_size=3),
     tuple[int, ...]: st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(tuple),
+    list[str]: st.lists(st.text(), max_size=4),
     tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
     dict[str, Any]: st.dictionaries(st.text(), json_values, max_size=3),
     list[dict[str, Any]]: st.lists(st.dictionaries(st.text(), json_values, max_size=3), max_size=3),

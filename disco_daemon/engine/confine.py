@@ -1,0 +1,326 @@
+"""Takes from a process that reads model files what it does not need: a model file is a stranger's word.
+
+A process calls `confine` before it opens a model, while it has one thread. From then on it has no new privileges,
+leaves no core dump, is the first to go when memory is short, opens only the files it was told of (landlock), and makes
+no socket and no process (seccomp). What a kernel does not offer is left out and told: `disco doctor` shows it.
+
+On Linux this is landlock(7) and seccomp(2), by their system calls, on x86-64 and arm64. On macOS it is a sandbox
+profile (sandbox_init): no network, no writes but where allowed, none of the folders where keys are kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from ..gguf import shard_names
+
+OOM_SCORE = 500  # of 1000: before the user's programs, and long before the daemon, which can start us again
+
+# What interpreter, libraries and a GPU's driver read. The rest of the system, home folders above all, is closed.
+SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix/store", "/proc", "/sys", "/run/opengl-driver")
+DEVICES = ("null", "zero", "random", "urandom", "nvidia*", "dri", "kfd", "accel", "dxg", "mali*")
+LIBRARY_PATHS = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "HIP_PATH", "ROCM_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a process needs beside its program: files or folders to `read`, folders to `write`.
+
+    `replace` is a file that is there, and may be written and renamed within its folder.
+    """
+
+    read: Sequence[Path] = ()
+    write: Sequence[Path] = ()
+    replace: Path | None = None
+
+
+@dataclass(slots=True)
+class Confinement:
+    """What is in force, and why the rest is not."""
+
+    in_force: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def take(self, name: str, measure: Callable[[], str | None]) -> None:
+        """Put one measure in force; it returns what more is to be told of it. What the system refuses is missing."""
+        try:
+            told = measure()
+        except OSError as e:
+            self.missing[name] = e.strerror or str(e)
+        else:
+            self.in_force.append(f"{name} {told}" if told else name)
+
+
+def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Confinement:
+    """Give up what `access` does not name. `open_gpu` is called before the system calls go that a driver may need."""
+    found = Confinement()
+    found.take("no core dumps", _no_core_dumps)
+    if sys.platform == "linux":
+        found.take("first to go", _first_to_go)
+        found.take("no new privileges", _no_new_privileges)
+        found.take("landlock", lambda: _landlock(access))
+        has_gpu = bool(open_gpu())
+        found.take("seccomp", lambda: _seccomp(keep_unix=has_gpu))
+    elif sys.platform == "darwin":
+        found.take("sandbox", lambda: _sandbox(access))
+    return found
+
+
+def with_shards(paths: Iterable[Path]) -> list[Path]:
+    """These model files, and with the first of several parts the others too."""
+    found: list[Path] = []
+    for path in paths:
+        found += [path, *(path.with_name(name) for name in shard_names(path.name) if name != path.name)]
+    return found
+
+
+def tried() -> dict[str, bool]:
+    """Try what must not succeed: to connect, to read what is the user's, to write. Whether each was refused."""
+    return {"connect": _refused(_connect), "read": _refused(_read_home), "write": _refused(_write)}
+
+
+def _refused(attempt: Callable[[], None]) -> bool:
+    try:
+        attempt()
+    except PermissionError:
+        return True
+    except OSError:  # such as a port where nobody listens: it was let through
+        return False
+    return False
+
+
+def _connect() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp:
+        tcp.settimeout(1.0)
+        tcp.connect(("127.0.0.1", 9))
+
+
+def _read_home() -> None:
+    keys = Path.home() / ".ssh"
+    list((keys if keys.is_dir() else Path.home()).iterdir())
+
+
+def _write() -> None:
+    target = Path(os.environ.get("TMPDIR", "/tmp")) / f"disco-confined-{os.getpid()}"  # noqa: S108 - it must not succeed
+    target.touch(exist_ok=False)
+    target.unlink()
+
+
+def _no_core_dumps() -> None:
+    """A core has the conversation in it. A limit of 0 does not hold for a `core_pattern` that is a pipe; that does."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        _prctl(PR_SET_DUMPABLE, 0)
+
+
+# --- Linux ------------------------------------------------------------------------------------------------------------
+
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same on all architectures
+LANDLOCK_VERSION = 1  # flag of LANDLOCK_CREATE
+RULE_PATH_BENEATH = 1
+
+# Rights of landlock, by the version of its interface that they came with.
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 5
+MAKE_DIR, MAKE_REG, TRUNCATE, IOCTL_DEV = 1 << 7, 1 << 8, 1 << 14, 1 << 15
+HANDLED = {1: (1 << 13) - 1, 2: 1 << 13, 3: TRUNCATE, 5: IOCTL_DEV}
+NET_TCP, NET_SINCE = 0b11, 4  # to bind and to connect
+SCOPES, SCOPED_SINCE = 0b11, 6  # abstract Unix sockets, and signals to others
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+READING = READ_FILE | READ_DIR
+WRITING = READING | WRITE_FILE | TRUNCATE | MAKE_REG | MAKE_DIR | REMOVE_FILE
+
+# System calls by name, per architecture: seccomp itself, socket, and those that are refused. io_uring can do what the
+# others do.
+CALLS: dict[str, dict[str, int]] = {
+    "x86_64": {
+        "seccomp": 317, "socket": 41, "execve": 59, "execveat": 322, "ptrace": 101, "process_vm_readv": 310,
+        "process_vm_writev": 311, "io_uring_setup": 425, "unshare": 272, "setns": 308, "mount": 165, "bpf": 321,
+        "perf_event_open": 298, "userfaultfd": 323, "keyctl": 250, "add_key": 248, "request_key": 249,
+        "kexec_load": 246, "init_module": 175, "finit_module": 313, "pidfd_getfd": 438,
+    },
+    "aarch64": {
+        "seccomp": 277, "socket": 198, "execve": 221, "execveat": 281, "ptrace": 117, "process_vm_readv": 270,
+        "process_vm_writev": 271, "io_uring_setup": 425, "unshare": 97, "setns": 268, "mount": 40, "bpf": 280,
+        "perf_event_open": 241, "userfaultfd": 282, "keyctl": 219, "add_key": 217, "request_key": 218,
+        "kexec_load": 104, "init_module": 105, "finit_module": 273, "pidfd_getfd": 438,
+    },
+}  # fmt: skip
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as the kernel tells a filter
+X32_BIT = 0x40000000  # x86-64's calls under other numbers
+SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC = 1, 1
+LOAD_WORD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, REFUSE, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+AT_NUMBER, AT_ARCHITECTURE, AT_FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data; little-endian
+AF_UNIX, AF_NETLINK = 1, 16
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _prctl(option: int, value: int) -> None:
+    zeros = [ctypes.c_ulong(0)] * 3
+    _checked(_libc().prctl(option, ctypes.c_ulong(value), *zeros))
+
+
+def _call(number: int, *arguments: object) -> int:
+    return _checked(_libc().syscall(ctypes.c_long(number), *arguments))
+
+
+def _first_to_go() -> None:
+    score = Path("/proc/self/oom_score_adj")
+    if int(score.read_text("ascii")) < OOM_SCORE:
+        score.write_text(str(OOM_SCORE), "ascii")
+
+
+def _no_new_privileges() -> None:
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _landlock(access: Access) -> str:
+    """Restrict this thread and all that it starts; the version of the interface."""
+    n_threads = len(list(Path("/proc/self/task").iterdir()))
+    if n_threads > 1:
+        raise OSError(errno.EBUSY, f"{n_threads} threads run already, and it holds for one")
+    version = _call(LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(LANDLOCK_VERSION))
+    handled = sum(rights for since, rights in HANDLED.items() if since <= version)
+    net, scopes = NET_TCP if version >= NET_SINCE else 0, SCOPES if version >= SCOPED_SINCE else 0
+    rules = struct.pack("=QQQ", handled, net, scopes)
+    size = 8 * (1 + (version >= NET_SINCE) + (version >= SCOPED_SINCE))
+    ruleset = _call(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), ctypes.c_uint32(0))
+    try:
+        for path, rights in _granted(access):
+            _grant(ruleset, path, rights & handled)
+        _call(LANDLOCK_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+    finally:
+        os.close(ruleset)
+    return f"v{version}"
+
+
+def _granted(access: Access) -> Iterator[tuple[Path, int]]:
+    """Each path with its rights. A right to execute is among none of them."""
+    for path in {*_program(), *map(Path, SYSTEM), *access.read}:
+        yield path, READING
+    for device in chain.from_iterable(Path("/dev").glob(pattern) for pattern in DEVICES):
+        yield device, READING | WRITE_FILE | IOCTL_DEV
+    for folder in access.write:
+        yield folder, WRITING
+    if access.replace is not None:
+        yield access.replace, READ_FILE | WRITE_FILE | TRUNCATE
+        yield access.replace.parent, MAKE_REG | REMOVE_FILE
+
+
+def _program() -> Iterator[Path]:
+    """Where the interpreter, our modules and the libraries are; also out of the single binary."""
+    ours = Path(__file__).parents[2]
+    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, getattr(sys, "_MEIPASS", ""), Path(sys.executable).parent)
+    named = (folder for name in LIBRARY_PATHS for folder in os.environ.get(name, "").split(os.pathsep))
+    for place in chain(prefixes, sys.path, named, (ours,)):
+        if place and Path(place).is_absolute():
+            yield Path(place)
+
+
+def _grant(ruleset: int, path: Path, rights: int) -> None:
+    try:
+        at = os.open(path, os.O_PATH | os.O_CLOEXEC)  # type: ignore[attr-defined,unused-ignore] # Linux
+    except OSError:  # it is not there, so nobody needs it
+        return
+    try:
+        if not path.is_dir():
+            rights &= OF_FILES
+        rule = struct.pack("=Qi", rights, at)
+        _call(LANDLOCK_ADD, ctypes.c_int(ruleset), ctypes.c_int(RULE_PATH_BENEATH), rule, ctypes.c_uint32(0))
+    finally:
+        os.close(at)
+
+
+def _seccomp(*, keep_unix: bool) -> None:
+    """Refuse system calls from here on, in all threads. A GPU's driver may talk to its service by a Unix socket."""
+    machine = platform.machine()
+    if machine not in CALLS:
+        raise OSError(errno.ENOSYS, f"its system calls are not known here for {machine}")
+    program = b"".join(_filter(machine, (AF_UNIX, AF_NETLINK) if keep_unix else ()))
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+    flags = ctypes.c_uint(SECCOMP_FILTER_FLAG_TSYNC)
+    result = _call(CALLS[machine]["seccomp"], ctypes.c_uint(SECCOMP_SET_MODE_FILTER), flags, header)
+    if result:
+        raise OSError(errno.EBUSY, f"thread {result} cannot be restricted")
+
+
+def _filter(machine: str, families: Sequence[int]) -> Iterator[bytes]:
+    """The filter as BPF instructions: (code, jump if true, jump if false, constant)."""
+    denied = dict(CALLS[machine])
+    del denied["seccomp"]  # more of it only takes more away
+    socket_call = denied.pop("socket")
+
+    def step(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
+        return struct.pack("=HBBI", code, if_true, if_false, constant)
+
+    yield step(LOAD_WORD, AT_ARCHITECTURE)
+    yield step(JUMP_EQUAL, ARCHITECTURES[machine], if_true=1)
+    yield step(RETURN, KILL_PROCESS)
+    yield step(LOAD_WORD, AT_NUMBER)
+    yield step(JUMP_AT_LEAST, X32_BIT, if_false=1)
+    yield step(RETURN, REFUSE | errno.ENOSYS)
+    for number in denied.values():
+        yield step(JUMP_EQUAL, number, if_false=1)
+        yield step(RETURN, REFUSE | errno.EPERM)
+    yield step(JUMP_EQUAL, socket_call, if_true=1)
+    yield step(RETURN, ALLOW)
+    yield step(LOAD_WORD, AT_FIRST_ARGUMENT)
+    for family in families:
+        yield step(JUMP_EQUAL, family, if_false=1)
+        yield step(RETURN, ALLOW)
+    yield step(RETURN, REFUSE | errno.EACCES)
+
+
+# --- macOS ------------------------------------------------------------------------------------------------------------
+
+KEYS = (".ssh", ".gnupg", ".aws", ".config/gcloud", ".kube", "Library/Keychains", "Library/Cookies")
+
+
+def profile_text(access: Access, home: Path) -> str:
+    """The sandbox profile; the last rule that fits wins. Metal keeps compiled shaders below /private/var/folders."""
+    writable = ["/dev", "/private/var/folders", *map(str, access.write)]
+    writable += [str(access.replace.parent)] if access.replace is not None else []
+    lines = ["(version 1)", "(allow default)", "(deny network*)", "(deny process-exec*)", "(deny file-write*)"]
+    lines += [f"(allow file-write* (subpath {_quoted(path)}))" for path in writable]
+    lines += [f"(deny file-read* (subpath {_quoted(str(home / name))}))" for name in KEYS]
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _sandbox(access: Access) -> None:
+    """Apply the profile. `sandbox_init` is marked as outdated, and is what browsers use."""
+    library = ctypes.CDLL("libsandbox.1.dylib")
+    why = ctypes.c_char_p()
+    text = profile_text(access, Path.home()).encode()
+    if library.sandbox_init(text, ctypes.c_uint64(0), ctypes.byref(why)) != 0:
+        message = (why.value or b"no reason given").decode("utf-8", "replace")
+        with suppress(AttributeError):
+            library.sandbox_free_error(why)
+        raise OSError(errno.EPERM, message)

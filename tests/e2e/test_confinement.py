@@ -1,0 +1,151 @@
+"""Processes that read model files are confined: seen from outside on a running engine, and tried from inside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from disco_daemon.bench.child import child_env
+from disco_daemon.cli.checks_engine import confinement, examined
+from disco_daemon.engine import confine
+from disco_daemon.engine.process import run
+from disco_daemon.models import default_model_path
+from tests.fixtures.daemon import DaemonProcess, ask, running
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and landlock are Linux's")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def daemon(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DaemonProcess]:
+    folder = tmp_path_factory.mktemp("confined")
+    settings = {"device": {"spill_gib": 0.1, "spill_after_s": 0.0}}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {"HF_TOKEN": "hf-TOKEN", "GGML_A_KEY": "no"}.items():
+            patched.setenv(name, value)
+        async with running(folder, settings=settings) as daemon:
+            await daemon.device_ready()
+            yield daemon
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def test_what_must_not_succeed_is_refused_inside_or_doctor_says_that_it_is_not_in_force() -> None:
+    seen = examined(None)
+    assert seen.confined is not None, seen.problem
+    missing = set(seen.confined.missing)
+    assert seen.confined.refused["connect"] or {"landlock", "seccomp"} <= missing
+    assert seen.confined.refused["read"] or "landlock" in missing
+    assert seen.confined.refused["write"] or "landlock" in missing
+    told = confinement(seen)
+    assert told is not None
+    assert all(f"not in force: {name}" in told.found for name in missing)
+    if os.environ.get("CI") and sys.platform == "linux":
+        assert any(measure.startswith("seccomp") for measure in seen.confined.in_force), missing
+
+
+@LINUX
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_running_engine_has_no_keys_no_new_privileges_and_a_filter(daemon: DaemonProcess) -> None:
+    state = (await daemon.state())["endpoints"]["device"]
+    pid, confined = state["pid"], state["confined"]
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"secret-of-the-test" not in environment, "the provider's key"
+    assert b"hf-TOKEN" not in environment
+    assert b"GGML_A_KEY" not in environment
+    seen = status_of(pid)
+    assert seen["NoNewPrivs"] == "1"
+    assert seen["Seccomp"] == "2" or not any(measure.startswith("seccomp") for measure in confined)
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text("ascii")) >= confine.OOM_SCORE
+    assert psutil.Process(pid).rlimit(psutil.RLIMIT_CORE) == (0, 0)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_confined_engine_answers_and_writes_its_idle_conversations(daemon: DaemonProcess) -> None:
+    heard = await ask(daemon, "Name three colours.", model="disco/device", max_tokens=12)
+    assert heard.text
+    state = await daemon.until(lambda s: (s["endpoints"]["device"]["engine"] or {}).get("disk_texts", 0) > 0)
+    assert state["endpoints"]["device"]["restarts"] == 0
+
+
+def test_a_requantized_copy_is_written_and_nothing_else_can_be(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.Q8_0.gguf"
+    done = run("disco_daemon.engine.requantize", str(default_model_path()), str(copy), timeout_s=120)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert [path.name for path in tmp_path.iterdir()] == [copy.name]
+    assert copy.stat().st_size > default_model_path().stat().st_size
+    probe = (
+        "import sys; from pathlib import Path; from disco_daemon.engine.confine import Access, confine\n"
+        "new = Path(sys.argv[1], 'new'); new.touch(); found = confine(Access(replace=new))\n"
+        "assert found.missing.get('landlock') is None, 'not in force'\n"
+        "new.write_text('may be written'); new.replace(Path(sys.argv[1], 'renamed'))\n"
+        "try: Path(sys.argv[1], 'copy.Q8_0.gguf').open('ab')\n"
+        "except PermissionError: print('refused')\n"
+    )
+    seen = examined(None).confined
+    if seen is None or "landlock" in seen.missing:
+        pytest.skip("doctor says: landlock is not in force")
+    argv, env = [sys.executable, "-c", probe, str(tmp_path)], child_env(tmp_path)
+    tried = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False)
+    assert tried.stdout == b"refused\n", tried.stderr
+    assert (tmp_path / "renamed").read_text() == "may be written"
+
+
+async def gone(processes: list[psutil.Process], timeout_s: float = 20.0) -> None:
+    """Wait until all of them have ended."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout_s)
+    assert not alive, [process.cmdline() for process in alive]
+
+
+async def descendants(pid: int, words: list[str], timeout_s: float = 60.0) -> list[psutil.Process]:
+    """All processes below `pid`, once each of `words` is in the command of one of them."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = psutil.Process(pid).children(recursive=True)
+            commands = []
+            for process in found:
+                try:
+                    commands.append(" ".join(process.cmdline()))
+                except psutil.Error:
+                    continue
+            if all(any(word in command for command in commands) for word in words):
+                return found
+            await asyncio.sleep(0.05)  # a process has no event for another one's child
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["demo"], ["disco_daemon.cli.main up", "disco_daemon.engine.worker"]),
+        (["bench", "engine"], ["disco_daemon.cli.main up", "disco_daemon.engine.worker"]),
+        (["bench", "relay"], ["disco_daemon.bench.loopback", "disco_daemon.cli.main up"]),
+        (["tune"], ["disco_daemon.engine.tune"]),
+        (["up", "--port", "0"], ["disco_daemon.engine.worker"]),
+    ],
+    ids=["demo", "bench engine", "bench relay", "tune", "up"],
+)
+async def test_what_disco_starts_ends_with_it_also_when_it_is_killed(
+    argv: list[str], words: list[str], tmp_path: Path
+) -> None:
+    env = child_env(tmp_path) | {"DISCO_MODELS_DIR": str(default_model_path().parent)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "disco_daemon.cli.main", *argv, env=env,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        children = await descendants(process.pid, words)
+    finally:
+        process.kill()
+        await process.wait()
+    assert children
+    await gone(children)
