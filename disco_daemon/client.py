@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import DiscoError
 from .net import hostname, is_loopback
+from .plain import plain
 
 if TYPE_CHECKING:
     from .settings import Config
@@ -29,7 +30,7 @@ class DaemonError(DiscoError):
     """
 
     def __init__(self, message: str, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(plain(message))  # whoever answers at that address has worded it
         self.code = code
 
 
@@ -89,9 +90,16 @@ def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it is an error like any other status."""
+
+    def redirect_request(self, *args: Any, **more: Any) -> None:
+        """None is to be asked instead."""
+
+
 def _open(request: urllib.request.Request, timeout_s: float) -> Any:
-    # Never through a proxy: the daemon is on this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # Never through a proxy: the daemon is on this machine. And it redirects nobody: its key is for nobody else.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
     root = f"{request.type}://{request.host}"
     try:
         return opener.open(request, timeout=timeout_s)

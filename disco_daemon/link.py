@@ -22,6 +22,7 @@ import aiohttp
 
 from .client import CONNECT_TIMEOUT_S, MAX_ERROR, DaemonError, headers, not_running, refusal
 from .net import is_http_url, without_credentials
+from .plain import plain
 from .types import Side
 
 REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
@@ -201,7 +202,7 @@ class Link:
                 raise self._stranger() from e
         if not isinstance(found, dict):
             raise self._stranger()
-        return found
+        return {key: _shown(value) for key, value in found.items()}
 
     @asynccontextmanager
     async def _asked(
@@ -227,6 +228,17 @@ class Link:
 
     def _stranger(self) -> DaemonError:
         return DaemonError(f"what answers at {self._shown} is no disco daemon: give the address of one")
+
+
+def _shown(value: Any) -> Any:
+    """A document whose texts are plain: among them is what servers and model files say, and all of it is shown."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    return value
 
 
 def _encoded(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> bytes | AsyncGenerator[bytes, None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 
 def is_loopback(host: str) -> bool:
@@ -37,3 +37,14 @@ def without_credentials(url: str) -> str:
     """A URL fit to be shown: no user, password or token before the host."""
     before, at, _ = urlsplit(url).netloc.rpartition("@")
     return url.replace(f"{before}@", "", 1) if at else url
+
+
+def pointed_to(url: str, location: str) -> str:
+    """Where a redirect of `url` leads, fit to be shown: no credentials, and no query, which may hold some."""
+    try:
+        parts = urlsplit(urljoin(url, location) if location else "")
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        host = ""
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{parts.path}" if host else "somewhere else"

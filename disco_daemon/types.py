@@ -47,11 +47,30 @@ class Continuation(StrEnum):
 # never continued by the other side. Everything else unknown is a hint that may be ignored.
 _NEEDS = frozenset(
     {
-        "tools", "tool_choice", "functions", "function_call", "response_format", "logprobs", "top_logprobs",
-        "logit_bias", "modalities", "audio", "web_search_options", "grammar", "guided_json", "guided_regex",
+        "tools", "tool_choice", "functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "modalities",
+        "audio", "web_search_options",
     }
 )  # fmt: skip
-_NO_NEED: tuple[Any, ...] = (None, False, 0, "none", [], {}, {"type": "text"})
+_NO_NEED: tuple[Any, ...] = (None, False, 0, "none", [], {}, ["text"])
+# Constraints on the answer's form, by the names that servers have for them (OpenAI, vLLM, llama-server, SGLang, TGI).
+# An empty schema is one, too: any JSON.
+_FORMS = frozenset(
+    {"response_format", "structured_outputs", "json_schema", "structural_tag", "grammar", "regex", "ebnf"}
+)
+_GUIDED = "guided_"  # vLLM's older names begin so: guided_json, guided_regex, guided_choice, guided_grammar
+_GUIDED_HINTS = ("guided_decoding_backend", "guided_whitespace_pattern")  # how, not what
+_NO_FORM: tuple[Any, ...] = (None, False, "")
+
+
+def _is_need(key: str, value: Any) -> bool:
+    """Whether a parameter constrains the answer."""
+    if key in _NEEDS:
+        return value not in _NO_NEED
+    if key == "response_format":
+        return value is not None and value != {"type": "text"}
+    if key in _FORMS or (key.startswith(_GUIDED) and key not in _GUIDED_HINTS):
+        return value not in _NO_FORM
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +120,7 @@ class GenerationRequest:
 
     @property
     def response_format(self) -> dict[str, Any] | None:
-        """OpenAI's `response_format`, unless it is plain text."""
+        """OpenAI's `response_format`, unless it is plain text; None also for what has no such shape."""
         wanted = self.extra.get("response_format")
         return dict(wanted) if isinstance(wanted, Mapping) and wanted.get("type") != "text" else None
 
@@ -121,7 +140,7 @@ class GenerationRequest:
     @property
     def needs(self) -> list[str]:
         """Parameters that constrain the answer (tools, schemas, log-probabilities …), sorted."""
-        return sorted(key for key, value in self.extra.items() if key in _NEEDS and value not in _NO_NEED)
+        return sorted(key for key, value in self.extra.items() if _is_need(key, value))
 
     @property
     def n_chars(self) -> int:

@@ -15,6 +15,7 @@ from rich.segment import Segments
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.theme import Theme
 
 from disco_daemon.client import DaemonError
@@ -24,7 +25,7 @@ from . import banner, dialogs
 from .chat import KEYS, ChatScreen
 from .conversation import Talks
 from .dialogs import Help
-from .look import Look, look_of
+from .look import Look, fit, look_of
 from .preferences import NAME, Preferences
 from .starter import Starter, startable
 from .store import Store
@@ -234,6 +235,18 @@ class DiscoApp(App[None]):
         finally:
             self._at_work = False
         await self.look_after()
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """See `App.notify`; nothing in it drives the terminal, whoever has worded it."""
+        super().notify(fit(message), title=fit(title), severity=severity, timeout=timeout, markup=markup)
 
     async def _settle(self) -> None:
         """Wait for a daemon that is on its way: what is asked meanwhile is for it."""

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.plain import one_line
 
 Json = Mapping[str, Any]
+MAX_TEXT = 500  # characters; three lines of a wide window
 
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """A line to show; `startable` if a daemon could be started from here."""
+    """A line to show, plain; `startable` if a daemon could be started from here."""
 
     text: str
     startable: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", one_line(self.text, MAX_TEXT))
 
 
 def of_error(error: DaemonError, root: str, *, here: bool) -> Banner:
@@ -82,5 +87,4 @@ def _server(endpoints: Json) -> str | None:
 
 
 def _short(text: str, limit: int = 80) -> str:
-    line = " ".join(str(text).split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return one_line(str(text), limit - 1)

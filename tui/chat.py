@@ -138,7 +138,7 @@ class ChatScreen(Screen[None]):
     def show_line(self) -> None:
         """The line above the input: title, model, what is attached, what the signs mean."""
         talks, look = self.talks, self.app.look
-        parts = [fit(talks.title), talks.model]
+        parts = [fit(talks.title), fit(talks.model)]
         if talks.attached:
             parts.append("attached: " + ", ".join(fit(file.name) for file in talks.attached))
         if talks.system:

@@ -14,6 +14,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label, OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
+from .look import fit
+
 CSS = """
 Ask, AskLong, Pick, Help { align: center middle; }
 Ask > Vertical, AskLong > Vertical, Pick > Vertical, Help > VerticalScroll {
@@ -37,7 +39,7 @@ class Ask(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """Title, input, hint."""
         with Vertical():
-            yield Label(Text(self._title))
+            yield Label(Text(fit(self._title)))
             yield Input(self._value, compact=True)
             yield Label(Text(self._hint, "dim"))
 
@@ -61,7 +63,7 @@ class AskLong(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """Title, text, hint."""
         with Vertical():
-            yield Label(Text(self._title))
+            yield Label(Text(fit(self._title)))
             yield TextArea(self._value, compact=True)
             yield Label(Text("Ctrl+S accepts, Escape cancels", "dim"))
 
@@ -82,8 +84,8 @@ class Pick(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """Title and list."""
         with Vertical():
-            yield Label(Text(self._title))
-            yield OptionList(*(Option(Text(shown), id=f"c{i}") for i, (_, shown) in enumerate(self._choices)))
+            yield Label(Text(fit(self._title)))
+            yield OptionList(*(Option(Text(fit(shown)), id=f"c{i}") for i, (_, shown) in enumerate(self._choices)))
             yield Label(Text("Enter chooses, Escape cancels", "dim"))
 
     def on_mount(self) -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from rich.style import Style
 
+from disco_daemon.plain import MARK, plain
+
 DEVICE, SERVER = "device", "server"
 # Characters for private use, put into a text before it is parsed: "from here on, this side".
 MARKS = {DEVICE: "\uf8d0", SERVER: "\uf8d1"}
 SIDE_OF = {mark: side for side, mark in MARKS.items()}
 _LETTER = re.compile(r"\w")
-# What a terminal would obey instead of showing: control characters, and those that turn the writing direction.
-_UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\uf8d0\uf8d1]")
+_MARKS = re.compile(f"[{''.join(SIDE_OF)}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def look_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> Look:
 
 def fit(text: str) -> str:
     """`text` fit for a terminal: line ends and tabs are kept, every other control character shows as such."""
-    return _UNFIT.sub("\ufffd", text.replace("\r\n", "\n")).expandtabs(4)
+    return _MARKS.sub(MARK, plain(text)).expandtabs(4)
 
 
 def marked(text: str, sides: Sequence[tuple[int, str]]) -> str:

@@ -9,10 +9,13 @@ import msgspec
 from aiohttp import web
 
 from ..errors import DiscoError, ReaderGone
+from ..plain import one_line
 from ..types import Outcome, Side, Token
 from .shapes import Ids, Shape, error_body
 
 READER_TIMEOUT_S = 300.0  # a reader who takes nothing for so long holds a server's stream open for nobody
+
+MAX_NOTE = 1000  # characters of a comment
 
 _encode = msgspec.json.Encoder().encode
 
@@ -27,8 +30,7 @@ def comment(text: str) -> bytes:
 
     With an empty line behind it, so that a client that cuts at empty lines does not lose the event after it.
     """
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    return f": disco {' '.join(printable.split())}\n\n".encode("utf-8", "replace")
+    return f": disco {one_line(text, MAX_NOTE)}\n\n".encode("utf-8", "replace")
 
 
 def headers(request_id: str, route: str | None) -> dict[str, str]:

@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import sys
-import unicodedata
 from typing import TYPE_CHECKING, Any
+
+from ..plain import plain
+from .terminal import direct
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,21 +71,30 @@ class Screen:
     def show(self, piece: Piece) -> None:
         """Print a piece of the answer."""
         if piece.thought and self._reader:
-            self._write(("" if self._thinking else self._dim) + _harmless(piece.thought))
+            if not self._thinking:
+                self._steer(self._dim)
+            self._write(piece.thought)
             self._thinking = True
         if piece.text:
             self.settle()
-            self._write(_harmless(piece.text) if self._reader else piece.text)
+            # A program gets what the model said.
+            (self._write if self._reader else self._steer)(piece.text)
 
     def settle(self) -> None:
         """End a thought, so that what follows is not dimmed."""
         if self._thinking:
             self._thinking = False
-            self._write(self._plain)
+            self._steer(self._plain)
 
     @staticmethod
     def _write(text: str) -> None:
-        sys.stdout.write(text)
+        """What the model says: what a terminal would obey is left out, a line end cut in two for one."""
+        sys.stdout.write(plain(text, ""))
+        sys.stdout.flush()
+
+    @staticmethod
+    def _steer(codes: str) -> None:
+        direct(sys.stdout).write(codes)
         sys.stdout.flush()
 
 
@@ -141,11 +152,6 @@ class Talk:
                 screen.settle()
         self.messages.append({"role": "assistant", "content": answer})
         print(json.dumps({"answer": answer, "disco": told}) if self._args.json else "")
-
-
-def _harmless(text: str) -> str:
-    """Text without control characters: what a model says must not drive the reader's terminal."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
 def _converse(talk: Talk, runner: asyncio.Runner) -> int:

@@ -180,7 +180,10 @@ def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding
         mend = "check the key, and that it is this server's" if with_key else "see the line on the server's key"
         return wrong(name, f"{page} {refused} ({reply.status})", mend)
     if 300 <= reply.status < 400:
-        return wrong(name, f"{page} points elsewhere ({reply.status})", "put the right address into server.base_url")
+        to = f" to {reply.elsewhere}" if reply.elsewhere else ""
+        return wrong(
+            name, f"{page} points elsewhere ({reply.status}{to})", "put the right address into server.base_url"
+        )
     if reply.status == 404:
         return warn(name, f"{page} is not there (404)", "check server.base_url; it mostly ends with /v1")
     if reply.status != 200 or reply.models is None:

@@ -8,6 +8,8 @@ import os
 import sys
 from typing import Any
 
+from .terminal import make_console
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
@@ -53,7 +55,6 @@ def _ignore(text: str) -> None:
 
 
 def _table(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Who answered, and when the first token came (ms)", title_justify="left", box=None)
@@ -85,7 +86,7 @@ def _table(result: dict[str, Any]) -> None:
             tokens,
             f"{row['cost_usd'] * 1e6:.1f}",
         )
-    console = Console()
+    console = make_console()
     console.print(table)
     s = result["summary"]
     console.print(

@@ -11,6 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..plain import masked, plain
+from .terminal import make_console
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -67,9 +70,10 @@ def findings(*, offline: bool = False) -> Iterator[Finding]:
     except ConfigError as e:
         error = str(e)
     key = read_key(config, os.environ)
-    hidden = _secrets(os.environ, config.api.key, key.value)
+    own = (config.api.key, key.value)
+    hidden = _secrets(os.environ, *own)
     for finding in _checks(config, error, key, offline=offline):
-        yield clean(finding, hidden)
+        yield clean(finding, hidden, own)
 
 
 def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[Finding]:
@@ -234,16 +238,18 @@ def _newest_price() -> datetime:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def clean(finding: Finding, hidden: Iterable[str]) -> Finding:
-    """The same without secrets, and without control characters of whoever was asked."""
-    return replace(finding, found=_clean(finding.found, hidden), mend=_clean(finding.mend, hidden))
+def clean(finding: Finding, hidden: Iterable[str], own: Iterable[str] = ()) -> Finding:
+    """The same without secrets, of `own` keys not even pieces, and without what a terminal would obey."""
+    return replace(finding, found=_clean(finding.found, hidden, own), mend=_clean(finding.mend, hidden, own))
 
 
-def _clean(text: str, hidden: Iterable[str]) -> str:
+def _clean(text: str, hidden: Iterable[str], own: Iterable[str]) -> str:
     for secret in hidden:
         text = text.replace(secret, HIDDEN)
+    for key in own:
+        text = masked(text, key)
     text = _KEY_LIKE.sub(HIDDEN, _CREDENTIALS.sub("", text))
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return plain(text)
 
 
 def _secrets(env: Mapping[str, str], *own: str) -> list[str]:
@@ -256,9 +262,7 @@ def _secrets(env: Mapping[str, str], *own: str) -> list[str]:
 
 def _shown(found: Iterable[Finding]) -> Iterator[Finding]:
     """Print each as it comes, in colours and folded on a terminal, a line each elsewhere."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     for finding in found:
         if console.is_terminal:
             console.print(_row(finding))

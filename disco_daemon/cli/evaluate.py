@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import whatif
+from .terminal import make_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -222,10 +223,9 @@ def _started(phone: Phone, start_s: float) -> Phone:
 
 
 def _with_progress(total: int, work: Any) -> Iterable[Any]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = ("evaluating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
         yield from work(lambda: progress.advance(task))

@@ -9,6 +9,8 @@ import sys
 from datetime import UTC, datetime
 from typing import IO
 
+from ..plain import plain
+
 QUIET = ("openai", "httpx2", "httpcore2", "asyncio")  # they log prompts and headers at debug
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # Whatever looks like a key or a password, wherever it comes from: `sk-…`, `Bearer …`, `api_key=…`, `user:password@`.
@@ -38,7 +40,12 @@ class Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        return redacted(super().format(record))
+        return plain(redacted(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as `logging` calls it
+        """One line, also where a stranger has worded a part of it: the next line would look like ours."""
+        record.message = " ".join(record.message.splitlines())
+        return super().formatMessage(record)
 
 
 class Json(logging.Formatter):
@@ -48,9 +55,9 @@ class Json(logging.Formatter):
         """See `logging.Formatter`."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         told = {"time": at, "level": record.levelname.lower(), "logger": record.name}
-        told["message"] = redacted(record.getMessage())
+        told["message"] = plain(redacted(record.getMessage()))
         if record.exc_info:
-            told["exception"] = redacted(self.formatException(record.exc_info))
+            told["exception"] = plain(redacted(self.formatException(record.exc_info)))
         return json.dumps(told, ensure_ascii=False)
 
 

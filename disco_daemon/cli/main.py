@@ -26,6 +26,7 @@ from . import (
     tune,
     up,
 )
+from .terminal import plainly
 
 VERBS = (
     setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
@@ -49,9 +50,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; exit codes 0 done, 1 failed, 2 wrong usage (argparse)."""
+    args = make_parser().parse_args(argv)
+    with plainly():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from ..errors import DiscoError
 
-    args = make_parser().parse_args(argv)
     try:
         return int(args.run(args))
     except DiscoError as e:

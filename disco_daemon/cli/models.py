@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .terminal import direct
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -302,7 +304,7 @@ def _pull(args: argparse.Namespace) -> int:
     from ..library.progress import Progress
     from ..models import models_dir
 
-    progress = Progress(sys.stderr)
+    progress = Progress(direct(sys.stderr))
 
     def say(line: str) -> None:
         progress.end()

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from .terminal import make_console
+
 HEIGHT = 12  # lines of the picture
 
 
@@ -34,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(explained: dict[str, Any]) -> None:
-    from rich.console import Console
 
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     for line in _reasons(explained):
         console.print(line)
     console.print()

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .terminal import make_console
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -152,11 +154,10 @@ async def _measured(config: Config, device: Device, server: Server | None, args:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr while it is measured, and the function that moves it."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task = bar.add_task("looking at the machine", total=None)
         yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
 
@@ -165,11 +166,10 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _show(measured: Measured, path: Path) -> None:
-    from rich.console import Console
 
     from ..profiling import picture
 
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     for line in [*_device_lines(measured.device), "", picture.terminal(measured.device), ""]:
         console.print(line, markup=False, soft_wrap=True)
     for line in [*_warnings(measured.device), *_server_lines(measured.server)]:

@@ -9,6 +9,10 @@ import shutil
 import textwrap
 from typing import Any
 
+from ..plain import one_line
+
+MAX_CELL = 1000  # characters of a name, or of a failure
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
@@ -53,7 +57,7 @@ def _endpoints(endpoints: dict[str, Any], width: int) -> list[str]:
     """A table of them; the last failure, which a server may have worded, is folded to the terminal's width."""
     rows = [("endpoint", "model", "state", "last failure")]
     rows += [(side, e["model"], e["state"], e["last_error"] or "-") for side, e in endpoints.items()]
-    shown = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in rows]
+    shown = [[one_line(str(cell), MAX_CELL) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)][:-1]
     lines = []
     for *cells, failure in shown:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from .terminal import make_console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -63,11 +65,10 @@ def _row(root: str, key: str, request_id: str) -> dict[str, Any] | None:
 
 
 def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: dict[str, Any], *, plain: bool) -> None:
-    from rich.console import Console
 
     from disco_tui import story as told
 
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     story = told.Story.of(None, row, trace)
     console.print(f"answer {story.request_id}: {story.winner or 'nobody'} was first", markup=False)
     for line in told.words(story):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .terminal import undisguised
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
@@ -29,4 +31,5 @@ def run(args: argparse.Namespace) -> int:
     root, key = client.daemon_at(args.url, load())
     path = None if args.no_store else args.store or data_path() / "conversations.sqlite"
     # Who gives an address means a daemon that is there.
-    return show(root, key, path, plain=args.plain, start=args.url is None and not args.no_start)
+    with undisguised():
+        return show(root, key, path, plain=args.plain, start=args.url is None and not args.no_start)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .terminal import make_console
+
 if TYPE_CHECKING:
     from ..engine.tuned import Row, Tuned
     from ..settings import Config
@@ -125,7 +127,6 @@ def _requantize(path: Path, copy: Path) -> None:
 
 
 def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from . import tuning
@@ -135,7 +136,7 @@ def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
         table.add_column(column, justify="left" if column in ("what", "tried") else "right")
     for row in tuned.rows:
         table.add_row(*_cells(row))
-    console = Console(highlight=False)
+    console = make_console(highlight=False)
     console.print(table)
     if not tuned.complete:
         console.print("the time was up before all was tried: a larger --budget tries the rest")

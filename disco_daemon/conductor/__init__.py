@@ -145,7 +145,10 @@ class Conductor:
         refusals = {side: endpoint.refuses(request) for side, endpoint in wanted.items()}
         available = frozenset(side for side, refusal in refusals.items() if refusal is None)
         if not available:
-            raise RequestError("; ".join(r for r in refusals.values() if r), code="unsupported")
+            why = "; ".join(r for r in refusals.values() if r)
+            raise RequestError(
+                why, code="unsupported", param=next((need for need in request.needs if need in why), None)
+            )
         return available
 
     async def _length(self, request: GenerationRequest, available: frozenset[Side]) -> PromptLength:

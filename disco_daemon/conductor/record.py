@@ -13,8 +13,11 @@ from .stage import Run, Stage
 
 # A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
 UNBILLED = frozenset(
-    {"unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation"}
-)
+    {
+        "unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation",
+        "redirected", "overloaded",
+    }
+)  # fmt: skip
 
 
 def attempt_of(run: Run, stage: Stage, began: float, length: int, max_tokens: int | None) -> Attempt:

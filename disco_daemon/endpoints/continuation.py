@@ -46,6 +46,29 @@ _DRAWING = frozenset(
     }
 )  # fmt: skip
 
+# Fields of a body by which a proxy (LiteLLM, and what is built on it) lets a client say whom to ask, as whom, and how:
+# they would take our key, or the prompt, somewhere else. What the user has configured is not the client's to change.
+_OURS = frozenset(
+    {
+        "api_key", "api_base", "base_url", "api_version", "api_type", "organization", "project", "deployment_id",
+        "model_list", "fallbacks", "context_window_fallback_dict",
+        "custom_llm_provider", "region_name", "user_config", "credentials", "proxy_server_request", "callbacks",
+        "success_callback", "failure_callback", "logger_fn", "input_callback", "client", "http_client", "proxy",
+        "proxies", "ssl_verify", "verify", "headers", "default_headers", "extra_headers", "default_query",
+        "extra_query", "extra_body", "timeout", "request_timeout", "stream_timeout", "max_retries", "num_retries",
+        "authorization", "access_token", "auth", "slack_webhook", "webhook_url", "gcs_bucket_name", "s3_bucket_name",
+    }
+)  # fmt: skip
+_OUR_PREFIXES = (
+    "aws_", "azure_", "vertex_", "watsonx_", "litellm_", "langfuse_", "langsmith_", "mock_", "x_api_",
+)  # fmt: skip
+
+
+def _travels(name: str) -> bool:
+    """Whether a parameter of the client's is for the server, however it is spelled."""
+    plain = name.casefold().replace("-", "_")
+    return plain not in _OURS and not plain.startswith(_OUR_PREFIXES)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -154,7 +177,7 @@ class Ask:
 def chat(request: GenerationRequest, method: str, *, ids_back: bool = False) -> Ask:
     """Ask with chat messages; `method` is one of CHAT_METHODS or `instruct` if there is an answer to go on with."""
     s = request.sampling
-    body = _sampling(request) | dict(request.extra)
+    body = _sampling(request) | {name: value for name, value in request.extra.items() if _travels(name)}
     if s.max_tokens is not None:
         body[request.max_tokens_key] = s.max_tokens
     messages = [dict(m) for m in request.messages]

@@ -61,7 +61,10 @@ class Device:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
             return "chat_template_kwargs must be an object"
-        needs = [need for need in request.needs if need != "response_format"]
+        needs = request.needs
+        if "response_format" in needs and not isinstance((request.response_format or {}).get("type"), str):
+            return 'response_format must be an object with a \'type\', such as {"type": "json_object"}'
+        needs = [need for need in needs if need != "response_format"]
         return f"the device does not support {', '.join(needs)}" if needs else None
 
     def may_serve(self) -> bool:

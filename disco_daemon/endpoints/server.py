@@ -19,9 +19,11 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from ..clock import Clock, SystemClock
 from ..errors import EndpointError
-from ..net import is_loopback, without_credentials
+from ..net import is_loopback, pointed_to, without_credentials
+from ..plain import MAX_LINE, masked, one_line
 from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
 from .base import Reins
+from .bill import Bill
 from .continuation import (
     CHAT,
     CONTINUATIONS,
@@ -35,7 +37,8 @@ from .continuation import (
     completion,
     last_words,
 )
-from .stream import Bytes, Patience, Reader, json_events, one_line, take_bill
+from .retry import retry_after_s
+from .stream import Bytes, Endless, EventStream, Patience, Reader, most_bytes
 
 __all__ = ["CONTINUATIONS", "Server", "ServerConfig"]
 
@@ -47,6 +50,11 @@ CLOSE_TIMEOUT_S = 1.0
 
 RATE_LIMITED_S = 5.0  # after a 429 that names no time
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
+MAX_ERROR = 64 * 1024  # bytes read of an answer that is an error; a message takes some hundred
+MAX_SAID = 4096  # characters of it that are looked at; a line has MAX_LINE
+MAX_REASON = 32  # characters of a finish_reason; OpenAI's longest has 14
+_CODINGS = ("", "identity", "gzip", "deflate")  # zlib makes a thousand bytes of one at most, of 16 KiB at a time
+_BUSY = (503, 529)  # the second one is Anthropic's
 
 Events = AsyncGenerator[Token | Finish, None]
 
@@ -90,6 +98,7 @@ class Server:
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0
+        self._doubted = False  # whether a bill of this server has been doubted in the log
         self.adapters: dict[str, str] = {}  # a server has models, and its own names for them
         self._tokens = tokens
         self._render = render
@@ -137,8 +146,14 @@ class Server:
             timeout=openai.Timeout(
                 max(config.first_token_timeout_s, config.token_timeout_s), connect=CONNECT_TIMEOUT_S
             ),
-            # What is for this machine never goes through a proxy.
-            http_client=DefaultAioHttpClient(trust_env=not is_loopback(urlsplit(config.base_url).hostname or "")),
+            # A coding could make gigabytes of a few bytes, and saves little of a stream.
+            default_headers={"Accept-Encoding": "identity"},
+            # What is for this machine never goes through a proxy, and the prompt is for nobody whom a server names.
+            http_client=DefaultAioHttpClient(
+                trust_env=not is_loopback(urlsplit(config.base_url).hostname or ""),
+                follow_redirects=False,
+                event_hooks={"response": [_bounded]},
+            ),
         )
         # The client imports these when they are first used: the first answer would wait for that, and its time to first
         # token not be learned, since the loop stood still.
@@ -207,25 +222,34 @@ class Server:
         refusal = self.refuses(request) if method is None else None
         if refusal is not None:
             raise EndpointError(self.side, "no_continuation", refusal)
-        patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s)
+        began = self._clock.now()
+        limit = request.sampling.max_tokens
+        patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
         with self._translate():
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout_at(patience.until()):
                     asked = await self._asked(request, method)
                     body = await self._open(stack, asked)
-                chunks = await stack.enter_async_context(aclosing(json_events(body, patience)))
+                stream = EventStream(body, patience, most_bytes(limit))
+                chunks = await stack.enter_async_context(aclosing(stream.objects()))
+                bill = Bill(usage, asked.body, limit)
                 reader = Reader(ids_back="return_token_ids" in asked.body)
-                events = await stack.enter_async_context(aclosing(self._read(chunks, usage, reader)))
+                events = await stack.enter_async_context(aclosing(self._read(chunks, bill, reader, began)))
                 async for event in events:
                     if isinstance(event, Finish):
                         if self.config.stream_usage:
                             await self._settle(events)
+                        self._doubt(bill)
                         if event.reason == "length" and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
                             raise self._error("cut", "the server cut an answer that had no limit to its own default")
                         yield event
                         return
                     patience.heard()
                     yield event
+                self._doubt(bill)
+                if stream.done and reader.n_tokens:  # it says that this was all, if not why
+                    yield Finish(reader.ending)
+                    return
                 text = "the server ended its stream without a finish_reason: the answer was cut"
                 raise self._error("cut", text)
 
@@ -291,22 +315,28 @@ class Server:
             model=self.model, prompt=body.pop("prompt"), stream=True, extra_body=body
         )
 
-    async def _read(self, chunks: AsyncIterator[dict[str, Any]], usage: Usage, reader: Reader) -> Events:
-        """OpenAI's chunks as tokens; `usage` follows. Told is what comes with the last token or after it."""
+    async def _read(self, chunks: AsyncIterator[dict[str, Any]], bill: Bill, reader: Reader, began: float) -> Events:
+        """OpenAI's chunks as tokens; `bill` follows. The request was sent at `began`, by our clock."""
         async for chunk in chunks:
             if error := chunk.get("error"):
                 message = error.get("message") if isinstance(error, dict) else error
-                raise self._error("server_error", f"the server reports: {one_line(str(message))}")
+                raise self._error("server_error", f"the server reports: {self._said(str(message))}")
             if billed := chunk.get("usage"):
-                take_bill(billed, usage)
+                bill.take(billed, self._clock.now() - began)
             for choice in chunk.get("choices") or ():
-                token = reader.token(choice, usage.completion_tokens if billed and usage.told else None)
+                told = bill.told if billed else None
+                token = reader.token(choice, told)
                 if token is not None:
-                    if not billed:
-                        usage.completion_tokens, usage.told = max(usage.completion_tokens, reader.n_tokens), False
+                    bill.heard(token, reader.n_tokens, counted=told is not None)
                     yield token
                 if choice.get("finish_reason"):
-                    yield Finish(str(choice["finish_reason"]))
+                    yield Finish(self._said(str(choice["finish_reason"]), MAX_REASON))
+
+    def _doubt(self, bill: Bill) -> None:
+        """Log once what of a bill cannot be true."""
+        if bill.odd and not self._doubted:
+            self._doubted = True
+            log.warning("the %s's usage is not taken as it says: %s (told once)", self.side, self._said(bill.odd))
 
     # --- errors --------------------------------------------------------------------------------------------------
 
@@ -320,44 +350,63 @@ class Server:
         except openai.APITimeoutError as e:
             # The client's aiohttp transport reports a connection refused or dropped as a time-out.
             if (cause := _cause(e, aiohttp.ClientConnectorError)) is not None:
-                raise self._error("unreachable", f"the server cannot be reached: {_brief(cause)}") from e
+                raise self._error("unreachable", f"the server cannot be reached: {self._brief(cause)}") from e
             if (cause := _dropped(e)) is not None:
-                raise self._error("cut", f"the connection to the server broke: {_brief(cause)}") from e
+                raise self._error("cut", f"the connection to the server broke: {self._brief(cause)}") from e
             raise self._error("timeout", "the server did not answer in time") from e
         except openai.APIStatusError as e:
             raise self._status_error(e) from e
         except openai.APIConnectionError as e:
             cause = e.__cause__ or e
-            raise self._error("unreachable", f"the server cannot be reached: {_brief(cause)}") from e
+            if isinstance(cause, httpx2.DecodingError):
+                raise self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(cause)}") from e
+            raise self._error("unreachable", f"the server cannot be reached: {self._brief(cause)}") from e
         except openai.APIError as e:
-            raise self._error("server_error", f"the server reports: {e.message}") from e
+            raise self._error("server_error", f"the server reports: {self._brief(e)}") from e
+        except Endless as e:
+            raise self._error("endless", f"the server's answer has no end: {e}") from e
         except (msgspec.MsgspecError, openai.OpenAIError) as e:
-            raise self._error("garbage", f"the server sent what is no OpenAI stream: {_brief(e)}") from e
+            raise self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
         except _HTTP_ERRORS as e:
-            raise self._error("cut", f"the connection to the server broke: {_brief(e)}") from e
+            raise self._error("cut", f"the connection to the server broke: {self._brief(e)}") from e
         except (ValueError, TypeError, AttributeError) as e:
-            raise self._error("garbage", f"the server sent what is no OpenAI stream: {_brief(e)}") from e
+            raise self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
 
     def _error(self, reason: str, message: str) -> EndpointError:
         return EndpointError(self.side, reason, message)
 
+    def _said(self, text: str, limit: int = MAX_LINE) -> str:
+        """What a server says, fit to be shown: plain, one line, and nothing of its key."""
+        return one_line(masked(text[:MAX_SAID], self.config.api_key), limit)
+
+    def _brief(self, e: BaseException) -> str:
+        """One line of an error, never a page of HTML."""
+        return self._said(str(getattr(e, "message", "") or e)) or type(e).__name__
+
     def _status_error(self, e: openai.APIStatusError) -> EndpointError:
-        status, text = e.status_code, _brief(e)
+        status, text = e.status_code, self._brief(e)
+        where = "server" if self.side is Side.SERVER else "device"
+        if 300 <= status < 400:
+            to = self._said(pointed_to(str(e.request.url), e.response.headers.get("location", "")))
+            mend = f"redirects are not followed, so set {where}.base_url to the address that answers"
+            return self._error("redirected", f"the server said {status} and points to {to}: {mend}")
         if status in (401, 403):
             hint = "check the API key (server.api_key_env or server.api_key_file)"
             return self._error("unauthorized", f"the server refused the API key with {status}: {hint}")
-        if status == 429:
-            retry_after_s = _number(e.response.headers.get("retry-after"))
-            down_s = RATE_LIMITED_S if retry_after_s is None else min(max(0.0, retry_after_s), MAX_DOWN_S)
-            self._down_until = self._clock.now() + down_s
-            return EndpointError(self.side, "rate_limited", f"the server said 429: {text}", retry_after_s=retry_after_s)
-        if status == 404:
-            return self._error("not_found", f"the server said 404, check server.base_url and server.model: {text}")
-        if status == 408:
-            return self._error("timeout", f"the server said 408: {text}")
         if status in (400, 413, 415, 422):
             return EndpointError(self.side, "refused", f"the server said {status}: {text}", your_fault=True)
-        return self._error("server_error", f"the server said {status}: {text}")
+        after_s = retry_after_s(e.response.headers, self._clock.wall())
+        if status == 429 or (status in _BUSY and after_s is not None):
+            down_s = RATE_LIMITED_S if after_s is None else min(after_s, MAX_DOWN_S)
+            self._down_until = self._clock.now() + down_s
+        if status == 429:
+            return EndpointError(self.side, "rate_limited", f"the server said 429: {text}", retry_after_s=after_s)
+        if status == 404:
+            return self._error("not_found", f"the server said 404, check {where}.base_url and {where}.model: {text}")
+        if status == 408:
+            return self._error("timeout", f"the server said 408: {text}")
+        reason = "overloaded" if status in _BUSY else "server_error"
+        return EndpointError(self.side, reason, f"the server said {status}: {text}", retry_after_s=after_s)
 
 
 # The errors of the HTTP libraries below the openai client, which reach us unwrapped while a stream is read.
@@ -387,16 +436,31 @@ async def _close(opening: Any) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await opening.__aexit__(None, None, None)
     except _HTTP_ERRORS as e:  # a TimeoutError is an OSError
-        log.debug("closing a server stream: %s", _brief(e))
+        log.debug("closing a server stream: %s", type(e).__name__)
 
 
-def _brief(e: BaseException) -> str:
-    """One line of an error, never a page of HTML."""
-    return one_line(str(getattr(e, "message", "") or e)) or type(e).__name__
+async def _bounded(response: httpx2.Response) -> None:
+    """What comes in place of an answer is read up to MAX_ERROR, and no coding is taken that makes much of little."""
+    if response.headers.get("content-encoding", "").strip().lower() not in _CODINGS:
+        msg = "the answer is packed in a way that was not asked for"
+        raise httpx2.DecodingError(msg)
+    if not response.is_success:
+        response.stream = _Head(cast("httpx2.AsyncByteStream", response.stream))
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        return float(cast("str", text))
-    except (TypeError, ValueError):
-        return None
+class _Head(httpx2.AsyncByteStream):
+    """The beginning of a body."""
+
+    def __init__(self, whole: httpx2.AsyncByteStream) -> None:
+        self._whole = whole
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        n_bytes = 0
+        async for part in self._whole:
+            yield part
+            n_bytes += len(part)
+            if n_bytes > MAX_ERROR:
+                return
+
+    async def aclose(self) -> None:
+        await self._whole.aclose()

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
 
-from ..types import Json, Token, Usage
+from ..types import Json, Token
 from .counting import tokens_in, tokens_of_delta
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
+MAX_JOINED = 256 * 1024  # bytes of an event in several lines, and how many: each is tried anew with every line
+MAX_JOINED_LINES = 64
+# A whole answer, bytes as they come: a million tokens of some 250, or half as many with their alternatives. One with
+# `max_tokens` gets as much for each as a token with twenty alternatives takes, and something for what is no token.
+MAX_ANSWER = 256 * 1024 * 1024
+TOKEN_BYTES = 16 * 1024
+SPARE_BYTES = 1024 * 1024
+MAX_ANSWER_S = 3600.0  # of waiting for the server in one answer; the longest known, with hours of thought, are no chats
 
 Bytes = AsyncIterator[bytes]
+
+
+class Endless(Exception):
+    """An answer that takes more bytes or time than any that is one."""
+
+
+def most_bytes(max_tokens: int | None) -> int:
+    """How large an answer of so many tokens may be as it comes, bytes."""
+    return MAX_ANSWER if max_tokens is None else min(MAX_ANSWER, SPARE_BYTES + max_tokens * TOKEN_BYTES)
 
 
 class Patience:
     """How long to wait for the server's next bytes: until a first token, then from token to token, s.
 
-    Comments and empty chunks do not prolong it; the time a slow reader takes does, since it is not the server's.
+    Comments and empty chunks do not prolong it; the time a slow reader takes does, since it is not the server's. All
+    waits together may take MAX_ANSWER_S, and with `max_tokens` no longer than so many tokens may.
     """
 
-    def __init__(self, first_token_s: float, token_s: float) -> None:
+    def __init__(self, first_token_s: float, token_s: float, max_tokens: int | None = None) -> None:
         self._now = asyncio.get_running_loop().time
         self._token_s = token_s
         self._until = self._now() + first_token_s
         self._heard = False
+        most_s = math.inf if max_tokens is None else first_token_s + token_s * max_tokens
+        self._most_s = self._left_s = min(MAX_ANSWER_S, most_s)
 
     def heard(self) -> None:
         """A token has come."""
@@ -38,36 +59,115 @@ class Patience:
             self._heard, self._until = False, self._now() + self._token_s
         return self._until
 
+    async def read(self, body: Bytes) -> bytes | None:
+        """The next bytes, None at the end. Raises TimeoutError, or Endless when all waits took too long."""
+        began = self._now()
+        last = began + self._left_s
+        try:
+            async with asyncio.timeout_at(min(self.until(), last)):  # once a read: it may carry many tokens
+                return await anext(body, None)
+        except TimeoutError as e:
+            if self._now() < last:
+                raise
+            msg = f"it took more than {self._most_s:g} s"
+            raise Endless(msg) from e
+        finally:
+            self._left_s -= self._now() - began
 
-async def json_events(body: Bytes, patience: Patience) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of an event stream, up to `[DONE]` or its end.
 
-    Raises ValueError for what is none, TimeoutError when `patience` is over.
+class EventStream:
+    """The JSON objects of an event stream, up to `[DONE]` or its end; `done` tells which of them it was.
 
     Cut at line feeds in the bytes, so that neither a character split between two reads nor a U+2028 inside a text
-    can cut a line. Comments, `id:` and `event:` lines are skipped.
+    can cut a line. Comments, `id:` and `event:` lines are skipped. The lines of one event are joined, as the standard
+    has it; but a line that is whole by itself is an event, since there are servers that leave out the empty line.
     """
-    buffer = b""
-    while True:
-        async with asyncio.timeout_at(patience.until()):  # once a read, not once a token: a read may carry many
-            data = await anext(body, None)
-        if data is None:
-            break
-        *lines, buffer = (buffer + data).split(b"\n")
-        if len(buffer) > MAX_LINE:
-            msg = f"a line of more than {MAX_LINE} bytes"
-            raise ValueError(msg)
-        for line in lines:
-            if line.startswith(b"data:"):
-                payload = line[5:].strip()
-                if payload == b"[DONE]":
+
+    def __init__(self, body: Bytes, patience: Patience, max_bytes: int = MAX_ANSWER) -> None:
+        self._body = body
+        self._patience = patience
+        self._max_bytes = max_bytes
+        self._held: list[bytes] = []  # lines of an event that is not whole yet
+        self.done = False
+
+    async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Raises ValueError for what is no JSON, TimeoutError when patience is over, Endless for too much."""
+        buffer, n_bytes = b"", 0
+        while (data := await self._patience.read(self._body)) is not None:
+            n_bytes += len(data)
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                found = self._event(line)
+                if self.done:
                     return
-                yield _decode(payload)
-    if buffer.startswith(b"data:") and buffer[5:].strip() != b"[DONE]":
-        yield _decode(buffer[5:].strip())
+                if found is not None:
+                    yield found
+            if len(buffer) > MAX_LINE:
+                msg = f"a line of more than {MAX_LINE} bytes"
+                raise ValueError(msg)
+            if n_bytes > self._max_bytes:
+                msg = f"it has more than {self._max_bytes} bytes"
+                raise Endless(msg)
+        if (found := self._event(buffer)) is not None:
+            yield found
+        self._settle()
+
+    def _event(self, line: bytes) -> dict[str, Any] | None:
+        """The event that a line makes whole, if it does."""
+        if not line.startswith(b"data:"):
+            if self._held and not line.strip():
+                self._settle()
+            return None
+        payload = line[5:].strip()
+        if payload == b"[DONE]":
+            self._settle()
+            self.done = True
+            return None
+        if not self._held:
+            try:
+                return _decode(payload)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                if payload:
+                    self._held.append(payload)
+                return None
+        return self._joined(payload)
+
+    def _joined(self, payload: bytes) -> dict[str, Any] | None:
+        """One more line of an event; None while it is not whole."""
+        self._held.append(payload)
+        whole = b"\n".join(self._held)
+        try:
+            found = _decode(whole)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            if len(whole) > MAX_JOINED or len(self._held) > MAX_JOINED_LINES or _is_whole(payload):
+                self._settle()  # what came before can become nothing any more
+            return None
+        self._held.clear()
+        return found
+
+    def _settle(self) -> None:
+        """The event has ended. Raises what is wrong with it, if it was not whole."""
+        if self._held:
+            _decode(b"\n".join(self._held))
 
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def _decode(payload: bytes) -> dict[str, Any]:
+    """Raises a MsgspecError, or a ValueError."""
+    try:
+        return _decoder.decode(payload)
+    except RecursionError as e:
+        raise ValueError("a document nested too deeply") from e
+
+
+def _is_whole(payload: bytes) -> bool:
+    try:
+        _decode(payload)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return True
 
 
 class Reader:
@@ -78,6 +178,7 @@ class Reader:
     """
 
     def __init__(self, *, ids_back: bool = False) -> None:
+        self.ending = "stop"  # the finish_reason of an answer whose server tells none, but that it is whole
         self._ids_back = ids_back
         self._ids: tuple[int, ...] = ()  # of chunks whose text is still to come: a character cut in two
         self._unnamed = 0  # tokens given out since the last ids
@@ -97,6 +198,8 @@ class Reader:
         if n_told is not None:
             found = self._told(found, n_told - self.n_tokens)
         self.n_tokens += found.n_tokens
+        if found.delta and "tool_calls" in found.delta:
+            self.ending = "tool_calls"
         return found
 
     def _named(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
@@ -118,32 +221,6 @@ class Reader:
         return Token(found.text, n_tokens, found.delta, found.logprobs, found.ids)
 
 
-def take_bill(billed: dict[str, Any], usage: Usage) -> None:
-    """Put a usage block's counts into `usage`; zeros and what is missing say nothing.
-
-    Of the prompt, OpenAI tells in `prompt_tokens_details` how much was in its cache, which is cheaper. Raises TypeError
-    for what is no count: it would be booked and stored.
-    """
-    n_completion = _count(billed, "completion_tokens")
-    usage.told = n_completion > 0
-    if usage.told:
-        usage.completion_tokens = n_completion
-        details = billed.get("completion_tokens_details")
-        usage.reasoning_tokens = _count(details, "reasoning_tokens") if isinstance(details, dict) else 0
-    if prompt := _count(billed, "prompt_tokens"):
-        details = billed.get("prompt_tokens_details")
-        cached = min(prompt, _count(details, "cached_tokens")) if isinstance(details, dict) else 0
-        usage.prompt_tokens, usage.cached_tokens = prompt - cached, cached
-
-
-def _count(billed: dict[str, Any], key: str) -> int:
-    n = billed.get(key) or 0
-    if not isinstance(n, int) or n < 0:
-        msg = f"usage.{key} is no count"
-        raise TypeError(msg)
-    return n
-
-
 def _token(choice: dict[str, Any]) -> Token | None:
     delta = choice.get("delta")
     if delta is None and "text" in choice:
@@ -152,7 +229,26 @@ def _token(choice: dict[str, Any]) -> Token | None:
     logprobs = choice.get("logprobs") or None
     if not isinstance(logprobs, dict | None):
         raise TypeError("logprobs is no object")
-    return _of(delta.get("content") or "", delta, logprobs)
+    content = delta.get("content") or ""
+    if isinstance(content, list):
+        content, thought = _parts(content)
+        delta = delta | ({"reasoning_content": thought} if thought else {})
+    return _of(content, delta, logprobs)
+
+
+def _parts(content: list[Any]) -> tuple[str, str]:
+    """Text and thought of content in parts, as Mistral's models that think send it; other parts say nothing here.
+
+    Raises TypeError, or AttributeError, for what is no list of parts.
+    """
+    text = thought = ""
+    for part in content:
+        if part.get("type") == "text":
+            text += part["text"]
+        elif part.get("type") == "thinking":
+            thinking = part["thinking"]
+            thought += thinking if isinstance(thinking, str) else _parts(thinking)[0]
+    return text, thought
 
 
 def _of(text: object, delta: dict[str, Any], logprobs: Json | None) -> Token | None:
@@ -178,9 +274,3 @@ def _ids(choice: dict[str, Any]) -> tuple[int, ...]:
     ids = choice.get("token_ids")
     good = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)
     return tuple(ids) if good and ids else ()
-
-
-def one_line(text: str) -> str:
-    """What a server says as one line of at most 200 characters and a mark, never a page of HTML."""
-    text = " ".join(text.split())
-    return text if len(text) <= 200 else text[:200] + "…"

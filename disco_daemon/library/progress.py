@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
+from ..plain import plain
+
 WINDOW_S = 10.0  # the rate is that of so many last seconds
 STEP_S = 0.1  # between two looks of the line; the eye takes no more
 TENTHS = 10  # lines of a whole download where nobody watches
@@ -67,7 +69,7 @@ class Progress:
 
     def _line(self, done: int, total: int) -> str:
         share = f"{100 * done / max(1, total):3.0f} %"
-        line = f"{self._name}  {share}  {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        line = f"{plain(self._name)}  {share}  {done / 1e6:.1f} of {total / 1e6:.1f} MB"
         rate = self._rate()
         if rate <= 0:
             return line

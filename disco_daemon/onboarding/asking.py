@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from ..net import hostname, is_loopback
+from ..net import hostname, is_loopback, pointed_to
 
 MODELS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 20.0  # until the first token; as server.first_token_timeout_s
@@ -67,7 +67,7 @@ def _page(url: str, name: str) -> str:
 class Reply:
     """What `GET models` gave: the HTTP status, the names in it (None: no list), how far our clock is ahead, s.
 
-    `late`: the problem is that nothing came in time.
+    `elsewhere` is where a redirect leads. `late`: the problem is that nothing came in time.
     """
 
     status: int = 0
@@ -75,6 +75,7 @@ class Reply:
     skew_s: float | None = None
     problem: str = ""
     late: bool = False
+    elsewhere: str = ""
 
 
 def ask_models(url: str, api_key: str) -> Reply:
@@ -97,7 +98,15 @@ def _listed(url: str, api_key: str) -> Reply:
             body += part
             if len(body) > MAX_BYTES:
                 break
-        return Reply(response.status_code, _names(body), _skew(response.headers.get("date")))
+        skew_s = _skew(response.headers.get("date"))
+        return Reply(response.status_code, _names(body), skew_s, elsewhere=_elsewhere(response))
+
+
+def _elsewhere(response: httpx2.Response) -> str:
+    """Where a redirect leads, "" for what is none."""
+    if not 300 <= response.status_code < 400:
+        return ""
+    return pointed_to(str(response.request.url), response.headers.get("location", ""))
 
 
 def _names(body: bytes) -> tuple[str, ...] | None:
@@ -135,7 +144,8 @@ def _document(body: bytes) -> Any:
 class Said:
     """What asking for an answer gave: the HTTP status, and when its first token came, s (None: it did not).
 
-    `code` and `text` are those of an error document; `problem` is for what is no HTTP. `late`: nothing came in time.
+    `code` and `text` are those of an error document; `problem` is for what is no HTTP, `elsewhere` where a redirect
+    leads. `late`: nothing came in time.
     """
 
     status: int = 0
@@ -144,6 +154,7 @@ class Said:
     text: str = ""
     problem: str = ""
     late: bool = False
+    elsewhere: str = ""
 
 
 def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens") -> Said:
@@ -176,7 +187,7 @@ def _answered(url: str, api_key: str, body: Mapping[str, Any]) -> Said:
                 break
         if status == 200 and (heard.token or heard.whole):
             return Said(status, time.monotonic() - began)
-        return Said(status, None, *heard.error)
+        return Said(status, None, *heard.error, elsewhere=_elsewhere(response))
 
 
 class _Ear:

@@ -14,14 +14,15 @@ from urllib.parse import urlsplit
 
 from ..money.catalog import Catalog, ServerProfile, is_private
 from ..net import hostname, is_http_url, is_loopback
+from ..plain import masked, one_line, plain, tells
 from .asking import Reply, Said, ask_answer, ask_models
 
 N_NEAR = 3
 MAX_TEXT = 200  # characters of what a server says of an error
+MAX_SAID = 4096  # characters of it that are looked at
 MAX_KEY = 4096  # characters; the longest known, those with claims inside, have some 1,500
 MAX_NAME = 512  # characters of a model's name, and of an address
 MAX_MODELS = 5000  # of a list; the longest we know of has some hundred
-PIECE = 6  # characters of a key in a row that nobody may see; servers that mask one show four
 _PAGES = ("/completions", "/models", "/responses")
 _PORTS = {"http": 80, "https": 443}
 # Words in what a server says of an error, where its status says too little.
@@ -109,8 +110,8 @@ def check(
         return replace(checked, problem=problem)
     checked = replace(checked, notes=tuple(_notes(base_url, api_key)))
     reply = ask_models(base_url, api_key)
-    checked = replace(checked, models=_ordered(reply, catalog.server(base_url)))
-    problem = _of_list(reply, with_key=bool(api_key), with_model=bool(model))
+    checked = replace(checked, models=_ordered(reply, catalog.server(base_url), api_key))
+    problem = _of_list(reply, api_key, with_model=bool(model))
     if problem is not None:
         return replace(checked, problem=problem)
     if not model:
@@ -170,15 +171,15 @@ def _notes(url: str, key: str) -> Iterable[str]:
 # --- what it answered -------------------------------------------------------------------------------------------------
 
 
-def _of_list(reply: Reply, *, with_key: bool, with_model: bool) -> Problem | None:
+def _of_list(reply: Reply, key: str, *, with_model: bool) -> Problem | None:
     """What ends the check here; what only leaves out the list does not."""
     if reply.problem:
         mend = "check the address, and the network"
-        return Problem(Trouble.TIMEOUT if reply.late else Trouble.NETWORK, _line(reply.problem), mend)
+        return Problem(Trouble.TIMEOUT if reply.late else Trouble.NETWORK, _line(reply.problem, key), mend)
     if reply.status == 401 or (reply.status == 403 and not with_model):
-        return _wrong_key(reply.status, with_key=with_key)
+        return _wrong_key(reply.status, with_key=bool(key))
     if 300 <= reply.status < 400:
-        return _elsewhere(reply.status)
+        return _elsewhere(reply.status, _line(reply.elsewhere, key))
     return None
 
 
@@ -193,8 +194,9 @@ def _wrong_key(status: int, *, with_key: bool) -> Problem:
     return Problem(Trouble.KEY, f"the server refuses the key ({status})", "check it, and that it is this server's")
 
 
-def _elsewhere(status: int) -> Problem:
-    return _wrong_address(f"the server points elsewhere ({status})", "give the address that it really has")
+def _elsewhere(status: int, where: str) -> Problem:
+    to = f" to {where}" if where else ""
+    return _wrong_address(f"the server points elsewhere ({status}{to})", "give the address that it really has")
 
 
 def _of_answer(said: Said, checked: Checked, key: str) -> Problem | None:
@@ -203,10 +205,10 @@ def _of_answer(said: Said, checked: Checked, key: str) -> Problem | None:
         return None
     if said.problem:
         mend = "try again, or choose another model" if said.late else "check the address, and the network"
-        return Problem(Trouble.TIMEOUT if said.late else Trouble.NETWORK, _line(said.problem), mend)
+        return Problem(Trouble.TIMEOUT if said.late else Trouble.NETWORK, _line(said.problem, key), mend)
     if 300 <= said.status < 400:
-        return _elsewhere(said.status)
-    text = "" if _repeats(key, said.text) else _line(said.text)
+        return _elsewhere(said.status, _line(said.elsewhere, key))
+    text = _line(said.text, key)
     told = f" ({said.status}{': ' if text else ''}{text})"
     words = f"{said.code} {said.text}".casefold() if said.status < 500 else ""
     return _by_words(said.status, words, told, checked, with_key=bool(key)) or _by_status(said.status, told)
@@ -248,18 +250,12 @@ def _any(words: Iterable[str], text: str) -> bool:
     return any(word in text for word in words)
 
 
-def _line(text: str) -> str:
-    """What a server said, as one line that a terminal can show."""
-    line = " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in text).split())
-    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
+def _line(text: str, key: str) -> str:
+    """What a server said, as one line that a terminal can show, and nothing of the key in it."""
+    return one_line(masked(text[:MAX_SAID], key), MAX_TEXT)
 
 
-def _repeats(key: str, text: str) -> bool:
-    """Whether a text holds a piece of the key: then nothing of it is told."""
-    return any(key[i : i + PIECE] in text for i in range(len(key) - PIECE + 1))
-
-
-def _ordered(reply: Reply, profile: ServerProfile | None) -> tuple[str, ...] | None:
+def _ordered(reply: Reply, profile: ServerProfile | None, key: str = "") -> tuple[str, ...] | None:
     """The models that are listed: first those with a known price, last what answers no chat."""
     if reply.models is None or reply.status != 200:
         return None
@@ -269,5 +265,5 @@ def _ordered(reply: Reply, profile: ServerProfile | None) -> tuple[str, ...] | N
         plain = name.casefold().removeprefix("models/")
         return (0 if plain in own else 2 if _any(_NO_CHAT, plain) else 1), plain
 
-    names = {name for name in reply.models if name.isprintable() and len(name) <= MAX_NAME}
+    names = {name for name in reply.models if plain(name) == name and len(name) <= MAX_NAME and not tells(name, key)}
     return tuple(sorted(names, key=rank)[:MAX_MODELS])

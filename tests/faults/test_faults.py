@@ -268,12 +268,10 @@ async def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> N
 
 
 ODD_CHUNKS = {
-    "a count that is text": b'data: {"choices": [], "usage": {"prompt_tokens": "12"}}\n\n',
-    "a negative count": b'data: {"choices": [], "usage": {"prompt_tokens": -1}}\n\n',
-    "usage that is a list": b'data: {"choices": [], "usage": [1]}\n\n',
     "logprobs that are a list": b'data: {"choices": [{"delta": {"content": "x"}, "logprobs": [1]}]}\n\n',
     "content that is a list": b'data: {"choices": [{"delta": {"content": ["x"]}}]}\n\n',
     "choices that are a number": b'data: {"choices": 3}\n\n',
+    "nesting without end": b"data: " + b'{"a":' * 100_000 + b"\n\n",
 }
 
 

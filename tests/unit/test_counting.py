@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.delivery.cut import first, words
+from disco_daemon.endpoints.bill import Bill
 from disco_daemon.endpoints.counting import tokens_in, tokens_of_delta
-from disco_daemon.endpoints.stream import Reader, take_bill
+from disco_daemon.endpoints.stream import Reader
 from disco_daemon.types import Token, Usage
 
 ONE = [
@@ -100,9 +101,10 @@ def test_whatever_usage_says_a_chunk_has_no_more_tokens_than_bytes() -> None:
 
 def test_the_last_word_on_a_count_has_the_usage_block_after_the_text() -> None:
     usage = Usage(completion_tokens=3)
-    take_bill({"prompt_tokens": 5}, usage)
+    bill = Bill(usage, {}, None)
+    bill.take({"prompt_tokens": 5}, 1.0)
     assert (usage.completion_tokens, usage.told) == (3, False)
-    take_bill({"completion_tokens": 30, "completion_tokens_details": {"reasoning_tokens": 12}}, usage)
+    bill.take({"completion_tokens": 30, "completion_tokens_details": {"reasoning_tokens": 12}}, 1.0)
     assert (usage.completion_tokens, usage.reasoning_tokens, usage.told) == (30, 12, True)
 
 

@@ -358,7 +358,7 @@ def test_no_secret_and_no_control_character_is_shown() -> None:
     told = "sesame own-key tapioca false https://user:pass@example.com sk-abcdefghijklmnop \x1b[31mred"
     found = doctor.clean(Finding("server", WARN, told, told), hidden)
     assert found.found == found.mend
-    assert found.found == "******** ******** ******** false https://example.com ******** ?[31mred"
+    assert found.found == "******** ******** ******** false https://example.com ******** \ufffd[31mred"
 
 
 def test_a_finding_is_a_line_and_a_longer_mend_is_indented() -> None:

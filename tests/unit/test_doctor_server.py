@@ -278,7 +278,7 @@ async def test_a_redirect_is_not_followed_with_the_key() -> None:
     assert heard[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
     assert f"bearer {SECRET}".encode() in heard[0].lower()
     assert not elsewhere
-    assert verdict(reply) == verdict(Reply(302))
+    assert verdict(reply) == verdict(Reply(302, elsewhere=f"{other}models"))
     assert verdict(reply)[0] is WRONG
 
 

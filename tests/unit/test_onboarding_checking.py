@@ -14,7 +14,8 @@ from disco_daemon.bench.script import error_body
 from disco_daemon.money.catalog import Catalog, parse
 from disco_daemon.onboarding import asking, checking
 from disco_daemon.onboarding.asking import MAX_TOKENS, Said
-from disco_daemon.onboarding.checking import PIECE, Checked, Trouble, address_problem, check, cost, key_problem
+from disco_daemon.onboarding.checking import Checked, Trouble, address_problem, check, cost, key_problem
+from disco_daemon.plain import PIECE
 from tests.fixtures.provider import SECRET, Provider
 
 CATALOG = pricelist.load()

@@ -93,7 +93,7 @@ def test_endpoints_are_a_table_whose_last_column_is_folded() -> None:
         "device    tiny         ready       -",
         "server    gpt-4o-mini  configured  refused refused refused",
         "                                   refused refused refused",
-        "                                   ?[31m",
+        "                                   \ufffd[31m",
     ]
 
 

@@ -1,0 +1,121 @@
+"""What a server says it used, held against what can be true: it is booked, and closes caps. Pure.
+
+A server counts by its own tokenizer and thinks unseen, so only bounds can be told; but nobody makes a token of less
+than a byte, or a hundred thousand of them in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..types import Json, Token, Usage
+
+MESSAGE_TOKENS = 64  # a chat template's for one message; those known take 3 to 10
+OWN_TOKENS = 16_384  # of a prompt that a server adds unseen: its system prompt, what it tells of tools
+FOUND_TOKENS = 262_144  # for each part that is no text, and for what it looks up: pages of a document, or of the web
+MAX_TPS = 5_000.0  # token/s that a server may think unseen; the quickest known make half of that
+SPARE_TOKENS = 256  # of an answer: marks of its format, and a limit that is taken not quite exactly
+
+# Parameters with which a server adds to the prompt what it has found.
+_FINDS = ("web_search_options", "search_parameters", "plugins", "data_sources", "documents")
+
+
+class Bill:
+    """The bill of one answer, put into `usage` as it comes.
+
+    `body` is what was sent, `max_tokens` its limit. `odd` is what could not be true of it, or be read; "" if all was.
+    """
+
+    def __init__(self, usage: Usage, body: Mapping[str, Any], max_tokens: int | None) -> None:
+        self.odd = ""
+        self._usage = usage
+        self._body = body
+        self._max_tokens = max_tokens
+        self._n_tokens = 0
+        self._n_bytes = 0
+
+    @property
+    def told(self) -> int | None:
+        """Tokens of the answer so far, if the server says so."""
+        return self._usage.completion_tokens if self._usage.told else None
+
+    def heard(self, token: Token, n_tokens: int, *, counted: bool = False) -> None:
+        """A token has come, the last of `n_tokens` of the answer, `counted` by a usage block that came with it.
+
+        It is billed even if the server never says so. Told is what comes with the last token or after it.
+        """
+        self._n_tokens = n_tokens
+        self._n_bytes += _bytes(token.text)
+        if token.delta:
+            self._n_bytes += _bytes(str(token.delta))
+        usage = self._usage
+        if not counted:
+            usage.completion_tokens, usage.told = max(usage.completion_tokens, n_tokens), False
+
+    def take(self, billed: object, elapsed_s: float) -> None:
+        """A usage block, `elapsed_s` after the request was sent; zeros and what is missing say nothing.
+
+        Of the prompt, OpenAI tells in `prompt_tokens_details` how much was in its cache, which is cheaper.
+        """
+        if not isinstance(billed, dict):
+            self.odd = self.odd or "it is no object"
+            return
+        usage = self._usage
+        thought = self._count(billed.get("completion_tokens_details"), "reasoning_tokens")
+        prompt, completion = self._count(billed, "prompt_tokens"), self._count(billed, "completion_tokens")
+        if thought and self._count(billed, "total_tokens") == prompt + completion + thought:
+            completion += thought  # xAI, and Google at times, count what was thought beside the answer
+        most = self._most_completion(elapsed_s)
+        usage.told = 0 < completion <= most  # what cannot be true is booked up to there, and believed by nobody
+        if completion:
+            usage.completion_tokens = self._at_most(completion, most, "completion_tokens")
+            usage.reasoning_tokens = min(thought, usage.completion_tokens)
+        if prompt:
+            # What lies within the allowance needs no look at the prompt.
+            most = OWN_TOKENS if prompt <= OWN_TOKENS else self._most_prompt()
+            prompt = self._at_most(prompt, most, "prompt_tokens")
+            cached = min(prompt, self._count(billed.get("prompt_tokens_details"), "cached_tokens"))
+            usage.prompt_tokens, usage.cached_tokens = prompt - cached, cached
+
+    def _count(self, told: Any, key: str) -> int:
+        """A count of a usage block, 0 where there is none that can be read."""
+        n = told.get(key) if isinstance(told, dict) else None
+        if isinstance(n, float) and n.is_integer():
+            n = int(n)
+        if type(n) is int and n >= 0:
+            return n
+        if n is not None:
+            self.odd = self.odd or f"{key} is no count"
+        return 0
+
+    def _at_most(self, n: int, most: int, key: str) -> int:
+        if n > most:
+            self.odd = f"{key} of {n:.3g} cannot be true" if n < 1 << 1000 else f"{key} cannot be true"
+            self.odd += f": {most} are booked"
+        return min(n, most)
+
+    def _most_completion(self, elapsed_s: float) -> int:
+        said = max(self._n_tokens, self._n_bytes)
+        most = said + int(MAX_TPS * max(0.0, elapsed_s)) + SPARE_TOKENS
+        return most if self._max_tokens is None else min(most, max(said, self._max_tokens) + SPARE_TOKENS)
+
+    def _most_prompt(self) -> int:
+        """No token has less than a byte; a chat's template, and what a server adds, come on top."""
+        messages = self._body.get("messages") or ()
+        found = sum(key in self._body for key in _FINDS) + sum(map(_n_found, messages))
+        n_bytes = len(msgspec.json.encode(self._body))
+        return n_bytes + MESSAGE_TOKENS * len(messages) + OWN_TOKENS + FOUND_TOKENS * found
+
+
+def _n_found(message: Json) -> int:
+    """Parts of a message that are no text: images by their address, documents."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return sum(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

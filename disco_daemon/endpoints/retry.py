@@ -1,0 +1,44 @@
+"""When a server wants to be asked again. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+MAX_RETRY_S = 86_400.0  # what is told a client at most; who says more means "never", or nothing
+
+
+def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds after `now`, Unix time, from `Retry-After`, or the finer `retry-after-ms` of OpenAI and Azure.
+
+    The header has a number of seconds or a date. None for what is neither; never below 0 or above MAX_RETRY_S.
+    """
+    if (ms := _number(headers.get("retry-after-ms"))) is not None:
+        return _clamped(ms / 1000)
+    told = headers.get("retry-after")
+    if (seconds := _number(told)) is not None:
+        return _clamped(seconds)
+    return _until(told, now)
+
+
+def _until(date: str | None, now: float) -> float | None:
+    try:
+        at = parsedate_to_datetime(date or "")
+        return _clamped((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now)
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    """A number, also one without end; None for what is none."""
+    try:
+        n = float(text or "")
+    except ValueError:
+        return None
+    return None if math.isnan(n) else n
+
+
+def _clamped(seconds: float) -> float:
+    return min(max(0.0, seconds), MAX_RETRY_S)

@@ -1,0 +1,85 @@
+"""Makes what strangers say fit to be shown: servers, model files, file names, other programs. Pure.
+
+`plain` and `one_line` leave nothing that a terminal would obey or that would forge a line of a log; `masked` leaves
+nothing of a key.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from urllib.parse import quote, quote_plus
+
+MARK = "\ufffd"  # stands for what must not be shown
+STARS = "***"
+MAX_LINE = 200  # characters of a stranger's line; the rest is a page of HTML
+PIECE = 6  # characters of a key in a row that nobody may see; servers that mask one show four
+LEAST_KEY = 4  # characters; what is shorter is a placeholder, such as the "x" of a server of one's own
+
+# What a terminal obeys in place of showing it, or shows as something else: control characters but for line feeds and
+# tabs (ESC and its one-byte forms begin sequences), what turns the writing direction (Unicode's Bidi_Control, and the
+# deprecated signs beside them), other line ends, marks of annotation, and halves of characters: those cannot be
+# printed.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def plain(text: str, instead: str = MARK) -> str:
+    """`text` with `instead` in place of each character that a terminal would obey; line feeds and tabs stay.
+
+    What joins characters to one (emoji, Persian, Indic) stays, too: it is printable together with its neighbours.
+    """
+    return _UNFIT.sub(instead, text.replace("\r\n", "\n")) if not text.isprintable() else text
+
+
+def one_line(text: str, limit: int = MAX_LINE) -> str:
+    """`text`, plain, as one line of at most `limit` characters and a mark."""
+    line = " ".join(plain(text[: 16 * limit]).split())  # no page of HTML is looked at to its end
+    return line if len(line) <= limit else line[:limit] + "…"
+
+
+def masked(text: str, key: str) -> str:
+    """`text` with stars in place of every piece of `key`, of PIECE characters or more, however it is spelled."""
+    grams = _grams(key)
+    if not grams:
+        return text
+    size = min(map(len, grams))
+    shown, hidden_to = [], 0
+    for at, c in enumerate(text):
+        if text[at : at + size] in grams:
+            if at >= hidden_to:
+                shown.append(STARS)
+            hidden_to = at + size
+        if at >= hidden_to:
+            shown.append(c)
+    return "".join(shown)
+
+
+def tells(text: str, key: str) -> bool:
+    """Whether a text holds a piece of the key."""
+    return masked(text, key) != text
+
+
+@lru_cache(maxsize=16)
+def _grams(key: str) -> frozenset[str]:
+    """All pieces of a key that nobody may see, in all its spellings."""
+    if len(key) < LEAST_KEY:
+        return frozenset()
+    size = min(PIECE, len(key))
+    return frozenset(form[i : i + size] for form in _spelled(key) for i in range(len(form) - size + 1))
+
+
+def _spelled(key: str) -> Iterator[str]:
+    """The key as it is, in a URL, and in base64, wherever in a longer text it stands there."""
+    yield key
+    yield quote(key, safe="")
+    yield quote_plus(key)
+    raw = key.encode("utf-8", "replace")
+    for lead in range(3):  # how many bytes stand before it in its group of three
+        whole = base64.b64encode(b"\0" * lead + raw).decode().rstrip("=")
+        own = whole[(0, 2, 3)[lead] : len(whole) - 1]  # without the characters that share bits with a neighbour
+        yield own
+        yield own.replace("+", "-").replace("/", "_")
