@@ -33,6 +33,8 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """More names by which clients on this machine may call it, such as host.docker.internal."""
     origins: tuple[_Origin, ...] = ()
     """Origins of web pages that may ask, such as https://chat.example; a browser's page may not otherwise."""
+    receive_timeout_s: _Positive = 30.0
+    """A connection ends when a request's header or its body, or the next request, has not come for this long, s."""
     drain_s: _NonNegative = 30.0
     """After a SIGTERM running answers may go on for so long, s; then their readers are told that there is no more."""
 

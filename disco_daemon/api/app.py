@@ -14,6 +14,7 @@ from ..conductor import Conductor
 from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, servers, sse, trace
+from .connections import body, bounded
 from .documents import Reports
 from .failures import MAX_BODY, errors_in_shape, failure, json_response, signed, unexpected
 from .guard import CONFIG, ApiConfig, guarded
@@ -43,7 +44,7 @@ CONDUCTOR = web.AppKey("conductor", Conductor)
 
 def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
-    app = web.Application(middlewares=[counted, errors_in_shape, guarded], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[counted, errors_in_shape, guarded, bounded], client_max_size=MAX_BODY)
     app.on_response_prepare.append(signed)
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
@@ -66,8 +67,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    body = await _body(request)
-    chat, extra = openai.parse(body)
+    chat, extra = openai.parse(await _body(request))
     request_id = _new_id()
     generation = openai.to_generation(chat, extra, request_id, _route(request, chat.model))
     return await _answer(request, chat, generation, Chat(request_id, _created(request), chat.model))
@@ -75,8 +75,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 async def _complete(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
-    body = await _body(request)
-    asked, extra = openai.parse_completion(body)
+    asked, extra = openai.parse_completion(await _body(request))
     request_id = _new_id()
     allowed = _route(request, asked.model)
     if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
@@ -101,9 +100,9 @@ async def _embed(request: web.Request) -> web.StreamResponse:
 
 
 async def _body(request: web.Request) -> bytes:
-    body = await request.read()
+    received = await body(request)
     await request.app[TURNSTILE].enter()
-    return body
+    return received
 
 
 def _new_id() -> str:
@@ -161,7 +160,7 @@ async def _answer(
 async def _adjust(request: web.Request) -> web.Response:
     """POST /disco/v1/answers/ID: another pace or delivery for an answer that is running."""
     request_id = request.match_info["request_id"]
-    wish = openai.parse_adjustment(await request.read())
+    wish = openai.parse_adjustment(await body(request))
     delivery = None if wish.delivery is None else Delivery(wish.delivery)
     if not request.app[CONDUCTOR].adjust(request_id, pace_tps=wish.pace_tps, delivery=delivery):
         msg = f"No answer '{request_id}' is running."

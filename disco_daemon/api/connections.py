@@ -1,32 +1,113 @@
-"""The connections of the API: whose each of them is, asked once, when it is made."""
+"""The connections of the API: whose each of them is, how long each may wait, and how many there may be.
+
+Whose it is is asked once, when it is made. What does not come in time is not waited for, and nothing that clients send
+is kept without a bound: connections, bodies, headers (aiohttp's own bounds), and what a reader does not take.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any, cast
 
 from aiohttp import web
 
-from ..errors import RequestError
-from .failures import SERVER, failure, log, of_http, plain, unexpected
+from ..errors import RequestError, Unavailable
+from .failures import MAX_BODY, SERVER, failure, log, of_http, plain, too_large, unexpected
 from .peers import Kernel, Peer, Whose
+from .scrape import Handler
+from .sse import READER_TIMEOUT_S
+
+MAX_CONNECTIONS = 1024  # of clients who may ask; twice as many as answers, for their idle ones
+MAX_STRANGERS = 32  # of other users, who may look at /health and /metrics only
+MAX_DOORS = 256  # over the Unix socket: full or not, the controls can be reached
+MAX_SURPLUS = 64  # that are being told that there are too many; more are cut
+MAX_BODIES_BYTES = 128 * 1024 * 1024  # of all requests under way
+LINGER_S = 2.0  # a refused body is still read for so long, or its sender would see a reset in place of the answer
+SURPLUS = "surplus"
+TOLD_S = 1.0  # to take the news that there are too many connections
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a connection may wait for its client, and how much of everything there may be."""
+
+    receive_timeout_s: float = 30.0
+    connections: int = MAX_CONNECTIONS
+    strangers: int = MAX_STRANGERS
+    doors: int = MAX_DOORS
+    body_bytes: int = MAX_BODIES_BYTES
+    reader_timeout_s: float = READER_TIMEOUT_S
+
+    def of(self, peer: Peer) -> int:
+        """How many connections there may be of this kind."""
+        return self.doors if peer.whose is Whose.DOOR else self.strangers if peer.stranger else self.connections
 
 
 class Connection(web.RequestHandler):
-    """One connection of a client; `peer` is who made it."""
+    """One connection of a client; `peer` is who made it, `held` the bytes of the body of its present request."""
 
-    __slots__ = ("_house", "peer")
+    __slots__ = ("_house", "_kind", "held", "peer")
 
     def __init__(self, house: Connections, **handler_args: Any) -> None:
         super().__init__(house, **handler_args)
         self._house = house
+        self._kind = ""
         self.peer = Peer(Whose.NOBODY)
+        self.held = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.Protocol`. One too many is told so, and is never listened to."""
         self.peer = self._house.peer_of(transport)
-        super().connection_made(transport)
+        self._kind = self._house.enter(self.peer)
+        if self._kind != SURPLUS:
+            super().connection_made(transport)
+            return
+        self.force_close()
+        surplus = cast("asyncio.Transport", transport)
+        if self._house.n[SURPLUS] > MAX_SURPLUS:
+            surplus.abort()
+            return
+        surplus.write(_FULL)
+        surplus.write_eof()
+        self._loop.call_later(TOLD_S, surplus.abort)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._house.leave(self._kind)
+        super().connection_lost(exc)
+
+    async def start(self) -> None:
+        """Take one request after the other. What has not been read at the end is kept for a while, not for ever."""
+        transport = self.transport
+        try:
+            await super().start()
+        finally:
+            if transport is not None and transport.get_write_buffer_size():
+                self._loop.call_later(self._house.limits.receive_timeout_s, transport.abort)
+
+    async def receive(self, request: web.BaseRequest) -> bytes:
+        """The whole body of a request. Raises RequestError if it does not come in time or is too large, Unavailable."""
+        parts: list[bytes] = []
+        length = 0
+        try:
+            async with asyncio.timeout(self._house.limits.receive_timeout_s):
+                while part := await request.content.readany():
+                    self._house.hold(self, len(part))
+                    length += len(part)
+                    if length > MAX_BODY:
+                        raise too_large()
+                    parts.append(part)
+        except TimeoutError as e:
+            msg = f"The request body did not come within {self._house.limits.receive_timeout_s:g} s."
+            raise RequestError(msg, status=408, code="timeout") from e
+        return b"".join(parts)
+
+    def release(self) -> None:
+        """The present request is done with its body."""
+        self._house.hold(self, -self.held)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -49,7 +130,12 @@ class Connection(web.RequestHandler):
         """Send the rest of a response. What aiohttp raised outside of all middleware gets its shape here."""
         if isinstance(resp, web.HTTPException):
             resp = of_http(resp, request)
-        return await super().finish_response(request, resp, start_time)
+        try:
+            async with asyncio.timeout(self._house.limits.reader_timeout_s):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            self.force_close()
+            return resp, True
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """A body that cannot be read is its sender's fault, and one line; anything else is ours."""
@@ -60,13 +146,20 @@ class Connection(web.RequestHandler):
 
 
 class Connections(web.Server):
-    """All connections, of every socket that is listened on. Without a `kernel` nobody is asked whose they are."""
+    """All connections, of every socket that is listened on. Without a `kernel` nobody is asked whose they are.
 
-    def __init__(self, plain: web.Server, kernel: Kernel | None, **handler_args: Any) -> None:
+    What changes: `n`, how many there are of each kind, and `held`, the bytes of all requests' bodies.
+    """
+
+    def __init__(self, plain: web.Server, kernel: Kernel | None, limits: Limits, **handler_args: Any) -> None:
         cancels = plain.handler_cancellation
         super().__init__(plain.request_handler, request_factory=plain.request_factory, handler_cancellation=cancels)
         self._kernel = kernel
-        self._handler_args = handler_args
+        timeout_s = limits.receive_timeout_s
+        self._handler_args = handler_args | {"keepalive_timeout": timeout_s, "lingering_time": min(LINGER_S, timeout_s)}
+        self.limits = limits
+        self.n: Counter[str] = Counter()
+        self.held = 0
 
     def __call__(self) -> Connection:
         """Make the protocol of a new connection."""
@@ -81,19 +174,84 @@ class Connections(web.Server):
             return Peer(Whose.UNTOLD)
         return self._kernel.whose(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
 
+    def enter(self, peer: Peer) -> str:
+        """Count a new connection; what it counts as, SURPLUS if there are enough of its kind."""
+        kind = "door" if peer.whose is Whose.DOOR else "stranger" if peer.stranger else "client"
+        if self.n[kind] >= self.limits.of(peer):
+            kind = SURPLUS
+        self.n[kind] += 1
+        return kind
+
+    def leave(self, kind: str) -> None:
+        """It has ended."""
+        self.n[kind] -= 1
+
+    def hold(self, connection: Connection, n_bytes: int) -> None:
+        """Count bytes of a body that came, or went (negative). Raises Unavailable if they are too many."""
+        self.held += n_bytes
+        connection.held += n_bytes
+        if n_bytes > 0 and self.held > self.limits.body_bytes:
+            msg = f"Requests under way hold {self.limits.body_bytes} bytes already; try again later."
+            raise Unavailable(msg, code="overloaded")
+
 
 class Runner(web.AppRunner):
     """Runs an application whose connections know whose they are. Without a `kernel` nobody is asked."""
 
-    def __init__(self, app: web.Application, kernel: Kernel | None, *, shutdown_timeout: float) -> None:
+    def __init__(
+        self, app: web.Application, kernel: Kernel | None, limits: Limits | None = None, *, shutdown_timeout: float
+    ) -> None:
         # Without handler_cancellation a client's disconnect would go unnoticed until the next write.
         super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
         self._kernel = kernel
+        self._limits = limits or Limits()
 
     async def _make_server(self) -> web.Server:
-        return Connections(await super()._make_server(), self._kernel, access_log=None)
+        return Connections(await super()._make_server(), self._kernel, self._limits, access_log=None)
+
+
+# --- what handlers know of them -----------------------------------------------------------------------------------
+
+
+@web.middleware
+async def bounded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a body by what it says of its length, and let go of the one that was read when the request is done.
+
+    A body that was not read to its end is followed by no other request.
+    """
+    connection = cast("Connection", request.protocol)
+    try:
+        if request.content_length is not None and request.content_length > MAX_BODY:
+            raise too_large()
+        return await handler(request)
+    except RequestError as e:
+        if e.status not in (408, 413):
+            raise
+        refusal = failure(e)
+        refusal.force_close()
+        return refusal
+    finally:
+        if connection.held:
+            connection.release()
+
+
+async def body(request: web.Request) -> bytes:
+    """The body of a request, for its handler: whole, in time and within bounds. Raises RequestError, Unavailable."""
+    return await cast("Connection", request.protocol).receive(request) if request.body_exists else b""
 
 
 def peer_of(request: web.Request) -> Peer:
     """Who made the connection that a request came by."""
     return cast("Connection", request.protocol).peer
+
+
+def _full() -> bytes:
+    """The response to a connection that is one too many."""
+    told = failure(Unavailable("There are too many connections; try again later.", code="too_many_connections"))
+    assert isinstance(told.body, bytes)
+    headers = {**told.headers, "Content-Length": len(told.body), "Server": SERVER, "Connection": "close"}
+    lines = ["HTTP/1.1 503 Service Unavailable", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + told.body
+
+
+_FULL = _full()

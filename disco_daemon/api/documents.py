@@ -13,6 +13,7 @@ from aiohttp import web
 
 from ..errors import ConfigError, RequestError
 from . import openai, servers
+from .connections import body
 
 MAX_PLAN_TOKENS = 1_000_000  # longer than any context
 TAIL_KNOBS = {"alpha": 1.0, "kappa": math.inf}  # what the policies have to protect the tail, up to which value
@@ -106,7 +107,7 @@ async def _settings(request: web.Request) -> web.Response:
 
 async def _change(request: web.Request) -> web.Response:
     """PATCH /disco/v1/settings {"device.usd_per_kwh": 2.5, …}: all of them are written, or none."""
-    changes = openai.parse_settings(await request.read())
+    changes = openai.parse_settings(await body(request))
     try:
         return _json(await request.app[REPORTS].change(changes))
     except ConfigError as e:

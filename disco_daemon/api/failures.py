@@ -52,12 +52,16 @@ def plain(text: object) -> str:
     return first if len(first) <= MAX_TOLD else first[: MAX_TOLD - 1] + "…"
 
 
+def too_large() -> RequestError:
+    """What is said of a body beyond MAX_BODY."""
+    return RequestError(f"The request body is larger than {MAX_BODY} bytes.", status=413, code="request_too_large")
+
+
 def of_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
     """What aiohttp raises by itself."""
     where = plain(f"{request.method} {request.path}")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        msg = f"The request body is larger than {MAX_BODY} bytes."
-        return failure(RequestError(msg, status=413, code="request_too_large"))
+        return failure(too_large())
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         msg = f"{plain(request.method)} is not allowed here; use {allowed}."

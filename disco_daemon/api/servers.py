@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import ConfigError, RequestError
+from .connections import body
 from .openai import parse_server
 
 
@@ -50,14 +51,14 @@ async def _providers(request: web.Request) -> web.Response:
 
 async def _check(request: web.Request) -> web.Response:
     """POST /disco/v1/server/check {base_url, api_key?, model?}: does it work? With a model it may cost a little."""
-    wish = parse_server(await request.read())
+    wish = parse_server(await body(request))
     asked = request.app[SERVERS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
     return _json(await _mended(asked))
 
 
 async def _set(request: web.Request) -> web.Response:
     """PUT /disco/v1/server {base_url, api_key?, model?}."""
-    wish = parse_server(await request.read())
+    wish = parse_server(await body(request))
     asked = request.app[SERVERS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
     return _json(await _mended(asked))
 

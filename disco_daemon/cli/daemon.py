@@ -17,7 +17,7 @@ from aiohttp import web
 
 from .. import __version__
 from ..api.app import make_app
-from ..api.connections import Runner
+from ..api.connections import Limits, Runner
 from ..api.guard import ApiConfig
 from ..api.metrics import Metrics
 from ..api.peers import Kernel
@@ -53,7 +53,7 @@ from ..store import History
 from ..store.claim import claimed
 from ..types import Outcome, Side, Usage
 from ..wattmeter import Wattmeter
-from . import paying, tuning
+from . import files, paying, tuning
 from .foresight import Foresight, policy_of
 from .parts import Parts, kept, make_manner, make_mover, make_planner, names
 from .reports import Reports
@@ -358,7 +358,8 @@ class Daemon:
         doorkeeper = ApiConfig(api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins))
         app = make_app(self.conductor, Reports(self), doorkeeper, self.metrics)
         kernel = Kernel() if doorkeeper.asks_users else None
-        runner = Runner(app, kernel, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        limits = Limits(api.receive_timeout_s, connections=files.connections(files.raise_limit()))
+        runner = Runner(app, kernel, limits, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
             if kernel is not None:
                 stack.callback(kernel.close)

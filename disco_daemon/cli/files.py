@@ -1,0 +1,32 @@
+"""How many files this process may have open: connections are files, too."""
+
+from __future__ import annotations
+
+import resource
+
+from ..api.connections import MAX_CONNECTIONS
+
+WANTED_FILES = 4096  # 1,400 connections of clients at most, 512 to servers, the engine, the history, and room
+SPARE_FILES = 128  # what is open beside connections
+LEAST_CONNECTIONS = 32
+
+
+def raise_limit() -> int:
+    """Let this process open as many files as it may need, as far as it may; how many that are.
+
+    The usual soft limits, 1,024 on Linux and 256 on macOS, are for programs that use `select`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return WANTED_FILES if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # a sandbox that has a say in it
+        return soft
+    return wanted
+
+
+def connections(n_files: int) -> int:
+    """How many connections of clients go with so many files: each may cause one to a server."""
+    return max(LEAST_CONNECTIONS, min(MAX_CONNECTIONS, (n_files - SPARE_FILES) // 2))
