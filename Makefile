@@ -15,7 +15,11 @@ endif
 # In double quotes: a checkout's path may have spaces.
 export CMAKE_ARGS := "-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/.ci/llama_cpp.cmake" $(CMAKE_ARGS)
 
-.PHONY: test fast check fmt docs model screenshots binary test-binary clean
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCK := $(CURDIR)/.venv/tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
+LOCKS := requirements-build.lock requirements-dev.lock
+
+.PHONY: test fast check audit lock sbom fmt docs model screenshots binary test-binary clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -28,6 +32,23 @@ check: .venv/.stamp
 	$(BIN)/ruff check
 	$(BIN)/mypy -n 2
 	$(BIN)/lint-imports
+
+# Known vulnerabilities of what is installed for users; asks the Python Packaging Authority's database.
+audit: .venv/tools/.stamp
+	.venv/tools/bin/pip-audit --require-hashes --disable-pip -r requirements.lock -r requirements-build.lock
+
+# Newer versions: remove a line from a lock file, or the file; those that stay are kept as they are.
+lock: .venv/tools/.stamp
+	$(LOCK) --extra dev --extra binary -o requirements-dev.lock pyproject.toml
+	$(LOCK) -c requirements-dev.lock -o requirements.lock pyproject.toml
+	$(LOCK) --group build -o requirements-build.lock
+	$(LOCK) --group tools -o requirements-tools.lock
+
+# The list of what users get, dist/sbom.cdx.json, in CycloneDX's form.
+sbom: .venv/tools/.stamp
+	mkdir -p dist
+	.venv/tools/bin/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml \
+		--of JSON -o dist/sbom.cdx.json requirements.lock
 
 fmt: .venv/.stamp
 	$(BIN)/ruff format
@@ -47,19 +68,26 @@ model: .venv/.stamp
 
 # One executable with all in it, dist/disco: docs/binary.md. NATIVE=1: for this very processor, and minutes sooner.
 binary: model
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[binary]'
 	PYTHONPATH=.ci $(BIN)/python -m binary.build $(if $(NATIVE),--native)
 
 test-binary:
 	$(BIN)/python -m pytest tests/e2e/test_binary.py tests/e2e/test_launcher.py \
 		tests/e2e/test_service_live.py
 
-# The stamp is written last: a run that was killed, or a change of pyproject.toml, installs again.
-.venv/.stamp: pyproject.toml
+# The stamp is written last: a run that was killed, or a change of pyproject.toml or a lock file, installs again. All that
+# is installed comes from the lock files, by their hashes, the tools that build it too.
+.venv/.stamp: pyproject.toml $(LOCKS)
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: install one, or make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -e '.[dev]'
+	$(PIP) install --no-compile --require-hashes -r requirements-build.lock
+	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements-dev.lock
+	$(PIP) install --no-compile --no-deps --no-build-isolation -e .
 	mkdir -p .venv/names && ln -sfn ../../tui .venv/names/disco_tui
+	@touch $@
+
+.venv/tools/.stamp: requirements-tools.lock .venv/.stamp
+	"$(PYTHON)" -m venv --clear .venv/tools
+	.venv/tools/bin/python -m pip install --disable-pip-version-check -q --require-hashes -r requirements-tools.lock
 	@touch $@
 
 clean:

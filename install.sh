@@ -4,6 +4,7 @@
 # shellcheck disable=SC2016  # several texts carry a literal $: lines for start-up files, a wrapper, names of variables
 # shellcheck disable=SC2329  # the handlers are invoked by trap
 set -euo pipefail
+umask 022 # nobody else may write into what is run
 
 readonly MARK='# added by disco install.sh'
 readonly MARK_NEW="$MARK, which made this file"
@@ -270,7 +271,8 @@ fingerprint() {
 import hashlib, os, pathlib, sys
 
 source = pathlib.Path(sys.argv[1])
-files = [source / name for name in ("pyproject.toml", "README.md", "LICENSE", "install.sh")]
+names = ("pyproject.toml", "README.md", "LICENSE", "install.sh", "requirements.lock", "requirements-build.lock")
+files = [source / name for name in names]
 for folder in ("disco_daemon", "tui", "profiles"):
     files += sorted(path for path in (source / folder).rglob("*") if path.suffix != ".pyc")
 digest = hashlib.sha256((sys.version + os.environ.get("CMAKE_ARGS", "")).encode())
@@ -348,6 +350,24 @@ show_failure() {
   exit 1
 }
 
+# All comes from the lock files, by their hashes: first the tools that build, which go again at the end, then what is needed,
+# then this checkout, which fetches nothing. In one process, so that a signal ends whatever it is at.
+PIP_STEPS='
+import subprocess, sys
+source, copy, forced = sys.argv[1], sys.argv[2], sys.argv[3:]
+pip = [sys.executable, "-m", "pip"]
+install = [*pip, "install", "-v", "--no-input", "--disable-pip-version-check"]
+for step in (
+    [*install, "--require-hashes", "-r", f"{source}/requirements-build.lock"],
+    [*install, *forced, "--require-hashes", "--no-build-isolation", "-r", f"{source}/requirements.lock"],
+    [*install, "--no-deps", "--no-build-isolation", copy],
+    [*pip, "uninstall", "--yes", "--disable-pip-version-check", "cmake", "ninja", "scikit-build-core"],
+):
+    code = subprocess.call(step)
+    if code:
+        sys.exit(code)
+'
+
 install_packages() {
   local copy="$VENV/source" lean="$SOURCE/.ci/llama_cpp.cmake" thing status=0
   # From a copy: setuptools builds inside its source folder, and a checkout must stay as it is.
@@ -367,8 +387,8 @@ install_packages() {
   # Neither pip's cache nor the environment tells builds with other CMAKE_ARGS apart.
   # shellcheck disable=SC2086  # two words
   CMAKE_ARGS="\"-DCMAKE_PROJECT_llama_cpp_INCLUDE=$lean\" ${CMAKE_ARGS:-}" \
-    "$VENV/bin/python" -m pip install -v --no-input --disable-pip-version-check \
-    ${CMAKE_ARGS:+--no-cache-dir --force-reinstall} "$copy" >"$LOG" 2>&1 </dev/null &
+    "$VENV/bin/python" -c "$PIP_STEPS" "$SOURCE" "$copy" \
+    ${CMAKE_ARGS:+--no-cache-dir --force-reinstall} >"$LOG" 2>&1 </dev/null &
   CHILD=$!
   set +m
   printf '%s\n' "$CHILD" >"$LOCK/child"
@@ -576,6 +596,11 @@ done
 if [ "$PURGE" = 1 ] && [ "$UNINSTALL" = 0 ]; then usage_error '--purge goes with --uninstall'; fi
 if [ "$DEMO" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--demo does not go with --uninstall'; fi
 if [ "$SERVICE" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--service does not go with --uninstall, which removes it'; fi
+
+if [ -n "${SUDO_USER:-}" ] && [ "$(id -u)" = 0 ] && [ "$SUDO_USER" != root ]; then
+  complain "do not run this with sudo: disco is installed for one user, and its files would be root's. Run it as $SUDO_USER."
+  exit 2
+fi
 
 unset PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX # each would make pip install somewhere else
 unset SOURCE_DATE_EPOCH # with it, llama.cpp is not compiled for this machine's instruction set

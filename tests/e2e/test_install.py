@@ -55,7 +55,7 @@ class Sandbox:
 
     def run(self, *words: str, timeout: float = INSTALL_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [BASH, str(SCRIPT), *words],
+            [BASH, "-c", 'umask 0; exec "$0" "$@"', str(SCRIPT), *words],  # as careless as a user's can be
             env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
             check=False,
         )  # fmt: skip
@@ -104,6 +104,15 @@ def test_wrong_usage_goes_to_stderr(sandbox: Sandbox, words: list[str]) -> None:
     assert done.stdout == ""
     assert "usage: ./install.sh" in done.stderr
     assert words[0] in done.stderr
+    assert files(sandbox.home) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only sudo's root has these rights")
+def test_it_does_not_install_into_roots_home_under_sudo(sandbox: Sandbox) -> None:
+    sandbox.env["SUDO_USER"] = "somebody"
+    done = sandbox.run()
+    assert done.returncode == 2
+    assert "Run it as somebody" in done.stderr
     assert files(sandbox.home) == []
 
 
@@ -204,6 +213,10 @@ def test_with_a_prefix_from_a_killed_run_to_nothing(sandbox: Sandbox) -> None:
     assert "demo" in first.stdout.splitlines()[-3]
     assert (base / "models" / DEFAULT_MODEL).is_file()
     assert not (base / ".install.lock").exists()
+    loose = [path for path in base.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
+    assert loose == [], "nobody else may write into what is run"
+    pip = subprocess.run([base / "venv/bin/pip", "list"], capture_output=True, text=True, check=True)
+    assert "cmake" not in pip.stdout, "what builds is gone again"
     touched = [name for name in files(sandbox.home) if not name.startswith(".rustup/")]  # pip asks for rustc's version
     assert touched == [], "a prefix means: nothing in HOME"
 
