@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import stat
+import secrets
 import tomllib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -14,16 +14,27 @@ from typing import Any
 import msgspec
 import platformdirs
 import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
+from . import smallfile
 from .errors import ConfigError
-from .net import hostname, is_http_url, is_loopback, without_credentials
+from .net import (
+    hostname,
+    in_the_clear,
+    is_address,
+    is_http_url,
+    is_loopback,
+    is_plain,
+    is_private_address,
+    origin,
+    without_credentials,
+)
 from .settings import CONTINUATIONS, LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
 # What brings config.toml from schema i + 1 to the next: a setting renamed, a value in another unit. Append only; a file
 # without a number is of schema 1.
 Step = Callable[[MutableMapping[str, Any]], None]
 STEPS: tuple[Step, ...] = ()
+MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
 SCHEMA = "schema"  # its name in the file, above all tables
 
 # With `policy.private` and no device; also where the daemon was told so by a flag.
@@ -121,8 +132,32 @@ def as_dict(config: Config) -> dict[str, Any]:
     return shown
 
 
+class KeyRefusedError(ConfigError):
+    """There is a key, and it may not go to the server that is configured: that server is off. The message has mends."""
+
+
 def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
-    """The server's API key from the environment or the 0600 file, "" if there is none. Raises ConfigError."""
+    """The server's API key, "" if there is none. This is the one place where a key is taken for use.
+
+    Raises KeyRefusedError where the key is another origin's, or would travel in the clear; ConfigError for its file.
+    """
+    key = found_key(config, env)
+    if key and (why := _not_for(config, config.server.base_url)):
+        raise KeyRefusedError(why)
+    return key
+
+
+def key_for(config: Config, base_url: str, env: Mapping[str, str] | None = None) -> str:
+    """The configured key if it may go to that address, which need not be the configured one; else "".
+
+    Raises ConfigError for its file.
+    """
+    key = found_key(config, env)
+    return "" if not key or _not_for(config, base_url) else key
+
+
+def found_key(config: Config, env: Mapping[str, str] | None = None) -> str:
+    """The key in the variable, or else in the file, whoever's it is; not to be sent anywhere. Raises ConfigError."""
     env = os.environ if env is None else env
     if key := env.get(config.server.api_key_env, ""):
         return key
@@ -131,29 +166,37 @@ def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
     return read_key_file(Path(config.server.api_key_file).expanduser(), "server.api_key_file ")
 
 
+def _not_for(config: Config, base_url: str) -> str:
+    """Why the configured key may not go to an address, with what to do about it; "" if it may."""
+    server, asked = config.server, origin(base_url)
+    owner = origin(server.key_origin or server.base_url)
+    if asked != owner:
+        return (
+            f"the API key is for {owner} (server.key_origin) and is not given to {asked}: `disco setup` sets a server "
+            f"with its own key; if this key is for {asked}, `disco config set server.key_origin {asked}`"
+        )
+    host = hostname(base_url)
+    if is_plain(base_url) and is_address(host) and not is_private_address(host) and not server.insecure:
+        return in_the_clear(asked)
+    return ""
+
+
 def read_key_file(path: Path, name: str = "") -> str:
     """The key in a file that only its owner can read; `name` is what the file is called. Raises ConfigError."""
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text("utf-8").strip()
-    except OSError as e:
-        msg = f"{name}{path} cannot be read: {e.strerror}"
-        raise ConfigError(msg) from e
-    except UnicodeDecodeError as e:
-        msg = f"{name}{path} is no text file"
-        raise ConfigError(msg) from e
-    if stat.S_IMODE(mode) & 0o077:
-        msg = f"{name}{path} is readable by others: run `chmod 600 {path}`"
-        raise ConfigError(msg)
-    return text
+    return smallfile.read_text(path, name, hidden=0o077).strip()
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        with smallfile.open_regular(path) as f:
+            data = f.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            msg = f"{path} is longer than {MAX_FILE} bytes: no settings are"
+            raise ConfigError(msg)
+        values = tomllib.loads(data.decode("utf-8"))
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TOMLKitError) as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         msg = f"{path} is not valid TOML: {e}"
         raise ConfigError(msg) from e
     except OSError as e:
@@ -273,6 +316,9 @@ def _check(config: Config) -> None:
         if url and not is_http_url(url):
             msg = f"{key} = {url!r} is not a URL such as https://api.openai.com/v1"
             raise ConfigError(msg)
+    if config.server.key_origin and not origin(config.server.key_origin):
+        msg = f"server.key_origin = {config.server.key_origin!r} is no origin such as https://api.openai.com"
+        raise ConfigError(msg)
 
 
 def require_complete(config: Config) -> None:
@@ -301,10 +347,14 @@ def write_private(path: Path, text: str) -> None:
     """Write a file that nobody else can read, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = path.resolve()  # a config.toml that is a link into somebody's dotfiles stays one
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)  # of an interrupted write, with whatever permissions
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
+    # A name of its own: what lies beside it, such as somebody's copy called config.toml.new, is not ours to remove.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -173,6 +173,11 @@ class Link:
         body = {"base_url": base_url, "api_key": api_key, "model": model}
         return await self._document("/disco/v1/server", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
 
+    async def set_device(self, model: str) -> dict[str, Any]:
+        """Have this machine answer with one of the models that `providers()` lists; "" is the default one."""
+        body = {"model": model}
+        return await self._document("/disco/v1/device", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
+
     async def reload(self) -> dict[str, Any]:
         """Have the daemon read its configuration again: what is `changed`, and what `needs_restart`."""
         return await self._document("/disco/v1/reload", method="POST", timeout_s=RELOAD_TIMEOUT_S)

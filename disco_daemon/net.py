@@ -16,6 +16,60 @@ def is_loopback(host: str) -> bool:
     return False
 
 
+# Loopback and RFC 1918, 100.64/10 (carriers, Tailscale), link-local, IPv6's ULA; 0.0.0.0 and :: are this machine.
+_PRIVATE = tuple(
+    ipaddress.ip_network(net)
+    for net in (
+        "127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "0.0.0.0/32",
+        "::1/128", "fc00::/7", "fe80::/10", "::/128",
+    )
+)  # fmt: skip
+_PORTS = {"http": 80, "https": 443}
+
+
+def is_private_address(address: str) -> bool:
+    """Whether an IP address is of this machine or of a network of one's own; False for what is no address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    found = getattr(found, "ipv4_mapped", None) or found
+    return any(found in net for net in _PRIVATE if net.version == found.version)
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of a URL in one spelling, such as https://api.openai.com; "" if it has none."""
+    if not is_http_url(url):
+        return ""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    host = f"[{host}]" if ":" in host else host
+    usual = parts.port in (None, _PORTS[parts.scheme])
+    return f"{parts.scheme}://{host}{'' if usual else f':{parts.port}'}"
+
+
+def is_plain(url: str) -> bool:
+    """Whether what is sent to a URL can be read on the way."""
+    return urlsplit(url).scheme == "http"
+
+
+def in_the_clear(asked: str) -> str:
+    """Why no key is sent to an origin by plain http, and what to do."""
+    return (
+        f"the API key would travel to {asked} in the clear: use https (`disco setup`), or, if you own the way there, "
+        "`disco config set server.insecure true`"
+    )
+
+
 def hostname(url: str) -> str:
     """The host of a URL, "" if there is none."""
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .errors import ConfigError
 from .money.catalog import Catalog, ServerProfile, parse
+from .smallfile import open_regular
 
 MAX_BYTES = 1_000_000  # of one file; the largest shipped one has 5 kB
 
@@ -43,14 +44,14 @@ def _own(folder: Path | None) -> Iterator[ServerProfile]:
 
 def _read(entry: Traversable, file: str, *, own: bool = False) -> ServerProfile:
     try:
-        with entry.open("rb") as f:
+        with open_regular(entry) if isinstance(entry, Path) else entry.open("rb") as f:
             raw = f.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             msg = f"{file} is longer than {MAX_BYTES} bytes: a price list is not; move it out of this folder"
             raise ConfigError(msg)
         table = tomllib.loads(raw.decode("utf-8"))
     except OSError as e:
-        msg = f"{file} cannot be read: {e.strerror}"
+        msg = f"{file} cannot be read: {e.strerror or e}"
         raise ConfigError(msg) from e
     except ValueError as e:  # of TOML, and of UTF-8
         msg = f"{file} is not valid TOML: {e}"

@@ -118,7 +118,13 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the API key; empty = none, only the file counts."""
     api_key_file: str = ""
-    """A file with the API key, readable by you only (chmod 600); used when the variable is not set."""
+    """A file with the API key, yours and readable by you only (chmod 600); used when the variable is not set."""
+    key_origin: str = ""
+    """Whose the key is, such as https://api.openai.com: it goes nowhere else. `disco setup` writes it; empty = a
+    daemon's first start with a key binds it to the server that is configured then, and writes that here."""
+    insecure: bool = False
+    """Let the key travel over plain http:// to a host that is not private (loopback, RFC 1918, 100.64/10, link-local,
+    ULA). Without it such a server is off."""
     continuation: str = "auto"
     """How it continues a partial answer: auto (known hosts, or found out by a probe), token_ids, text,
     continue_final_message, prefix, assistant, instruct (asks in words, and trims the overlap), none."""

@@ -276,8 +276,8 @@ class SetupScreen(Screen[None]):
         self._done("No server takes part any more. Its key stays in its file.", saved)
 
     async def _set_local(self, model: str) -> None:
-        await self.app.link.change({"device.model": model})
-        self._done("This machine answers with that model, once it is loaded.", await self.app.link.reload())
+        saved = await self.app.link.set_device(model)
+        self._done("This machine answers with that model, once it is loaded.", saved)
 
     async def _serve(self) -> None:
         """The service takes over from a daemon of this window: both cannot have its port."""

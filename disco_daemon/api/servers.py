@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ..errors import ConfigError, RequestError
 from .connections import body
-from .openai import parse_server
+from .openai import parse_device, parse_server
 
 
 class Servers(Protocol):
@@ -32,6 +32,10 @@ class Servers(Protocol):
         """Write the server down and go by it; "" takes it away. Raises ConfigError, RequestError."""
         ...
 
+    async def set_device(self, model: str) -> dict[str, Any]:
+        """Have the device answer with one of the models on this machine. Raises ConfigError, RequestError."""
+        ...
+
 
 SERVERS = web.AppKey("servers", Servers)
 
@@ -42,6 +46,7 @@ def add_routes(app: web.Application, servers: Servers) -> None:
     app.router.add_get("/disco/v1/providers", _providers)
     app.router.add_post("/disco/v1/server/check", _check)
     app.router.add_put("/disco/v1/server", _set)
+    app.router.add_put("/disco/v1/device", _set_device)
 
 
 async def _providers(request: web.Request) -> web.Response:
@@ -61,6 +66,11 @@ async def _set(request: web.Request) -> web.Response:
     wish = parse_server(await body(request))
     asked = request.app[SERVERS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
     return _json(await _mended(asked))
+
+
+async def _set_device(request: web.Request) -> web.Response:
+    """PUT /disco/v1/device {model}: one of those that `GET /disco/v1/providers` lists; no other path is taken."""
+    return _json(await _mended(request.app[SERVERS].set_device(parse_device(await body(request)))))
 
 
 async def _mended(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:

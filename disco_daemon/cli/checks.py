@@ -25,6 +25,7 @@ from ..onboarding.asking import within
 from ..power.reading import Charge, Covers, Thermal
 from ..power.sensors import GUESS, State
 from ..settings import Api, Config, DeviceSettings
+from ..smallfile import open_regular
 from ..store.checkup import NEWEST, Seen
 
 DAEMON_TIMEOUT_S = 5.0
@@ -185,7 +186,7 @@ def there(path: Path) -> bool:
 
 def head(path: Path, n_bytes: int) -> bytes:
     """The first bytes of a file. Raises OSError."""
-    with path.open("rb") as f:
+    with open_regular(path) as f:
         return f.read(n_bytes)
 
 

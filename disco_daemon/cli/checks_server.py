@@ -14,12 +14,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..config import server_api_key
+from ..config import KeyRefusedError, server_api_key
 from ..endpoints.continuation import Profile, Way
 from ..errors import ConfigError
 from ..money.catalog import Catalog, is_private
-from ..net import hostname, is_loopback
-from ..onboarding.asking import Reply, within
+from ..net import hostname, is_loopback, is_plain
+from ..onboarding.asking import Reply, goes_nowhere_public, within
 from ..settings import Api, Config, ServerSettings
 from ..types import Continuation
 from .checks import Finding, ok, warn, wrong
@@ -31,7 +31,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 _OFFLINE = "not asked: --offline"
 
 
-def address(settings: ServerSettings, api: Api) -> Finding:
+def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Finding:
     """Whether the URL is one that an OpenAI client can use, and is not the daemon's own (`api`)."""
     name, url = "server", settings.base_url
     if not url:
@@ -44,8 +44,11 @@ def address(settings: ServerSettings, api: Api) -> Finding:
         return wrong(name, f"{told} is this daemon itself", "put the server's own address into server.base_url")
     if parts.path.rstrip("/").endswith(("/completions", "/models", "/responses")):
         return wrong(name, f"{told}: that is one of its pages", "end server.base_url before it, mostly with /v1")
-    if parts.scheme == "http" and not is_private(hostname(url)):
-        return warn(name, f"{told}: whoever is on the way can read key and prompts", "use https")
+    if parts.scheme == "http" and not (is_private(hostname(url)) if offline else goes_nowhere_public(url)):
+        if settings.insecure:
+            return warn(name, f"{told}: whoever is on the way can read key and prompts", "use https")
+        mend = "use https, or `disco config set server.insecure true` if you own the way there"
+        return warn(name, f"{told}: prompts can be read on the way; no key is sent there, and with one it is off", mend)
     return ok(name, told)
 
 
@@ -65,6 +68,7 @@ class Key:
     value: str = ""
     source: str = ""
     problem: str = ""
+    refused: bool = False  # it is there, and may not go to that server
 
     def __repr__(self) -> str:
         return f"<Key from {self.source or 'nowhere'}>"
@@ -78,6 +82,8 @@ def read_key(config: Config, env: Mapping[str, str]) -> Key:
     variable = f"${settings.api_key_env}" if named else "the variable that server.api_key_env names"
     try:
         value = server_api_key(config, env)
+    except KeyRefusedError as e:
+        return Key(problem=str(e), refused=True)
     except ConfigError as e:
         return Key(problem=str(e))
     if value:
@@ -89,6 +95,18 @@ def read_key(config: Config, env: Mapping[str, str]) -> Key:
     return Key(problem=f"{variable} is not set{hint}{file}")
 
 
+def may_ask(settings: ServerSettings, found: Key) -> bool:
+    """Whether the server may be asked as the daemon would: with a key by plain http at private addresses only."""
+    if found.refused:
+        return False
+    return (
+        not found.value
+        or settings.insecure
+        or not is_plain(settings.base_url)
+        or goes_nowhere_public(settings.base_url)
+    )
+
+
 def key(settings: ServerSettings, found: Key, catalog: Catalog) -> Finding:
     """Whether there is a key where one is needed."""
     name = "server key"
@@ -97,6 +115,9 @@ def key(settings: ServerSettings, found: Key, catalog: Catalog) -> Finding:
         if found.value != found.value.strip() or not (found.value.isascii() and found.value.isprintable()):
             return wrong(name, f"the one in {found.source} has white space or odd characters in it", "write it anew")
         return ok(name, f"there, in {found.source}")
+    if found.refused:
+        told, _, way = found.problem.partition(": ")
+        return wrong(name, f"the server is off: {told}", way)
     known = catalog.server(settings.base_url)
     if is_private(hostname(settings.base_url)):
         unset = not settings.api_key_file

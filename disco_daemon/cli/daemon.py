@@ -38,7 +38,7 @@ from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server
 from ..endpoints.shaper import Shape
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from ..estimation.knowledge import Knowledge
 from ..learning import Learner
 from ..money.purse import Asked, Speeds
@@ -54,6 +54,7 @@ from ..store.claim import claimed
 from ..types import Outcome, Side, Usage
 from ..wattmeter import Wattmeter
 from . import files, paying, tuning
+from .binding import bound
 from .foresight import Foresight, policy_of
 from .parts import Parts, kept, make_manner, make_mover, make_planner, names
 from .reports import Reports
@@ -87,6 +88,7 @@ class Daemon:
         flags: Mapping[str, Any] | None = None,
     ) -> None:
         require_complete(config)
+        config = bound(config, path)
         self.path = path
         self.clock = clock or SystemClock()
         self.manager = manager or Manager({})
@@ -239,7 +241,10 @@ class Daemon:
         return {"settings": as_dict(self.config), "live": sorted(LIVE)}
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Write settings into config.toml and take up those that are live. Raises ConfigError, and then nothing is."""
+        """Write live settings into config.toml and take them up. Raises ConfigError, RequestError: then nothing is."""
+        for key in changes:
+            if key in keys() and key not in LIVE:
+                raise RequestError(_how_to_set(key), status=403, param=key, code="not_live")
 
         def somebody(written: Config) -> None:
             if "policy.private" in changes and written.policy.private and Side.DEVICE not in self.endpoints:
@@ -247,10 +252,8 @@ class Daemon:
 
         async with self._reloading:
             written = await asyncio.to_thread(set_values, self.path, changes, somebody)
-            live = {key: get_value(written, key) for key in changes if key in LIVE}
-            await self._take_up(with_values(self.config, live))
-        restart = sorted(set(changes) - LIVE)
-        return self.settings() | {"changed": sorted(changes), "needs_restart": restart, "money": self._money()}
+            await self._take_up(with_values(self.config, {key: get_value(written, key) for key in changes}))
+        return self.settings() | {"changed": sorted(changes), "needs_restart": [], "money": self._money()}
 
     async def _take_up(self, config: Config) -> None:
         """Go by other live settings from now on."""
@@ -274,6 +277,7 @@ class Daemon:
         async with self._reloading:
             config = await asyncio.to_thread(load, self.path, flags=self._flags)
             require_complete(config)
+            config = await asyncio.to_thread(bound, config, self.path, self.config.server.key_origin)
             changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
             restart = {key for key in changed if key.startswith(FIXED)}
             config = with_values(config, {key: get_value(self.config, key) for key in restart})
@@ -286,7 +290,14 @@ class Daemon:
 
     async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
         """Write a server down, and go by it; `needs_restart` where a flag of this daemon goes before it."""
-        saved = await self.servers.save(base_url, api_key, model)
+        return await self._saved(await self.servers.save(base_url, api_key, model))
+
+    async def set_device(self, model: str) -> dict[str, Any]:
+        """The same for one of the models on this machine."""
+        return await self._saved(await self.servers.save_device(model))
+
+    async def _saved(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Go by what was just written."""
         await self.reload()
         written = await asyncio.to_thread(load, self.path)
         held = [key for key in saved["saved"] if get_value(self.config, key) != get_value(written, key)]
@@ -424,6 +435,15 @@ class Daemon:
         except OSError as e:
             msg = f"cannot listen on {host}:{port}: {e.strerror or e}; is a daemon running already? (--port)"
             raise ConfigError(msg) from e
+
+
+def _how_to_set(key: str) -> str:
+    """Why a setting is not changed over HTTP, and how it is."""
+    if key.startswith("server."):
+        way = "`disco setup` sets a server with its key"
+    else:
+        way = f"`disco config set {key} VALUE` writes it into config.toml, for the next start or `disco config reload`"
+    return f"{key} is not changed over HTTP, only what a running daemon takes up is: {way}."
 
 
 async def cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

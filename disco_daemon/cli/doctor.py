@@ -178,7 +178,7 @@ def _server(
     except (ConfigError, OSError) as e:
         catalog = Catalog(pricelist.shipped())
         yield wrong("price lists", str(e), "mend that file, or move it away: `disco up` reads it, too")
-    yield checks_server.address(settings, config.api)
+    yield checks_server.address(settings, config.api, offline=offline)
     if not settings.base_url:
         return None
     found = checks_server.key(settings, key, catalog)
@@ -187,7 +187,8 @@ def _server(
     if (own := checks_server.key_file(settings, os.environ)) is not None:
         yield own
     yield reached
-    if not offline and Level.WRONG not in (reached.level, found.level if key.value else Level.OK):
+    doubts = Level.WRONG in (reached.level, found.level if key.value else Level.OK)
+    if not offline and not doubts and checks_server.may_ask(settings, key):
         reply = asking.ask_models(settings.base_url, key.value)
         yield checks_server.models(settings, reply, with_key=bool(key.value))
     yield checks_server.continuation(settings, _probed(config, daemon))

@@ -61,6 +61,10 @@ class Reports:
         """See `api.documents.Reports`."""
         return await self.daemon.set_server(base_url, api_key, model)
 
+    async def set_device(self, model: str) -> dict[str, Any]:
+        """See `api.documents.Reports`."""
+        return await self.daemon.set_device(model)
+
     async def reload(self) -> dict[str, Any]:
         """See `api.documents.Reports`."""
         return await self.daemon.reload()

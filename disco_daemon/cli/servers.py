@@ -63,6 +63,21 @@ class Servers:
         """Write it down; an empty address takes the server away. Raises ConfigError, and then nothing has changed."""
         return await asyncio.to_thread(self._save, base_url, api_key, model)
 
+    async def save_device(self, model: str) -> dict[str, Any]:
+        """Write down one of the models that are here. Raises ConfigError, RequestError."""
+        return await asyncio.to_thread(self._save_device, model)
+
+    def _save_device(self, model: str) -> dict[str, Any]:
+        """By name or path, as `known` lists them: a caller of the API names no other file of this machine."""
+        desk, here = self._desk, installed_models()
+        found = next((m for m in here if model in (m["name"], m["path"])), None)
+        if model and found is None:
+            names = ", ".join(m["name"] for m in here) or "none"
+            msg = f"{model!r} is none of the models here ({names}); `disco setup --local FILE` takes any GGUF file"
+            raise RequestError(msg, code="invalid_setting", param="model")
+        changes = desk.save(Choice(local="" if found is None or found["default"] else found["path"]))
+        return {"saved": sorted(changes), "shadowed": shadowed(changes, desk.env)}
+
     def _save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
         desk = self._desk
         if base_url and (problem := desk.problem(base_url, api_key)) is not None:

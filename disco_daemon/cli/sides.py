@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+from .. import smallfile
 from ..clock import Clock
-from ..config import cache_path, server_api_key
+from ..config import KeyRefusedError, cache_path, server_api_key
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
+from ..endpoints.off import Off
 from ..endpoints.server import Server, ServerConfig
 from ..endpoints.shaper import Shape, Shaped
 from ..engine import wire
@@ -18,6 +21,8 @@ from ..settings import Adapter, Config, DeviceSettings
 from ..types import Side
 from . import tuning
 
+log = logging.getLogger("disco.daemon")
+
 
 def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Side, Endpoint]:
     """The configured endpoints. Raises ConfigError when there is none."""
@@ -25,26 +30,35 @@ def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Si
     if config.device.enabled:
         endpoints[Side.DEVICE] = _device(config, clock, shape)
     if config.server.base_url:
-        settings = config.server
-        device = endpoints.get(Side.DEVICE)
-        endpoints[Side.SERVER] = Server(
-            ServerConfig(
-                base_url=settings.base_url,
-                model=settings.model,
-                api_key=server_api_key(config),
-                first_token_timeout_s=settings.first_token_timeout_s,
-                token_timeout_s=settings.token_timeout_s,
-                continuation=settings.continuation,
-                stream_usage=settings.stream_usage,
-            ),
-            clock=clock,
-            tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
-            render=device.rendered if isinstance(device, Device | Shaped) else None,
-        )
+        endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE))
     if not endpoints:
         msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
         raise ConfigError(msg)
     return endpoints
+
+
+def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
+    settings = config.server
+    try:
+        api_key = server_api_key(config)
+    except KeyRefusedError as e:
+        log.warning("the server is off: %s", e)
+        return Off(settings.base_url, settings.model, str(e))
+    return Server(
+        ServerConfig(
+            base_url=settings.base_url,
+            model=settings.model,
+            api_key=api_key,
+            first_token_timeout_s=settings.first_token_timeout_s,
+            token_timeout_s=settings.token_timeout_s,
+            continuation=settings.continuation,
+            stream_usage=settings.stream_usage,
+            insecure=settings.insecure,
+        ),
+        clock=clock,
+        tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
+        render=device.rendered if isinstance(device, Device | Shaped) else None,
+    )
 
 
 def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
@@ -83,12 +97,7 @@ def _chat_template(settings: DeviceSettings) -> str:
     """The text of `device.chat_template`. Raises ConfigError."""
     if not settings.chat_template:
         return ""
-    path = Path(settings.chat_template).expanduser()
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        msg = f"device.chat_template {path} cannot be read: {e}"
-        raise ConfigError(msg) from e
+    return smallfile.read_text(Path(settings.chat_template).expanduser(), "device.chat_template ", hidden=0o002)
 
 
 def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:

@@ -20,6 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--threads", type=int, help="CPU threads of the device")
     parser.add_argument("--no-device", action="store_true", help="use the server only")
     parser.add_argument("--device-only", action="store_true", help="use the device only, whatever server is configured")
+    parser.add_argument("--key-origin", metavar="URL", help="whose the server's API key is; it is sent nowhere else")
     parser.add_argument("--config", type=Path, help="another config.toml")
     parser.add_argument("--history", help="another history file")
     parser.add_argument("--shape-ttft", type=Path, metavar="CSV", help="replay a trace's TTFTs, for experiments")
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         "device.n_threads": args.threads,
         "device.enabled": False if args.no_device else None,
         "server.base_url": "" if args.device_only else None,
+        "server.key_origin": args.key_origin,
         "history.path": args.history,
     }
     if args.config is not None and not args.config.exists():

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from ..clock import Clock, SystemClock
 from ..errors import EndpointError
-from ..net import is_loopback, pointed_to, without_credentials
+from ..net import hostname, in_the_clear, is_address, is_loopback, is_plain, origin, pointed_to, without_credentials
 from ..plain import MAX_LINE, masked, one_line
 from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
 from .base import Reins
@@ -37,6 +37,7 @@ from .continuation import (
     completion,
     last_words,
 )
+from .plainhttp import NotPrivateError, PrivateResolver, confine
 from .retry import retry_after_s
 from .stream import Bytes, Endless, EventStream, Patience, Reader, most_bytes
 
@@ -47,8 +48,10 @@ log = logging.getLogger("disco.server")
 CONNECT_TIMEOUT_S = 5.0
 USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
 CLOSE_TIMEOUT_S = 1.0
+LOOKUP_TIMEOUT_S = 1.0  # at the start, of a name that a key would be sent to by plain http
 
 RATE_LIMITED_S = 5.0  # after a 429 that names no time
+EXPOSED_S = 10.0  # a name that stands for public addresses is looked up again after this long, as the client's cache
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
 MAX_ERROR = 64 * 1024  # bytes read of an answer that is an error; a message takes some hundred
 MAX_SAID = 4096  # characters of it that are looked at; a line has MAX_LINE
@@ -75,6 +78,7 @@ class ServerConfig:
     token_timeout_s: float = 15.0
     continuation: str = "auto"
     stream_usage: bool = True
+    insecure: bool = False  # the key may go to any host by plain http
 
 
 class Server:
@@ -105,6 +109,9 @@ class Server:
         self._way = Way.configured(config.continuation, config.base_url)
         self.profile: Profile | None = None
         self._client: AsyncOpenAI | None = None
+        # A key by plain http: the name may stand for private addresses only, whenever a connection is made.
+        self._confined = bool(config.api_key) and is_plain(config.base_url) and not config.insecure
+        self._exposed = False  # it did not, the last time
 
     @property
     def name(self) -> str:
@@ -148,16 +155,42 @@ class Server:
             ),
             # A coding could make gigabytes of a few bytes, and saves little of a stream.
             default_headers={"Accept-Encoding": "identity"},
-            # What is for this machine never goes through a proxy, and the prompt is for nobody whom a server names.
-            http_client=DefaultAioHttpClient(
-                trust_env=not is_loopback(urlsplit(config.base_url).hostname or ""),
-                follow_redirects=False,
-                event_hooks={"response": [_bounded]},
-            ),
+            http_client=self._http(),
         )
         # The client imports these when they are first used: the first answer would wait for that, and its time to first
         # token not be learned, since the loop stood still.
         _ = client.chat.completions.with_streaming_response, client.completions.with_streaming_response
+
+        if self._confined:
+            await self._look()
+
+    def _http(self) -> Any:
+        """The HTTP client; the prompt is for nobody whom a server names.
+
+        What is for this machine, or a key by plain http, never goes through a proxy.
+        """
+        local = is_loopback(urlsplit(self.config.base_url).hostname or "")
+        http = DefaultAioHttpClient(
+            trust_env=not local and not self._confined, follow_redirects=False, event_hooks={"response": [_bounded]}
+        )
+        if self._confined:
+            confine(http._transport)
+        return http
+
+    async def _look(self) -> None:
+        """Find out what the name stands for, so that `disco status` tells at once if it is not asked for that."""
+        host, resolver = hostname(self.config.base_url), PrivateResolver()
+        try:
+            if not is_address(host):
+                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                    await resolver.resolve(host)
+        except NotPrivateError:
+            self.last_error = str(self._clear_text())
+            log.warning("the server is off: %s", self.last_error)
+        except (OSError, ValueError):  # a TimeoutError is an OSError; the first request tells
+            pass
+        finally:
+            await resolver.close()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -192,7 +225,7 @@ class Server:
             "kind": "openai",
             "base_url": without_credentials(self.config.base_url),
             "model": self.model,
-            "state": "configured",
+            "state": "off" if self._exposed else "configured",
             "continuation": self._way.method,
             "probed": None if self.profile is None else self.profile.to_json(),
             "failures": self.n_failures,
@@ -298,6 +331,7 @@ class Server:
                 raise
             opening = self._opening(asked)
             response = await opening.__aenter__()
+        self._exposed = False
         stack.push_async_callback(_close, opening)
         return cast("Bytes", response.iter_bytes())
 
@@ -347,20 +381,10 @@ class Server:
             yield
         except TimeoutError as e:
             raise self._error("timeout", "the server gave no token in time") from e
-        except openai.APITimeoutError as e:
-            # The client's aiohttp transport reports a connection refused or dropped as a time-out.
-            if (cause := _cause(e, aiohttp.ClientConnectorError)) is not None:
-                raise self._error("unreachable", f"the server cannot be reached: {self._brief(cause)}") from e
-            if (cause := _dropped(e)) is not None:
-                raise self._error("cut", f"the connection to the server broke: {self._brief(cause)}") from e
-            raise self._error("timeout", "the server did not answer in time") from e
+        except openai.APIConnectionError as e:
+            raise self._connection_error(e) from e
         except openai.APIStatusError as e:
             raise self._status_error(e) from e
-        except openai.APIConnectionError as e:
-            cause = e.__cause__ or e
-            if isinstance(cause, httpx2.DecodingError):
-                raise self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(cause)}") from e
-            raise self._error("unreachable", f"the server cannot be reached: {self._brief(cause)}") from e
         except openai.APIError as e:
             raise self._error("server_error", f"the server reports: {self._brief(e)}") from e
         except Endless as e:
@@ -371,6 +395,28 @@ class Server:
             raise self._error("cut", f"the connection to the server broke: {self._brief(e)}") from e
         except (ValueError, TypeError, AttributeError) as e:
             raise self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
+
+    def _connection_error(self, e: openai.APIConnectionError) -> EndpointError:
+        """Why there was no connection, or no answer on it."""
+        if _cause(e, NotPrivateError) is not None:
+            return self._clear_text()
+        # The client's aiohttp transport reports a connection refused or dropped as a time-out.
+        if isinstance(e, openai.APITimeoutError):
+            if (cause := _cause(e, aiohttp.ClientConnectorError)) is not None:
+                return self._error("unreachable", f"the server cannot be reached: {self._brief(cause)}")
+            if (cause := _dropped(e)) is not None:
+                return self._error("cut", f"the connection to the server broke: {self._brief(cause)}")
+            return self._error("timeout", "the server did not answer in time")
+        cause = e.__cause__ or e
+        if isinstance(cause, httpx2.DecodingError):
+            return self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(cause)}")
+        return self._error("unreachable", f"the server cannot be reached: {self._brief(cause)}")
+
+    def _clear_text(self) -> EndpointError:
+        """Nothing was sent; it is left alone for as long as the name's addresses are remembered."""
+        self._exposed = True
+        self._down_until = self._clock.now() + EXPOSED_S
+        return self._error("insecure", in_the_clear(origin(self.config.base_url)))
 
     def _error(self, reason: str, message: str) -> EndpointError:
         return EndpointError(self.side, reason, message)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..gguf import Header, read_header, shard, shard_names
+from ..smallfile import open_regular
 
 # Of a file, bytes: the shape stands in the first kilobytes; most vocabularies end within 8 MiB; all there are, in 64.
 QUICK, *LONGER = (1 << 20, 1 << 23, 1 << 26)
@@ -78,7 +79,7 @@ def template(header: Header) -> Template:
 
 def _header(path: Path, *, quick: bool) -> Header:
     """Raises OSError, or ValueError if it is no header."""
-    with path.open("rb") as f:
+    with open_regular(path) as f:
         head = f.read(QUICK)
         header = read_header(head)
         for limit in [] if quick else LONGER:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..gguf import shard
 from ..models import models_dir
+from ..smallfile import open_regular
 
 OURS, OLLAMA, LM_STUDIO, LLAMA_CPP, HUGGING_FACE = "disco", "Ollama", "LM Studio", "llama.cpp", "Hugging Face"
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's own installer lets its service keep them
@@ -200,7 +201,7 @@ def _tag(parts: tuple[str, ...]) -> str:
 def _json(path: Path) -> dict[str, object]:
     """A file that should hold a JSON object; empty if it does not."""
     try:
-        with path.open("rb") as f:
+        with open_regular(path) as f:
             found = json.loads(f.read(MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}

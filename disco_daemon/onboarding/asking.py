@@ -6,6 +6,7 @@ Each is asked once: nothing is retried, and no redirect is followed, for the key
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -16,8 +17,10 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from ..net import hostname, is_loopback, pointed_to
+from ..money.catalog import is_private
+from ..net import hostname, is_address, is_loopback, is_private_address, pointed_to
 
+LOOKUP_TIMEOUT_S = 3.0  # of a name that a key would go to by plain http
 MODELS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 20.0  # until the first token; as server.first_token_timeout_s
 MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
@@ -50,6 +53,18 @@ def within(timeout_s: float, work: Callable[[], T]) -> T:
 def _client(url: str, timeout_s: float) -> httpx2.Client:
     # What is for this machine never goes through a proxy.
     return httpx2.Client(timeout=timeout_s, trust_env=not is_loopback(hostname(url)), follow_redirects=False)
+
+
+def goes_nowhere_public(url: str) -> bool:
+    """Whether all that a host stands for are private addresses; by its name alone where it cannot be looked up now."""
+    host = hostname(url)
+    if is_address(host):
+        return is_private_address(host)
+    try:
+        found = within(LOOKUP_TIMEOUT_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):  # a TimeoutError is an OSError
+        return is_private(host)
+    return all(is_private_address(str(address[4][0])) for address in found)
 
 
 def _headers(api_key: str) -> dict[str, str]:

@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..money.catalog import Catalog, ServerProfile, is_private
-from ..net import hostname, is_http_url, is_loopback
+from ..net import hostname, is_http_url, is_loopback, is_plain
 from ..plain import masked, one_line, plain, tells
-from .asking import Reply, Said, ask_answer, ask_models
+from .asking import Reply, Said, ask_answer, ask_models, goes_nowhere_public
 
 N_NEAR = 3
 MAX_TEXT = 200  # characters of what a server says of an error
@@ -98,14 +98,24 @@ class Checked:
 
 
 def check(
-    base_url: str, api_key: str, model: str, catalog: Catalog, *, prices: str = "own.toml", own_port: int | None = None
+    base_url: str,
+    api_key: str,
+    model: str,
+    catalog: Catalog,
+    *,
+    prices: str = "own.toml",
+    own_port: int | None = None,
+    insecure: bool = False,
 ) -> Checked:
     """Ask for the models, and with a `model` for one short answer, which may cost some hundredths of a cent.
 
-    `prices` is the file for prices of one's own; `own_port` the daemon's, which cannot be its own server.
+    `prices` is the file for prices of one's own; `own_port` the daemon's, which cannot be its own server. `insecure`:
+    the key may go to any host by plain http.
     """
     checked = Checked(base_url, model)
     problem = address_problem(base_url, own_port) or key_problem(api_key)
+    if problem is None and api_key and not insecure:
+        problem = clear_problem(base_url)
     if problem is not None:
         return replace(checked, problem=problem)
     checked = replace(checked, notes=tuple(_notes(base_url, api_key)))
@@ -159,6 +169,14 @@ def key_problem(key: str) -> Problem | None:
     if key == "" or (len(key) <= MAX_KEY and key.isascii() and key.isprintable() and not any(map(str.isspace, key))):
         return None
     return Problem(Trouble.KEY, "the key has white space or odd characters in it", "copy it once more, all of it")
+
+
+def clear_problem(url: str) -> Problem | None:
+    """Why a key may not be sent there: by plain http it goes to private addresses only. Looks the name up."""
+    if not is_plain(url) or goes_nowhere_public(url):
+        return None
+    mend = "use https if the server has it, or `disco config set server.insecure true` first if you own the way there"
+    return Problem(Trouble.ADDRESS, "the key would go through public networks in the clear", mend)
 
 
 def _notes(url: str, key: str) -> Iterable[str]:

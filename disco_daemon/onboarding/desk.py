@@ -63,7 +63,11 @@ class Desk:
     def check(self, base_url: str, key: Key, model: str = "") -> Checked:
         """Whether the server works: its models, and with a model one short answer. Raises ConfigError."""
         prices = str(self.path.parent / "servers" / "own.toml")
-        return checking.check(base_url, key.value, model, self.catalog(), prices=prices, own_port=self.own_port)
+        insecure = self.config().server.insecure
+        catalog = self.catalog()
+        return checking.check(
+            base_url, key.value, model, catalog, prices=prices, own_port=self.own_port, insecure=insecure
+        )
 
     def problem(self, base_url: str, key: str = "") -> checking.Problem | None:
         """What is wrong already, before anybody is asked."""

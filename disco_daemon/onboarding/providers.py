@@ -6,17 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from ..config import read_key_file, server_api_key
+from ..config import key_for, read_key_file
 from ..errors import ConfigError
-from ..money.catalog import Catalog, is_private
-from ..net import hostname
+from ..money.catalog import Catalog
+from ..net import is_plain, origin
 from ..settings import Config
+from .asking import goes_nowhere_public
 
 _PORTS = {"http": 80, "https": 443}
-_NO_KEY = {"server.api_key_env": "", "server.api_key_file": ""}
+_NO_KEY = {"server.api_key_env": "", "server.api_key_file": "", "server.key_origin": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +75,31 @@ def key_path(folder: Path, base_url: str) -> Path:
 def known_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Mapping[str, str]) -> Key:
     """The key for a server that is there already: as configured, as kept by an earlier setup, or in a variable.
 
-    `path` is config.toml. A key goes only to the origin that it is for, and to nobody in the clear.
+    `path` is config.toml. A key goes only to the origin that it is for (`config.key_for`), and to nobody in the clear.
     Raises ConfigError for a file that others can read.
     """
-    if urlsplit(base_url).scheme != "https" and not is_private(hostname(base_url)):
+    if is_plain(base_url) and not config.server.insecure and not goes_nowhere_public(base_url):
         return Key(settings=_NO_KEY)
-    if _origin(base_url) == _origin(config.server.base_url) and (value := server_api_key(config, env)):
+    if config.server.base_url and (value := key_for(config, base_url, env)):
         named_so = env.get(config.server.api_key_env)
-        return Key(value, f"${config.server.api_key_env}" if named_so else config.server.api_key_file)
+        source = f"${config.server.api_key_env}" if named_so else config.server.api_key_file
+        return Key(value, source, {"server.key_origin": origin(base_url)})
     kept = key_path(path.parent, base_url)
-    if kept.exists() and (value := read_key_file(kept)):
-        return Key(value, str(kept), _in_file(kept))
+    # Of two origins at one host the one with https has the file: what was given for it is not for the other one.
+    shared = is_plain(base_url) and urlsplit(base_url).port in (None, _PORTS["http"])
+    if not shared and kept.exists() and (value := read_key_file(kept)):
+        return Key(value, str(kept), _in_file(kept, base_url))
     provider = at(catalog, base_url)
     variable = provider.key_env if provider is not None else ""
-    settings = _NO_KEY | {"server.api_key_env": variable}
     value = env.get(variable, "") if variable else ""
+    settings = _NO_KEY | {"server.api_key_env": variable, "server.key_origin": origin(base_url) if variable else ""}
     return Key(value, f"${variable}" if value else "", settings)
 
 
 def new_key(path: Path, base_url: str, value: str) -> Key:
     """A key that somebody has just given; `saving` writes it where its settings say. No variable goes before it."""
     kept = key_path(path.parent, base_url)
-    return Key(value, str(kept), _in_file(kept))
+    return Key(value, str(kept), _in_file(kept, base_url))
 
 
 def has_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Mapping[str, str]) -> str:
@@ -107,10 +110,5 @@ def has_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Ma
         return ""
 
 
-def _in_file(kept: Path) -> dict[str, str]:
-    return _NO_KEY | {"server.api_key_file": str(kept)}
-
-
-def _origin(url: str) -> tuple[Any, ...]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+def _in_file(kept: Path, base_url: str) -> dict[str, str]:
+    return _NO_KEY | {"server.api_key_file": str(kept), "server.key_origin": origin(base_url)}

@@ -14,7 +14,9 @@ from typing import Any
 from ..config import get_value, load, require_complete, set_values, with_values, write_private
 from ..errors import ConfigError
 from ..models import installed_models
+from ..net import is_plain
 from ..settings import Config
+from ..smallfile import open_regular
 from .providers import Key, key_path
 
 _MAGIC = b"GGUF"
@@ -56,7 +58,8 @@ def _changes(config: Config, choice: Choice) -> dict[str, Any]:
     if choice.base_url is not None:
         changes = {"server.base_url": choice.base_url, "server.model": choice.model, **choice.key.settings}
         if not choice.base_url:
-            changes |= {"server.model": "", "server.api_key_file": "", "server.api_key_env": "OPENAI_API_KEY"}
+            changes |= {"server.model": "", "server.key_origin": ""}
+            changes |= {"server.api_key_file": "", "server.api_key_env": "OPENAI_API_KEY"}
         changes |= _outdated(config, choice)
     if choice.local is not None:
         changes["device.model"] = choice.local
@@ -73,6 +76,8 @@ def _outdated(config: Config, choice: Choice) -> dict[str, Any]:
         changes = {f"server.{name}": None for name in ("input_usd_per_mtok", "output_usd_per_mtok")}
     if before.base_url != choice.base_url:
         changes["server.continuation"] = "auto"
+        if not is_plain(choice.base_url or ""):  # what was agreed to was another server
+            changes["server.insecure"] = False
     return {key: value for key, value in changes.items() if get_value(config, key) != value}
 
 
@@ -119,7 +124,7 @@ def local_model(name: str) -> str:
             return "" if model["default"] else model["path"]
     path = Path(name).expanduser().absolute()
     try:
-        with path.open("rb") as f:
+        with open_regular(path) as f:
             if f.read(len(_MAGIC)) == _MAGIC:
                 return str(path)
         problem = "is no GGUF file"

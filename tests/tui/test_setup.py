@@ -195,7 +195,7 @@ async def test_no_server_and_another_local_model(daemon: Dictated) -> None:
             await until(pilot, lambda: app.screen is app.chat)
         assert saved(daemon) == [
             {"base_url": "", "api_key": "", "model": ""},
-            {"device.model": "/models/qwen.gguf"},
+            {"model": "/models/qwen.gguf"},
         ]
 
 

@@ -365,3 +365,86 @@ def test_lists_are_written_and_read_with_commas_between(tmp_path: Path) -> None:
 def test_a_name_or_an_origin_that_is_none_is_refused(changes: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):
         config.set_values(tmp_path / "config.toml", changes)
+
+
+# --- whose the key is -------------------------------------------------------------------------------------------------
+
+A, B = "https://a.example.com", "https://b.example.com"
+
+
+def keyed(**server: Any) -> Config:
+    return Config(server=ServerSettings(**({"base_url": f"{A}/v1", "api_key_env": "KEY"} | server)))
+
+
+@pytest.mark.parametrize("url", [f"{A}/v1", f"{A}:443/other", "https://A.example.com/v1", "https://a.example.com./v1"])
+def test_a_key_goes_to_its_origin_however_that_is_written(url: str) -> None:
+    assert config.server_api_key(keyed(base_url=url, key_origin=A), {"KEY": "k"}) == "k"
+    assert config.server_api_key(keyed(base_url=url, key_origin=url), {"KEY": "k"}) == "k"
+    assert config.key_for(keyed(), url, {"KEY": "k"}) == "k"
+
+
+@pytest.mark.parametrize(
+    "url", [B, f"{A}:8443/v1", "http://a.example.com/v1", "https://a.example.com@b.example.com/v1"]
+)
+def test_a_key_of_another_origin_is_refused_with_the_mend(url: str) -> None:
+    wrong = keyed(base_url=url, key_origin=A)
+    with pytest.raises(config.KeyRefusedError) as raised:
+        config.server_api_key(wrong, {"KEY": "hush-hush"})
+    for word in ("disco setup", "server.key_origin", A):
+        assert word in str(raised.value)
+    assert "hush-hush" not in str(raised.value)
+    assert config.server_api_key(wrong, {}) == "", "without a key there is nothing to keep"
+    assert config.key_for(keyed(), url, {"KEY": "k"}) == "", "nor does setup give it away"
+
+
+@pytest.mark.parametrize(
+    ("host", "clear"),
+    [
+        ("127.0.0.1", True), ("10.1.2.3", True), ("172.31.0.1", True), ("192.168.1.7", True), ("100.64.0.1", True),
+        ("169.254.1.1", True), ("[fd00::1]", True), ("[fe80::1]", True), ("[::1]", True), ("[::ffff:10.0.0.1]", True),
+        ("8.8.8.8", False), ("172.32.0.1", False), ("100.128.0.1", False), ("198.51.100.7", False),
+        ("[2606:4700::1]", False), ("[::ffff:8.8.8.8]", False), ("vllm", True), ("llm.example.com", True),
+    ],
+)  # fmt: skip
+def test_a_key_goes_by_plain_http_to_private_addresses_only(host: str, clear: bool) -> None:
+    """A name is looked up when somebody connects: `endpoints.plainhttp`."""
+    plain = keyed(base_url=f"http://{host}:8000/v1")
+    if clear:
+        assert config.server_api_key(plain, {"KEY": "k"}) == "k"
+    else:
+        with pytest.raises(config.KeyRefusedError, match=r"in the clear.*server\.insecure true"):
+            config.server_api_key(plain, {"KEY": "k"})
+    assert config.server_api_key(keyed(base_url=f"http://{host}:8000/v1", insecure=True), {"KEY": "k"}) == "k"
+    assert config.server_api_key(keyed(base_url=f"https://{host}:8000/v1"), {"KEY": "k"}) == "k"
+
+
+def test_an_origin_that_is_none_is_refused(path: Path) -> None:
+    for wrong in ("nowhere", "a.example.com", "ftp://a.example.com"):
+        with pytest.raises(ConfigError, match=r"server\.key_origin"):
+            load(path, f'[server]\nkey_origin = "{wrong}"')
+    assert load(path, env={"DISCO_SERVER_KEY_ORIGIN": A}).server.key_origin == A
+
+
+@pytest.mark.parametrize("special", ["pipe", "/dev/zero", "folder"])
+def test_settings_and_keys_that_are_no_files_are_an_error_at_once(path: Path, special: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    named = path.parent / "special"
+    if special == "pipe":
+        os.mkfifo(named, 0o600)
+    elif special == "folder":
+        named.mkdir()
+    else:
+        named.symlink_to(special)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        config.server_api_key(with_key_file(named), {})
+    with pytest.raises(ConfigError, match="not a regular file"):
+        config.load(named, {})
+
+
+def test_writing_settings_removes_nothing_that_lies_beside_them(path: Path) -> None:
+    wrote(path, "[policy]\nbudget = 0.25\n")
+    copy = path.with_name("config.toml.new")
+    copy.write_text("mine")
+    config.set_values(path, {"policy.budget": 0.5})
+    assert copy.read_text() == "mine"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["config.toml", "config.toml.new"]

@@ -40,7 +40,7 @@ SECRET = "secret-of-the-test"
         ("", OK, "this machine answers alone"),
         (OPENAI, OK, f"m at {OPENAI}"),
         ("http://192.168.1.7:8080/v1", OK, "http://192.168.1.7:8080/v1"),
-        ("http://llm.example.com/v1", WARN, "can read key and prompts"),
+        ("http://llm.example.com/v1", WARN, "no key is sent there"),
         ("https://user:pass@llm.example.com/v1", WARN, "more than an address"),
         ("https://llm.example.com/v1?key=hush", WARN, "more than an address"),
         (f"{OPENAI}/chat/completions", WRONG, "one of its pages"),
@@ -329,6 +329,23 @@ def test_a_client_that_cannot_be_made_is_no_crash(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", ["Gemini-Pro", "models/gemini-pro", "gemini-pro"])
 def test_names_of_models_are_compared_without_case_and_googles_prefix(name: str) -> None:
     assert verdict(Reply(200, ("models/gemini-pro",)), name)[0] is OK
+
+
+def test_a_key_that_is_another_server_s_or_would_travel_in_the_clear_turns_the_server_off() -> None:
+    env = {"OPENAI_API_KEY": SECRET}
+    for wrong in (settings(key_origin="https://llm.example.com"), settings(base_url="http://8.8.8.8/v1")):
+        key = checks_server.read_key(wrong, env)
+        found = checks_server.key(wrong.server, key, CATALOG)
+        assert (found.level, key.value) == (WRONG, "")
+        assert "the server is off" in found.found
+        assert "disco setup" in found.mend
+        assert SECRET not in found.found + found.mend
+        assert not checks_server.may_ask(wrong.server, key)
+    open_way = settings(base_url="http://8.8.8.8/v1", insecure=True)
+    assert key_of(open_way, env)[0] is OK
+    assert checks_server.may_ask(open_way.server, checks_server.read_key(open_way, env))
+    assert "can read key and prompts" in checks_server.address(open_way.server, Api()).found
+    assert not checks_server.may_ask(settings(base_url="http://llm.example.com/v1").server, Key(SECRET))
 
 
 # --- the key file, and going on with half an answer -------------------------------------------------------------------

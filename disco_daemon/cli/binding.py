@@ -1,0 +1,42 @@
+"""Whose the server's key is, from a daemon's first start with it on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from ..config import found_key, set_values, with_values
+from ..errors import ConfigError
+from ..net import origin
+from ..settings import Config
+
+log = logging.getLogger("disco.daemon")
+
+SETTING = "server.key_origin"
+
+
+def bound(config: Config, path: Path, before: str = "") -> Config:
+    """The settings with the key's origin in them: as set, as it was `before` a reload, or else as configured now.
+
+    What was not set is written into config.toml at `path`, and the log says so. Where that cannot be written, the
+    binding holds for the life of this process. Blocks on disk.
+    """
+    server = config.server
+    if server.key_origin or not server.base_url or not _has_key(config):
+        return config
+    owner = before or origin(server.base_url)
+    if not before:
+        try:
+            set_values(path, {SETTING: owner})
+            log.info("the server's API key is for %s from now on (%s, written to %s)", owner, SETTING, path)
+        except (OSError, ConfigError) as e:
+            why = e.strerror if isinstance(e, OSError) else e
+            log.warning("the server's API key is for %s; that cannot be kept in %s: %s", owner, path, why)
+    return with_values(config, {SETTING: owner})
+
+
+def _has_key(config: Config) -> bool:
+    try:
+        return bool(found_key(config))
+    except ConfigError:  # whoever takes the key says so
+        return False

@@ -1,0 +1,78 @@
+"""A server that is configured and must not be asked: it stands where all look for the reason and the mend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ..errors import EndpointError
+from ..net import without_credentials
+from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
+from .base import Reins
+
+
+class Off:
+    """`Endpoint` that serves nothing, and says `why` to whoever asks."""
+
+    can_hold = False
+    continuation = Continuation.NONE
+
+    def __init__(self, base_url: str, model: str, why: str, side: Side = Side.SERVER) -> None:
+        self.side = side
+        self.model = model
+        self.why = why
+        self.adapters: dict[str, str] = {}
+        self._base_url = base_url
+
+    def refuses(self, request: GenerationRequest) -> str | None:
+        """Everything, with the mend."""
+        del request
+        return f"the {self.side.value} is off: {self.why}"
+
+    def overlap_of(self, request: GenerationRequest) -> str | None:
+        """Nothing."""
+        del request
+        return None
+
+    def may_serve(self) -> bool:
+        """Not before the configuration is mended."""
+        return False
+
+    def readiness(self) -> Readiness:
+        """It would not be asked in any case."""
+        return Readiness()
+
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
+        """It has no tokenizer."""
+        del request
+        return None
+
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
+        """Raise EndpointError; nothing is yielded."""
+        del usage, reins
+        nothing: tuple[Token, ...] = ()
+        for token in nothing:
+            yield token
+        raise EndpointError(self.side, "off", str(self.refuses(request)))
+
+    def status(self) -> dict[str, Any]:
+        """As a server's, with the reason where its last failure would stand."""
+        return {
+            "kind": "openai",
+            "base_url": without_credentials(self._base_url),
+            "model": self.model,
+            "state": "off",
+            "continuation": "none",
+            "probed": None,
+            "failures": 0,
+            "down_s": 0.0,
+            "last_error": self.why,
+        }
+
+    async def start(self) -> None:
+        """Nothing to begin."""
+
+    async def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,60 @@
+"""What guards a key on its way by plain http: a connection comes about to private addresses only.
+
+What a name stands for is known when somebody connects, and may be another address the next time; so it is looked at
+there, in the resolver whose addresses are the ones that are connected to.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from aiohttp import ClientSession, TCPConnector
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import DefaultResolver
+
+from ..net import is_private_address
+
+
+class NotPrivateError(OSError):
+    """A name that is to be reached by plain http stands for public addresses only."""
+
+
+class PrivateResolver(AbstractResolver):
+    """Looks names up, and keeps the private addresses. Made in the loop that uses it."""
+
+    def __init__(self) -> None:
+        self._resolver = DefaultResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """The private addresses of a name. Raises OSError, NotPrivateError where it has others only."""
+        found = await self._resolver.resolve(host, port, family)
+        private = [address for address in found if is_private_address(address["host"])]
+        if not private:
+            msg = f"{host} is no private address"
+            raise NotPrivateError(msg)
+        return private
+
+    async def close(self) -> None:
+        """Release what the look-ups hold."""
+        await self._resolver.close()
+
+
+def confine(transport: Any) -> None:
+    """Have the openai client's transport over aiohttp reach private addresses only. Raises RuntimeError if it cannot.
+
+    There is no public way to its connector: it asks `client` for a session when the first request is sent.
+    """
+    if getattr(transport, "client", transport) is not None or not hasattr(transport, "limits"):
+        raise RuntimeError("this version of openai has another transport: nothing could keep a key in private networks")
+    limits = transport.limits
+
+    def session() -> ClientSession:
+        connector = TCPConnector(
+            resolver=PrivateResolver(), keepalive_timeout=limits.keepalive_expiry, limit=limits.max_connections or 0
+        )
+        return ClientSession(connector=connector)
+
+    transport.client = session
