@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from disco_daemon.errors import DiscoError
-from disco_daemon.sqlitefile import folder_lock, is_damage, make_private, move_aside, statements
+from disco_daemon.sqlitefile import Kind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
 
 _log = logging.getLogger("disco.tui.store")
 
@@ -78,6 +78,7 @@ CREATE TRIGGER conversations_changed AFTER UPDATE OF title ON conversations BEGI
 END;
 """
 MIGRATIONS: tuple[str, ...] = (_V1,)  # append only: what a released version has run is never edited
+CONVERSATIONS = Kind(0x64736374, frozenset({"conversations", "turns"}), b"CREATE TABLE conversations (")
 
 
 class StoreError(DiscoError):
@@ -87,12 +88,13 @@ class StoreError(DiscoError):
 def open_database(path: Path | None) -> sqlite3.Connection:
     """A writing connection in autocommit mode to a migrated file, or to memory.
 
-    A damaged file is moved aside first, and a new one begins. Raises StoreError.
+    A damaged file is moved aside first, and a new one begins; one that is not ours is left alone. Raises StoreError.
     """
     if path is None:
         return _connected(":memory:")
     try:
         with folder_lock(path.parent):
+            require_ours(path, CONVERSATIONS)
             try:
                 return _private(path)
             except sqlite3.DatabaseError as error:
@@ -137,6 +139,8 @@ def _connected(path: Path | str) -> sqlite3.Connection:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA secure_delete = ON")  # a text that was deleted is not left in free pages
         _migrate(connection, path)
+        if connection.execute("PRAGMA application_id").fetchone()[0] != CONVERSATIONS.application_id:
+            connection.execute(f"PRAGMA application_id = {CONVERSATIONS.application_id:d}")  # known by it if damaged
     except BaseException:
         connection.close()
         raise

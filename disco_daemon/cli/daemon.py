@@ -208,7 +208,11 @@ class Daemon:
             "money": self._money(),
             "energy": self.parts.wattmeter.state(),
             "tune": self.parts.autotuner.state if self.parts.autotuner is not None else None,
-            "history": {"path": str(self.history.path), "dropped": self.history.dropped},
+            "history": {
+                "path": str(self.history.path),
+                "dropped": self.history.dropped,
+                "error": self.history.error,
+            },
         }
 
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _show(state: dict[str, Any]) -> None:
     device = state["endpoints"].get("device", {})
     parts = (
         _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _engine(device), _adapters(device),
-        _speed(state), _learned(state["learned"]), _money(state["money"]), _energy(state["energy"]),
+        _speed(state), _learned(state["learned"]), _money(state["money"]), _energy(state["energy"]), _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
         print(line)
@@ -133,6 +133,12 @@ def _money(money: dict[str, Any]) -> list[str]:
         used = f"{cap['spent']:.4g} of {cap['limit']:g} {cap['unit']}"
         lines.append(f"cap          {name}: {used}, {cap['reserved']:.3g} held for what runs")
     return lines
+
+
+def _history(state: dict[str, Any]) -> list[str]:
+    """Why requests go unrecorded; nothing while they do not."""
+    error = state["history"].get("error")
+    return [f"history      none: {error}"] if error else []
 
 
 def _energy(energy: dict[str, Any]) -> list[str]:

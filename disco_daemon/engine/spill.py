@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import math
 import os
+import re
 import shutil
 import struct
 import threading
@@ -42,6 +43,7 @@ POLL_S = 0.05  # until somebody looks again whether a file is written
 # CRC-32 of all so far; then keys and values, as llama_state_seq_get_data gives them.
 _HEAD = struct.Struct("<8s32sIQI")
 _CRC = struct.Struct("<I")
+_NAME = re.compile(r"[0-9a-f]{32}\.(kv|new)")  # of a file of ours; what else lies in the folder is left alone
 # To the keys and values; the rest of Load may change their bits.
 _IRRELEVANT = {
     "model_path", "n_ctx", "n_cells", "n_threads", "n_threads_batch", "scheduler", "speculate", "draft_path",
@@ -273,7 +275,8 @@ class Spill:
         path = self._path(key)
         temporary = path.with_suffix(".new")
         try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+            temporary.unlink(missing_ok=True)
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
                 head = _HEAD.pack(MAGIC, self._fingerprint, len(key) // 4, len(data), zlib.crc32(data)) + key
                 f.write(head + _CRC.pack(zlib.crc32(head)))
                 f.write(data)
@@ -293,16 +296,18 @@ class Spill:
         if self._folder.stat().st_uid != os.getuid():
             raise PermissionError("it belongs to somebody else")
         self._folder.chmod(0o700)
-        guard = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        guard = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the end of the process
         except OSError as e:
             os.close(guard)
             raise BlockingIOError("another engine has it") from e
         self._guard = guard
-        for temporary in self._folder.glob("*.new"):  # a process ended while writing
-            temporary.unlink()
-        for path in self._folder.glob("*.kv"):
+        ours = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()]
+        for path in ours:
+            if path.suffix == ".new":  # a process ended while writing
+                path.unlink()
+                continue
             try:
                 with path.open("rb") as f:
                     key, _, _ = _head(f, self._fingerprint)

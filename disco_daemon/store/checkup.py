@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from disco_daemon.errors import Unavailable
+from disco_daemon.sqlitefile import ForeignFileError, require_ours
 
-from .migrations import MIGRATIONS, schema_version
+from .migrations import HISTORY, MIGRATIONS, schema_version
 
 NEWEST = len(MIGRATIONS)  # the schema that this version writes
 TIMEOUT_S = 2.0  # for a daemon's transaction, which takes milliseconds
@@ -28,7 +29,12 @@ class Seen:
 
 
 def look(path: Path) -> Seen:
-    """What is in the history file at `path`. Blocks on disk. Raises Unavailable if it cannot be read."""
+    """What is in the history file at `path`. Blocks on disk. Raises Unavailable if it cannot be read, or is none."""
+    try:
+        require_ours(path, HISTORY)
+    except ForeignFileError as error:
+        msg = f"{path} is no history: {error.strerror}; give another history.path"
+        raise Unavailable(msg) from error
     with _opened(path) as connection:
         schema = schema_version(connection)
         if schema == 0:  # made, and not filled yet

@@ -4,41 +4,71 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..sqlitefile import ForeignFileError, require_ours
+from .migrations import HISTORY
+
+_log = logging.getLogger("disco.store")
 
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+_LONGEST = 32  # bytes; the number of a process is shorter
+_OURS = re.compile(rb"\d{0,20}")  # what a daemon leaves in its lock file
 
 
 @contextmanager
 def claimed(history: Path) -> Iterator[None]:
     """Hold this history for this process; the lock ends with the process, however that ends.
 
-    Raises ConfigError if another daemon holds it. Some network file systems know no locks: then nobody is refused.
+    Raises ConfigError if another daemon holds it. Nobody is refused where there is nothing to hold: the file is no
+    history, the disk cannot be written, or its file system knows no locks. Then the log says so.
     """
-    path = history.with_name(f"{history.name}.lock")
+    handle = _opened(history)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as e:
-        msg = f"{path} cannot be written: {e.strerror}; give another history.path"
-        raise ConfigError(msg) from e
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            if e.errno in _TAKEN:
-                raise ConfigError(_whose(handle, history)) from e
-        with suppress(OSError):
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        if handle is not None:
+            _take(handle, history)
         yield
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
+
+
+def _opened(history: Path) -> int | None:
+    """The lock file, open; None, with a line in the log, if it cannot be, or is not ours."""
+    path = history.with_name(f"{history.name}.lock")
+    try:
+        require_ours(history, HISTORY)  # else nothing is written, and there is nothing to lock
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except ForeignFileError:
+        return None
+    except OSError as e:
+        _log.warning("history: %s cannot be written (%s): nothing keeps a second daemon from it", path, e.strerror)
+        return None
+    if stat.S_ISREG(os.fstat(handle).st_mode) and _OURS.fullmatch(os.pread(handle, _LONGEST, 0)):
+        return handle
+    os.close(handle)
+    _log.warning("history: %s is somebody else's file and left alone: nothing keeps a second daemon from it", path)
+    return None
+
+
+def _take(handle: int, history: Path) -> None:
+    """Lock it, and write down who has it. Raises ConfigError."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        if e.errno in _TAKEN:
+            raise ConfigError(_whose(handle, history)) from e
+    with suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
 
 
 def _whose(handle: int, history: Path) -> str:

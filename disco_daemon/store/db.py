@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from disco_daemon.errors import DiscoError, Unavailable
-from disco_daemon.sqlitefile import is_damage
+from disco_daemon.sqlitefile import ForeignFileError, is_damage
 from disco_daemon.types import Attempt, Outcome, Reading, Side, finite
 
 from .migrations import give_back_free_pages, open_database
@@ -109,6 +109,8 @@ class History:
         self._thread: threading.Thread | None = None
         self._writer: sqlite3.Connection | None = None
         self._failing = False
+        self._error = ""
+        self._foreign = False  # the file is not ours, and nothing of it is read
         self._doubted = False  # somebody met a damaged page: look at the whole file before the next write
 
     def __repr__(self) -> str:
@@ -128,10 +130,16 @@ class History:
         with self._changed:
             return self._dropped
 
+    @property
+    def error(self) -> str:
+        """Why nothing can be recorded now, without the file's name; empty where all is well."""
+        return self._error
+
     def open(self) -> None:
         """Create folder, file and schema and start the writer; `ConfigError` if a newer version wrote the file.
 
-        An unusable file is moved aside. If the disk refuses, the history starts all the same and tries again later.
+        A damaged file is moved aside, and one that is no history is left alone: then there is none. If the disk
+        refuses, the history starts all the same and tries again later.
         """
         if self._thread is not None:
             return
@@ -239,6 +247,9 @@ class History:
         ]
 
     def _read(self, sql: str, arguments: tuple[object, ...]) -> list[sqlite3.Row]:
+        if self._foreign:
+            msg = f"there is no history: {self._error}"
+            raise Unavailable(msg)
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as connection:
@@ -281,15 +292,19 @@ class History:
             return len(batch)
         if self._failing:
             _log.info("history: %s can be written again", self.path)
-            self._failing = False
+            self._failing = self._foreign = False
+            self._error = ""
         give_back_free_pages(self._writer)
         return lost
 
     def _fail(self, error: Exception) -> None:
         self._drop_connection()
         self._doubted = self._doubted or is_damage(error)
+        self._foreign = isinstance(error, ForeignFileError)
+        self._error = getattr(error, "strerror", None) or str(error)
         if not self._failing:  # once per trouble: a full disk must not fill the log as well
-            _log.warning("history: %s cannot be written, requests go unrecorded meanwhile: %s", self.path, error)
+            why = self._error
+            _log.warning("history: %s cannot be written, requests go unrecorded meanwhile: %s", self.path, why)
             self._failing = True
 
     def _drop_connection(self) -> None:

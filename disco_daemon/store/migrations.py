@@ -6,14 +6,13 @@ The schema is a numbered list of scripts. Append only: what a released version h
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from disco_daemon.errors import ConfigError
-from disco_daemon.sqlitefile import folder_lock, is_damage, make_private, move_aside, statements
+from disco_daemon.sqlitefile import Kind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
 
 _log = logging.getLogger("disco.store")
 
@@ -136,6 +135,7 @@ END;
 """
 
 MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
+HISTORY = Kind(0x64736368, frozenset({"requests", "ttft_samples"}), b"CREATE TABLE requests (")
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
@@ -177,17 +177,17 @@ def _apply(connection: sqlite3.Connection, number: int, script: str) -> None:
 
 
 def open_database(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sqlite3.Connection:
-    """Return a writing connection to a migrated file; an unusable file is moved aside first.
+    """Return a writing connection to a migrated file; a damaged history is moved aside first.
 
-    `thorough` looks at every page. Raises `ConfigError` for a newer schema, `OSError` or `sqlite3.Error` where the
-    disk refuses.
+    `thorough` looks at every page. Raises `ConfigError` for a newer schema, `ForeignFileError` for a file that is no
+    history, which is not touched, `OSError` or `sqlite3.Error` where the disk refuses.
     """
     with folder_lock(path.parent):
+        require_ours(path, HISTORY)
         try:
             return _connect(path, busy_timeout_s, thorough=thorough)
         except sqlite3.Error as error:
-            readable = path.is_file() and os.access(path, os.R_OK | os.W_OK)
-            if readable and not is_damage(error):
+            if not is_damage(error):
                 raise
             aside = move_aside(path, "corrupt")
             _log.warning("history: %s is unusable (%s); moved to %s, a new one starts", path, error, aside)
@@ -206,6 +206,8 @@ def _connect(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sq
         connection.execute("PRAGMA secure_delete = ON")  # a text that was deleted is not left in free pages
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES:d}")
         migrate(connection)
+        if connection.execute("PRAGMA application_id").fetchone()[0] != HISTORY.application_id:
+            connection.execute(f"PRAGMA application_id = {HISTORY.application_id:d}")  # known by it if it is damaged
         if thorough:
             _examine(connection)
     except BaseException:

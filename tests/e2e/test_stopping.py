@@ -211,9 +211,10 @@ async def test_a_reload_under_load_drops_nothing_and_the_next_request_goes_to_th
         try:
             tasks = await ten(session, daemon.url)
             pid = (await state(session, daemon.url))["endpoints"]["device"]["pid"]
-            daemon.config.write_text(daemon.config.read_text().replace(old.url, new.url))
+            roots = old.url.removesuffix("/v1"), new.url.removesuffix("/v1")  # the key's origin is among them
+            daemon.config.write_text(daemon.config.read_text().replace(*roots))
             status, said = await reloaded(session, daemon.url)
-            assert (status, said) == (200, {"changed": ["server.base_url"], "needs_restart": []})
+            assert (status, said) == (200, {"changed": ["server.base_url", "server.key_origin"], "needs_restart": []})
             n_old = len(old.exchanges)
             end, text = await hear(session, daemon.url, "disco/server", asyncio.Event())
             assert end == "whole"

@@ -32,6 +32,7 @@ from disco_daemon.power.sensors import State, assumed
 from disco_daemon.settings import Api, CapSettings, Config, DeviceSettings, ServerSettings
 from disco_daemon.store import History
 from disco_daemon.store.checkup import NEWEST, Seen, look, profile
+from disco_daemon.store.migrations import HISTORY
 from tests.fixtures.gguf import gguf
 from tests.unit.test_store import OUTCOME
 
@@ -198,6 +199,7 @@ def test_a_history_that_is_none_newer_or_open_to_others(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         assert look(path) == Seen(0, 0, None)
         connection.execute("CREATE TABLE requests (created REAL)")
+        connection.execute(f"PRAGMA application_id = {HISTORY.application_id}")
         connection.execute(f"PRAGMA user_version = {NEWEST + 1}")
         connection.commit()
     path.chmod(0o600)

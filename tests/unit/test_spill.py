@@ -161,9 +161,20 @@ def test_what_another_model_has_made_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_was_being_written_when_the_process_ended_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "abc.new").write_bytes(b"half")
+    half = tmp_path / f"{'a1' * 16}.new"
+    half.write_bytes(b"half")
     with opened(tmp_path):
-        assert not (tmp_path / "abc.new").exists()
+        assert not half.exists()
+
+
+def test_what_is_not_ours_stays_in_the_folder(tmp_path: Path) -> None:
+    names = ("abc.new", "notes.kv", "my.kv", f"{'A1' * 16}.kv", f"{'a1' * 16}.txt")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    for max_bytes in (2**20, 0):
+        with opened(tmp_path, max_bytes=max_bytes) as (spill, _):
+            assert len(spill) == 0
+        assert [(tmp_path / name).read_text() for name in names] == list(names)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)

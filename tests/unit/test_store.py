@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -18,8 +19,10 @@ import pytest
 
 from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.store import History
+from disco_daemon.store.claim import claimed
 from disco_daemon.store.migrations import MIGRATIONS, migrate, open_database
 from disco_daemon.types import Attempt, Delivery, Handoff, Outcome, Plan, Reading, Side, Usage
+from disco_tui.store import Store
 
 WAIT_S = 30.0  # far more than any disk needs: only a hang gets there
 WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75), energy_j=4.5)
@@ -484,35 +487,155 @@ def asides(path: Path) -> list[Path]:
     return [p for p in path.parent.iterdir() if ".corrupt-" in p.name]
 
 
-def test_a_corrupt_file_is_moved_aside_and_a_new_one_starts(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path.parent.mkdir()
-    junk = b"this was never a database " * 400
-    path.write_bytes(junk)
+def damaged(path: Path) -> bytes:
+    """A history of ours whose pages are gone, but for the first one's beginning."""
+    with History(path) as history:
+        put(history, OUTCOME)
+    spoil(path, 100, path.stat().st_size - 100)
+    return path.read_bytes()
+
+
+def test_a_damaged_history_is_moved_aside_and_a_new_one_starts(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    junk = damaged(path)
     with History(path) as history:
         put(history, OUTCOME)
         assert history.totals()["requests"] == 1
+        assert history.error == ""
     (aside,) = asides(path)
     assert aside.name.removeprefix("history.db.corrupt-").isdigit()
     assert aside.read_bytes() == junk
     assert [r.name for r in caplog.records if "moved to" in r.getMessage()] == ["disco.store"]
 
 
-def test_a_second_corrupt_file_does_not_overwrite_the_first(path: Path) -> None:
+def test_a_second_damaged_history_does_not_overwrite_the_first(path: Path) -> None:
+    first, second = damaged(path), damaged(path)
+    with History(path):
+        pass
+    assert sorted(p.read_bytes() for p in asides(path)) == sorted([first, second])
+
+
+def test_a_history_of_an_older_version_is_known_by_its_schema_when_it_is_damaged(path: Path) -> None:
     path.parent.mkdir()
-    for junk in (b"a" * 5000, b"b" * 5000):
-        path.unlink(missing_ok=True)
-        path.write_bytes(junk)
-        with History(path):
-            pass
-    assert sorted(p.read_bytes()[:1] for p in asides(path)) == [b"a", b"b"]
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate(connection)
+        assert connection.execute("PRAGMA application_id").fetchone() == (0,)
+    spoil(path, 100, 8)  # the root of the schema
+    with History(path) as history:
+        put(history, OUTCOME)
+    assert len(asides(path)) == 1
 
 
-def test_something_unreadable_in_its_place_is_moved_aside(path: Path) -> None:
-    path.mkdir(parents=True)
+# --- files that are not ours
+
+
+def other_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+        connection.execute("INSERT INTO bookmarks VALUES ('https://example.com')")
+        connection.commit()
+
+
+def in_its_log(path: Path) -> None:
+    """All that another program has written is in the log still, as after a crash."""
+    script = (
+        "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None);"
+        "c.execute('PRAGMA journal_mode = WAL'); c.execute('CREATE TABLE bookmarks (url TEXT)'); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+
+
+FOREIGN: dict[str, Callable[[Path], Any]] = {
+    "a text": lambda path: path.write_text("alias ll='ls -l'\n" * 300),
+    "a short text": lambda path: path.write_text("ssh-ed25519 AAAA me\n"),
+    "a database": other_database,
+    "a database in its log": in_its_log,
+    "the terminal UI's conversations": lambda path: Store(path).close(),
+    "a header and no more": lambda path: path.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/full"),
+    "a file in the place of the log": lambda path: path.with_name(f"{path.name}-wal").write_text("mine"),
+    "a file in the place of the journal": lambda path: path.with_name(f"{path.name}-journal").write_text("mine"),
+}
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All files of a folder: their modes, and what is in them."""
+    return {
+        p.name: (p.lstat().st_mode, p.read_bytes() if p.is_file() and not p.is_symlink() else b"")
+        for p in sorted(folder.iterdir())
+    }
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_file_that_is_not_ours_is_left_alone_and_there_is_no_history(
+    what: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    FOREIGN[what](path)
+    before = everything(path.parent)
+    with History(path) as history, claimed(path):
+        put(history, OUTCOME, OUTCOME)
+        assert "left alone" in history.error
+        assert str(path) not in history.error, "who may not know paths may know this"
+        with pytest.raises(Unavailable, match="left alone"):
+            history.recent(5)
+        assert history.dropped == 2
+    assert everything(path.parent) == before
+    assert len([r for r in caplog.records if "unrecorded" in r.getMessage()]) == 1, "it is said once"
+    assert str(path) in caplog.text
+
+
+def test_an_empty_file_of_one_s_own_becomes_a_history(path: Path) -> None:
+    """A daemon that ended before its first page was written leaves one; nothing in it can be lost."""
+    path.parent.mkdir()
+    path.touch()
     with History(path) as history:
         put(history, OUTCOME)
         assert history.totals()["requests"] == 1
-    assert len(asides(path)) == 1
+
+
+def test_a_history_begins_once_the_file_in_its_place_is_gone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("mine")
+    with History(path) as history:
+        put(history, OUTCOME)
+        path.rename(path.with_name("mine"))
+        put(history, OUTCOME)
+        assert (history.error, history.totals()["requests"]) == ("", 1)
+
+
+@pytest.mark.parametrize("content", ["[[package]]\nname = 'numpy'\n", "12345 and more", "1" * 40])
+def test_a_lock_file_that_is_somebody_else_s_is_left_alone(
+    content: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    lock = path.with_name(f"{path.name}.lock")
+    lock.write_text(content)
+    with claimed(path):
+        pass
+    assert lock.read_text() == content
+    assert "left alone" in caplog.text
+
+
+def test_a_lock_is_taken_again_and_says_who_has_it(path: Path) -> None:
+    for _ in range(2):
+        with claimed(path), pytest.raises(ConfigError, match=str(os.getpid())), claimed(path):
+            pass
+
+
+@pytest.mark.parametrize("folder", ["/proc/nope", "/dev/null/below", "/sys/nope"])
+def test_where_nothing_can_be_written_there_is_no_history_and_it_is_said(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = Path(folder) / "history.sqlite"
+    with claimed(path), History(path) as history:
+        put(history, OUTCOME)
+        assert history.error
+        assert history.dropped == 1
+        with pytest.raises(Unavailable):
+            history.recent(1)
+    assert "nothing keeps a second daemon from it" in caplog.text
 
 
 def spoil(path: Path, start: int, size: int) -> None:

@@ -263,13 +263,23 @@ def test_half_characters_and_zeros_are_kept_as_far_as_a_file_can(store: Store) -
 
 
 def test_a_damaged_file_is_moved_aside(file: Path) -> None:
-    file.parent.mkdir()
-    file.write_bytes(b"no database at all " * 100)
+    Store(file).close()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
     with Store(file) as store:
         conversation, _ = begun(store)
         assert found(store, "") == [conversation.id]
     (aside,) = file.parent.glob("*.damaged-*")
-    assert aside.read_bytes().startswith(b"no database")
+    assert aside.read_bytes()[100:200] == b"\xff" * 100
+
+
+def test_a_file_that_is_not_ours_is_left_alone(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_bytes(b"no database at all " * 100)
+    with pytest.raises(StoreError, match=r"no database of disco: it is left alone"):
+        Store(file)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    assert file.read_bytes().startswith(b"no database")
 
 
 def test_a_newer_file_is_left_alone(file: Path) -> None:
