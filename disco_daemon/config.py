@@ -194,7 +194,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             msg = f"{path} is longer than {MAX_FILE} bytes: no settings are"
             raise ConfigError(msg)
         values = tomllib.loads(data.decode("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         msg = f"{path} is not valid TOML: {e}"
