@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from ..models import fetch_default_model, models_dir
 from ..program import command, environment, verb
@@ -86,7 +86,10 @@ async def run_demo(*, live: Live | None, say: Say, show: Callable[[str], None]) 
     model = await asyncio.to_thread(fetch_default_model, say)
     rows: list[dict[str, Any]] = []
     async with _stage(model, live, say) as daemon:
-        client = AsyncOpenAI(base_url=daemon, api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
+        http = DefaultAsyncHttpxClient(follow_redirects=False, trust_env=False)
+        client = AsyncOpenAI(
+            base_url=daemon, api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S, http_client=http
+        )
         async with client:
             say("warming up: the first answer of each side includes loading its model")
             for route in ("disco/device", "disco/server"):

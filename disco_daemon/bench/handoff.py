@@ -187,7 +187,8 @@ def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, *more: s
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Heard:
     """Stream one answer; the times are those of the pieces' arrival here."""
     heard = Heard()
-    async with session.post(f"{url}/chat/completions", json=body | {"stream": True, "temperature": 0}) as response:
+    asked = body | {"stream": True, "temperature": 0}
+    async with session.post(f"{url}/chat/completions", json=asked, allow_redirects=False) as response:
         if response.status != 200:
             msg = f"{body['model']} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
             raise BenchError(msg)

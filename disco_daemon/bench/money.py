@@ -311,7 +311,7 @@ class _Bench:
             "model": "disco", "stream": True, "max_tokens": question.tokens,
             "messages": [{"role": "user", "content": question.prompt}],
         }  # fmt: skip
-        async with self.session.post(f"{url}/chat/completions", json=body) as response:
+        async with self.session.post(f"{url}/chat/completions", json=body, allow_redirects=False) as response:
             if response.status == 429:
                 tally.refused += 1
                 tally.retry_after_s.add(int(response.headers["Retry-After"]))

@@ -39,7 +39,7 @@ class Target:
 
     def post(self, body: bytes) -> Any:
         """Start one chat request."""
-        return self.session.post(f"{self.url}/chat/completions", data=body)
+        return self.session.post(f"{self.url}/chat/completions", data=body, allow_redirects=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ async def ask(door: Door, chat: Chat, max_tokens: int, heard: Heard | None = Non
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     heard.sent = time.perf_counter()
-    async with door.session.post(f"{door.url}/chat/completions", json=body) as response:
+    async with door.session.post(f"{door.url}/chat/completions", json=body, allow_redirects=False) as response:
         if response.status != 200:
             msg = f"{door.name} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
             raise BenchError(msg)

@@ -97,11 +97,19 @@ class EventStream:
             n_bytes += len(data)
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
-                found = self._event(line)
-                if self.done:
-                    return
-                if found is not None:
-                    yield found
+                if not line and not self._held:
+                    continue
+                try:  # what nearly every line is; white space around it is JSON's, too
+                    found = None if self._held or line[:5] != b"data:" else _decoder.decode(line[5:])
+                except _NO_JSON:
+                    found = None
+                if found is None:
+                    found = self._event(line)
+                    if self.done:
+                        return
+                    if found is None:
+                        continue
+                yield found
             if len(buffer) > MAX_LINE:
                 msg = f"a line of more than {MAX_LINE} bytes"
                 raise ValueError(msg)
@@ -126,7 +134,7 @@ class EventStream:
         if not self._held:
             try:
                 return _decode(payload)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except _NO_JSON:
                 if payload:
                     self._held.append(payload)
                 return None
@@ -138,7 +146,7 @@ class EventStream:
         whole = b"\n".join(self._held)
         try:
             found = _decode(whole)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except _NO_JSON:
             if len(whole) > MAX_JOINED or len(self._held) > MAX_JOINED_LINES or _is_whole(payload):
                 self._settle()  # what came before can become nothing any more
             return None
@@ -152,6 +160,7 @@ class EventStream:
 
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
+_NO_JSON = (msgspec.MsgspecError, ValueError, RecursionError)  # a ValueError is one of UTF-8
 
 
 def _decode(payload: bytes) -> dict[str, Any]:
@@ -165,7 +174,7 @@ def _decode(payload: bytes) -> dict[str, Any]:
 def _is_whole(payload: bytes) -> bool:
     try:
         _decode(payload)
-    except (msgspec.MsgspecError, ValueError):
+    except _NO_JSON:
         return False
     return True
 

@@ -9,6 +9,7 @@ import subprocess
 from collections import deque
 from typing import Any
 
+from ..plain import plain
 from ..program import command, environment
 
 
@@ -67,4 +68,5 @@ async def drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:
             continue
         if not line:
             return
-        lines.append(line.decode("utf-8", "replace").rstrip())
+        # llama.cpp repeats what it reads in the model file.
+        lines.append(plain(line.decode("utf-8", "replace").rstrip()))

@@ -17,6 +17,9 @@ import openai
 import pytest
 import pytest_asyncio
 
+from disco_daemon import client
+from disco_daemon.link import Link
+from disco_daemon.onboarding.asking import ask_answer, ask_models
 from disco_daemon.plain import PIECE, plain
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import BROKEN, HUGE, INSTEAD, ODD, Upstream, without_finish
@@ -300,3 +303,38 @@ async def test_an_error_page_without_end_is_read_to_its_bound(tmp_path: Path) ->
             await ask(daemon, WORDS)
         await asyncio.wait_for(ended.wait(), 5)
         assert sum(written) < 64 * 2**20
+
+
+# --- our own clients --------------------------------------------------------------------------------------------------
+
+
+async def test_no_client_of_ours_follows_a_redirect_with_its_key() -> None:
+    heard: list[str] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append((await reader.readuntil(b"\r\n")).decode())
+        writer.close()
+
+    async def moved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 302 Found\r\nLocation: %s/x\r\nContent-Length: 0\r\n\r\n" % there.encode())
+        await writer.drain()
+        writer.close()
+
+    other = await asyncio.start_server(elsewhere, "127.0.0.1", 0)
+    there = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+    listener = await asyncio.start_server(moved, "127.0.0.1", 0)
+    root = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with other, listener:
+        with pytest.raises(client.DaemonError):
+            await asyncio.to_thread(client.get, root, "/disco/v1/state", SECRET)
+        with pytest.raises(client.DaemonError):
+            await asyncio.to_thread(client.change, root, {"policy.private": False}, SECRET)
+        with pytest.raises(client.DaemonError):
+            await asyncio.to_thread(client.reload, root, SECRET)
+        async with Link(root, SECRET) as link:
+            with pytest.raises(client.DaemonError):
+                await link.state()
+        assert (await asyncio.to_thread(ask_models, root, SECRET)).elsewhere == f"{there}/x"
+        assert (await asyncio.to_thread(ask_answer, root, SECRET, "m")).elsewhere == f"{there}/x"
+    assert not heard
