@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
+
+_OF_SET = """Write one setting into config.toml. A running daemon takes up rate, caps, budget, tail, privacy and
+delivery at once; nothing else is changed over its HTTP API. A server with its key is best set by `disco setup`:
+server.key_origin says whose the key is, and it is sent to nobody else."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -15,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     get.add_argument("key", nargs="?", help="such as server.base_url")
     get.add_argument("--json", action="store_true", help="print JSON")
     get.set_defaults(run=_get)
-    put = actions.add_parser("set", help="write one setting into config.toml")
+    put = actions.add_parser("set", help="write one setting into config.toml", description=_OF_SET)
     put.add_argument("key", help="such as server.base_url")
     put.add_argument("value", help="such as 0.5, true or a text; null = no value")
     put.add_argument("--json", action="store_true", help="print JSON")
@@ -52,6 +57,8 @@ def _set(args: argparse.Namespace) -> int:
 
     path = config_path()
     value = get_value(set_values(path, {args.key: args.value}), args.key)
+    if args.key.startswith("server."):
+        _warn_of_key()
     shown = "********" if args.key in SECRET_KEYS else value
     taken_up = args.key in LIVE and _taken_up(args.key, value)
     if args.json:
@@ -61,6 +68,19 @@ def _set(args: argparse.Namespace) -> int:
     when = "the running daemon goes by it from now on" if taken_up else later
     print(f"{args.key} = {json.dumps(shown)} in {path}; {when}")
     return 0
+
+
+def _warn_of_key() -> None:
+    """Say it where the server will be off as things stand now: its key may not go there."""
+    from ..config import KeyRefusedError, load, server_api_key
+    from ..errors import ConfigError
+
+    try:
+        server_api_key(load())
+    except KeyRefusedError as e:
+        print(f"disco: the server will be off: {e}", file=sys.stderr)
+    except ConfigError:  # whoever takes the key says so
+        pass
 
 
 def _taken_up(key: str, value: Any) -> bool:

@@ -448,3 +448,20 @@ def test_writing_settings_removes_nothing_that_lies_beside_them(path: Path) -> N
     config.set_values(path, {"policy.budget": 0.5})
     assert copy.read_text() == "mine"
     assert sorted(p.name for p in path.parent.iterdir()) == ["config.toml", "config.toml.new"]
+
+
+def test_setting_another_server_says_that_the_key_is_not_its(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from disco_daemon.cli.main import main
+
+    monkeypatch.setenv("DISCO_CONFIG", str(path))
+    monkeypatch.setenv("OPENAI_API_KEY", "hush-hush")
+    wrote(path, f'[server]\nbase_url = "{A}/v1"\nmodel = "m"\nkey_origin = "{A}"\n')
+    assert main(["config", "set", "server.base_url", f"{B}/v1"]) == 0
+    said = capsys.readouterr().err
+    assert "the server will be off" in said
+    assert f"disco config set server.key_origin {B}" in said
+    assert "hush-hush" not in said
+    assert main(["config", "set", "server.key_origin", B]) == 0
+    assert capsys.readouterr().err == ""
