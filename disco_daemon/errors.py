@@ -37,14 +37,22 @@ class RequestError(DiscoError):
 class EndpointError(DiscoError):
     """One endpoint failed. `reason` is a short stable word, used in `disco status`, history and metrics.
 
-    `your_fault` marks failures that the request itself caused (context too long, refused parameter).
+    `your_fault` marks failures that the request itself caused (context too long, refused parameter), by its
+    parameter `param` if that is known.
     """
 
     status = 502
     type = "upstream_error"
 
     def __init__(
-        self, side: Side, reason: str, message: str, *, your_fault: bool = False, retry_after_s: float | None = None
+        self,
+        side: Side,
+        reason: str,
+        message: str,
+        *,
+        your_fault: bool = False,
+        retry_after_s: float | None = None,
+        param: str | None = None,
     ) -> None:
         super().__init__(message)
         self.side = side
@@ -52,6 +60,7 @@ class EndpointError(DiscoError):
         self.your_fault = your_fault
         self.retry_after_s = retry_after_s
         self.code = reason
+        self.param = param
         if your_fault:
             self.status = 400
             self.type = "invalid_request_error"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 Json = Mapping[str, Any]
 
@@ -147,6 +147,19 @@ class GenerationRequest:
         """Characters of text in the prompt, for an estimate while no tokenizer is loaded."""
         raw = len(self.prompt) if isinstance(self.prompt, str) else 0
         return raw + sum(len(m["content"]) for m in self.messages if isinstance(m.get("content"), str))
+
+
+class Refusal(str):
+    """Why an endpoint does not take a request; `param` is the parameter that is to blame."""
+
+    __slots__ = ("param",)
+    param: str
+
+    def __new__(cls, message: str, param: str) -> Self:
+        """A text that knows its parameter."""
+        refusal = super().__new__(cls, message)
+        refusal.param = param
+        return refusal
 
 
 @dataclass(frozen=True, slots=True)

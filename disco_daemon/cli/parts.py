@@ -10,6 +10,7 @@ from ..autotune import Autotuner
 from ..conductor import Manner, Stage
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
+from ..engine.supervisor import EngineState
 from ..learning import Learner
 from ..money.purse import Purse
 from ..net import without_credentials
@@ -43,10 +44,14 @@ class Parts:
 
 
 def kept(endpoints: Mapping[Side, Endpoint], before: Mapping[Side, Endpoint]) -> dict[Side, Endpoint]:
-    """The new endpoints, but the old device where the new one would be the same: its model is in memory."""
+    """The new endpoints, but the old device where the new one would be the same: its model is in memory.
+
+    One that was given up is not kept: a reload tries its model once more.
+    """
     new, old = endpoints.get(Side.DEVICE), before.get(Side.DEVICE)
     same = isinstance(new, Device) and isinstance(old, Device) and new.engine.config == old.engine.config
-    return dict(endpoints) | ({Side.DEVICE: old} if same and old is not None else {})
+    failed = isinstance(old, Device) and old.engine.state is EngineState.FAILED
+    return dict(endpoints) | ({Side.DEVICE: old} if same and not failed and old is not None else {})
 
 
 def make_manner(config: Config) -> Manner:

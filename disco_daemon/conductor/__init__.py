@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..clock import Clock
 from ..endpoints.base import Endpoint
 from ..errors import RequestError, Unavailable
-from ..types import Delivery, Embedding, GenerationRequest, Outcome, PromptLength, Side
+from ..types import Delivery, Embedding, GenerationRequest, Outcome, PromptLength, Refusal, Side
 from .embedding import embed
 from .performance import Performance
 from .spending import CHARS_PER_TOKEN, affordable, asked
@@ -146,9 +146,9 @@ class Conductor:
         available = frozenset(side for side, refusal in refusals.items() if refusal is None)
         if not available:
             why = "; ".join(r for r in refusals.values() if r)
-            raise RequestError(
-                why, code="unsupported", param=next((need for need in request.needs if need in why), None)
-            )
+            named = (r.param for r in refusals.values() if isinstance(r, Refusal))
+            param = next(named, next((need for need in request.needs if need in why), None))
+            raise RequestError(why, code="unsupported", param=param)
         return available
 
     async def _length(self, request: GenerationRequest, available: frozenset[Side]) -> PromptLength:

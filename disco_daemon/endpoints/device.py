@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..engine import wire
+from ..engine import schema, wire
 from ..engine.inbox import EngineAnswer
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
@@ -22,6 +22,7 @@ from ..types import (
     Json,
     PromptLength,
     Readiness,
+    Refusal,
     Side,
     Token,
     Usage,
@@ -64,6 +65,10 @@ class Device:
         needs = request.needs
         if "response_format" in needs and not isinstance((request.response_format or {}).get("type"), str):
             return 'response_format must be an object with a \'type\', such as {"type": "json_object"}'
+        try:
+            schema.check(request.response_format or {})
+        except schema.SchemaError as e:
+            return Refusal(str(e), "response_format")
         needs = [need for need in needs if need != "response_format"]
         return f"the device does not support {', '.join(needs)}" if needs else None
 
@@ -134,8 +139,8 @@ class Device:
                     case wire.Done(reason=reason):
                         yield Finish(reason)
                         return
-                    case wire.Failed(reason=reason, message=text, your_fault=your_fault):
-                        raise EndpointError(self.side, reason, text, your_fault=your_fault)
+                    case wire.Failed() as failed:
+                        raise self._error(failed)
         finally:
             await answer.close()
             if answer.done is not None:
@@ -143,12 +148,15 @@ class Device:
                 usage.completion_tokens = answer.done.n_completion
                 usage.busy_s = answer.done.busy_s
 
+    def _error(self, failed: wire.Failed) -> EndpointError:
+        return EndpointError(self.side, failed.reason, failed.message, your_fault=failed.your_fault, param=failed.param)
+
     async def embed(self, given: str | tuple[int, ...]) -> Embedding:
         """The embedding of a text, or of token ids; waits for the rest of a load first. Raises EndpointError."""
         await self._engine.ready(LOAD_WAIT_S)
         reply = await self._engine.embed(given)
         if isinstance(reply, wire.Failed):
-            raise EndpointError(self.side, reply.reason, reply.message, your_fault=reply.your_fault)
+            raise self._error(reply)
         return Embedding(reply.vector, reply.n_tokens, reply.busy_s)
 
     def status(self) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from . import wire
 from .admission import Admission
 from .grouping import Grouping
 from .llama import Llama
+from .prepare import Prepared, prepared
+from .refusals import TooLong
 from .rows import ABORTED, NO_KV_SLOT, Row
 from .sequence import Sequence
 from .speculate import Speculator
@@ -63,25 +65,24 @@ class Batcher:
     # --- commands ------------------------------------------------------------------------------------------------
 
     def add(self, request: wire.Generate) -> None:
-        """Queue an answer, or refuse it with a Failed that says why."""
+        """Prepare a request here and now, and queue its answer. Raises TemplateError, PromptError."""
+        self.queue(prepared(self.llama, request))
+
+    def queue(self, ready: Prepared) -> None:
+        """Queue an answer, or refuse it with a Failed that says why. Raises PromptError where it has no adapter."""
+        request, prompt, given = ready.request, ready.prompt, ready.given
         if len(self.admission.waiting) >= MAX_WAITING:
             self.send(wire.Failed(request.id, "overloaded", "the device's queue is full; try again later", False))
             return
-        prompt = self.llama.vocabulary.prompt_tokens(request)
-        given = self.llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
-        grammar, salt = self.llama.grammar(request), self.llama.salt(request.adapter)
+        salt = self.llama.salt(request.adapter)
         if len(prompt) >= self.llama.n_ctx:
-            message = (
-                f"This model's maximum context length is {self.llama.n_ctx} tokens, but the prompt has {len(prompt)}. "
-                "Shorten the prompt, or raise device.n_ctx."
-            )
-            self.send(wire.Failed(request.id, "context_length_exceeded", message, True))
+            self.send(wire.refused(request.id, TooLong(self.llama.n_ctx, len(prompt), exact=True)))
             return
         now, exact = self.clock(), bool(request.answer_ids)
         timeline = self._timeline(request, now)
         sequence = Sequence(
             request, prompt, request.answer_so_far, given, exact, request.hold, now, len(given), timeline, now,
-            grammar, salt,
+            ready.grammar, salt,
         )  # fmt: skip
         self.admission.sequences[request.id] = sequence
         self.admission.changed()

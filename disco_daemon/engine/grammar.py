@@ -6,17 +6,55 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from llama_cpp.llama_grammar import JSON_GBNF, json_schema_to_gbnf
+from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, SchemaConverter
 
-MAX_SCHEMA = 64 * 1024  # characters; grammars grow with their schema, and so does the time that a token takes
+from .schema import SchemaError, check
+
+MAX_GRAMMAR = 256 * 1024  # characters; llama.cpp reads so much in milliseconds
+MAX_STEPS = 10_000  # schemas and rules looked at: references may lead to the same ones again and again
+MAX_ALIKE = 300  # rules whose names differ in nothing but signs; the converter tries one number after the other
+MAX_REASON = 200  # characters of what a converter says of a strange schema
 
 
 class GrammarError(ValueError):
     """A response format that cannot be obeyed; the message is fit for a user."""
 
 
+class _Converter(SchemaConverter):  # type: ignore[misc]
+    """llama.cpp's converter, which gives up where a schema's grammar grows beyond all bounds."""
+
+    def __init__(self) -> None:
+        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
+        self._n_steps = self._n_characters = 0
+
+    def visit(self, schema: Any, name: str) -> Any:
+        """Rules of one schema."""
+        self._step(0)
+        return super().visit(schema, name)
+
+    def _add_rule(self, name: str, rule: str) -> Any:
+        n_before = len(self._rules)
+        if f"{INVALID_RULE_CHARS_RE.sub('-', name)}{MAX_ALIKE}" in self._rules:
+            raise GrammarError("The JSON schema has too many names that differ in no letter and no digit.")
+        key = super()._add_rule(name, rule)
+        self._step(len(name) + len(rule) if len(self._rules) > n_before else 0)
+        return key
+
+    def _step(self, n_characters: int) -> None:
+        self._n_steps += 1
+        self._n_characters += n_characters
+        if self._n_steps > MAX_STEPS or self._n_characters > MAX_GRAMMAR:
+            raise GrammarError(
+                "The JSON schema makes too large a grammar: lower its counts, or name fewer properties and $refs."
+            )
+
+
 def grammar_of(response_format: Mapping[str, Any]) -> str:
     """The grammar of OpenAI's `json_object` or `json_schema`. Raises GrammarError."""
+    try:
+        check(response_format)
+    except SchemaError as e:
+        raise GrammarError(str(e)) from e
     match response_format:
         case {"type": "json_object"}:
             return str(JSON_GBNF)
@@ -24,17 +62,18 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
             return _of_schema(schema)
         case {"type": "json_schema"}:
             raise GrammarError("response_format.json_schema.schema is missing: it has to be a JSON schema.")
-    msg = f"response_format.type must be text, json_object or json_schema, not {response_format.get('type')!r}."
+    msg = f"response_format.type must be text, json_object or json_schema, not {response_format.get('type')!r:.60}."
     raise GrammarError(msg)
 
 
 def _of_schema(schema: dict[str, Any]) -> str:
-    text = json.dumps(schema)
-    if len(text) > MAX_SCHEMA:
-        msg = f"The JSON schema has {len(text)} characters; at most {MAX_SCHEMA} are possible."
-        raise GrammarError(msg)
+    converter = _Converter()
     try:
-        return str(json_schema_to_gbnf(text))
+        # As `json_schema_to_gbnf`: the converter writes into what it reads, so it gets a copy.
+        converter.visit(converter.resolve_refs(json.loads(json.dumps(schema)), "stdin"), "")
+        return str(converter.format_grammar())
+    except GrammarError:
+        raise
     except Exception as e:  # whatever a strange schema makes of it: KeyError, RecursionError, AssertionError …
-        msg = f"The JSON schema cannot be turned into a grammar: {type(e).__name__}: {e}"
+        msg = f"The JSON schema cannot be turned into a grammar: {type(e).__name__}: {str(e)[:MAX_REASON]}"
         raise GrammarError(msg) from e

@@ -40,6 +40,8 @@ class Inbox:
         """Take a message; a held answer that waits for orders or for room is silent by design."""
         if isinstance(message, wire.Progress):
             self.idle = message.idle and message.n_orders == self.n_orders
+        elif not isinstance(message, wire.Piece):  # the last one there is, or the engine has gone
+            self.idle = True
         self.replies.put_nowait(message)
 
 

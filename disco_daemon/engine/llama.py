@@ -21,6 +21,7 @@ from .embedding import EmbeddingContext
 from .grammar import GrammarError, grammar_of
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
+from .refusals import FormatError
 from .rows import Row, Rows
 from .sampler import Sampler
 from .vocabulary import PromptError, Vocabulary
@@ -102,6 +103,7 @@ class Llama:
         self._abort = abort  # keeps callback and buffer alive as long as the context
         try:
             self.n_ctx, self.n_cells = self._sizes(load)
+            self.vocabulary.n_ctx = self.n_ctx
             self._begin(load)
         except ModelError:
             llama_cpp.llama_model_free(self._model)
@@ -234,16 +236,16 @@ class Llama:
         return Sampler(request, self.vocabulary.n_tokens, answer, vocab=self.vocabulary.handle, grammar=grammar)
 
     def grammar(self, request: Generate) -> str:
-        """What the response format allows, tried out; empty if that is anything. Raises PromptError."""
+        """What the response format allows, tried out; empty if that is anything. Raises FormatError."""
         if not request.response_format:
             return ""
         if request.answer_so_far or request.hold:
-            raise PromptError("An answer with a response format cannot go on from text that is given.")
+            raise FormatError("An answer with a response format cannot go on from text that is given.")
         try:
             grammar = grammar_of(request.response_format)
             Sampler(request, self.vocabulary.n_tokens, vocab=self.vocabulary.handle, grammar=grammar).close()
         except GrammarError as e:
-            raise PromptError(str(e)) from e
+            raise FormatError(str(e)) from e
         return grammar
 
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import llama_cpp
 
-from .vocabulary import PromptError
+from .refusals import FormatError
 from .wire import Generate
 
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
@@ -26,7 +26,7 @@ class Sampler:
     def __init__(
         self, request: Generate, n_vocab: int, answer: Sequence[int] = (), *, vocab: Any = None, grammar: str = ""
     ) -> None:
-        """Raises PromptError for a grammar that llama.cpp does not understand."""
+        """Raises FormatError for a grammar that llama.cpp does not understand."""
         self._seed: int | None = None
         self._n_drawn = len(answer)
         self.greedy = False  # the largest logit, and nothing else
@@ -35,7 +35,7 @@ class Sampler:
             constraint = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
             if not constraint:
                 llama_cpp.llama_sampler_free(chain)
-                raise PromptError("llama.cpp does not understand the grammar of the response format.")
+                raise FormatError("llama.cpp does not understand the grammar of the response format.")
             llama_cpp.llama_sampler_chain_add(chain, constraint)
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
         if frequency or presence:

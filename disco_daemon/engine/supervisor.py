@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
@@ -15,7 +16,8 @@ from enum import StrEnum
 import msgspec
 
 from ..clock import Clock
-from ..types import Delivery, GenerationRequest, PromptLength
+from ..errors import EndpointError
+from ..types import Delivery, GenerationRequest, PromptLength, Side
 from . import wire
 from .inbox import EngineAnswer, EngineGone, Inbox, Order, embedded
 from .options import EngineConfig as EngineConfig  # where everybody looks for it
@@ -25,6 +27,9 @@ log = logging.getLogger("disco.engine")
 
 BACKOFF_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next request
 BACKOFF_MAX_S = 30.0
+JITTER = 0.5  # of the back-off: several daemons whose engines fell together do not load together
+MAX_LOADS = 5  # lives in a row that ended while they loaded: a model that crashes llama.cpp will do so again
+MAX_RELOADS = 20  # of one that has been in memory before: then it may pass, such as memory being short
 HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off anew
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
 HANG_S = 15.0  # a decode takes well under a second, a prefill chunk a few on the slowest machines
@@ -71,6 +76,7 @@ class Engine:
         self._used_at = self._born
         self._unloading = False
         self._wanted = asyncio.Event()
+        self._was_ready = False
         self._why_killed: str | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -142,9 +148,10 @@ class Engine:
         return self.info
 
     async def _supervise(self) -> None:
-        backoff = BACKOFF_FIRST_S
+        backoff, n_failed = BACKOFF_FIRST_S, 0
         while True:
             born = self._born = self._clock.now()
+            self._was_ready = False
             await self._enter(EngineState.LOADING)
             try:
                 await self._live()
@@ -157,12 +164,27 @@ class Engine:
                 self._unloading, backoff = False, BACKOFF_FIRST_S
                 await self._wanted.wait()
                 continue
+            n_failed = 0 if self._was_ready else n_failed + 1
+            if n_failed >= (MAX_LOADS if self.info is None else MAX_RELOADS):
+                await self._give_up(n_failed)
+                return
             if self._clock.now() - born > HEALTHY_AFTER_S:
                 backoff = BACKOFF_FIRST_S
-            log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, backoff)
+            wait_s = backoff * random.uniform(1 - JITTER, 1)
+            log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, wait_s)
             self.restarts += 1
-            await asyncio.sleep(backoff)
+            await asyncio.sleep(wait_s)
             backoff = min(BACKOFF_MAX_S, backoff * 2)
+
+    async def _give_up(self, n_failed: int) -> None:
+        """Load no more: it is of no use, and each time llama.cpp reads the whole file."""
+        self.last_error = (
+            f"the model {self.config.model_path.name} could not be loaded {n_failed} times, and is given up: "
+            f"{self.last_error}. Choose another one with `disco models use`, or fetch it again; "
+            "`disco config reload` tries it once more"
+        )
+        log.error("engine given up: %s", self.last_error)
+        await self._enter(EngineState.FAILED)
 
     async def _live(self) -> None:
         """One life of the process, from fork to the end of its socket."""
@@ -252,6 +274,7 @@ class Engine:
                 for name, why in info.adapters.items():
                     if why:
                         log.warning("engine goes on without adapter %s: %s", name, why)
+                self._was_ready, self._heard_at = True, self._clock.now()  # it owes nothing for the life before
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
                 self.last_error = message
@@ -268,6 +291,8 @@ class Engine:
     def _deliver(self, message: wire.FromEngine) -> None:
         if isinstance(message, wire.Stats):
             self.stats = message
+            return
+        if isinstance(message, wire.Alive):
             return
         if isinstance(message, wire.Loaded | wire.LoadFailed):
             msg = f"unexpected {type(message).__name__}"
@@ -337,12 +362,12 @@ class Engine:
                 )  # fmt: skip
                 async with asyncio.timeout(timeout_s):
                     reply = await inbox.replies.get()
-            except (EngineGone, TimeoutError):
+            except (EndpointError, TimeoutError):  # it has gone, or such a request cannot be sent to it
                 return None
             return reply if isinstance(reply, wire.Counted) else None
 
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
-        """Start one answer. Raises EngineGone."""
+        """Start one answer. Raises EngineGone, and EndpointError for what cannot be sent."""
         request_id, inbox = self._expect("g")
         s = request.sampling
         try:
@@ -355,13 +380,13 @@ class Engine:
                     private=request.private,
                 )
             )  # fmt: skip
-        except EngineGone:
+        except BaseException:  # whatever it was: nothing of the request stays, or the engine would owe it for ever
             del self._inboxes[request_id]
             raise
         return EngineAnswer(request_id, inbox, self._order, self._forget)
 
     async def embed(self, given: str | tuple[int, ...]) -> wire.Embedded | wire.Failed:
-        """The embedding of a text, or of token ids. Raises EngineGone."""
+        """The embedding of a text, or of token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
         with self._inbox() as (request_id, inbox):
             self._write(wire.Embed(request_id, given))
             return await embedded(inbox, lambda: self._write(wire.Cancel(request_id)))
@@ -376,13 +401,22 @@ class Engine:
         return request_id, inbox
 
     def _order(self, inbox: Inbox, message: Order) -> None:
-        """Tell an answer in flight what to do; the engine owes a reply from now on. Raises EngineGone."""
+        """Tell an answer in flight what to do; the engine owes a reply from now on. Raises EngineGone.
+
+        What cannot be sent, such as a server's token ids of 65 bits, ends the answer.
+        """
+        try:
+            data = wire.frame(message)
+        except wire.Unsendable as e:
+            self._send(wire.frame(wire.Cancel(message.id)))
+            inbox.put(wire.Failed(message.id, "engine_error", str(e), False))
+            return
         if not isinstance(message, wire.Pace):
             if not self._owes:
                 self._heard_at = self._clock.now()
             inbox.idle = False
             inbox.n_orders += not isinstance(message, wire.Cancel)
-        self._write(message)
+        self._send(data)
 
     @contextlib.contextmanager
     def _inbox(self) -> Iterator[tuple[str, Inbox]]:
@@ -393,9 +427,17 @@ class Engine:
             del self._inboxes[request_id]
 
     def _write(self, message: wire.Message) -> None:
+        """Raises EngineGone, and EndpointError for what cannot be sent."""
+        try:
+            data = wire.frame(message)
+        except wire.Unsendable as e:
+            raise EndpointError(Side.DEVICE, "unsendable", str(e), your_fault=True) from e
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
         if self._writer is None or self._writer.is_closing():
             raise EngineGone(self.last_error or "the engine is not running")
-        self._writer.write(wire.frame(message))
+        self._writer.write(data)
 
     def _forget(self, request_id: str) -> None:
         self._inboxes.pop(request_id, None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .sandbox import Sandbox, TooMuch
 
 # Used for a model without a template, such as a base model: plain roles, readable by any model.
 PLAIN_TEMPLATE = (
@@ -24,6 +26,8 @@ _FAULTS = (
 )  # fmt: skip
 
 
+MAX_DATE = 200  # characters of a format for the date
+_SAMPLE = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
 _NO_ARGS: Mapping[str, Any] = {}
 # What the engine tells a template, and nobody else.
 _OURS = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"})
@@ -33,6 +37,10 @@ class TemplateError(ValueError):
     """The model's template refuses these messages; the message says why."""
 
 
+class TemplateUnfit(TemplateError):
+    """No template to work with: it does not compile, or takes more than it may; another one is needed."""
+
+
 class ChatTemplate:
     """One compiled chat template.
 
@@ -40,27 +48,40 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str | None, bos: str, eos: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = self._sandbox = Sandbox()
+        self._turn = threading.Lock()  # the budget is that of one rendering
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda fmt: datetime.now(UTC).strftime(fmt)
+        environment.globals["strftime_now"] = lambda fmt: datetime.now(UTC).strftime(fmt[:MAX_DATE])
         try:
             self._template = environment.from_string(source or PLAIN_TEMPLATE)
         except _FAULTS as e:
             msg = f"the model's chat template does not compile: {e}"
-            raise TemplateError(msg) from e
+            raise TemplateUnfit(msg) from e
         self._bos, self._eos = bos, eos
 
     def render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] = _NO_ARGS) -> str:
         """Prompt text, up to where the assistant's answer begins; `args` for the template. Raises TemplateError."""
         try:
-            return self._template.render(
-                args, messages=messages, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos
-            )
+            with self._turn:
+                self._sandbox.begin()
+                return self._template.render(
+                    args, messages=messages, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos
+                )
+        except TooMuch as e:
+            msg = f"the model's chat template refuses these messages, for it takes more than it may: {e}"
+            raise TemplateUnfit(msg) from e
         except _FAULTS as e:
             msg = f"the model's chat template refuses these messages: {e}"
             raise TemplateError(msg) from e
+
+    def try_out(self) -> None:
+        """Render two messages. Raises TemplateUnfit where that takes too much; a template may refuse them."""
+        try:
+            self.render(_SAMPLE)
+        except TemplateUnfit:
+            raise
+        except TemplateError:
+            pass
 
     def segments(
         self, messages: Sequence[Mapping[str, Any]], control: Sequence[str], args: Mapping[str, Any] = _NO_ARGS

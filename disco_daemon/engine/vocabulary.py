@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import re
+import threading
+from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import llama_cpp
 
-from .template import ChatTemplate
+from .refusals import PromptError as PromptError  # where everybody looks for it
+from .refusals import TooLong
+from .template import ChatTemplate, TemplateError
 from .text import TextStream
 from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opened, within
 from .wire import Count, Generate
@@ -20,12 +27,20 @@ ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with 
 _NO_TEXT = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN | llama_cpp.LLAMA_TOKEN_ATTR_UNUSED
 
 
-class PromptError(ValueError):
-    """A raw prompt, or ids, that this model cannot take; the message is fit for a user."""
+# llama.cpp's time for a text grows with the square of its control tokens: a long prompt is cut in front of some.
+CUT_CHARS = 4096
+GLANCE_CHARS = 8  # for each token of the context: a first part of a long text tells that the whole does not fit
+GLANCE_SLACK = 64  # tokens, for a word cut in the middle
+MAX_KNOWN = 16  # prompts whose tokens are remembered: a request is counted first, and then computed
+_PAIR = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"})
 
 
 class Vocabulary:
-    """The tokens of one model, and what a prompt is in them. No state changes; any thread may ask."""
+    """The tokens of one model, and what a prompt is in them. Any thread may ask.
+
+    All mutable state: the latest prompts' tokens. Prompts of more than `n_ctx` tokens are refused, if it is known;
+    `beat` is called now and then while a long one is looked at.
+    """
 
     def __init__(self, model: Any, template: str = "") -> None:
         """Of a loaded llama_model; `template` stands in place of its own chat template. Raises TemplateError."""
@@ -36,19 +51,110 @@ class Vocabulary:
         source = template or (llama_cpp.llama_model_chat_template(model, None) or b"").decode()
         self._bos = bos
         self._template = ChatTemplate(source, bos, eos)
+        self._template.try_out()
         tags = [self.tokenize(tag, parse_special=True) for tag in TAGS]
         self._tags = frozenset(ids[0] for ids in tags if len(ids) == 1)
         self._thinks = bool(self._tags) or any(tag in source for tag in TAGS)
+        self.n_ctx = 0
+        self.beat: Callable[[], None] = lambda: None
+        self._known: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def prompt_tokens(self, request: Generate | Count) -> list[int]:
-        """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError."""
+        """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError, TooLong.
+
+        Asked twice for the same, as by Count and Generate, it tokenizes once.
+        """
         if request.prompt is not None:
             return self.raw_tokens(request.prompt)
-        tokens: list[int] = []
-        for index, (text, is_template) in enumerate(self._segments(request)):
-            add_bos = index == 0 and not (self._bos and text.startswith(self._bos))
-            tokens += self.tokenize(text, add_special=add_bos, parse_special=is_template)
+        self._check_messages(request)
+        parts = self._segments(request)
+        digest = _digest(parts)
+        with self._lock:
+            if (known := self._known.get(digest)) is not None:
+                self._known.move_to_end(digest)
+                return known.tolist()
+        tokens = self._tokens_of(parts)
+        with self._lock:
+            self._known[digest] = array("i", tokens)
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
         return tokens
+
+    def _check_messages(self, request: Generate | Count) -> None:
+        """Refuse what cannot fit, judging by the number of messages and their size. Raises TooLong."""
+        if not self.n_ctx:
+            return
+        n_least = len(request.messages) * self._least
+        if n_least > self.n_ctx:
+            raise TooLong(self.n_ctx, n_least)
+        self._check_size(sum(len(m["content"]) for m in request.messages if isinstance(m.get("content"), str)))
+
+    def _check_size(self, n_chars: int) -> None:
+        """Refuse a text that cannot fit, if all of it were the longest tokens there are. Raises TooLong."""
+        if self.n_ctx and n_chars > self.n_ctx * GLANCE_CHARS and n_chars > self.n_ctx * self._longest:
+            raise TooLong(self.n_ctx, n_chars // self._longest)
+
+    def _tokens_of(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Token ids of a prompt in parts; it stops where the context is full. Raises TooLong."""
+        tokens: list[int] = []
+        n_chars = sum(len(text) for text, _ in parts)
+        n_done = 0
+        self._check_size(n_chars)
+        for index, (text, is_template) in enumerate(parts):
+            add_bos = index == 0 and not (self._bos and text.startswith(self._bos))
+            for piece in self._cut(text) if is_template else (text,):
+                self._glance(piece, len(tokens), is_template=is_template)
+                tokens += self.tokenize(piece, add_special=add_bos, parse_special=is_template)
+                add_bos = False
+                n_done += len(piece)
+                if self.n_ctx and len(tokens) >= self.n_ctx and n_done < n_chars:
+                    raise TooLong(self.n_ctx, len(tokens) * n_chars // n_done)
+                self.beat()
+        return tokens
+
+    def _glance(self, text: str, n_before: int, *, is_template: bool = False) -> None:
+        """Refuse a long text whose first part already fills the context. Raises TooLong."""
+        n = self.n_ctx * GLANCE_CHARS
+        if not n or len(text) <= 2 * n:
+            return
+        seen = len(self.tokenize(text[:n], parse_special=is_template))
+        if n_before + seen - GLANCE_SLACK > self.n_ctx:
+            raise TooLong(self.n_ctx, n_before + seen * len(text) // n)
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """A template's text in pieces that begin with a control token, so that each has the tokens it has in all."""
+        start = 0
+        while len(text) - start > 2 * CUT_CHARS and self._cuts is not None:
+            found = self._cuts.search(text, start + CUT_CHARS)
+            if found is None:
+                break
+            yield text[start : found.start()]
+            start = found.start()
+        yield text[start:]
+
+    @cached_property
+    def _cuts(self) -> re.Pattern[str] | None:
+        """Where a prompt may be cut: in front of a control token that takes no space from what stands before it."""
+        if llama_cpp.llama_vocab_get_add_eos(self.handle):  # else each piece would have an end of its own
+            return None
+        safe = [text for text in self._control if not text.isspace()]
+        return re.compile("|".join(map(re.escape, sorted(safe, key=len, reverse=True)))) if safe else None
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token, or more."""
+        texts = (llama_cpp.llama_vocab_get_text(self.handle, token) for token in range(self.n_tokens))
+        return max((len(text) for text in texts if text), default=1)
+
+    @cached_property
+    def _least(self) -> int:
+        """Tokens that the template gives every message, at least; 0 where it leaves messages out, or refuses some."""
+        try:
+            short, long = (len(self._tokens_of(self._template.segments(_PAIR * n, self._control))) for n in (2, 18))
+        except (TemplateError, TooLong):
+            return 0
+        return max(0, (long - short) // 32)
 
     def _segments(self, request: Generate | Count) -> list[tuple[str, bool]]:
         """The rendered messages in parts, as `ChatTemplate.segments`; a thought that is not wanted is closed."""
@@ -91,8 +197,11 @@ class Vocabulary:
         return "".join(text for text, _ in parts) if all(is_template for _, is_template in parts) else ""
 
     def raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a text that is no chat, or the same ids. Raises PromptError."""
+        """Token ids of a text that is no chat, or the same ids. Raises PromptError, TooLong."""
         known = isinstance(prompt, str)
+        if isinstance(prompt, str):
+            self._check_size(len(prompt))
+            self._glance(prompt, 0)
         tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.checked(prompt)
         if not tokens:
             raise PromptError("The prompt is empty." if known else "The prompt has no token ids.")
@@ -106,9 +215,11 @@ class Vocabulary:
         return list(ids)
 
     def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
-        """Token ids of answer text, which follows other text: `ids` if they are known. Raises PromptError."""
+        """Token ids of answer text, which follows other text: `ids` if they are known. Raises PromptError, TooLong."""
         if ids or not text:
             return self.checked(ids)
+        self._check_size(len(text))
+        self._glance(text, 0)
         if not self._adds_space:
             return self.tokenize(text)
         anchor, tokens = self.tokenize(ANCHOR), self.tokenize(ANCHOR + text)
@@ -171,3 +282,13 @@ class Vocabulary:
         vocab, n = self.handle, llama_cpp.llama_vocab_n_tokens(self.handle)
         control = (t for t in range(n) if llama_cpp.llama_vocab_get_attr(vocab, t) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL)
         return [text for t in control if (text := self.piece(t, special=True).decode("utf-8", "replace"))]
+
+
+def _digest(parts: Sequence[tuple[str, bool]]) -> bytes:
+    """What tells one prompt from another."""
+    found = hashlib.blake2b(digest_size=16)
+    for text, is_template in parts:
+        data = text.encode("utf-8", "surrogatepass")
+        found.update(b"%d %d " % (is_template, len(data)))
+        found.update(data)
+    return found.digest()

@@ -19,6 +19,10 @@ LONE_CHUNK = 512  # of a prompt that is alone, where that is faster; given up wh
 _HEADER = struct.Struct("<I")
 
 
+class Unsendable(ValueError):
+    """A message that cannot be encoded; the message is fit for a user."""
+
+
 class Message(msgspec.Struct, tag=True, frozen=True):
     """Base of all messages."""
 
@@ -259,12 +263,17 @@ class Done(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """A sequence cannot be served. `your_fault`: the request is to blame."""
+    """A sequence cannot be served. `your_fault`: the request is to blame, its parameter `param` if that is known."""
 
     id: str
     reason: str
     message: str
     your_fault: bool
+    param: str | None = None
+
+
+class Alive(Message, frozen=True):
+    """A long prompt is still being looked at; nothing hangs."""
 
 
 class Stats(Message, frozen=True):
@@ -303,16 +312,29 @@ class Stats(Message, frozen=True):
 
 
 ToEngine = Load | Count | Generate | Hold | Append | Pace | Embed | Cancel
-FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Embedded | Done | Failed | Stats
+FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Embedded | Done | Failed | Stats | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
+def refused(request_id: str, error: Exception) -> Failed:
+    """What is told of a request that is itself to blame."""
+    reason = getattr(error, "reason", "bad_messages")
+    return Failed(request_id, reason, str(error), True, getattr(error, "param", None))
+
+
 def frame(message: Message) -> bytes:
-    """Encode one message with its length in front."""
-    body = _encoder.encode(message)
+    """Encode one message with its length in front. Raises Unsendable."""
+    try:
+        body = _encoder.encode(message)
+    except (OverflowError, TypeError, ValueError, RecursionError) as e:  # an integer of 65 bits, half a character
+        msg = f"the request cannot be sent to the engine: {e}"
+        raise Unsendable(msg) from e
+    if len(body) > MAX_FRAME:
+        msg = f"the request is too large for the engine: {len(body)} bytes, at most {MAX_FRAME} are possible"
+        raise Unsendable(msg)
     return _HEADER.pack(len(body)) + body
 
 

@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -30,15 +32,21 @@ from .embedding import Embeddings
 from .gauge import Gauge
 from .llama import N_SEQS, AbortFlag, Llama, ModelError, build, opened
 from .memory import available_bytes
+from .prepare import Prepared, prepared
+from .refusals import TooLong
 from .speculate import Speculator
 from .spill import Spill, fingerprint_of
 from .template import TemplateError
-from .vocabulary import PromptError, Vocabulary
+from .vocabulary import PromptError
 
 NICE = 5  # added to our niceness: the daemon comes first
 LAST_S = 3.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
 SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
+BEAT_S = 1.0
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
+
+
+Command = Prepared | wire.Hold | wire.Append | wire.Pace | wire.Embed | wire.Cancel
 
 
 class Worker:
@@ -48,13 +56,14 @@ class Worker:
         self._sock = sock
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
-        self._commands: queue.SimpleQueue[wire.ToEngine | None] = queue.SimpleQueue()  # None: the daemon has gone
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: the daemon has gone
         self._llama: Llama | None = None
         self._cells: Cells | None = None
         self._spill: Spill | None = None
         self._batcher: Batcher | None = None
         self._embeddings: Embeddings | None = None
         self._outbox: list[bytes] = []
+        self._told_at = 0.0  # that the reader thread is at work, s
 
     def send(self, message: wire.Message) -> None:
         """Send one message to the daemon at once."""
@@ -88,9 +97,13 @@ class Worker:
         try:
             llama = self._llama = opened(load, self._abort)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
-        except (ModelError, TemplateError) as e:
+        except ModelError as e:
             self.send(wire.LoadFailed(str(e)))
             return
+        except TemplateError as e:
+            self.send(wire.LoadFailed(f"{e}. Give it another one: device.chat_template names a file"))
+            return
+        llama.vocabulary.beat = self._beat
         latency = IterationLatency(llama.latency_prior)
         spill = self._spill = _spill(load, llama)
         spare_bytes = int(SPARE_SHARE * available_bytes())
@@ -128,11 +141,11 @@ class Worker:
         while wait or not self._commands.empty():
             wait = False
             match self._next(gauge):
-                case wire.Generate() as request:
+                case Prepared() as ready:
                     try:
-                        batcher.add(request)
-                    except (TemplateError, PromptError) as e:
-                        self.post(wire.Failed(request.id, "bad_messages", str(e), True))
+                        batcher.queue(ready)
+                    except PromptError as e:
+                        self.post(wire.refused(ready.request.id, e))
                 case wire.Hold(id=request_id):
                     batcher.hold(request_id)
                 case wire.Append() as message:
@@ -149,7 +162,7 @@ class Worker:
                     msg = f"unexpected message {type(other).__name__}"
                     raise TypeError(msg)
 
-    def _next(self, gauge: Gauge) -> wire.ToEngine:
+    def _next(self, gauge: Gauge) -> Command:
         """The next command. Until it comes, cached prefixes that have become idle go to disk; so do all at the end."""
         while True:
             wait_s = None
@@ -187,27 +200,68 @@ class Worker:
         os._exit(0)
 
     def _dispatch(self, message: wire.ToEngine) -> None:
-        if isinstance(message, wire.Count) and self._llama is not None:
-            self._count(message, self._llama.vocabulary)
-            return
-        self._commands.put(message)
+        """Do what needs no context, and leave the rest to the main thread, in its order. Raises ValueError."""
+        llama = self._llama
+        if isinstance(message, wire.Load) or llama is None:
+            msg = f"{type(message).__name__} at the wrong time"
+            raise ValueError(msg)
+        if isinstance(message, wire.Count):
+            self._try(message.id, lambda: self._count(message, llama))
+        elif isinstance(message, wire.Generate):
+            self._try(message.id, lambda: self._commands.put(prepared(llama, message)))
+        elif isinstance(message, wire.Embed):
+            self._try(message.id, lambda: self._commands.put(_in_tokens(message, llama)))
+        else:
+            self._commands.put(message)
         somebody_comes = isinstance(message, wire.Generate) and self._batcher is not None and self._batcher.lone
         if isinstance(message, wire.Cancel) or somebody_comes:
             self._abort.set()
 
-    def _count(self, message: wire.Count, vocabulary: Vocabulary) -> None:
+    def _try(self, request_id: str, do: Callable[[], None]) -> None:
+        """Refuse what cannot be served; whatever a strange request makes of our code, the others' answers go on."""
+        try:
+            do()
+        except (TemplateError, PromptError) as e:
+            self.send(wire.refused(request_id, e))
+        except Exception as e:
+            os.write(2, f"a request fails: {type(e).__name__}\n".encode())
+            self.send(wire.Failed(request_id, "engine_error", f"the engine cannot read it: {type(e).__name__}", False))
+
+    def _beat(self) -> None:
+        """Say, once a second, that a long prompt is being looked at: the supervisor kills what is silent."""
+        now = time.monotonic()
+        if now - self._told_at > BEAT_S:
+            self._told_at = now
+            self.send(wire.Alive())
+
+    def _count(self, message: wire.Count, llama: Llama) -> None:
+        vocabulary = llama.vocabulary
         try:
             prompt = vocabulary.prompt_tokens(message)
-            if not message.ids:
-                key = keyed(prompt, self._llama.salt(message.adapter) if self._llama is not None else 0)
-                n_cached = self._cells.cached(key) if self._cells is not None else 0
-                self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))
-                return
-            ids = (*prompt, *vocabulary.answer_tokens(message.answer, message.answer_ids))
-            text = vocabulary.prompt_text(message)
-            self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
-        except (TemplateError, PromptError) as e:
-            self.send(wire.Failed(message.id, "bad_messages", str(e), True))
+        except TooLong as e:
+            if message.ids:
+                raise
+            self.send(wire.Counted(message.id, e.n_tokens))  # about so many: a server's price depends on it
+            return
+        if not message.ids:
+            key = keyed(prompt, llama.salt(message.adapter))
+            n_cached = self._cells.cached(key) if self._cells is not None else 0
+            self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))
+            return
+        ids = (*prompt, *vocabulary.answer_tokens(message.answer, message.answer_ids))
+        text = vocabulary.prompt_text(message)
+        self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
+
+
+def _in_tokens(message: wire.Embed, llama: Llama) -> wire.Embed:
+    """The same of token ids. Raises PromptError."""
+    try:
+        return wire.Embed(message.id, tuple(llama.vocabulary.raw_tokens(message.input)))
+    except TooLong as e:
+        raise e.of("input") from e
+    except PromptError as e:
+        e.reason = "bad_input"
+        raise
 
 
 def _confined(load: wire.Load) -> Confinement:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.engine.grammar import MAX_SCHEMA, GrammarError, grammar_of
+from disco_daemon.engine.grammar import MAX_GRAMMAR, GrammarError, grammar_of
+from disco_daemon.engine.schema import MAX_CHOICES, MAX_DEPTH, MAX_OPTIONAL, MAX_REPEATS, MAX_SCHEMA, SchemaError, check
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
@@ -27,9 +28,78 @@ def test_any_object_and_a_schema_have_a_grammar() -> None:
         (schema("point"), "schema is missing"),
         (schema({"type": "nonsense"}), "cannot be turned into a grammar"),
         (schema({"$ref": "#/nowhere"}), "cannot be turned into a grammar"),
-        (schema({"description": "x" * MAX_SCHEMA}), "at most"),
+        (schema({"description": "x" * MAX_SCHEMA}), "larger than"),
     ],
 )
 def test_what_cannot_be_obeyed_is_refused_with_a_reason(wanted: dict[str, Any], why: str) -> None:
     with pytest.raises(GrammarError, match=why):
         grammar_of(wanted)
+
+
+def nested(n: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "string"}
+    for _ in range(n):
+        found = {"type": "array", "items": found}
+    return found
+
+
+def chain(n: int) -> dict[str, Any]:
+    """Each definition names the next one twice, and all end in a name that is the converter's own."""
+    named: dict[str, Any] = {f"d{n}": {"object": {"type": "integer"}}}
+    for i in range(n):
+        ref = {"$ref": f"#/properties/d{i + 1}/object"}
+        named[f"d{i}"] = {"object": {"type": "object", "properties": {"a": ref, "b": dict(ref)}}}
+    return {"type": "object", "properties": {"x": {"$ref": "#/properties/d0/object"}, **named}}
+
+
+OUT_OF_BOUNDS: list[tuple[Any, str]] = [
+    ({"type": "string", "minLength": 10**9}, "'minLength' is 1000000000"),
+    ({"type": "string", "maxLength": MAX_REPEATS + 1}, "'maxLength' is 2001"),
+    ({"type": "array", "items": {}, "minItems": 10**7}, "'minItems' is 10000000"),
+    ({"type": "array", "items": {}, "maxItems": 10**7}, "'maxItems' is 10000000"),
+    ({"type": "string", "pattern": "^[a]{1000000}$"}, "'pattern' is 1000000"),
+    ({"type": "string", "pattern": "^(a{2000}|b{1,2000}){9}$" + "c{2000}" * 5}, "up to 'pattern'"),
+    ({"type": "string", "pattern": "a?" * 300}, "'pattern' leaves 300 choices"),
+    ({"type": "string", "minLength": -1}, "'minLength' is -1"),
+    ({"type": "string", "minLength": "many"}, "'minLength' is many"),
+    ({"type": "string", "minLength": 9, "maxLength": 3}, "'minLength' is 9 .* 'maxLength' only 3"),
+    ({"type": "integer", "maximum": 2**64}, "'maximum' is 18446744073709551616"),
+    ({"type": "integer", "minimum": -(10**30)}, "'minimum' is -1000"),
+    ({"const": 10**9000}, "'const' is an integer of 29898 bits"),
+    ({"enum": [[[{"a": 2**63}]]]}, "'enum' is 9223372036854775808"),
+    ({"enum": ["x"] * (MAX_CHOICES + 1)}, "'enum' has 1001 entries"),
+    ({"type": "object", "properties": {f"p{i}": {} for i in range(MAX_OPTIONAL + 1)}}, "'properties' has 101 names"),
+    (nested(MAX_DEPTH + 1), "more than 64 levels deep, at 'items'"),
+    ({"allOf": [{"type": "array", "items": {}, "maxItems": MAX_REPEATS}] * 6}, "add up to more than 10000"),
+    (chain(40), "too large a grammar"),
+    ({"const": "\udfff" * MAX_SCHEMA}, "larger than"),
+]
+
+
+@pytest.mark.parametrize(("of", "why"), OUT_OF_BOUNDS, ids=[why for _, why in OUT_OF_BOUNDS])
+def test_a_schema_that_would_cost_too_much_is_refused_by_the_keyword_at_fault(of: Any, why: str) -> None:
+    with pytest.raises(GrammarError, match=why):
+        grammar_of(schema(of))
+
+
+def test_an_integer_beyond_64_bits_is_refused_wherever_it_stands() -> None:
+    for wanted in ({"type": "json_object", "x": {"y": [2**64]}}, {"type": "json_schema", "json_schema": [2**64]}):
+        with pytest.raises(SchemaError, match="64 bits"):
+            check(wanted)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"type": "string", "minLength": 2, "maxLength": MAX_REPEATS},
+        {"type": "array", "items": {"type": "integer"}, "maxItems": MAX_REPEATS},
+        {"type": "string", "pattern": r"^[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}$"},
+        {"enum": [f"v{i}" for i in range(MAX_CHOICES)]},
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(MAX_OPTIONAL)}},
+        {"type": "object", "properties": {"minLength": {"type": "integer"}, "pattern": {"type": "string"}}},
+        {"type": "string", "pattern": r"^\{1000000\}[{9999}]$"},
+        nested(MAX_DEPTH - 4),
+    ],
+)
+def test_what_people_ask_for_is_within_the_bounds(of: Any) -> None:
+    assert len(grammar_of(schema(of))) < MAX_GRAMMAR

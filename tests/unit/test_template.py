@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import resource
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from disco_daemon.engine.template import PLAIN_TEMPLATE, ChatTemplate, TemplateError
+from disco_daemon.engine.sandbox import RENDER_S
+from disco_daemon.engine.template import PLAIN_TEMPLATE, ChatTemplate, TemplateError, TemplateUnfit
 
 START, END = "<|im_start|>", "<|im_end|>"
 CONTROL = [START, END, "<|endoftext|>"]
@@ -154,3 +160,65 @@ def test_a_template_may_say_why_it_refuses() -> None:
 def test_a_template_that_does_not_compile_says_so(source: str) -> None:
     with pytest.raises(TemplateError, match="does not compile"):
         ChatTemplate(source, "", "")
+
+
+DOUBLED = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = MORE %}{% endfor %}{{ ns.x | string }}"
+BOMBS = [
+    "{{ 'a' * 10**9 }}",
+    "{{ 2 ** (10 ** 9) }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set r = range(99999) | list %}{% for i in r %}{% for j in r %}x{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}" + "y" * 1000 + "{% endfor %}",
+    "{% set r = range(9999) | list %}{% for i in r %}{{ r | sum }}{{ r | join | length }}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ '{:1000000000}'.format(1) }}",
+    "{{ 'a'.ljust(10**9) }}",
+    "{{ 'a' | indent(1000000000) }}",
+    "{{ messages | tojson(indent=1000000000) }}",
+    "{% set b = 'a' * 100000 %}{{ b.replace('a', b) }}",
+    "{% set b = 'a' * 100000 %}{{ b | replace('a', b) }}",
+    "{% set b = 'a' * 100000 %}{{ ([b] * 100000) | join }}",
+    "{% set b = 'a' * 100000 %}{{ ('{0}' * 100000).format(b) }}",
+    "{% set b = 'a' * 100000 %}{{ ('%(a)s' * 100000) % {'a': b} }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+    DOUBLED.replace("MORE", "[ns.x, ns.x]"),
+    DOUBLED.replace("MORE", "(ns.x, ns.x)"),
+    DOUBLED.replace("MORE", "{1: ns.x, 2: ns.x}"),
+    DOUBLED.replace("MORE", "dict(a=ns.x, b=ns.x)"),
+    "{{ ([[0] * 99999] * 99999) ~ 'a' }}",
+    "{% set ns = namespace() %}{% set ns.n = ns %}{{ ns }}",
+]
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_a_template_that_would_take_the_machine_is_stopped(source: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.thread_time()
+    with pytest.raises(TemplateUnfit, match="takes more than it may"):
+        ChatTemplate(source, "", "").try_out()
+    assert time.thread_time() - began < 3 * RENDER_S
+    kib = 1024 if sys.platform == "darwin" else 1
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / kib < 300_000, "of KiB"
+
+
+@pytest.mark.parametrize("name", ["qwen3.jinja", "deepseek-r1.jinja"])
+def test_the_bounded_sandbox_says_what_jinjas_own_says(name: str) -> None:
+    source = (Path(__file__).parents[1] / "fixtures" / "templates" / name).read_text("utf-8")
+    plain = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    ).from_string(source)
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": f"<think>\nHm {i}\n</think>\n{{}}"} for i in range(41)
+    ]
+    told = {"messages": messages, "add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"}
+    assert ChatTemplate(source, "<s>", "</s>").render(messages) == plain.render(told)
+
+
+def test_a_template_that_merely_refuses_the_two_messages_is_fit() -> None:
+    ChatTemplate("{{ raise_exception('A system prompt is wanted') }}", "", "").try_out()
+    with pytest.raises(TemplateUnfit, match="does not compile"):
+        ChatTemplate("{{", "", "")

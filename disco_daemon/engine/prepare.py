@@ -1,0 +1,32 @@
+"""What is made of a request before it may compute: tokens and a grammar, in the reader's thread.
+
+So neither a long prompt nor a strange schema keeps the running answers waiting, and what cannot be served is refused
+before the batcher hears of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .wire import Generate
+
+if TYPE_CHECKING:
+    from .llama import Llama
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request with the tokens of its prompt and of the answer so far, and the grammar that its answer holds to."""
+
+    request: Generate
+    prompt: list[int]
+    given: list[int]
+    grammar: str
+
+
+def prepared(llama: Llama, request: Generate) -> Prepared:
+    """Of a request that may be served. Raises TemplateError, PromptError."""
+    prompt = llama.vocabulary.prompt_tokens(request)
+    given = llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
+    return Prepared(request, prompt, given, llama.grammar(request))

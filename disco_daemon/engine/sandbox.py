@@ -1,0 +1,312 @@
+"""Where a model's chat template runs: it is a stranger's program, which may neither reach out nor run away.
+
+Jinja's own sandbox keeps it from what is not its business. This one also bounds what it costs: `{{ 'a' * 10**9 }}` and
+two nested ranges are legal Jinja. Loops, calls, filters, look-ups and operators each take a step out of a budget of
+steps and processor time; what makes large things of small ones is looked at before it is done. The bounds are far above
+what templates need: that of Llama 3.1 takes 30 steps a message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Namespace, pass_context
+from jinja2.visitor import NodeTransformer
+
+RENDER_S = 1.0  # of processor time for one conversation; common templates take 10 µs a message
+MAX_STEPS = 2_000_000
+MAX_TEXT = 32 << 20  # characters of one text, and of all that is said; a request body has at most 8 MiB
+MAX_ITEMS = 200_000  # of a list, those inside it counted too
+MAX_NUMBER = 100_000  # given to a function or filter: a width, a count
+MAX_BITS = 4096  # of an integer
+MAX_SOURCE = 256 * 1024  # characters of a template; the longest known ones have 30,000
+_LOOK_EVERY = 64  # steps; the clock takes as long as one
+
+# What makes a long text of two shorter ones, or of a text and a number.
+_GROWS = frozenset({
+    "replace", "join", "format", "format_map", "expandtabs", "translate", "indent", "wordwrap", "ljust", "rjust",
+    "center", "zfill", "%", "tojson", "pprint",
+})  # fmt: skip
+# Filters that make no text of what they are given.
+_LIGHT = frozenset({
+    "attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list", "map",
+    "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort", "unique",
+})  # fmt: skip
+_KEEPERS = (dict, Namespace, Cycler)  # they hold what they are given
+_UNWANTED = ("urlize", "xmlattr", "random", "pprint", "wordwrap")  # filters for web pages
+
+
+class TooMuch(jinja2.TemplateRuntimeError):
+    """A template takes more steps, time or memory than any template needs."""
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with a budget for each rendering; `begin` fills it. For one thread at a time."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self._said,
+            optimized=False, cache_size=0,
+        )  # fmt: skip
+        for name in _UNWANTED:
+            self.filters.pop(name, None)
+        self.filters = {name: self._stepped(name, run) for name, run in self.filters.items()}
+        self.filters |= {
+            "_each": _hook(self._each), "_joined": _hook(self._joined), "_text": _hook(str), "_made": _hook(self._made),
+        }  # fmt: skip
+        del self.globals["lipsum"]
+        self.begin()
+
+    def begin(self) -> None:
+        """A new rendering begins."""
+        self._steps = 0
+        self._characters = 0
+        self._until = time.thread_time() + RENDER_S
+
+    # --- what a template does ------------------------------------------------------------------------------------
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        if len(source) > MAX_SOURCE:
+            msg = f"it has {len(source)} characters; at most {MAX_SOURCE} are possible"
+            raise TooMuch(msg)
+        tree: nodes.Template = _Watched().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree
+
+    def call(self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A function or method."""
+        self._step()
+        name, given = getattr(__obj, "__name__", ""), (*args, *kwargs.values())
+        method = getattr(__obj, "__wrapped__", __obj)  # Jinja puts a function of its own round `format`
+        self._affordable(name, (getattr(method, "__self__", None), *given))
+        if __obj in _KEEPERS:
+            _weigh(given)
+        return self._sized(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """One of the operators that make large things of small ones."""
+        self._step()
+        if operator == "*":
+            self._times(left, right)
+        elif operator == "**" and _bits(left) * (abs(right) if isinstance(right, int) else 1) > MAX_BITS:
+            raise TooMuch("it computes too large a power")
+        elif operator == "%" and isinstance(left, str):
+            self._affordable("%", (left, right))
+        elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            self._room(left, len(left) + len(right))
+        return self._sized(super().call_binop(context, operator, left, right))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`a.b`."""
+        self._step()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`a[b]`."""
+        self._step()
+        return super().getitem(obj, argument)
+
+    def _stepped(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter as a step. With the context as argument, so that nothing is computed while it compiles."""
+        kind = getattr(getattr(run, "jinja_pass_arg", None), "name", "")
+
+        def stepped(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+            self._step()
+            if name in ("join", "list", "sum", "sort", "unique", "string") and isinstance(value, Iterator):
+                value = list(self._each(value))
+            self._affordable(name, (value, *args, *kwargs.values()))
+            if name not in _LIGHT:
+                _weigh(value)
+            first = {"context": (context,), "eval_context": (context.eval_ctx,), "environment": (self,)}.get(kind, ())
+            return self._sized(run(*first, value, *args, **kwargs))
+
+        return pass_context(stepped)
+
+    def _each(self, items: Any) -> Iterator[Any]:
+        """What a loop goes through."""
+        for item in items:
+            self._step()
+            yield item
+
+    def _joined(self, parts: list[Any]) -> str:
+        """`a ~ b`."""
+        self._step()
+        texts = [_text(part) for part in parts]
+        self._room("", sum(map(len, texts)))
+        return "".join(texts)
+
+    def _made(self, value: Any) -> Any:
+        """A list or dictionary that a template writes down: it may hold others, and those others."""
+        self._step()
+        _weigh(value)
+        return value
+
+    def _said(self, value: Any) -> str:
+        """What is put out, also inside a macro or block."""
+        self._step()
+        text = _text(value)
+        self._characters += len(text)
+        self._room("", self._characters)
+        return text
+
+    # --- what that costs -----------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps % _LOOK_EVERY == 0 and time.thread_time() > self._until:
+            msg = f"it takes more than {RENDER_S:g} s"
+            raise TooMuch(msg)
+        if self._steps > MAX_STEPS:
+            msg = f"it takes more than {MAX_STEPS} steps"
+            raise TooMuch(msg)
+
+    def _affordable(self, name: str, given: tuple[Any, ...]) -> None:
+        """Whether a call can make too much of what it is given. Raises TooMuch."""
+        for value in given:
+            if isinstance(value, int) and abs(value) > MAX_NUMBER:
+                msg = f"it asks for {name or 'something'} of more than {MAX_NUMBER}"
+                raise TooMuch(msg)
+        if name not in _GROWS:
+            return
+        if name in ("%", "format", "format_map") and isinstance(given[0], str) and _is_wide(given[0]):
+            msg = f"it asks for {name} of a width beyond all bounds"
+            raise TooMuch(msg)
+        sizes = sorted((_weigh(value) for value in given), reverse=True)[:2]
+        if len(sizes) == 2 and sizes[0] * max(1, sizes[1]) > 8 * MAX_TEXT:
+            msg = f"it makes too long a text by {name}"
+            raise TooMuch(msg)
+
+    def _times(self, left: Any, right: Any) -> None:
+        """`left * right`."""
+        for value, times in ((left, right), (right, left)):
+            if isinstance(value, str | list | tuple | bytes) and isinstance(times, int):
+                self._room(value, len(value) * max(0, times))
+        if _bits(left) + _bits(right) > MAX_BITS:
+            raise TooMuch("it computes too large a number")
+
+    def _room(self, kind: Any, n: int) -> None:
+        most = MAX_TEXT if isinstance(kind, str) else MAX_ITEMS
+        if n > most:
+            msg = f"it makes {'a text' if isinstance(kind, str) else 'a list'} of more than {most}"
+            raise TooMuch(msg)
+
+    def _sized(self, value: Any) -> Any:
+        """A result that is no larger than it may be."""
+        if isinstance(value, str | list | tuple | dict):
+            self._room(value if isinstance(value, str) else [], len(value))
+        elif _bits(value) > MAX_BITS:
+            raise TooMuch("it computes too large a number")
+        return value
+
+
+class _Watched(NodeTransformer):
+    """Puts what has no hook of Jinja's through the sandbox: loops, `~`, literals and the template's own text."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - Jinja's name
+        """A loop."""
+        self.generic_visit(node)
+        node.iter = _through("_each", node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+        """`a ~ b`."""
+        self.generic_visit(node)
+        return _through("_joined", nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        """`[a, b]`."""
+        self.generic_visit(node)
+        return _through("_made", node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        """`{a: b}`."""
+        self.generic_visit(node)
+        return _through("_made", node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        """`(a, b)`, unless it is assigned to."""
+        self.generic_visit(node)
+        return _through("_made", node) if node.ctx == "load" else node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Filter:  # noqa: N802
+        """Text outside of all braces."""
+        return _through("_text", nodes.Const(node.data, lineno=node.lineno))
+
+
+def _hook(run: Callable[[Any], Any]) -> Callable[..., Any]:
+    """As a filter that is not computed while the template compiles."""
+    return pass_context(lambda context, value: run(value))
+
+
+def _through(name: str, node: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    _weigh(value)
+    return str(value)
+
+
+def _weigh(value: Any) -> int:
+    """Roughly how long a value is as text. Raises TooMuch where it holds too much, such as lists of lists of lists."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, int):
+        return min(abs(value), MAX_NUMBER)
+    if not isinstance(value, list | tuple | dict | Namespace):
+        return 1
+    total, n = 0, 0
+    waiting: list[Any] = [value]
+    while waiting:
+        inner = waiting.pop()
+        n += 1
+        if isinstance(inner, str | bytes):
+            total += len(inner)
+        elif isinstance(inner, list | tuple | dict | Namespace):
+            waiting += _parts(inner)
+        else:
+            total += 8
+        if n + len(waiting) > MAX_ITEMS or total > MAX_TEXT:
+            raise TooMuch("it makes a list, or a dictionary, that holds too much")
+    return total + 2 * n
+
+
+def _parts(value: Any) -> list[Any]:
+    kind: type = type(value)
+    if kind is Namespace:
+        return list(object.__getattribute__(value, "_Namespace__attrs").values())
+    return [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
+
+
+def _bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
+
+
+def _is_wide(text: str) -> bool:
+    """Whether a format may have a width of more than 3 digits, or one that is given beside it."""
+    digits = 0
+    after = False  # within a conversion
+    for c in text:
+        if c in "%{":
+            after, digits = True, 0
+        elif after and c == "*":
+            return True
+        elif after and c.isdigit():
+            digits += 1
+            if digits > 3:
+                return True
+        elif c.isspace() or c == "}":
+            after = False
+        else:
+            digits = 0
+    return False

@@ -1,0 +1,209 @@
+"""PURE: bounds on a `response_format`, looked at before anything is made of it; without llama.cpp, for both processes.
+
+A schema of a hundred characters may ask for a grammar of gigabytes (`"minLength": 1000000000`), so its numbers are
+added up before the first rule is written. The bounds are llama.cpp's where it has one: it refuses more than 2,000
+repetitions. OpenAI's own for structured outputs are of the same order (1,000 enum values, 10 levels).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SCHEMA = 64 * 1024  # characters; grammars grow with their schema, and so does the time that a token takes
+MAX_DEPTH = 64  # levels of a response format; people's schemas have 10
+MAX_REPEATS = 2000  # of one count, as llama.cpp's MAX_REPETITION_THRESHOLD
+MAX_REPEATS_IN_ALL = 10_000  # each is a rule of the grammar
+MAX_CHOICES = 1000  # in one list or object: values of an enum, properties, alternatives
+MAX_OPTIONAL = 100  # properties of one object that may be left out: the grammar grows with their square
+MAX_INT = 2**63 - 1  # what goes to the engine has 64 bits
+MAX_PATTERN = 1000  # characters
+MAX_LOOSE = 24  # places in a pattern where an answer may go on in two ways: each may double the work of a token
+
+_COUNTS = {"minLength": "maxLength", "maxLength": "", "minItems": "maxItems", "maxItems": ""}
+_DATA = frozenset({"const", "enum", "default", "examples"})  # what stands there is no schema
+_NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})  # names to schemas
+_QUANTIFIER = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
+_IN_PATTERN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[*+?|{]", re.DOTALL)
+
+
+class SchemaError(ValueError):
+    """A response format that is out of bounds; the message names the keyword, and is fit for a user."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What has been counted of one response format so far."""
+
+    characters: int = 0
+    repeats: int = 0
+
+    def text(self, n: int) -> None:
+        """So many more characters of JSON, at least."""
+        self.characters += n
+        if self.characters > MAX_SCHEMA:
+            msg = f"The response format is larger than {MAX_SCHEMA} characters of JSON: make it smaller."
+            raise SchemaError(msg)
+
+    def repeat(self, keyword: str, n: int) -> None:
+        """A keyword asks for so many repetitions."""
+        if n > MAX_REPEATS:
+            msg = f"'{keyword}' is {_shown(n)} in the response format's schema; at most {MAX_REPEATS} is possible."
+            raise SchemaError(msg)
+        self.repeats += n
+        if self.repeats > MAX_REPEATS_IN_ALL:
+            msg = (
+                f"The counts in the response format's schema, up to '{keyword}', add up to more than "
+                f"{MAX_REPEATS_IN_ALL}: lower them."
+            )
+            raise SchemaError(msg)
+
+
+def check(response_format: Mapping[str, Any]) -> None:
+    """Refuse a response format that would cost too much to obey. Takes microseconds. Raises SchemaError."""
+    found = _Sum()
+    shape = response_format.get("json_schema")
+    schema = shape.get("schema") if isinstance(shape, Mapping) else None
+    # Its place is known: what stands there is read as a schema, all the rest as data.
+    rest = {name: value for name, value in response_format.items() if name != "json_schema"}
+    if isinstance(shape, Mapping):
+        rest["json_schema"] = {name: value for name, value in shape.items() if name != "schema"}
+    else:
+        rest["json_schema"] = shape
+    _walk_data(rest, "response_format", found)
+    if schema is not None:
+        _walk(schema, "schema", 0, found)
+
+
+def _walk(schema: Any, keyword: str, depth: int, found: _Sum) -> None:
+    """A schema, or a list of schemas, below `keyword`."""
+    if not isinstance(schema, Mapping):
+        _walk_list(schema, keyword, depth, found)
+        return
+    _deep(keyword, depth)
+    _many(keyword, len(schema))
+    for name, value in schema.items():
+        found.text(len(str(name)) + 4)
+        if name in _COUNTS:
+            _count(name, value, schema, found)
+        elif name == "pattern" and isinstance(value, str):
+            _pattern(value, found)
+            found.text(len(value))
+        elif name in _DATA:
+            _walk_data(value, name, found, depth + 1)
+        elif name in _NAMED and isinstance(value, Mapping):
+            _walk_named(value, name, schema, depth, found)
+        else:
+            _walk(value, name, depth + 1, found)
+
+
+def _walk_named(named: Mapping[str, Any], keyword: str, schema: Mapping[str, Any], depth: int, found: _Sum) -> None:
+    """Schemas by their names, such as an object's properties."""
+    _many(keyword, len(named))
+    if keyword == "properties":
+        required = schema.get("required")
+        n_required = len(required) if isinstance(required, list) else 0
+        if len(named) - n_required > MAX_OPTIONAL:
+            msg = (
+                f"'properties' has {len(named)} names in the response format's schema, most of which may be left out; "
+                f"at most {MAX_OPTIONAL} may: list the others under 'required'."
+            )
+            raise SchemaError(msg)
+    for name, value in named.items():
+        found.text(len(str(name)) + 4)
+        _walk(value, keyword, depth + 2, found)
+
+
+def _walk_list(value: Any, keyword: str, depth: int, found: _Sum) -> None:
+    if isinstance(value, list | tuple):
+        _many(keyword, len(value))
+        for item in value:
+            _walk(item, keyword, depth + 1, found)
+    else:
+        _leaf(value, keyword, found)
+
+
+def _walk_data(value: Any, keyword: str, found: _Sum, depth: int = 0) -> None:
+    """JSON that is no schema: only its size, its depth and its integers matter."""
+    _deep(keyword, depth)
+    if isinstance(value, Mapping):
+        _many(keyword, len(value))
+        for name, inner in value.items():
+            found.text(len(str(name)) + 4)
+            _walk_data(inner, keyword if keyword in _DATA else str(name), found, depth + 1)
+    elif isinstance(value, list | tuple):
+        _many(keyword, len(value))
+        for inner in value:
+            _walk_data(inner, keyword, found, depth + 1)
+    else:
+        _leaf(value, keyword, found)
+
+
+def _leaf(value: Any, keyword: str, found: _Sum) -> None:
+    if isinstance(value, int) and abs(value) > MAX_INT:
+        msg = f"'{_shown(keyword)}' is {_shown(value)} in the response format: integers have at most 64 bits."
+        raise SchemaError(msg)
+    found.text(len(value) + 2 if isinstance(value, str) else 2)
+
+
+def _deep(keyword: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        msg = f"The response format is nested more than {MAX_DEPTH} levels deep, at '{_shown(keyword)}': flatten it."
+        raise SchemaError(msg)
+
+
+def _many(keyword: str, n: int) -> None:
+    if n > MAX_CHOICES:
+        msg = f"'{_shown(keyword)}' has {n} entries in the response format; at most {MAX_CHOICES} are possible."
+        raise SchemaError(msg)
+
+
+def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> None:
+    """One of _COUNTS."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        msg = f"'{name}' is {_shown(value)} in the response format's schema: it has to be an integer of at least 0."
+        raise SchemaError(msg)
+    found.repeat(name, value)
+    most = schema.get(_COUNTS[name])
+    if isinstance(most, int) and value > most:
+        msg = f"'{name}' is {value} in the response format's schema, and '{_COUNTS[name]}' only {_shown(most)}."
+        raise SchemaError(msg)
+
+
+def _pattern(pattern: str, found: _Sum) -> None:
+    """A regular expression; its repetitions are written out in the grammar."""
+    if len(pattern) > MAX_PATTERN:
+        msg = f"'pattern' has {len(pattern)} characters in the response format's schema; {MAX_PATTERN} are possible."
+        raise SchemaError(msg)
+    loose = 0
+    for sign, at in _signs(pattern):
+        if sign == "{" and (times := _QUANTIFIER.match(pattern, at)):
+            least, comma, most = (part or "" for part in times.groups())
+            for number in filter(None, (least, most)):
+                found.repeat("pattern", int(number) if len(number) < 10 else MAX_INT)
+            loose += bool(comma)
+        else:
+            loose += sign in "*+?|"
+    if loose > MAX_LOOSE:
+        msg = (
+            f"'pattern' leaves {loose} choices (*, +, ?, | and the like) in the response format's schema; at most "
+            f"{MAX_LOOSE} are possible: make it simpler."
+        )
+        raise SchemaError(msg)
+
+
+def _signs(pattern: str) -> Iterator[tuple[str, int]]:
+    """What repeats or chooses, and where it stands; what is escaped or in brackets is text."""
+    for found in _IN_PATTERN.finditer(pattern):
+        if len(found[0]) == 1:
+            yield found[0], found.start()
+
+
+def _shown(value: object) -> str:
+    """A stranger's value in a message: short, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
