@@ -1,32 +1,39 @@
 """The HTTP client of a running daemon for verbs that ask once: `disco status`, `disco plan` …; and its errors.
 
-`link` is the client for conversations.
+A daemon on this machine is asked by its Unix socket, which nobody else can have made; any other one over TCP, with its
+key. `link` is the client for conversations.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from . import listeners, socketfile
 from .errors import DiscoError
-from .net import hostname, is_loopback
+from .net import hostname, is_loopback, without_credentials
 from .plain import plain
 
 if TYPE_CHECKING:
     from .settings import Config
 
 CONNECT_TIMEOUT_S = 5.0
+WAKE_TIMEOUT_S = 10.0  # a service manager starts the daemon, which then reads its history
 RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 MAX_ERROR = 65536  # bytes read of an answer that is an error; a message takes some hundred
-NOT_RUNNING, REFUSED_KEY = "not_running", "invalid_api_key"  # codes of a DaemonError with a next step of their own
+NOT_RUNNING, REFUSED_KEY, NOT_OURS = "not_running", "invalid_api_key", "not_ours"  # with a next step of their own
 
 
 class DaemonError(DiscoError):
     """The daemon is not there, or says no; the message is fit for a user, with the next step where there is one.
 
-    `code` is the daemon's own (`cap_reached`, `model_not_found` …), or NOT_RUNNING, REFUSED_KEY.
+    `code` is the daemon's own (`cap_reached`, `model_not_found` …), or NOT_RUNNING, REFUSED_KEY, NOT_OURS.
     """
 
     def __init__(self, message: str, code: str | None = None) -> None:
@@ -58,31 +65,88 @@ def base_url(host: str, port: int) -> str:
 
 def daemon_at(url: str | None, config: Config) -> tuple[str, str]:
     """Root and API key of the daemon to talk to; the key is shown to the configured daemon and this machine only."""
-    own = base_url(config.api.host, config.api.port)
+    own = base_url(reachable(config.api.host), config.api.port)
     root = url.rstrip("/").removesuffix("/v1") if url else own
-    return root, config.api.key if root == own or is_loopback(hostname(root)) else ""
+    key = config.api.control_key or config.api.key
+    return root, key if root == own or is_loopback(hostname(root)) else ""
+
+
+def reachable(host: str) -> str:
+    """Where a daemon that listens on `host` is reached: one that listens everywhere, on this machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+
+
+# --- by which way -----------------------------------------------------------------------------------------------------
+
+
+def way(root: str, *, wake: bool = True) -> Path | None:
+    """The Unix socket of the daemon at `root`; None: TCP is the way. Blocks for WAKE_TIMEOUT_S at most.
+
+    With `wake` a service whose manager holds the port only is started by it. Raises DaemonError where somebody else
+    would hear what is said there.
+    """
+    port = local_port(root)
+    if port is None:
+        require_ours(root)
+        return None
+    if (path := socketfile.found(port)) is not None:
+        return path
+    require_ours(root)
+    if wake and _woken(root):
+        return socketfile.found(port)
+    return None
+
+
+def local_port(root: str) -> int | None:
+    """The port of a daemon on this machine; None of any other."""
+    try:
+        return (urlsplit(root).port or 80) if is_loopback(hostname(root)) else None
+    except ValueError:
+        return None
+
+
+def require_ours(root: str) -> None:
+    """Raise DaemonError if a program of another user of this machine listens there: it would get key and prompts."""
+    try:
+        port = urlsplit(root).port or 80
+    except ValueError:
+        return  # no address at all: who asks there is told so
+    if users := listeners.strangers(hostname(root), port):
+        msg = (
+            f"what listens at {without_credentials(root)} is no daemon of yours but a program of "
+            f"{listeners.named(users)}; nothing was sent there. End it, or give your daemon another port: "
+            "`disco config set api.port N`"
+        )
+        raise DaemonError(msg, NOT_OURS)
+
+
+def _woken(root: str) -> bool:
+    """Ask how it is, without a key; whether anybody answers."""
+    try:
+        with _open(urllib.request.Request(root + "/health"), WAKE_TIMEOUT_S):  # noqa: S310
+            return True
+    except DaemonError as e:
+        return e.code != NOT_RUNNING
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
 
 
 def get(root: str, path: str, key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
     """GET a JSON document. Raises DaemonError."""
-    with _open(urllib.request.Request(root + path, headers=headers(key)), timeout_s) as response:  # noqa: S310
-        return json.load(response)
+    return _asked("GET", root, path, key, timeout_s)
 
 
 def change(root: str, changes: dict[str, Any], key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
     """PATCH settings, `section.name` to value; the daemon's answer. Raises DaemonError."""
-    told = headers(key) | {"Content-Type": "application/json"}
-    body = json.dumps(changes).encode()
-    request = urllib.request.Request(root + "/disco/v1/settings", body, told, method="PATCH")  # noqa: S310
-    with _open(request, timeout_s) as response:
-        return json.load(response)
+    return _asked("PATCH", root, "/disco/v1/settings", key, timeout_s, json.dumps(changes).encode())
 
 
 def reload(root: str, key: str = "", timeout_s: float = RELOAD_TIMEOUT_S) -> Any:
     """Have the daemon read its configuration again; what it took up. Raises DaemonError."""
-    request = urllib.request.Request(root + "/disco/v1/reload", b"", headers(key), method="POST")  # noqa: S310
-    with _open(request, timeout_s) as response:
-        return json.load(response)
+    return _asked("POST", root, "/disco/v1/reload", key, timeout_s, b"")
 
 
 def headers(key: str) -> dict[str, str]:
@@ -90,17 +154,44 @@ def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it is an error like any other status."""
+def _asked(method: str, root: str, path: str, key: str, timeout_s: float, body: bytes | None = None) -> Any:
+    """The JSON document that comes back. The key is shown over TCP only: who reaches the socket needs none."""
+    by = way(root)
+    told = headers(key) if by is None else {}
+    if body:
+        told["Content-Type"] = "application/json"
+    request = urllib.request.Request(root + path, body, told, method=method)  # noqa: S310
+    with _open(request, timeout_s, by) as response:
+        return json.load(response)
 
-    def redirect_request(self, *args: Any, **more: Any) -> None:
-        """None is to be asked instead."""
+
+class _BySocket(urllib.request.HTTPHandler):
+    """Has requests go by a Unix socket, whatever host they name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """See HTTPHandler."""
+        path = self._path
+
+        class Connection(http.client.HTTPConnection):
+            def connect(self) -> None:
+                self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self.sock.settimeout(self.timeout)
+                self.sock.connect(str(path))
+
+        return self.do_open(Connection, request)
 
 
-def _open(request: urllib.request.Request, timeout_s: float) -> Any:
-    # Never through a proxy: the daemon is on this machine. And it redirects nobody: its key is for nobody else.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
-    root = f"{request.type}://{request.host}"
+def _open(request: urllib.request.Request, timeout_s: float, by: Path | None = None) -> Any:
+    # Never through a proxy: the daemon is on this machine. And nobody is redirected: its key is for nobody else.
+    ways: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirects()]
+    if by is not None:
+        ways.append(_BySocket(by))
+    opener = urllib.request.build_opener(*ways)
+    root = without_credentials(f"{request.type}://{request.host}")
     try:
         return opener.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as e:
@@ -108,3 +199,11 @@ def _open(request: urllib.request.Request, timeout_s: float) -> Any:
             raise refusal(root, e.code, e.read(MAX_ERROR)) from e
     except OSError as e:
         raise not_running(root, getattr(e, "reason", e)) from e
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A daemon redirects nobody."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None: the answer that redirects is an error."""
+        return

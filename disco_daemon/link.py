@@ -15,11 +15,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
 import aiohttp
 
+from . import client, socketfile
 from .client import CONNECT_TIMEOUT_S, MAX_ERROR, DaemonError, headers, not_running, refusal
 from .net import is_http_url, without_credentials
 from .plain import plain
@@ -55,28 +57,49 @@ class Piece:
 
 
 class Link:
-    """A daemon at `root`, without /v1; `key` is its API key. To be entered before use, in the loop that uses it."""
+    """A daemon at `root`, without /v1; `key` is its API key. To be entered before use, in the loop that uses it.
+
+    One on this machine is asked by its Unix socket, which needs no key; see `client.way`.
+    """
 
     def __init__(self, root: str, key: str = "") -> None:
         self.root = root
         self._shown = without_credentials(root) if is_http_url(root) else root
         self._key = key
-        self._session: aiohttp.ClientSession | None = None
+        self._port = client.local_port(root)
+        self._may_wake = True  # a service manager is knocked at once, not with each request
+        self._entered = False
+        self._sessions: dict[Path | None, aiohttp.ClientSession] = {}
 
     def __repr__(self) -> str:
-        return f"<Link {self._shown} {'closed' if self._session is None else 'open'}>"
+        return f"<Link {self._shown} {'open' if self._entered else 'closed'}>"
 
     async def __aenter__(self) -> Self:
-        # A connection for each request: none that died with a daemon is left for a question to be lost in. No proxies
-        # (`trust_env`): the daemon is on this machine.
-        connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, headers=headers(self._key), trust_env=False)
+        self._entered = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._entered = False
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
+
+    async def _session(self) -> aiohttp.ClientSession:
+        """What speaks with the daemon as it can be reached now. Raises DaemonError."""
+        path = None if self._port is None else socketfile.found(self._port)
+        if path is None:
+            path = await asyncio.to_thread(client.way, self.root, wake=self._may_wake)
+            self._may_wake = False
+        if (session := self._sessions.get(path)) is None:
+            # A connection for each request: none that died with a daemon is left for a question to be lost in. No
+            # proxies (`trust_env`): the daemon is on this machine.
+            connector: aiohttp.BaseConnector = aiohttp.TCPConnector(force_close=True, limit=0)
+            told = headers(self._key)
+            if path is not None:
+                connector, told = aiohttp.UnixConnector(str(path), force_close=True, limit=0), {}
+            session = aiohttp.ClientSession(connector=connector, headers=told, trust_env=False)
+            self._sessions[path] = session
+        return session
 
     # --- answers -------------------------------------------------------------------------------------------------
 
@@ -214,18 +237,20 @@ class Link:
         self, method: str, path: str, patience: aiohttp.ClientTimeout, **more: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response to a request, if it is 200; what goes wrong then or later is a DaemonError."""
-        assert self._session is not None, "a Link is used inside `async with`"
+        assert self._entered, "a Link is used inside `async with`"
         if not is_http_url(self.root):
             msg = f"{self._shown} is no address of a daemon: give one like http://127.0.0.1:4747"
             raise DaemonError(msg)
         url = self.root.rstrip("/") + path
+        session = await self._session()
         try:
             # A daemon redirects nobody, and its key is for nobody else.
-            async with self._session.request(method, url, timeout=patience, allow_redirects=False, **more) as response:
+            async with session.request(method, url, timeout=patience, allow_redirects=False, **more) as response:
                 if response.status != 200:
                     raise refusal(self._shown, response.status, await response.content.read(MAX_ERROR))
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
+            self._may_wake = True
             raise not_running(self._shown, getattr(e, "os_error", "no answer")) from e
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
             msg = f"the connection to the daemon at {self._shown} broke: {e or type(e).__name__}"

@@ -26,7 +26,9 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 4747
     """Port; 0 picks a free one."""
     key: str = ""
-    """If set, clients must send it as their API key."""
+    """If set, clients must send it as their API key; over TCP it opens the controls, too (docs/doors.md)."""
+    control_key: str = ""
+    """If set, this key opens the controls over TCP, and `key`, which is pasted into editors, does not."""
     any_user: bool = False
     """Let every user of this machine ask, without a key; otherwise others need `api.key`."""
     hosts: tuple[_HostName, ...] = ()
@@ -234,7 +236,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "caps": CapSettings,
     "history": HistorySettings,
 }
-SECRET_KEYS = frozenset({"api.key"})
+SECRET_KEYS = frozenset({"api.key", "api.control_key"})
 TABLES = frozenset({"device.adapters"})
 LISTS = frozenset({"api.hosts", "api.origins"})  # as a text: with commas between
 # What a running daemon takes up at once, from the next request on.

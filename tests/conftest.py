@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 from xdist.remote import Producer
@@ -20,6 +23,14 @@ BESIDE = tuple(
         "pull", "service_live", "setup", "speculate", "spill", "structured", "thinking", "trace", "tui_terminal",
     )
 )  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime_folder() -> Iterator[str]:
+    """Where the daemons of the tests have their Unix sockets, and nobody else's: a folder with a short path."""
+    with tempfile.TemporaryDirectory(prefix="disco-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield folder
 
 
 class OneAtATime(LoadScopeScheduling):  # type: ignore[misc]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.client import NOT_OURS, NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_daemon.plain import one_line
 
 Json = Mapping[str, Any]
@@ -30,6 +30,8 @@ def of_error(error: DaemonError, root: str, *, here: bool) -> Banner:
         return Banner(
             f"The daemon at {root} refuses the key: `disco config set api.key KEY` sets it, then start again."
         )
+    if error.code == NOT_OURS:
+        return Banner(f"Somebody else is at {root}: {error}")
     if error.code != NOT_RUNNING:
         return Banner(f"The daemon at {root} is in trouble: {error}")
     step = "F9 starts one for as long as this window is open." if here else "start it there with `disco up`."

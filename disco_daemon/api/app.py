@@ -16,6 +16,7 @@ from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, servers, sse, trace
 from .connections import body, bounded
 from .documents import Reports
+from .doors import DOOR, Door, controlled, fit
 from .failures import MAX_BODY, errors_in_shape, failure, json_response, signed, unexpected
 from .guard import CONFIG, ApiConfig, guarded
 from .metrics import Metrics
@@ -44,10 +45,12 @@ CONDUCTOR = web.AppKey("conductor", Conductor)
 
 def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
-    app = web.Application(middlewares=[counted, errors_in_shape, guarded, bounded], client_max_size=MAX_BODY)
+    middlewares = [counted, errors_in_shape, guarded, controlled, bounded]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(signed)
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
+    app[DOOR] = Door()
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _complete)
     app.router.add_post("/v1/embeddings", _embed)
@@ -226,4 +229,4 @@ async def _health(request: web.Request) -> web.Response:
 
 async def _trace(request: web.Request) -> web.Response:
     """GET /disco/v1/trace/ID, or `latest`: when each token of a recent answer came and was shown."""
-    return json_response(trace.document(request.app[CONDUCTOR], request.match_info["request_id"]))
+    return json_response(fit(request, trace.document(request.app[CONDUCTOR], request.match_info["request_id"])))

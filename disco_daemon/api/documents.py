@@ -14,6 +14,7 @@ from aiohttp import web
 from ..errors import ConfigError, RequestError
 from . import openai, servers
 from .connections import body
+from .doors import fit
 
 MAX_PLAN_TOKENS = 1_000_000  # longer than any context
 TAIL_KNOBS = {"alpha": 1.0, "kappa": math.inf}  # what the policies have to protect the tail, up to which value
@@ -76,7 +77,7 @@ def add_routes(app: web.Application, reports: Reports) -> None:
 
 async def _state(request: web.Request) -> web.Response:
     """GET /disco/v1/state."""
-    return _json(request.app[REPORTS].state())
+    return _json(fit(request, request.app[REPORTS].state()))
 
 
 async def _history(request: web.Request) -> web.Response:

@@ -30,13 +30,17 @@ MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """`host` as bound, `key` that clients must show ("" = none), and whom else the settings let in."""
+    """`host` as bound, `key` that clients must show ("" = none), and whom else the settings let in.
+
+    `control_key` opens the controls over TCP, and what `key` does ("" = `key` opens them).
+    """
 
     host: str
     key: str
     any_user: bool = False
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
+    control_key: str = ""
 
     @property
     def asks_users(self) -> bool:
@@ -54,13 +58,20 @@ async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     if is_loopback(config.host) and peer.whose is not Whose.DOOR:
         _check_host(request, config)
     _check_page(request, config)
-    if config.asks_users and peer.stranger and request.path not in OPEN:
+    if config.asks_users and peer.stranger and request.path not in OPEN and not knows_key(request):
         raise _not_yours(peer)
-    asks_key = bool(config.key) and request.path not in WITHOUT_KEY
-    if asks_key and not shows(request.headers.get("Authorization", ""), config.key):
+    # Who reaches the Unix socket needs no key: the file system has let them in.
+    asks_key = bool(config.key) and request.path not in WITHOUT_KEY and peer.whose is not Whose.DOOR
+    if asks_key and not knows_key(request):
         msg = "Incorrect API key provided: send it as `Authorization: Bearer KEY`."
         raise RequestError(msg, status=401, code="invalid_api_key")
     return await handler(request)
+
+
+def knows_key(request: web.Request) -> bool:
+    """Whether a request shows one of the keys."""
+    config, shown = request.app[CONFIG], request.headers.get("Authorization", "")
+    return any(key and shows(shown, key) for key in (config.key, config.control_key))
 
 
 def shows(authorization: str, key: str) -> bool:

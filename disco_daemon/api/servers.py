@@ -14,6 +14,7 @@ from aiohttp import web
 
 from ..errors import ConfigError, RequestError
 from .connections import body
+from .doors import fit, may_control
 from .openai import parse_device, parse_server
 
 
@@ -51,7 +52,11 @@ def add_routes(app: web.Application, servers: Servers) -> None:
 
 async def _providers(request: web.Request) -> web.Response:
     """GET /disco/v1/providers."""
-    return _json(await _mended(asyncio.to_thread(request.app[SERVERS].providers)))
+    known = await _mended(asyncio.to_thread(request.app[SERVERS].providers))
+    if not may_control(request):  # whether there is a key, not where
+        rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
+        known = known | {"providers": rows}
+    return _json(fit(request, known))
 
 
 async def _check(request: web.Request) -> web.Response:

@@ -22,13 +22,16 @@ class BenchError(DiscoError):
 
 
 def child_env(folder: Path) -> dict[str, str]:
-    """Return the children's environment: this very code, none of the user's settings, folders or proxies."""
+    """Return the children's environment: this very code, none of the user's settings, files or proxies.
+
+    Their Unix sockets are where this process looks for them; each is named by its daemon's port, and goes with it.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("DISCO_")}
     package = str(Path(disco_daemon.__file__).parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
     env["OPENAI_API_KEY"] = "loopback"
     env["NO_PROXY"] = env["no_proxy"] = "127.0.0.1,localhost"
-    for name in ("CONFIG_HOME", "DATA_HOME", "STATE_HOME", "CACHE_HOME", "RUNTIME_DIR"):
+    for name in ("CONFIG_HOME", "DATA_HOME", "CACHE_HOME"):
         env[f"XDG_{name}"] = str(folder)
     return env
 

@@ -88,7 +88,7 @@ def configuration(path: Path, config: Config, error: str) -> Finding:
         return wrong(name, f"api.host = {config.api.host} is open to others, and there is no api.key", mend)
     if not there(path):
         return ok(name, f"defaults and variables; there is no {path}")
-    if config.api.key and (mode := _others(path)):
+    if (config.api.key or config.api.control_key) and (mode := _others(path)):
         return warn(name, f"{path} holds api.key, and others may read it (mode {mode:o})", f"`chmod 600 {path}`")
     return ok(name, str(path))
 
@@ -216,10 +216,9 @@ def listener(api: Api) -> Listener:
     except OSError as e:
         if e.errno != errno.EADDRINUSE:
             return Listener(problem=e.strerror or str(e))
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(api.host, api.host)  # noqa: S104 - compared, not bound
-    root = client.base_url(host, api.port)
+    root = client.base_url(client.reachable(api.host), api.port)
     try:
-        state = within(DAEMON_TIMEOUT_S, lambda: client.get(root, "/disco/v1/state", api.key))
+        state = within(DAEMON_TIMEOUT_S, lambda: client.get(root, "/disco/v1/state", api.control_key or api.key))
     except (DiscoError, OSError, ValueError, http.client.HTTPException) as e:
         return Listener(problem=str(e) or type(e).__name__)
     is_ours = isinstance(state, dict) and "version" in state and "endpoints" in state

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..engine.checked import Bindings
 from ..onboarding.asking import within
 from ..service.managers import Manager, ServiceError, of_this_machine
+from ..service.spec import Spec
 from .checks import Finding, ok, warn, wrong
 
 LEAST_PYTHON = (3, 11)
@@ -160,16 +161,16 @@ def of_macos(sysctl: str) -> Processor:
 # --- the service ------------------------------------------------------------------------------------------------------
 
 
-def service() -> Finding:
-    """Whether disco is started at login, and how that service is."""
+def service(spec: Spec) -> Finding:
+    """Whether disco is started at login, and how that service is; `spec` is what the settings say."""
     try:
-        return service_of(of_this_machine())
+        return service_of(of_this_machine(), spec)
     except ServiceError:
         return ok("service", "no service manager that we know is here", "`disco up` starts the daemon")
 
 
-def service_of(manager: Manager) -> Finding:
-    """How the service is, by this manager."""
+def service_of(manager: Manager, spec: Spec | None = None) -> Finding:
+    """How the service is, by this manager, and whether it is as the settings say."""
     try:
         status = within(CALL_TIMEOUT_S, manager.status)
     except TimeoutError:
@@ -182,4 +183,6 @@ def service_of(manager: Manager) -> Finding:
     found = f"{manager.name}: {status.state}{f', process {status.pid}' if status.pid else ''}{detail}"
     if status.state == "failed":
         return wrong("service", found, "`disco service logs` tells why; `disco service start` tries again")
+    if spec is not None and (differs := manager.differs(spec)):
+        return warn("service", f"{found}; {differs}", "`disco service install` makes it as it should be")
     return ok("service", found, "`disco service start`" if status.state == "stopped" else "")

@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from .. import __version__
 from ..api.app import make_app
 from ..api.connections import Limits, Runner
 from ..api.guard import ApiConfig
+from ..api.listening import opened
 from ..api.metrics import Metrics
 from ..api.peers import Kernel
 from ..clock import Clock, SystemClock
@@ -370,7 +369,9 @@ class Daemon:
     async def serving(self) -> AsyncIterator[str]:
         """Listen; yields the base URL. Raises ConfigError when the port is taken."""
         api = self.config.api
-        doorkeeper = ApiConfig(api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins))
+        doorkeeper = ApiConfig(
+            api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins), api.control_key
+        )  # fmt: skip
         app = make_app(self.conductor, Reports(self), doorkeeper, self.metrics)
         kernel = Kernel() if doorkeeper.asks_users else None
         limits = Limits(api.receive_timeout_s, connections=files.connections(files.raise_limit()))
@@ -387,11 +388,8 @@ class Daemon:
             stack.push_async_callback(self._close_endpoints)
             for endpoint in self.endpoints.values():
                 await endpoint.start()
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await self._listen(runner)
-            port = runner.addresses[0][1]
-            self.url = f"http://{f'[{api.host}]' if ':' in api.host else api.host}:{port}/v1"
+            doors = opened(runner, doorkeeper, api.port, self.manager.sockets())
+            self.url = await stack.enter_async_context(doors)
             whole = [
                 asyncio.create_task(self.pulse.run(), name="pulse"),
                 asyncio.create_task(self.manager.watch(), name="watchdog"),
@@ -425,20 +423,6 @@ class Daemon:
         await cancelled(list(self._retiring))
         for endpoint in self.endpoints.values():
             await endpoint.close()
-
-    async def _listen(self, runner: web.AppRunner) -> None:
-        """On the sockets of a service manager, else on the configured address. Raises ConfigError if that is taken."""
-        given = self.manager.sockets()
-        for taken in given:
-            await web.SockSite(runner, taken).start()
-        if given:
-            return
-        host, port = self.config.api.host, self.config.api.port
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as e:
-            msg = f"cannot listen on {host}:{port}: {e.strerror or e}; is a daemon running already? (--port)"
-            raise ConfigError(msg) from e
 
 
 def _how_to_set(key: str) -> str:

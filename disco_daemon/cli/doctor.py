@@ -70,7 +70,7 @@ def findings(*, offline: bool = False) -> Iterator[Finding]:
     except ConfigError as e:
         error = str(e)
     key = read_key(config, os.environ)
-    own = (config.api.key, key.value)
+    own = (config.api.key, config.api.control_key, key.value)
     hidden = _secrets(os.environ, *own)
     for finding in _checks(config, error, key, offline=offline):
         yield clean(finding, hidden, own)
@@ -82,6 +82,7 @@ def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[
     from ..api.peers import tells_of_us
     from ..config import config_path
     from . import checks, checks_machine
+    from .service import spec_of
 
     listener = checks.listener(config.api)
     yield checks.configuration(config_path(), config, error)
@@ -91,7 +92,7 @@ def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[
     latest = yield from _history(config)
     yield checks.port(config.api, listener)
     yield checks.users(config.api, told=tells_of_us())
-    yield checks_machine.service()
+    yield checks_machine.service(spec_of(config))
     skew_s = yield from _server(config, key, listener.state, offline=offline)
     yield from _power(config, on_gpu=on_gpu)
     yield checks.clock(datetime.now(UTC), _newest_price(), latest, skew_s)

@@ -228,7 +228,7 @@ def _daemon_runs(desk: Desk) -> bool:
     try:
         client.get(root, "/disco/v1/state", key, timeout_s=2.0)
     except client.DaemonError as e:
-        return e.code != client.NOT_RUNNING
+        return e.code not in (client.NOT_RUNNING, client.NOT_OURS)
     except ValueError:  # somebody else's JSON, or none
         return False
     return True

@@ -50,6 +50,10 @@ class Manager(ABC):
         """Whether it can be asked here."""
         return True
 
+    def differs(self, spec: Spec) -> str:
+        """In what the installed files differ from the settings, where that matters; "" if in nothing."""
+        return ""
+
     @abstractmethod
     def install(self, spec: Spec) -> None:
         """Write the files, and start the service now and at each login."""
@@ -168,6 +172,22 @@ class Systemd(Manager):
     def logs(self, follow: bool) -> list[str]:
         """See `Manager`."""
         return ["journalctl", "--user", "-u", systemd.SERVICE, "-n", str(LOG_LINES), *(["-f"] if follow else [])]
+
+    def differs(self, spec: Spec) -> str:
+        """See `Manager`. What listens is written down in the unit, and stays when a setting changes."""
+        if self._folder / systemd.SERVICE not in self.installed():
+            return ""
+        try:
+            there = systemd.listens_by((self._folder / systemd.SOCKET).read_text("utf-8", "replace"))
+        except OSError:
+            there = []
+        wanted = systemd.listens(spec)
+        if there == wanted:
+            return ""
+        if there and there == wanted[:1]:
+            return "its unit is of an older version, without the Unix socket"
+        set_to = wanted[0] if wanted else "a free port"
+        return f"its unit listens on {' and '.join(there) or 'nothing'}, the settings say {set_to}"
 
     def _known(self) -> None:
         if not self.installed():

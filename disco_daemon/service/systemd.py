@@ -63,14 +63,30 @@ def _service(spec: Spec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _socket(spec: Spec) -> str:
+def listens(spec: Spec) -> list[str]:
+    """Where systemd listens for the daemon: the TCP port, and the Unix socket where `socketfile` looks for it."""
+    if spec.port is None:
+        return []
     host = f"[{spec.host}]" if ":" in spec.host else spec.host
+    return [f"{host}:{spec.port}", f"%t/{NAME}/{spec.port}.sock"]
+
+
+def listens_by(unit: str) -> list[str]:
+    """The same, by the text of a socket unit."""
+    rows = (line.partition("=") for line in unit.splitlines())
+    return [value.strip() for name, _, value in rows if name.strip() == "ListenStream"]
+
+
+def _socket(spec: Spec) -> str:
     lines = [
         "[Unit]",
         "Description=disco's port",
         "",
         "[Socket]",
-        f"ListenStream={host}:{spec.port}",
+        *(f"ListenStream={where}" for where in listens(spec)),
+        "SocketMode=0600",
+        "DirectoryMode=0700",
+        "RemoveOnStop=yes",
         "Backlog=128",
         "",
         "[Install]",

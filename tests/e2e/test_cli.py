@@ -20,7 +20,7 @@ async def disco(
     *args: str, home: Path, stdin: str | None = None, env: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
     """Run one verb in a home of its own; exit code, stdout, stderr."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("DISCO_", "XDG_"))}
+    own = {k: v for k, v in os.environ.items() if k == "XDG_RUNTIME_DIR" or not k.startswith(("DISCO_", "XDG_"))}
     own |= {"HOME": str(home), "DISCO_CONFIG": str(home / "config.toml"), "NO_COLOR": "1", "COLUMNS": "120"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "disco_daemon.cli.main", *args,

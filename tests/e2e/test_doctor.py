@@ -30,7 +30,9 @@ async def doctor(
     home: Path, *args: str, code: int = 0, env: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
     """Run it in a home of its own, on a port that is free; findings by name."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("DISCO_", "XDG_", "OPENAI_"))}
+    own = {
+        k: v for k, v in os.environ.items() if k == "XDG_RUNTIME_DIR" or not k.startswith(("DISCO_", "XDG_", "OPENAI_"))
+    }
     own |= {"HOME": str(home), "DISCO_MODELS_DIR": str(models_dir()), "DISCO_API_PORT": "0"} | dict(env or {})
     own |= {f"XDG_{name}_HOME": str(home / name) for name in ("DATA", "CONFIG", "CACHE")}
     command = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "doctor", "--json", *args]

@@ -15,6 +15,7 @@ from typing import Any, Self
 import psutil
 import pytest
 
+from disco_daemon import socketfile
 from disco_daemon.bench.script import sse
 from disco_daemon.client import REFUSED_KEY, DaemonError
 from disco_daemon.link import Link, Piece
@@ -85,9 +86,14 @@ async def test_closing_the_pieces_stops_the_answer_at_the_server(tmp_path: Path)
         await daemon.until(lambda state: state["in_flight"] == 0)
 
 
-async def test_a_wrong_key_is_told_with_the_next_step(tmp_path: Path) -> None:
+async def test_over_tcp_a_wrong_key_is_told_with_the_next_step_and_by_the_socket_none_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: Mapping[str, Mapping[str, Any]] = {"api": {"key": "hush"}}
     async with server_only(tmp_path, tokens=2, settings=settings) as (_, daemon):
+        async with Link(daemon.root, "guess") as link:
+            assert "".join(piece.text for piece in await heard(link, "one two")) == "one two "
+        monkeypatch.setattr(socketfile, "found", lambda port: None)  # as from another machine
         for key in ("", "guess"):
             async with Link(daemon.root, key) as link:
                 with pytest.raises(DaemonError, match=r"disco config set api\.key") as raised:
@@ -106,7 +112,8 @@ class Terminal:
     def __init__(self, daemon: DaemonProcess, home: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.seen = ""
         self._argv = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "chat", "--url", daemon.url, *args]
-        own = {k: v for k, v in os.environ.items() if not k.startswith(("DISCO_", "XDG_")) and k != "NO_COLOR"}
+        dropped = ("DISCO_", "XDG_", "NO_COLOR")  # but for where the daemons of the tests have their sockets
+        own = {k: v for k, v in os.environ.items() if k == "XDG_RUNTIME_DIR" or not k.startswith(dropped)}
         self._env = (
             own | {"HOME": str(home), "DISCO_CONFIG": str(home / "config.toml"), "TERM": "dumb"} | dict(env or {})
         )

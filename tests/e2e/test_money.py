@@ -24,7 +24,7 @@ HELLO = "Tell me about lighthouses."
 
 async def change(daemon: DaemonProcess, status: int = 200, **changes: Any) -> dict[str, Any]:
     body = {key.replace("__", "."): value for key, value in changes.items()}
-    async with daemon.session.patch(f"{daemon.root}/disco/v1/settings", json=body) as response:
+    async with daemon.controls.patch(f"{daemon.root}/disco/v1/settings", json=body) as response:
         assert response.status == status, await response.text()
         found: dict[str, Any] = await response.json()
     return found
@@ -101,7 +101,7 @@ async def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:
         await change(daemon, 403, api__key="mine")
         assert (tmp_path / "config.toml").read_text() == before
         assert (await daemon.state())["money"]["caps"] == {}
-        async with daemon.session.get(f"{daemon.root}/disco/v1/settings") as response:
+        async with daemon.controls.get(f"{daemon.root}/disco/v1/settings") as response:
             assert (await response.json())["settings"]["caps"]["wh_per_day"] is None
 
 

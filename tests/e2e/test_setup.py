@@ -123,7 +123,7 @@ class Setup(Terminal):
         here = home / "models" / DEFAULT_MODEL
         here.parent.mkdir()
         here.write_bytes(b"GGUF")  # it is there, and there is no choice
-        own = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "DISCO_"))}
+        own = {k: v for k, v in os.environ.items() if k == "XDG_RUNTIME_DIR" or not k.startswith(("XDG_", "DISCO_"))}
         own |= {"DISCO_MODELS_DIR": str(here.parent)}
         self._env = own | NOWHERE | {"HOME": str(home), "DISCO_CONFIG": str(home / "config.toml"), "TERM": "dumb"}
 
@@ -234,10 +234,10 @@ async def test_what_the_api_refuses(tmp_path: Path) -> None:
                 assert r.status == 403
             async with daemon.session.request(method, url, json=body, headers={"Host": "evil.example"}) as r:
                 assert r.status == 403
-            async with daemon.session.request(method, url, json={"base_url": 7, "api_key": SECRET}) as r:
+            async with daemon.controls.request(method, url, json={"base_url": 7, "api_key": SECRET}) as r:
                 assert r.status == 400
                 assert SECRET not in await r.text()
-            async with daemon.session.request(method, url, json=body | {"keep": True}) as r:
+            async with daemon.controls.request(method, url, json=body | {"keep": True}) as r:
                 assert r.status == 400
         assert (tmp_path / "config.toml").read_text() == before
         assert not (tmp_path / "keys").exists()
@@ -247,9 +247,9 @@ async def test_what_the_api_refuses(tmp_path: Path) -> None:
 async def test_one_check_at_a_time_and_strangers_need_the_key(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"api": {"key": "hush"}}
     async with Provider() as server, running(tmp_path, server=server.url, device=False, settings=settings) as daemon:
-        async with Link(daemon.root) as link:
-            with pytest.raises(DaemonError, match=r"api\.key"):
-                await link.set_server(server.url, SECRET, "small")
+        body = {"base_url": server.url, "api_key": SECRET, "model": "small"}
+        async with daemon.session.put(f"{daemon.root}/disco/v1/server", json=body) as response:
+            assert response.status == 401
         server.hangs = True
         async with Link(daemon.root, "hush") as link:
             first = asyncio.create_task(link.check_server(server.url, SECRET, "small"))

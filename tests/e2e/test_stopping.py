@@ -19,6 +19,7 @@ import tomlkit
 from disco_daemon.bench.child import child_env, start
 from disco_daemon.models import default_model_path
 from disco_daemon.store import History
+from tests.fixtures.daemon import by_socket
 from tests.fixtures.upstream import Upstream
 
 PATIENCE_S = 60.0
@@ -190,8 +191,8 @@ async def test_systemd_hears_ready_watchdog_and_stopping(tmp_path: Path) -> None
 # --- the configuration read again ---------------------------------------------------------------------------------
 
 
-async def reloaded(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any]]:
-    async with session.post(f"{url.removesuffix('/v1')}/disco/v1/reload") as response:
+async def reloaded(url: str) -> tuple[int, dict[str, Any]]:
+    async with by_socket(url) as controls, controls.post(f"{url.removesuffix('/v1')}/disco/v1/reload") as response:
         return response.status, await response.json()
 
 
@@ -213,7 +214,7 @@ async def test_a_reload_under_load_drops_nothing_and_the_next_request_goes_to_th
             pid = (await state(session, daemon.url))["endpoints"]["device"]["pid"]
             roots = old.url.removesuffix("/v1"), new.url.removesuffix("/v1")  # the key's origin is among them
             daemon.config.write_text(daemon.config.read_text().replace(*roots))
-            status, said = await reloaded(session, daemon.url)
+            status, said = await reloaded(daemon.url)
             assert (status, said) == (200, {"changed": ["server.base_url", "server.key_origin"], "needs_restart": []})
             n_old = len(old.exchanges)
             end, text = await hear(session, daemon.url, "disco/server", asyncio.Event())
@@ -241,7 +242,7 @@ async def test_another_model_is_loaded_when_the_last_answer_of_the_old_one_has_e
             pid = (await state(session, daemon.url))["endpoints"]["device"]["pid"]
             text = daemon.config.read_text()
             daemon.config.write_text(text.replace("[device]", "[device]\nn_ctx = 1024"))
-            assert (await reloaded(session, daemon.url))[1]["changed"] == ["device.n_ctx"]
+            assert (await reloaded(daemon.url))[1]["changed"] == ["device.n_ctx"]
             late = asyncio.create_task(hear(session, daemon.url, "disco/device", asyncio.Event()))
             assert (await task)[0] == "whole"
             assert (await late)[0] == "whole", "it waited for the new model"
@@ -262,7 +263,7 @@ async def test_the_budget_s_account_goes_on_when_the_configuration_is_read_again
                 assert (await hear(session, daemon.url, "disco", asyncio.Event()))[0] == "whole"
             before = (await state(session, daemon.url))["learned"]["realised"]
             assert before["requests"] == 3
-            assert (await reloaded(session, daemon.url))[0] == 200
+            assert (await reloaded(daemon.url))[0] == 200
             assert (await state(session, daemon.url))["learned"]["realised"] == before
         finally:
             daemon.signal(signal.SIGTERM)
@@ -281,7 +282,7 @@ async def test_a_wrong_configuration_is_refused_with_its_line_and_the_old_one_st
                 (good.replace("[device]", "[device]\nno_such = 1"), "no_such"),
             ):
                 daemon.config.write_text(wrong)
-                status, said = await reloaded(session, daemon.url)
+                status, said = await reloaded(daemon.url)
                 assert status == 400
                 message = said["error"]["message"]
                 assert why in message, message
@@ -312,7 +313,7 @@ async def test_another_key_in_the_same_file_is_read_again(tmp_path: Path) -> Non
         try:
             assert (await hear(session, daemon.url, "disco/server", asyncio.Event()))[0] == "whole"
             key.write_text("second-key")
-            assert await reloaded(session, daemon.url) == (200, {"changed": [], "needs_restart": []})
+            assert await reloaded(daemon.url) == (200, {"changed": [], "needs_restart": []})
             assert (await hear(session, daemon.url, "disco/server", asyncio.Event()))[0] == "whole"
         finally:
             daemon.signal(signal.SIGTERM)

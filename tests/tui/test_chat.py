@@ -410,14 +410,15 @@ async def test_banners_for_what_is_wrong(daemon: Dictated) -> None:
         assert "being loaded" not in screen_text(app)
 
 
-async def test_a_key_that_is_refused(daemon: Dictated) -> None:
-    daemon.key = "right"
-    async with shown(daemon.root, key="wrong") as (app, pilot):
-        await until(pilot, lambda: "refuses the key" in screen_text(app))
-        await pilot.press("f9")
-        assert not app.starter.running
-    async with shown(daemon.root, key="right") as (app, pilot):
-        await exchange(app, pilot, daemon, "one", "1")
+async def test_a_key_that_is_refused() -> None:
+    async with dictated(local=False) as daemon:
+        daemon.key = "right"
+        async with shown(daemon.root, key="wrong") as (app, pilot):
+            await until(pilot, lambda: "refuses the key" in screen_text(app))
+            await pilot.press("f9")
+            assert not app.starter.running
+        async with shown(daemon.root, key="right") as (app, pilot):
+            await exchange(app, pilot, daemon, "one", "1")
 
 
 async def test_without_a_daemon_one_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

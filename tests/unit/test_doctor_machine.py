@@ -13,6 +13,7 @@ from disco_daemon.cli.checks import Finding, Level
 from disco_daemon.cli.checks_machine import Processor, of_linux, of_macos
 from disco_daemon.engine.checked import Bindings
 from disco_daemon.service.managers import ServiceError, Status, Systemd
+from disco_daemon.service.spec import Spec
 
 OK, WARN, WRONG = Level
 BUILT = Bindings("0.3.36", ["SSE3", "AVX", "AVX2", "F16C", "FMA"], 0)
@@ -193,4 +194,14 @@ def test_the_service(answer: Status | ServiceError, level: Level, words: str) ->
 
 def test_a_machine_without_a_service_manager_is_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks_machine, "of_this_machine", lambda: (_ for _ in ()).throw(ServiceError("none")))
-    assert checks_machine.service().level is OK
+    assert checks_machine.service(Spec(("disco",))).level is OK
+
+
+def test_a_service_that_is_not_as_the_settings_say_is_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Told(Status(True, "running", 42))
+    for differs, level in (("", OK), ("its unit listens on 0.0.0.0:4747", WARN)):
+        monkeypatch.setattr(Told, "differs", lambda self, spec, told=differs: told)
+        found = checks_machine.service_of(manager, Spec(("disco",)))
+        assert found.level is level
+        assert differs in found.found
+        assert ("disco service install" in found.mend) is bool(differs)

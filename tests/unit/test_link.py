@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -17,18 +17,23 @@ from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_daemon.errors import DiscoError
 from disco_daemon.link import MAX_LINE, Link, Piece
 from disco_daemon.types import Side
+from tests.fixtures.socketdoor import socket_beside
 
 HI = [{"role": "user", "content": "Hi"}]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def linked(handler: Handler, key: str = "") -> AsyncIterator[Link]:
-    """A link to a server that does the same whatever is asked."""
+async def linked(handler: Handler, key: str = "", *, local: bool = True) -> AsyncIterator[Link]:
+    """A link to a server that does the same whatever is asked; unless `local`, over TCP only."""
     app = web.Application(client_max_size=1 << 24)
     app.router.add_route("*", "/{path:.*}", handler)
-    async with TestServer(app) as server, Link(str(server.make_url("")), key) as link:
-        yield link
+    async with TestServer(app) as server:
+        assert server.runner is not None
+        assert server.port is not None
+        beside = socket_beside(server.runner, server.port) if local else nullcontext()
+        async with beside, Link(str(server.make_url("")), key) as link:
+            yield link
 
 
 def streaming(*parts: bytes) -> Handler:
@@ -107,18 +112,22 @@ async def test_a_stream_may_be_cut_anywhere_and_have_long_lines() -> None:
         assert [piece.text for piece in await heard(link)] == ["é🦊", long, ""]
 
 
-async def test_the_question_carries_its_options_and_the_key() -> None:
+@pytest.mark.parametrize("local", [True, False])
+async def test_the_question_carries_its_options_and_over_tcp_the_key(local: bool) -> None:
     asked: dict[str, Any] = {}
 
     async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path == "/health":  # a service manager would start the daemon now
+            assert "Authorization" not in request.headers
+            return web.Response()
         asked.update(await request.json(), path=request.path, key=request.headers.get("Authorization"))
         return await streaming(END)(request)
 
-    async with linked(handle, "hush") as link:
+    async with linked(handle, "hush", local=local) as link:
         await heard(link, model="disco/server", max_tokens=5, disco={"delivery": "off"})
     assert asked == {
-        "path": "/v1/chat/completions", "key": "Bearer hush", "model": "disco/server", "messages": HI, "max_tokens": 5,
-        "stream": True, "disco": {"sides": True, "delivery": "off"},
+        "path": "/v1/chat/completions", "key": None if local else "Bearer hush", "model": "disco/server",
+        "messages": HI, "max_tokens": 5, "stream": True, "disco": {"sides": True, "delivery": "off"},
     }  # fmt: skip
 
 
@@ -302,10 +311,11 @@ async def test_a_redirect_is_not_followed_and_the_key_stays_here() -> None:
         asked.append(request.path)
         raise web.HTTPFound("/elsewhere")
 
-    async with linked(handle, "hush") as link:
-        with pytest.raises(DaemonError, match="HTTP 302"):
-            await link.state()
-    assert asked == ["/disco/v1/state"]
+    for local in (True, False):
+        async with linked(handle, "hush", local=local) as link:
+            with pytest.raises(DaemonError, match="HTTP 302"):
+                await link.state()
+    assert asked == ["/disco/v1/state", "/health", "/disco/v1/state"]
 
 
 async def test_rows_that_are_none_are_told() -> None:

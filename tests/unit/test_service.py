@@ -71,8 +71,11 @@ def test_the_unit_is_ready_when_it_says_so_watched_and_restarted() -> None:
 
 
 def test_the_port_is_listened_on_by_systemd_unless_the_daemon_picks_one() -> None:
-    assert values(systemd.units(SPEC)[systemd.SOCKET], "ListenStream") == ["127.0.0.1:4747"]
-    assert values(systemd.units(Spec(("x",), host="::1"))[systemd.SOCKET], "ListenStream") == ["[::1]:4747"]
+    unit = systemd.units(SPEC)[systemd.SOCKET]
+    assert values(unit, "ListenStream") == ["127.0.0.1:4747", "%t/disco/4747.sock"]
+    assert (values(unit, "SocketMode"), values(unit, "DirectoryMode")) == (["0600"], ["0700"])
+    six = systemd.units(Spec(("x",), host="::1", port=8080))[systemd.SOCKET]
+    assert values(six, "ListenStream") == ["[::1]:8080", "%t/disco/8080.sock"]
     alone = systemd.units(Spec(("x",), port=None))
     assert list(alone) == [systemd.SERVICE]
     assert "Requires=" not in alone[systemd.SERVICE]
@@ -96,6 +99,26 @@ def test_files_go_where_the_user_manager_looks(tmp_path: Path) -> None:
     manager.write(SPEC)
     assert sorted(path.name for path in manager.installed()) == [systemd.SERVICE, systemd.SOCKET]
     assert "ExecStart=" in (tmp_path / "units" / systemd.SERVICE).read_text()
+
+
+def test_a_unit_that_is_not_as_the_settings_say_is_told(tmp_path: Path) -> None:
+    manager = Systemd(tmp_path)
+    assert manager.differs(SPEC) == "", "it is not installed"
+    manager.write(SPEC)
+    assert manager.differs(SPEC) == ""
+    unit = tmp_path / systemd.SOCKET
+    as_now = unit.read_text()
+    unit.write_text(as_now.replace("ListenStream=%t/disco/4747.sock\n", ""))
+    assert "older version, without the Unix socket" in manager.differs(SPEC)
+    unit.write_text(as_now.replace("127.0.0.1", "0.0.0.0"))
+    assert "listens on 0.0.0.0:4747" in manager.differs(SPEC)
+    assert "the settings say 127.0.0.1:4747" in manager.differs(SPEC)
+    unit.write_text(as_now)
+    assert "the settings say 127.0.0.1:8080" in manager.differs(Spec(SPEC.command, port=8080))
+    assert "the settings say a free port" in manager.differs(Spec(SPEC.command, port=None))
+    unit.unlink()
+    assert "listens on nothing" in manager.differs(SPEC)
+    assert Launchd(tmp_path).differs(SPEC) == "", "there the daemon listens by itself, as it is set"
 
 
 # --- launchd ------------------------------------------------------------------------------------------------------

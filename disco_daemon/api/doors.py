@@ -1,0 +1,124 @@
+"""The two doors of the daemon, and which route is served at which.
+
+The *Unix socket* is the owner's: the file system lets nobody but this user reach it (`socketfile`). Everything is
+served there, without a key. *TCP* is for callers, and any process of this machine can reach it: it serves what answers
+questions and what tells how the daemon is. A *control*, which changes something or tells paths, prompts or where keys
+are, is served there only to who shows the key for it: `api.control_key`, or where that is not set, `api.key`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..errors import RequestError
+from .connections import peer_of
+from .guard import CONFIG, shows
+from .peers import Whose
+from .scrape import Handler
+
+
+class At(Enum):
+    """Where a route is served, over TCP that is; at the Unix socket all are."""
+
+    BOTH = "TCP too"
+    PLAIN = "TCP too, without paths and places of keys unless the key for controls is shown"
+    CONTROL = "TCP only with the key for controls"
+
+
+# Every route of the application stands here; one that does not is a control.
+ROUTES: dict[tuple[str, str], At] = {
+    ("POST", "/v1/chat/completions"): At.BOTH,
+    ("POST", "/v1/completions"): At.BOTH,
+    ("POST", "/v1/embeddings"): At.BOTH,
+    ("GET", "/v1/models"): At.BOTH,
+    ("GET", "/v1/models/{name}"): At.BOTH,
+    ("GET", "/health"): At.BOTH,
+    ("GET", "/metrics"): At.BOTH,
+    ("GET", "/disco/v1/state"): At.PLAIN,
+    ("GET", "/disco/v1/trace/{request_id}"): At.PLAIN,
+    ("GET", "/disco/v1/providers"): At.PLAIN,
+    ("GET", "/disco/v1/ledger"): At.BOTH,
+    ("GET", "/disco/v1/plan"): At.BOTH,
+    ("GET", "/disco/v1/whatif"): At.BOTH,
+    ("POST", "/disco/v1/answers/{request_id}"): At.BOTH,  # who knows an answer's id may pace it
+    ("GET", "/disco/v1/history"): At.CONTROL,  # may hold prompts
+    ("GET", "/disco/v1/settings"): At.CONTROL,  # names paths, and where keys are
+    ("PATCH", "/disco/v1/settings"): At.CONTROL,
+    ("POST", "/disco/v1/reload"): At.CONTROL,
+    ("POST", "/disco/v1/server/check"): At.CONTROL,
+    ("PUT", "/disco/v1/server"): At.CONTROL,
+}
+
+
+@dataclass(slots=True)
+class Door:
+    """The Unix socket: its path, once it is open."""
+
+    path: str = ""
+
+
+DOOR = web.AppKey("door", Door)
+
+
+def may_control(request: web.Request) -> bool:
+    """Whether who asks may use the controls."""
+    if peer_of(request).whose is Whose.DOOR:
+        return True
+    config = request.app[CONFIG]
+    key = config.control_key or config.key
+    return bool(key) and shows(request.headers.get("Authorization", ""), key)
+
+
+def at(request: web.Request) -> At:
+    """Where what is asked for is served; what is not there, or not in this way, everywhere says so."""
+    route = request.match_info.route
+    if request.match_info.http_exception is not None or route.resource is None:
+        return At.BOTH
+    method = "GET" if request.method == "HEAD" else request.method
+    return ROUTES.get((method, route.resource.canonical), At.CONTROL)
+
+
+@web.middleware
+async def controlled(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Nobody but the owner is at the controls."""
+    if at(request) is At.CONTROL and not may_control(request):
+        raise RequestError(_where(request), status=403, code="control")
+    return await handler(request)
+
+
+def _where(request: web.Request) -> str:
+    """Where the door to a control is."""
+    config, path = request.app[CONFIG], request.app[DOOR].path
+    name = "api.control_key" if config.control_key else "api.key"
+    key = f"with {name} as the API key" if config.control_key or config.key else f"where {name} is set, with that key"
+    here = f"at the Unix socket {path} (`disco` and its terminal UI use it), and " if path else ""
+    return f"{request.method} {request.path} is a control: it is served {here}over TCP only {key}."
+
+
+# --- what is told at the open door ------------------------------------------------------------------------------------
+
+# Folders before a name: from a root or a home on to the last slash. A folder may have blanks in it, so that words
+# between two paths go, too; better than a part of a path.
+_FOLDERS = re.compile(r"(?<![\w.:/])~?/(?=\S)(?:[^/\n\"'`:;,()<>]*/)*")
+
+
+def fit(request: web.Request, payload: Any) -> Any:
+    """A document as who asks may see it."""
+    return payload if may_control(request) else without_paths(msgspec.to_builtins(payload))
+
+
+def without_paths(payload: Any) -> Any:
+    """The same with the names of files in place of their paths."""
+    if isinstance(payload, str):
+        return _FOLDERS.sub("", payload) if "/" in payload else payload
+    if isinstance(payload, dict):
+        return {key: without_paths(value) for key, value in payload.items()}
+    if isinstance(payload, list):
+        return [without_paths(value) for value in payload]
+    return payload

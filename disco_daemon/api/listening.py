@@ -1,0 +1,125 @@
+"""Opens the doors: the TCP port and the Unix socket, each as a service manager has handed it over, or made here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from .. import socketfile
+from ..errors import ConfigError
+from ..net import is_loopback
+from .doors import DOOR
+from .guard import ApiConfig
+
+log = logging.getLogger("disco.api")
+
+BACKLOG = 128  # connections that wait to be taken
+BIND_TIMEOUT_S = 10.0  # a host's name is looked up
+
+
+@asynccontextmanager
+async def opened(
+    runner: web.AppRunner, config: ApiConfig, port: int, given: Sequence[socket.socket]
+) -> AsyncIterator[str]:
+    """Serve at both doors until the end; yields the base URL. `given` are sockets that listen already.
+
+    Raises ConfigError when the port is taken, or open to others without a key.
+    """
+    async with AsyncExitStack() as stack:
+        handed = [taken for taken in given if taken.family != socket.AF_UNIX]
+        tcp = handed or await _bound(config.host, port)
+        for taken in tcp:
+            stack.callback(taken.close)
+        own = tcp[0].getsockname()
+        for taken in tcp:
+            _require_key(taken.getsockname()[0], config.key, handed=bool(handed))
+        local, path = _handed_over(given)
+        if local is None:
+            local, path = await _made(own[1], stack)
+        runner.app[DOOR].path = path
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        # The Unix socket first: who was let wait at the port then finds it.
+        for taken in (*([local] if local is not None else []), *tcp):
+            await web.SockSite(runner, taken, backlog=BACKLOG).start()
+        host = own[0] if handed else config.host
+        yield f"http://{f'[{host}]' if ':' in host else host}:{own[1]}/v1"
+
+
+def _require_key(host: str, key: str, *, handed: bool) -> None:
+    """Raise ConfigError where others could come in without a key."""
+    if is_loopback(host) or key:
+        return
+    mend = "`disco service install`, which makes it as the settings say, or " if handed else ""
+    who = "the service manager hands over a socket on" if handed else "refusing to listen on"
+    msg = f"{who} {host}, open to others, and there is no API key: {mend}`disco config set api.key SECRET`"
+    raise ConfigError(msg)
+
+
+async def _bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets on all addresses of a host, with one port. Raises ConfigError."""
+    found: list[socket.socket] = []
+    try:
+        async with asyncio.timeout(BIND_TIMEOUT_S):
+            loop = asyncio.get_running_loop()
+            places = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(places):
+            made = socket.socket(family, socket.SOCK_STREAM)
+            found.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind((address[0], found[0].getsockname()[1] if len(found) > 1 else port, *address[2:]))
+    except OSError as e:
+        for made in found:
+            made.close()
+        why = "its name is not found in time" if isinstance(e, TimeoutError) else e.strerror or e
+        msg = f"cannot listen on {host}:{port}: {why}; is a daemon running already? (--port)"
+        raise ConfigError(msg) from e
+    return found
+
+
+def _handed_over(given: Sequence[socket.socket]) -> tuple[socket.socket | None, str]:
+    """The Unix socket that a service manager made, and its path. Raises ConfigError if others may use it."""
+    for taken in given:
+        if taken.family == socket.AF_UNIX:
+            path = os.fsdecode(taken.getsockname())
+            there = path.startswith("/") and socketfile.is_private(Path(path), kind=stat.S_IFSOCK)
+            if not there:
+                msg = (
+                    f"the service manager hands over the Unix socket {path!r}, which others may use: "
+                    "`disco service install` makes one for you alone"
+                )
+                raise ConfigError(msg)
+            return taken, path
+    return None, ""
+
+
+async def _made(port: int, stack: AsyncExitStack) -> tuple[socket.socket | None, str]:
+    """Our own Unix socket, until the stack ends; none where there cannot be one: the daemon serves all the same.
+
+    Raises ConfigError if another daemon has it.
+    """
+    making = socketfile.listening(port)
+    try:
+        made = await asyncio.to_thread(making.__enter__)
+    except socketfile.SocketTakenError as e:
+        raise ConfigError(str(e)) from e
+    except socketfile.SocketFileError as e:
+        log.warning("no Unix socket, so that controls are served over TCP with a key only: %s", e)
+        return None, ""
+    stack.push_async_callback(_ended, making)
+    return made, os.fsdecode(made.getsockname())
+
+
+async def _ended(making: contextlib.AbstractContextManager[socket.socket]) -> None:
+    await asyncio.to_thread(making.__exit__, None, None, None)
