@@ -70,7 +70,7 @@ async def test_in_place_of_an_answer_the_device_answers_and_nothing_strange_is_k
         assert not holds_key(words)
     assert "Traceback" not in daemon.log
     # A server that asked to be left alone is asked again, so that the next test means what it says.
-    await daemon.session.post(f"{daemon.root}/disco/v1/reload")
+    await daemon.controls.post(f"{daemon.root}/disco/v1/reload")
 
 
 @pytest.mark.asyncio(loop_scope="module")
