@@ -53,6 +53,7 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/disco/v1/reload"): At.CONTROL,
     ("POST", "/disco/v1/server/check"): At.CONTROL,
     ("PUT", "/disco/v1/server"): At.CONTROL,
+    ("PUT", "/disco/v1/device"): At.CONTROL,
 }
 
 
