@@ -142,8 +142,11 @@ def key_file(settings: ServerSettings, env: Mapping[str, str]) -> Finding | None
     mode = stat.S_IMODE(seen.st_mode)
     if mode & 0o077:
         return wrong(name, f"others may read {path} (mode {mode:o}); it is not used like that", f"`chmod 600 {path}`")
-    if seen.st_uid != os.getuid():
-        return warn(name, f"{path} belongs to another user ({seen.st_uid})", f"`chown $(id -un) {path}`")
+    if seen.st_uid not in (os.geteuid(), 0):
+        told = f"{path} belongs to another user ({seen.st_uid}); it is not used like that"
+        return wrong(name, told, f"`chown $(id -un) {path}`")
+    if not stat.S_ISREG(seen.st_mode):
+        return wrong(name, f"{path} is no regular file; it is not used", "name a file with the key in it")
     return ok(name, f"{path}, yours alone (mode {mode:o})")
 
 

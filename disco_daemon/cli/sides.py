@@ -74,7 +74,7 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
     loaded = EngineConfig(
         path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),
-        draft_path=str(Path(settings.draft_model).expanduser()) if settings.draft_model else "",
+        draft_path=_named("device.draft_model", settings.draft_model) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
         kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s,
     )  # fmt: skip
@@ -102,4 +102,14 @@ def _chat_template(settings: DeviceSettings) -> str:
 
 def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:
     wanted = {name: Adapter(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
-    return tuple(wire.Adapter(name, str(Path(a.path).expanduser()), a.scale) for name, a in wanted.items())
+    return tuple(
+        wire.Adapter(name, _named(f"device.adapters.{name}", adapter.path), adapter.scale)
+        for name, adapter in wanted.items()
+    )
+
+
+def _named(key: str, text: str) -> str:
+    """The path that a setting names. Raises ConfigError where that is no file."""
+    path = Path(text).expanduser()
+    tuning.require_regular(key, path)
+    return str(path)

@@ -35,7 +35,15 @@ def model_path(settings: DeviceSettings) -> Path:
         mend = "check device.model" if settings.model else "run `disco models fetch`"
         msg = f"the device's model {path} does not exist: {mend}, or use --no-device"
         raise ConfigError(msg)
+    require_regular("device.model", path)
     return path
+
+
+def require_regular(key: str, path: Path) -> None:
+    """Raise ConfigError where a setting names what is there and is no file: a pipe would hang who reads it."""
+    if path.exists() and not path.is_file():
+        msg = f"{key} {path} is not a regular file: name a GGUF file"
+        raise ConfigError(msg)
 
 
 def is_exact(config: Config) -> bool:

@@ -206,7 +206,7 @@ async def test_a_key_does_not_go_by_plain_http_to_a_public_address(tmp_path: Pat
 
 
 @pytest.mark.parametrize("special", ["pipe", "/dev/zero"])
-@pytest.mark.parametrize("setting", ["server.api_key_file", "device.chat_template"])
+@pytest.mark.parametrize("setting", ["server.api_key_file", "device.chat_template", "device.draft_model"])
 async def test_a_named_file_that_is_none_is_an_error_at_once(setting: str, special: str, tmp_path: Path) -> None:
     """F13: a daemon that read on in there came to an end by a full memory, or not at all."""
     named = tmp_path / "named"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import urllib.request
 from collections.abc import AsyncIterator
@@ -365,6 +366,19 @@ def test_the_key_file_is_to_be_the_owners_alone_also_where_a_variable_goes_first
     assert "mode 640" in told
     file.chmod(0o600)
     assert seen(checks_server.key_file(named, {})) == (OK, f"{file}, yours alone (mode 600)")
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    assert seen(checks_server.key_file(named, {}))[0] is WRONG
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_user_s_key_file_is_wrong_for_it_is_not_used(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.touch(0o600)
+    os.chown(file, 65534, 65534)
+    level, told = seen(checks_server.key_file(settings(api_key_file=str(file)).server, {}))
+    assert level is WRONG
+    assert "another user" in told
 
 
 def seen(finding: Finding | None) -> tuple[Level, str]:

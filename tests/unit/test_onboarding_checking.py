@@ -195,9 +195,15 @@ def test_a_key_that_no_header_can_carry(key: str) -> None:
     assert check("http://127.0.0.1:9/v1", key, "m", CATALOG).problem == problem
 
 
-async def test_a_key_in_the_clear_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_goes_nowhere_public_in_the_clear_unless_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "ask_models", lambda url, key: asking.Reply(200, ("m",)))
-    assert "https" in " ".join(check("http://llm.example.com/v1", SECRET, "", CATALOG).notes)
+    problem = check("http://llm.example.com/v1", SECRET, "", CATALOG).problem
+    assert problem is not None, "nobody is asked"
+    assert "in the clear" in problem.text
+    assert "https" in problem.mend
+    assert check("http://llm.example.com/v1", "", "", CATALOG).problem is None, "without a key there is nothing to keep"
+    wanted_so = check("http://llm.example.com/v1", SECRET, "", CATALOG, insecure=True)
+    assert "https" in " ".join(wanted_so.notes)
     assert check("https://llm.example.com/v1", SECRET, "", CATALOG).notes == ()
 
 
