@@ -22,7 +22,7 @@ PLAIN_TEMPLATE = (
 # What somebody else's program can raise in the sandbox, at compile or run time.
 _FAULTS = (
     jinja2.TemplateError, SyntaxError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError,
-    LookupError, RuntimeError, MemoryError,
+    LookupError, RuntimeError, MemoryError, NameError,
 )  # fmt: skip
 
 
