@@ -204,10 +204,14 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """Length of a rendered prompt, tokens; `cached` of them are in the device's KV cache already."""
+    """Length of a rendered prompt, tokens; `cached` of them are in the device's KV cache already.
+
+    Not `counted`: estimated, since nobody who could count is there.
+    """
 
     tokens: int
     cached: int = 0
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ async def _embed(request: web.Request) -> web.StreamResponse:
     if Side.DEVICE not in _route(request, asked.model) or _adapter(asked.model):
         msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
-    request_id, vectors = _new_id(), embeddings.Vectors(asked)
+    request_id, vectors = _new_id(), embeddings.Vectors(asked, len(texts))
     async with aclosing(request.app[CONDUCTOR].embed(texts, asked.model, request_id)) as found:
         async for embedding in found:
             vectors.add(embedding)

@@ -15,6 +15,7 @@ from ..types import Embedding
 from .openai import MAX_INT, MAX_TOKEN_ID, DiscoOptions, convert, decoded
 
 MAX_INPUTS = 2048  # as OpenAI
+MAX_RESPONSE = 64 * 1024 * 1024  # bytes of one response; 2,048 vectors of 4,096 numbers in base64 are 45 million
 
 Given = str | tuple[int, ...]
 _Ids = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)], ...], Meta(min_length=1)]
@@ -64,26 +65,40 @@ def _inputs(given: Any) -> list[Given]:
 
 
 class Vectors:
-    """Collects the vectors of one answer, each made JSON at once: all together would hold up every stream."""
+    """Collects the `n` vectors of one answer, each made JSON at once: all together would hold up every stream."""
 
-    def __init__(self, request: EmbeddingsRequest) -> None:
-        self._request = request
-        self._data: list[bytes] = []
+    def __init__(self, request: EmbeddingsRequest, n: int) -> None:
+        self._request, self._n = request, n
+        self._body = bytearray(b'{"data":[')
+        self._n_made = 0
         self._n_tokens = 0
 
     def add(self, embedding: Embedding) -> None:
-        """Take the next one. Raises RequestError if it has fewer dimensions than are asked for."""
+        """Take the next one.
+
+        Raises RequestError if it has fewer dimensions than are asked for, or if all will be more than MAX_RESPONSE,
+        which the first one tells.
+        """
         vector = shortened(embedding.vector, self._request.dimensions)
         text: Any = base64.b64encode(vector).decode() if self._request.encoding_format == "base64" else _floats(vector)
-        item = {"object": "embedding", "index": len(self._data), "embedding": text}
-        self._data.append(msgspec.json.encode(item))
+        item = msgspec.json.encode({"object": "embedding", "index": self._n_made, "embedding": text})
+        if max(len(self._body), len(item) * self._n) > MAX_RESPONSE:
+            msg = (
+                f"{self._n} such vectors are more than the {MAX_RESPONSE} bytes of one response: ask for fewer at a "
+                "time, for 'encoding_format': 'base64', or for fewer 'dimensions'."
+            )
+            raise RequestError(msg, param="input", code="response_too_large")
+        self._body += b"," if self._n_made else b""
+        self._body += item
+        self._n_made += 1
         self._n_tokens += embedding.n_tokens
 
-    def body(self) -> bytes:
-        """The whole response."""
+    def body(self) -> bytearray:
+        """The whole response, once: it may be large."""
         usage = {"prompt_tokens": self._n_tokens, "total_tokens": self._n_tokens}
         rest = msgspec.json.encode({"object": "list", "model": self._request.model, "usage": usage})
-        return b'{"data":[%b],%b' % (b",".join(self._data), rest[1:])
+        self._body += b"]," + rest[1:]
+        return self._body
 
 
 def shortened(vector: bytes, n: int | None) -> bytes:

@@ -8,10 +8,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import __version__
 from ..api.app import make_app
@@ -21,7 +21,7 @@ from ..api.listening import opened
 from ..api.metrics import Metrics
 from ..api.peers import Kernel
 from ..clock import Clock, SystemClock
-from ..conductor import Conductor, Stage
+from ..conductor import Conductor, Keeper, Privacy, Stage
 from ..conductor.traces import Traces
 from ..config import (
     NOBODY_HERE,
@@ -55,7 +55,7 @@ from ..wattmeter import Wattmeter
 from . import files, paying, tuning
 from .binding import bound
 from .foresight import Foresight, policy_of
-from .parts import Parts, kept, make_manner, make_mover, make_planner, names
+from .parts import Parts, make_manner, make_mover, make_planner, names
 from .reports import Reports
 from .servers import Servers
 from .sides import make_endpoints
@@ -66,6 +66,7 @@ log = logging.getLogger("disco.daemon")
 PROBE = Asked(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 FIXED = ("api.", "history.")  # settings that hold for the life of the process
 FLIP_S = 60.0  # between two changes of the scarcer side that nobody asked for
+T = TypeVar("T")
 SHUTDOWN_TIMEOUT_S = 5.0  # after a SIGTERM, for what is not an answer, such as a page of the history
 
 
@@ -100,12 +101,14 @@ class Daemon:
         self.metrics = Metrics(lambda: vitals(self))
         self.pulse = Pulse(self.clock, self.metrics.lagged)
         self._traces = Traces()
+        self.privacy = Privacy(config.policy.private)
         self._flipped_at = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._reloading = asyncio.Lock()
         self.parts = self._make(config)
-        self.conductor = Conductor(self.parts.stage, self._record)
+        self.keeper = Keeper(self.parts.stage)
+        self.conductor = Conductor(self.keeper, self._record)
         self.foresight = Foresight(
             self.history.path, path.parent / "servers", self.clock, lambda: self.conductor.n_served
         )  # fmt: skip
@@ -115,9 +118,7 @@ class Daemon:
 
     def _make(self, config: Config, before: Parts | None = None) -> Parts:
         """New parts; a device that would be the same is taken over from those `before`. Raises ConfigError."""
-        endpoints = make_endpoints(config, self.clock, self._shape)
-        if before is not None:
-            endpoints = kept(endpoints, before.endpoints)
+        endpoints = make_endpoints(config, self.clock, self._shape, None if before is None else before.endpoints)
         measured = tuning.measured(config)
         purse = paying.make_purse(
             config, self.path.parent / "servers", self.clock, None if before is None else before.purse.caps
@@ -141,7 +142,7 @@ class Daemon:
             disturbed=self.pulse.disturbed,
             effort=wattmeter,
             shadow=config.policy.shadow,
-            private=config.policy.private,
+            privacy=self.privacy,
             keep_text=config.history.keep_text,
             manner=make_manner(config),
             traces=self._traces,
@@ -170,7 +171,7 @@ class Daemon:
         return self.parts.endpoints
 
     def _may_probe(self) -> bool:
-        return not self.config.policy.private and self.parts.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
+        return not self.privacy.on and self.parts.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
 
     def _book_probe(self, spent: Usage) -> None:
         """A probe is a row of its own in the ledger."""
@@ -181,11 +182,11 @@ class Daemon:
             self.history.record(outcome)
             self.metrics.observe(outcome)
 
-    def _record(self, outcome: Outcome) -> None:
+    def _record(self, stage: Stage, outcome: Outcome) -> None:
         """One finished answer goes to everybody who keeps count; none of them blocks."""
         self.parts.learner.record(outcome)
         self.metrics.observe(outcome)
-        if self.parts.prober is not None:
+        if self.parts.prober is not None and stage.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
             self.parts.prober.saw(outcome)
 
     def state(self) -> dict[str, Any]:
@@ -198,7 +199,7 @@ class Daemon:
             "cpu_s": round(time.process_time(), 4),
             "uptime_s": round(self.clock.now() - self._started, 1),
             "policy": self.parts.learner.planner.policy.name,
-            "private": self.config.policy.private,
+            "private": self.privacy.on,
             "endpoints": {side.value: endpoint.status() for side, endpoint in self.endpoints.items()},
             "in_flight": conductor.in_flight,
             "served": conductor.n_served,
@@ -217,7 +218,7 @@ class Daemon:
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
         """What would be done now with a prompt of so many tokens, and why."""
         readiness = {side: endpoint.readiness() for side, endpoint in self.endpoints.items()}
-        available = frozenset(readiness) - ({Side.SERVER} if self.config.policy.private else set())
+        available = frozenset(readiness) - ({Side.SERVER} if self.privacy.on else set())
         explained = self.parts.learner.planner.explain(tokens, readiness, waited_s, available)
         prices, speeds = self.parts.purse.prices, self._speeds()
         costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
@@ -253,30 +254,55 @@ class Daemon:
             if "policy.private" in changes and written.policy.private and Side.DEVICE not in self.endpoints:
                 raise ConfigError(NOBODY_HERE)
 
-        async with self._reloading:
-            written = await asyncio.to_thread(set_values, self.path, changes, somebody)
-            await self._take_up(with_values(self.config, {key: get_value(written, key) for key in changes}))
+        async def write() -> None:
+            async with self._reloading:
+                written = await asyncio.to_thread(set_values, self.path, changes, somebody)
+                await self._take_up(with_values(self.config, {key: get_value(written, key) for key in changes}))
+
+        await self._whole(write())
         return self.settings() | {"changed": sorted(changes), "needs_restart": [], "money": self._money()}
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """Carry a change out to its end, also when whoever asked for it leaves in between: half of one is none."""
+        task = asyncio.create_task(change, name="change")
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        await asyncio.wait([task])
+        return task.result()
+
+    def _changed(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever asked, if that one is still there
 
     async def _take_up(self, config: Config) -> None:
         """Go by other live settings from now on."""
         self.parts = replace(self.parts, config=config)
         self.parts.purse.set_rate(config.device.usd_per_kwh)
         self.parts.purse.set_limits(paying.limits(config))
-        stage, policy = self.conductor.stage, config.policy
-        stage.manner, stage.private = make_manner(config), policy.private
-        if policy.private and self.parts.prober is not None:
-            await self.parts.prober.stop()
-        self.parts.learner.planner.pursue(policy_of(policy))
+        self.conductor.stage.manner = make_manner(config)
+        self.privacy.on = config.policy.private
+        await self._confine()
+        self.parts.learner.planner.pursue(policy_of(config.policy))
         self._reconsider(asked=True)
         if self.parts.learner.planner.due:
             await self.parts.learner.fit()
+
+    async def _confine(self) -> None:
+        """If nothing may leave any more: end what is on its way. When this returns, nobody is being asked."""
+        if self.privacy.on:
+            if self.parts.prober is not None:
+                await self.parts.prober.stop()
+            await self.conductor.confine()
 
     async def reload(self) -> dict[str, Any]:
         """Read config.toml again, and go by it from the next request on; running answers go on as they began.
 
         Raises ConfigError, and then everything stays as it was.
         """
+        return await self._whole(self._reload())
+
+    async def _reload(self) -> dict[str, Any]:
         async with self._reloading:
             config = await asyncio.to_thread(load, self.path, flags=self._flags)
             require_complete(config)
@@ -311,29 +337,14 @@ class Daemon:
         before, parts = self.parts, await asyncio.to_thread(self._make, config, self.parts)
         await self._prepare(parts, before)
         await self._end_tasks()
-        gone = [e for side, e in before.endpoints.items() if parts.endpoints.get(side) is not e]
-        fresh = [e for side, e in parts.endpoints.items() if before.endpoints.get(side) is not e]
-        waiting = [e for e in fresh if isinstance(e, Device) and any(isinstance(g, Device) for g in gone)]
-        for endpoint in fresh:
-            if endpoint not in waiting:
-                await endpoint.start()
-        for device in waiting:  # two models do not fit into memory at once: it loads when the old one is gone
-            device.expect()
-        self.parts, self.conductor.stage = parts, parts.stage
-        self._begin_tasks()
-        retiring = asyncio.create_task(self._retire(before.stage, gone, waiting), name="retire")
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
-
-    async def _retire(self, stage: Stage, gone: Sequence[Endpoint], waiting: Sequence[Endpoint]) -> None:
-        """Close what is not used any more when the last answer on that stage has ended, then start what waits."""
         try:
-            await self.conductor.left(stage)
+            self.privacy.on |= config.policy.private  # turned on before the swap, and off behind it
+            await self.keeper.put_on(parts.stage, self.conductor.still_s)
+            self.parts = parts
         finally:
-            for endpoint in gone:
-                await endpoint.close()
-        for endpoint in waiting:
-            await endpoint.start()
+            self.privacy.on = self.config.policy.private
+            self._begin_tasks()
+        await self._confine()
 
     async def _prepare(self, parts: Parts, before: Parts | None = None) -> None:
         """Let new parts know what is known already, from those `before` them or from disk, in threads."""
@@ -385,9 +396,8 @@ class Daemon:
             stack.push_async_callback(asyncio.to_thread, self.history.close)
             await asyncio.to_thread(paying.restore, self.parts.purse, self.history, self.clock)
             await self._prepare(self.parts)
-            stack.push_async_callback(self._close_endpoints)
-            for endpoint in self.endpoints.values():
-                await endpoint.start()
+            stack.push_async_callback(self.keeper.end)
+            await self.keeper.start()
             doors = opened(runner, doorkeeper, api.port, self.manager.sockets())
             self.url = await stack.enter_async_context(doors)
             whole = [
@@ -398,7 +408,7 @@ class Daemon:
             try:
                 yield self.url
             finally:
-                await cancelled(whole)
+                await cancelled([*whole, *self._changes])
                 await self._end_tasks()
 
     def _begin_tasks(self) -> None:
@@ -418,12 +428,6 @@ class Daemon:
         tasks, self._tasks = self._tasks, []
         await cancelled(tasks)
 
-    async def _close_endpoints(self) -> None:
-        """Those in use, and those that wait for their last answer."""
-        await cancelled(list(self._retiring))
-        for endpoint in self.endpoints.values():
-            await endpoint.close()
-
 
 def _how_to_set(key: str) -> str:
     """Why a setting is not changed over HTTP, and how it is."""
@@ -434,7 +438,7 @@ def _how_to_set(key: str) -> str:
     return f"{key} is not changed over HTTP, only what a running daemon takes up is: {way}."
 
 
-async def cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """End them, and wait until they have."""
     for task in tasks:
         task.cancel()

@@ -10,7 +10,7 @@ from ..autotune import Autotuner
 from ..conductor import Manner, Stage
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
-from ..engine.supervisor import EngineState
+from ..endpoints.shaper import Shaped
 from ..learning import Learner
 from ..money.purse import Purse
 from ..net import without_credentials
@@ -43,15 +43,11 @@ class Parts:
     stage: Stage
 
 
-def kept(endpoints: Mapping[Side, Endpoint], before: Mapping[Side, Endpoint]) -> dict[Side, Endpoint]:
-    """The new endpoints, but the old device where the new one would be the same: its model is in memory.
-
-    One that was given up is not kept: a reload tries its model once more.
-    """
-    new, old = endpoints.get(Side.DEVICE), before.get(Side.DEVICE)
-    same = isinstance(new, Device) and isinstance(old, Device) and new.engine.config == old.engine.config
-    failed = isinstance(old, Device) and old.engine.state is EngineState.FAILED
-    return dict(endpoints) | ({Side.DEVICE: old} if same and not failed and old is not None else {})
+def same_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
+    """The old device where the new one would be the same and the old one is well: its model is in memory."""
+    if not isinstance(new, Device | Shaped) or not isinstance(old, Device | Shaped):
+        return new
+    return old if new.engine.config == old.engine.config and old.may_serve() else new
 
 
 def make_manner(config: Config) -> Manner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from .. import smallfile
@@ -20,15 +21,21 @@ from ..library import places
 from ..settings import Adapter, Config, DeviceSettings
 from ..types import Side
 from . import tuning
+from .parts import same_device
 
 log = logging.getLogger("disco.daemon")
 
 
-def make_endpoints(config: Config, clock: Clock, shape: Shape | None) -> dict[Side, Endpoint]:
-    """The configured endpoints. Raises ConfigError when there is none."""
+def make_endpoints(
+    config: Config, clock: Clock, shape: Shape | None, before: Mapping[Side, Endpoint] | None = None
+) -> dict[Side, Endpoint]:
+    """The configured endpoints; of those `before` them the device, if it would be the same one.
+
+    A server asks the device that stands beside it, which is the one in use. Raises ConfigError when there is none.
+    """
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
-        endpoints[Side.DEVICE] = _device(config, clock, shape)
+        endpoints[Side.DEVICE] = same_device(_device(config, clock, shape), (before or {}).get(Side.DEVICE))
     if config.server.base_url:
         endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE))
     if not endpoints:

@@ -6,38 +6,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from ..clock import Clock
 from ..endpoints.base import Endpoint
 from ..errors import RequestError, Unavailable
 from ..types import Delivery, Embedding, GenerationRequest, Outcome, PromptLength, Refusal, Side
-from .embedding import embed
+from .embedding import Texts
+from .keeper import Keeper
 from .performance import Performance
 from .spending import CHARS_PER_TOKEN, affordable, asked
-from .stage import Manner, Sink, Stage
+from .stage import Manner, Privacy, Sink, Stage
 
-__all__ = ["Conductor", "Manner", "Sink", "Stage"]
+__all__ = ["Conductor", "Keeper", "Manner", "Privacy", "Sink", "Stage"]
 
 RESTART_S = 10.0  # until a daemon that is being stopped is back, if somebody starts it again
 GIVE_UP_S = 3.0  # for telling it to all readers; one that does not read is not waited for
 MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
+FULL_S = 1.0  # with so many under way one of them ends in a moment
+CONFINE_S = 2.0  # for closing what the server is not to get any more; takes milliseconds
 
 
 @dataclass(slots=True)
 class Conductor:
-    """Answers requests on a stage.
+    """Answers requests on the stage that `keeper` has for the next one.
 
-    What changes over time: `playing`, by request id, `n_served`, and `closing`, which is set when no more are taken.
+    What changes over time: `in_flight`, the places taken, by requests that are counted, answered or embedded;
+    `playing` and `reading`, those under way by request id; `n_served`; and `closing`, which is set when no more are
+    taken. `record` gets what each came to, and the stage that it was played on.
     """
 
-    stage: Stage
-    record: Callable[[Outcome], None]
+    keeper: Keeper
+    record: Callable[[Stage, Outcome], None]
     playing: dict[str, Performance] = field(default_factory=dict)
+    reading: dict[str, Texts] = field(default_factory=dict)
+    in_flight: int = 0
     n_served: int = 0
     closing: bool = False
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def stage(self) -> Stage:
+        """What the next request is answered on."""
+        return self.keeper.stage
 
     @property
     def endpoints(self) -> Mapping[Side, Endpoint]:
@@ -49,35 +63,60 @@ class Conductor:
         """The clock that all answers go by."""
         return self.stage.clock
 
-    @property
-    def in_flight(self) -> int:
-        """Answers under way."""
-        return len(self.playing)
-
     async def run(self, request: GenerationRequest, model: str, sink: Sink) -> Outcome:
         """Answer one request into `sink`.
 
         Raises DiscoError when it cannot be completed: before the first token nothing was written, after it the
         reader's part stands and the error must be told in-band. A cancellation stops both sides and is recorded too.
         """
+        with self._admitted() as stage:
+            request = _confined(request, stage)
+            available = _available(request, stage.endpoints)
+            length = await _length(request, available, stage.endpoints)
+            if (confined := _confined(request, stage)) is not request:  # the switch has been turned meanwhile
+                request, available = confined, _available(confined, stage.endpoints)
+            wanted = asked(request, length.tokens)
+            available = affordable(stage.purse, wanted, available, stage.clock.wall())
+            self._open()  # asked again: it may have been closed since the request came in
+            performance = Performance(stage, request, sink, available, length, model)
+            self.playing[request.request_id] = performance
+            try:
+                return await performance.play(lambda outcome: self.record(stage, outcome))
+            finally:
+                del self.playing[request.request_id]
+                self.n_served += 1
+
+    async def embed(
+        self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
+    ) -> AsyncGenerator[Embedding, None]:
+        """The embeddings of texts, or of token ids, in order. Raises DiscoError; close it to stop."""
+        with self._admitted() as stage:
+            reading = self.reading[request_id] = Texts(stage, texts, model, request_id)
+            try:
+                async with aclosing(reading.embedded(lambda outcome: self.record(stage, outcome))) as found:
+                    async for embedding in found:
+                        yield embedding
+            finally:
+                del self.reading[request_id]
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[Stage]:
+        """A place among those under way, and the stage to play on. Raises Unavailable; taken before any waiting."""
+        self._open()
         if self.in_flight >= MAX_IN_FLIGHT:
-            msg = f"{MAX_IN_FLIGHT} answers are running already; try again later"
-            raise Unavailable(msg)
-        request = self._confined(request)
-        available = self._available(request)
-        length = await self._length(request, available)
-        wanted = asked(request, length.tokens)
-        available = affordable(self.stage.purse, wanted, available, self.stage.clock.wall())
-        if self.closing:  # asked last: it may have been since the request came in
-            raise _stopping("the daemon is being stopped; ask again when it is back")
-        performance = Performance(self.stage, request, sink, available, length, model)
-        self.playing[request.request_id] = performance
+            msg = f"{MAX_IN_FLIGHT} requests are being answered already; try again later"
+            raise Unavailable(msg, retry_after_s=FULL_S)
+        self.in_flight += 1
         try:
-            return await performance.play(self.record)
+            with self.keeper.held() as stage:
+                yield stage
         finally:
-            del self.playing[request.request_id]
-            self.n_served += 1
+            self.in_flight -= 1
             self._ended.set()
+
+    def _open(self) -> None:
+        if self.closing:
+            raise _stopping("the daemon is being stopped; ask again when it is back")
 
     async def drain(self, patience_s: float) -> int:
         """Take no more requests, and let running answers end, unpaced; how many had to be ended after `patience_s`, s.
@@ -89,35 +128,36 @@ class Conductor:
             performance.adjust(None, Delivery.OFF)
         if await self._still(patience_s):
             return 0
-        late = list(self.playing.values())
-        for performance in late:
-            performance.give_up(_stopping("the daemon was stopped before the answer was whole"))
+        late: list[Performance | Texts] = [*self.playing.values(), *self.reading.values()]
+        for work in late:
+            work.give_up(_stopping("the daemon was stopped before the answer was whole"))
         await self._still(GIVE_UP_S)
         return len(late)
 
     async def _still(self, patience_s: float) -> bool:
         """Whether nothing runs any more, at the latest after so long."""
         try:
-            await asyncio.wait_for(self._until(lambda: not self.playing), patience_s)
+            async with asyncio.timeout(patience_s):
+                while self.in_flight:
+                    self._ended.clear()
+                    await self._ended.wait()
         except TimeoutError:
             return False
         return True
 
-    async def left(self, stage: Stage) -> None:
-        """Wait until no answer is played on that stage."""
-        await self._until(lambda: all(p.stage is not stage for p in self.playing.values()))
+    def still_s(self, device: Endpoint) -> float:
+        """How long others will need another device than that one, s, as far as can be told."""
+        works: list[Performance | Texts] = [*self.playing.values(), *self.reading.values()]
+        return max((w.left_s() for w in works if w.stage.endpoints.get(Side.DEVICE) is not device), default=0.0)
 
-    async def _until(self, true: Callable[[], bool]) -> None:
-        """Look again whenever an answer has ended. Waiters share the event: whoever clears it has looked after that."""
-        while not true():
-            self._ended.clear()
-            await self._ended.wait()
+    async def confine(self) -> None:
+        """`policy.private` is on: end what a server was asked for and has not begun, and wait until that is so.
 
-    def embed(
-        self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
-    ) -> AsyncGenerator[Embedding, None]:
-        """The embeddings of texts, or of token ids; see `embedding.embed`."""
-        return embed(self.stage, texts, model, request_id, self.record)
+        Nobody knows of it whether the text has left yet. What a server is saying by now is heard to its end.
+        """
+        stopped = [task for performance in self.playing.values() for task in performance.confine()]
+        if stopped:
+            await asyncio.wait(stopped, timeout=CONFINE_S)
 
     def adjust(self, request_id: str, pace_tps: float | None, delivery: Delivery | None) -> bool:
         """Deliver a running answer in another manner from now on; False if there is none of that name."""
@@ -126,36 +166,41 @@ class Conductor:
             performance.adjust(pace_tps, delivery)
         return performance is not None
 
-    def _confined(self, request: GenerationRequest) -> GenerationRequest:
-        """The request as it may be answered: kept here where everything is. Raises RequestError if it asks for more."""
-        if not self.stage.private:
-            return request
-        if Side.DEVICE not in request.allowed:
-            msg = "Nothing may leave this machine (policy.private), and this request asks for the server: use 'disco'."
-            raise RequestError(msg, status=403, param="model", code="private")
-        return replace(request, allowed=frozenset({Side.DEVICE}), private=True)
 
-    def _available(self, request: GenerationRequest) -> frozenset[Side]:
-        """The endpoints that can serve this request at all. Raises RequestError or Unavailable."""
-        wanted = {side: endpoint for side, endpoint in self.endpoints.items() if side in request.allowed}
-        if not wanted:
-            names = " or ".join(sorted(request.allowed))
-            msg = f"no {names} is configured; see `disco config` for how to set one up"
-            raise Unavailable(msg)
-        refusals = {side: endpoint.refuses(request) for side, endpoint in wanted.items()}
-        available = frozenset(side for side, refusal in refusals.items() if refusal is None)
-        if not available:
-            why = "; ".join(r for r in refusals.values() if r)
-            named = (r.param for r in refusals.values() if isinstance(r, Refusal))
-            param = next(named, next((need for need in request.needs if need in why), None))
-            raise RequestError(why, code="unsupported", param=param)
-        return available
+def _confined(request: GenerationRequest, stage: Stage) -> GenerationRequest:
+    """The request as it may be answered: kept here where everything is. Raises RequestError if it asks for more."""
+    if not stage.private:
+        return request
+    if Side.DEVICE not in request.allowed:
+        msg = "Nothing may leave this machine (policy.private), and this request asks for the server: use 'disco'."
+        raise RequestError(msg, status=403, param="model", code="private")
+    return replace(request, allowed=frozenset({Side.DEVICE}), private=True)
 
-    async def _length(self, request: GenerationRequest, available: frozenset[Side]) -> PromptLength:
-        """Prompt length by the device's tokenizer, or an estimate while none is loaded."""
-        device = self.endpoints.get(Side.DEVICE)
-        counted = await device.count(request) if device is not None and Side.DEVICE in available else None
-        return counted or PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN))
+
+def _available(request: GenerationRequest, endpoints: Mapping[Side, Endpoint]) -> frozenset[Side]:
+    """The endpoints that can serve this request at all. Raises RequestError or Unavailable."""
+    wanted = {side: endpoint for side, endpoint in endpoints.items() if side in request.allowed}
+    if not wanted:
+        names = " or ".join(sorted(request.allowed))
+        msg = f"no {names} is configured; see `disco config` for how to set one up"
+        raise Unavailable(msg)
+    refusals = {side: endpoint.refuses(request) for side, endpoint in wanted.items()}
+    available = frozenset(side for side, refusal in refusals.items() if refusal is None)
+    if not available:
+        why = "; ".join(r for r in refusals.values() if r)
+        named = (r.param for r in refusals.values() if isinstance(r, Refusal))
+        param = next(named, next((need for need in request.needs if need in why), None))
+        raise RequestError(why, code="unsupported", param=param)
+    return available
+
+
+async def _length(
+    request: GenerationRequest, available: frozenset[Side], endpoints: Mapping[Side, Endpoint]
+) -> PromptLength:
+    """Prompt length by the device's tokenizer, or an estimate while none is loaded."""
+    device = endpoints.get(Side.DEVICE)
+    counted = await device.count(request) if device is not None and Side.DEVICE in available else None
+    return counted or PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN), counted=False)
 
 
 def _stopping(message: str) -> Unavailable:

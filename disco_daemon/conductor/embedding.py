@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
-from ..money.purse import Asked, Refused
+from ..money.purse import Asked, Refused, Reservation
 from ..types import Attempt, Embedding, Outcome, Plan, Side, Usage
 from .spending import CHARS_PER_TOKEN, capped
 from .stage import Stage
@@ -16,50 +17,93 @@ POLICY = "embedding"  # of an outcome that is no answer: nothing was planned
 FINISHED = "embedding"  # its finish_reason
 
 
-async def embed(
-    stage: Stage, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str, record: Callable[[Outcome], None]
-) -> AsyncGenerator[Embedding, None]:
-    """The embeddings of texts or token ids, in order. Raises DiscoError; close it to stop.
+class Texts:
+    """The texts, or lists of token ids, of one request. Owns the waiting for each; `stage` is what it began on.
 
-    Only the device makes them: vectors of two models have nothing to do with each other.
+    Only the device makes embeddings: vectors of two models have nothing to do with each other.
     """
-    device = stage.endpoints.get(Side.DEVICE)
-    if not isinstance(device, Embedder):
-        raise RequestError(
-            "Embeddings are made by this machine's own model only, and none is here.", code="unsupported"
-        )
-    began, created, usage = stage.clock.now(), stage.clock.wall(), Usage()
-    n_tokens = sum(max(1, len(text) // CHARS_PER_TOKEN) if isinstance(text, str) else len(text) for text in texts)
-    grant = stage.purse.reserve(Side.DEVICE, Asked(n_tokens, max_tokens=0), created)
-    if isinstance(grant, Refused):
-        raise capped(grant)
-    stage.effort.begin(request_id, began)
-    finish: str | None = "cancelled"
-    error: str | None = None
-    try:
-        for text in texts:
-            found = await device.embed(text)
-            usage.prompt_tokens += found.n_tokens
-            usage.busy_s += found.busy_s
-            yield found
-        finish = FINISHED
-    except DiscoError as e:
-        finish, error = None, e.code or type(e).__name__
-        raise
-    finally:
-        took_s = stage.clock.now() - began
+
+    def __init__(self, stage: Stage, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str) -> None:
+        self.stage = stage
+        self._texts, self._model, self._request_id = texts, model, request_id
+        self._began, self._created = stage.clock.now(), stage.clock.wall()
+        self._n_done = 0
+        self._usage = Usage()
+        self._patience: asyncio.Timeout | None = None
+        self._given_up: DiscoError | None = None
+
+    async def embedded(self, record: Callable[[Outcome], None]) -> AsyncGenerator[Embedding, None]:
+        """The embeddings, in order. Raises DiscoError; close it to stop."""
+        stage = self.stage
+        device = stage.endpoints.get(Side.DEVICE)
+        if not isinstance(device, Embedder):
+            msg = "Embeddings are made by this machine's own model only, and none is here."
+            raise RequestError(msg, code="unsupported")
+        grant = self._reserved()
+        stage.effort.begin(self._request_id, self._began)
+        finish: str | None = "cancelled"
+        error: str | None = None
+        try:
+            for text in self._texts:
+                found = await self._next(device, text)
+                self._n_done += 1
+                self._usage.prompt_tokens += found.n_tokens
+                self._usage.busy_s += found.busy_s
+                yield found
+            finish = FINISHED
+        except DiscoError as e:
+            finish, error = None, e.code or type(e).__name__
+            raise
+        finally:
+            record(self._outcome(grant, device.model, finish, error))
+
+    def give_up(self, error: DiscoError) -> None:
+        """End it here, with that error."""
+        self._given_up = error
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def left_s(self) -> float:
+        """How long the rest will take at the speed so far, s."""
+        took_s = self.stage.clock.now() - self._began
+        return took_s / max(1, self._n_done) * (len(self._texts) - self._n_done)
+
+    async def _next(self, device: Embedder, text: str | tuple[int, ...]) -> Embedding:
+        if self._given_up is not None:
+            raise self._given_up
+        try:
+            async with asyncio.timeout(None) as self._patience:  # the supervisor ends an engine that hangs
+                return await device.embed(text)
+        except TimeoutError:
+            if self._given_up is None:
+                raise
+            raise self._given_up from None
+        finally:
+            self._patience = None
+
+    def _reserved(self) -> Reservation:
+        """What they may cost. Raises EndpointError where a cap is reached."""
+        texts = self._texts
+        n_tokens = sum(max(1, len(t) // CHARS_PER_TOKEN) if isinstance(t, str) else len(t) for t in texts)
+        grant = self.stage.purse.reserve(Side.DEVICE, Asked(n_tokens, max_tokens=0), self._created)
+        if isinstance(grant, Refused):
+            raise capped(grant)
+        return grant
+
+    def _outcome(self, grant: Reservation, model: str, finish: str | None, error: str | None) -> Outcome:
+        """What it came to, booked."""
+        stage, usage = self.stage, self._usage
+        took_s = stage.clock.now() - self._began
         # Disturbed: the time is no TTFT, and there is nothing to learn from.
         attempt = stage.purse.prices.booked(
-            Attempt(Side.DEVICE, device.model, 0.0, took_s, True, usage, error, disturbed=True)
+            Attempt(Side.DEVICE, model, 0.0, took_s, True, usage, error, disturbed=True)
         )
-        stage.effort.prefilled(request_id, began + took_s, usage.prompt_tokens)
-        stage.effort.end(request_id, began + took_s)
+        stage.effort.prefilled(self._request_id, self._began + took_s, usage.prompt_tokens)
+        stage.effort.end(self._request_id, self._began + took_s)
         stage.purse.settle(grant, attempt)
-        record(
-            Outcome(
-                request_id, created, model, POLICY, Plan(0.0, math.inf), usage.prompt_tokens,
-                winner=Side.DEVICE if error is None else None, finish_reason=finish, error=error, ttft_s=None,
-                duration_s=took_s, handoffs=0, tokens={}, attempts=(attempt,),
-                cost_usd=stage.purse.prices.cost_usd(attempt), energy_j=attempt.energy_j,
-            )
+        return Outcome(
+            self._request_id, self._created, self._model, POLICY, Plan(0.0, math.inf), usage.prompt_tokens,
+            winner=Side.DEVICE if error is None else None, finish_reason=finish, error=error, ttft_s=None,
+            duration_s=took_s, handoffs=0, tokens={}, attempts=(attempt,),
+            cost_usd=stage.purse.prices.cost_usd(attempt), energy_j=attempt.energy_j,
         )  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
+import traceback
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -35,7 +37,18 @@ from ..endpoints.base import Append, Endpoint, Hold, Pace, Reins
 from ..errors import DiscoError, EndpointError, ReaderGone
 from ..money.purse import Asked, Refused
 from ..scheduling.mover import View
-from ..types import CaughtUp, Continuation, Delivery, GenerationRequest, Outcome, PromptLength, Side, Token
+from ..types import (
+    CaughtUp,
+    Continuation,
+    Delivery,
+    GenerationRequest,
+    Outcome,
+    Plan,
+    PromptLength,
+    Readiness,
+    Side,
+    Token,
+)
 from .record import attempt_of, reading_of, tokens_of, transcript
 from .spending import asked, capped
 from .stage import Effort, Inbox, Run, Sink, Stage
@@ -47,6 +60,8 @@ SHADOW_S = 10.0  # a server that lost the race is listened to for this long; lon
 MAX_PARKED_BESIDE = 4  # answers on the device; with more of them a loser's prefill is not kept, its place is wanted
 STALL_STEP_S = 0.01  # between two looks at a source's silence, at least
 PRIVATE = "the server is asked nothing: policy.private is on"
+LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
+LATE_S = 5.0
 
 
 class Performance:
@@ -64,12 +79,13 @@ class Performance:
         self._stage = stage
         self._clock = stage.clock
         self._sink = sink
-        self._length = length.tokens
+        self._length, self._counted = length.tokens, length.counted
         self._model = model
         readiness = {side: stage.endpoints[side].readiness() for side in available}
         if Side.DEVICE in readiness:
             readiness[Side.DEVICE] = replace(readiness[Side.DEVICE], cached=length.cached)
         self._planned = stage.planner.plan(length.tokens, readiness)
+        self._plan = self._planned.plan.restricted(available)
         self._delivery = request.delivery or stage.manner.delivery
         self._pace_tps = request.pace_tps or stage.manner.pace_tps
         self._request = replace(
@@ -80,7 +96,7 @@ class Performance:
         )
         endpoints = stage.endpoints
         self._answer = Answer(
-            self._planned.plan,
+            _insured(self._plan, readiness),
             available,
             request.sampling.max_tokens,
             request.sampling.stop,
@@ -113,6 +129,11 @@ class Performance:
         """What it is played on, from begin to end."""
         return self._stage
 
+    @property
+    def _private(self) -> bool:
+        """Whether nothing of it may be written down, on disk or into the log."""
+        return self._request.private or self._stage.private
+
     async def play(self, record: Callable[[Outcome], None]) -> Outcome:
         """Run to the end; the outcome is recorded whatever happens."""
         try:
@@ -124,8 +145,8 @@ class Performance:
         except asyncio.CancelledError:
             self._reason = "cancelled"
             raise
-        except ExceptionGroup:  # a bug of ours, in the loop or in an endpoint: told like any other failure
-            log.exception("answer.failed %s", self._request.request_id)
+        except ExceptionGroup as e:  # a bug of ours, in the loop or in an endpoint: told like any other failure
+            self._tell_of(e)
             self._error = DiscoError("internal error; the daemon's log has the details")
         finally:
             outcome = self._outcome()
@@ -135,6 +156,15 @@ class Performance:
         if self._error is not None:
             raise self._error
         return outcome
+
+    def _tell_of(self, bugs: ExceptionGroup) -> None:
+        """Into the log; what an exception says may be words of the prompt, so those of a private one are not told."""
+        if not self._private:
+            log.error("answer.failed %s", self._request.request_id, exc_info=bugs)
+            return
+        for bug in bugs.exceptions:
+            where = "".join(traceback.format_tb(bug.__traceback__))
+            log.error("answer.failed %s %s\n%s", self._request.request_id, type(bug).__name__, where)
 
     async def _perform(self, group: asyncio.TaskGroup) -> None:
         """Event in, effects out, until the answer is whole or lost."""
@@ -208,6 +238,28 @@ class Performance:
         """End the answer here: what was delivered stands, and the reader is told why there is no more."""
         self._given_up = error
         self._inbox.post(Tick())
+
+    def confine(self) -> list[asyncio.Task[None]]:
+        """Take back what a server was asked for and has not begun; these tasks end then. The answer goes on here."""
+        stopped = []
+        for run in self._runs:
+            if run.side is Side.SERVER and run.first_at is None and run.task is not None and not run.task.done():
+                self._inbox.post(Broke(run.side, EndpointError(run.side, "private", PRIVATE)), run)
+                run.task.cancel()
+                stopped.append(run.task)
+        return stopped
+
+    def left_s(self) -> float:
+        """How long it will still take, s, as far as can be told from others of its length."""
+        answer, max_tokens = self._answer, self._request.sampling.max_tokens
+        left = self._stage.planner.knowledge.outputs.expected_remaining(answer.n_generated)
+        if max_tokens is not None:
+            left = min(left, max(0, max_tokens - answer.n_generated))
+        source = self._current.get(answer.source) if answer.source is not None else None
+        tps = source.tps if source is not None else None
+        if tps is None or self._delivery is Delivery.PACED:
+            tps = min(tps or self._pace_tps, self._pace_tps)
+        return left / tps
 
     # --- timers --------------------------------------------------------------------------------------------------
 
@@ -341,6 +393,7 @@ class Performance:
                         run.last_at = self._clock.now()
                         if run.first_at is None:
                             run.first_at = run.last_at
+                            self._measure(run)
                             if effort is not None:
                                 effort.prefilled(id(run), run.first_at, run.usage.prompt_tokens)
                         if run.shadow is not None:
@@ -354,7 +407,7 @@ class Performance:
                         await self._inbox.put(run, Ended(run.side, event))
         except EndpointError as e:
             run.error = e
-            log.warning("%s failed (%s): %s", run.side, e.reason, e)
+            log.warning("%s failed (%s)%s", run.side, e.reason, "" if self._private else f": {e}")
             await self._inbox.put(run, Broke(run.side, e))
         finally:
             run.ended_at = self._clock.now()
@@ -362,6 +415,12 @@ class Performance:
                 run.shadow.cancel()
             if effort is not None:
                 self._worked(effort, run)
+
+    def _measure(self, run: Run) -> None:
+        """Whoever has read the whole prompt knows its length; until then it may have been estimated."""
+        read = _there(run)
+        if not self._counted and read and not run.n_before:
+            self._length, self._counted = read, run.side is Side.DEVICE
 
     def _worked(self, effort: Effort, run: Run) -> None:
         """Tell what a run of the device has computed."""
@@ -442,6 +501,9 @@ class Performance:
     def _outcome(self) -> Outcome:
         answer, stage = self._answer, self._stage
         max_tokens = self._request.sampling.max_tokens
+        for run in self._runs:
+            if run.whole:
+                self._measure(run)
         attempts = tuple(attempt_of(run, stage, self._began, self._length, max_tokens) for run in self._runs)
         for run, attempt in zip(self._runs, attempts, strict=True):
             if (tps := run.tps) is not None:
@@ -450,12 +512,13 @@ class Performance:
                 stage.purse.settle(run.grant, attempt)
                 run.grant = None
         failed, now = self._error, self._clock.now()
+        keep_text = stage.keep_text and not self._private
         return Outcome(
             request_id=self._request.request_id,
             created=self._created,
             model=self._model,
             policy=stage.planner.policy.name,
-            plan=answer.plan,
+            plan=self._plan,
             prompt_tokens=self._length,
             winner=answer.winner,
             finish_reason=self._reason,
@@ -467,8 +530,8 @@ class Performance:
             attempts=attempts,
             cost_usd=sum(stage.purse.prices.cost_usd(a) for a in attempts),
             energy_j=sum(a.energy_j for a in attempts),
-            prompt=transcript(self._request) if stage.keep_text else None,
-            answer=answer.text if stage.keep_text else None,
+            prompt=transcript(self._request) if keep_text else None,
+            answer=answer.text if keep_text else None,
             moves=tuple(answer.moves),
             reading=reading_of(answer.buffer.arrivals, self._began, stage.manner.expected_ttft_s, self._pace_tps),
             delivery=self._delivery,
@@ -479,3 +542,11 @@ class Performance:
 def _there(run: Run) -> int:
     """Tokens that the device has in its KV cache for a run."""
     return run.usage.prompt_tokens + run.usage.cached_tokens
+
+
+def _insured(plan: Plan, readiness: Mapping[Side, Readiness]) -> Plan:
+    """The plan, but a server that was not to be asked is, if the device takes far longer to load than is known."""
+    device = readiness.get(Side.DEVICE)
+    if device is None or not device.load_s or Side.SERVER not in readiness or math.isfinite(plan.server_s):
+        return plan
+    return replace(plan, server_s=LATE_S + LATE_LOAD * device.load_s)

@@ -67,13 +67,23 @@ class Effort(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Privacy:
+    """The one switch of `policy.private`: while it is `on` nothing may leave this machine, whatever a request says.
+
+    Every stage reads the same one, also those that were put on before it was turned. Written by the daemon only.
+    """
+
+    on: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Stage:
     """What all answers share.
 
     `disturbed(begin, end)` says whether this process stood still between two times; `shadow` whether a server that lost
-    the race may still show its first token, where that is learned from; `private` that nothing may leave this machine,
-    whatever a request says. `effort` is told what the device works on; `traces` has the answers that ended last.
+    the race may still show its first token, where that is learned from. `effort` is told what the device works on;
+    `traces` has the answers that ended last.
     """
 
     endpoints: Mapping[Side, Endpoint]
@@ -84,10 +94,15 @@ class Stage:
     disturbed: Callable[[float, float], bool]
     effort: Effort
     shadow: bool = True
-    private: bool = False
+    privacy: Privacy = field(default_factory=Privacy)
     keep_text: bool = False
     manner: Manner = field(default_factory=Manner)
     traces: Traces = field(default_factory=Traces)
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing may leave this machine now."""
+        return self.privacy.on
 
 
 @dataclass(slots=True, eq=False)
@@ -147,9 +162,9 @@ class Inbox:
         """Whether nothing is waiting."""
         return self._queue.empty()
 
-    def post(self, event: Event) -> None:
-        """An event of ours: a timer."""
-        self._queue.put_nowait((None, event))
+    def post(self, event: Event, run: Run | None = None) -> None:
+        """An event of ours: a timer, or what is said in the place of a run."""
+        self._queue.put_nowait((run, event))
 
     async def put(self, run: Run, event: Event) -> None:
         """An event of an endpoint."""

@@ -137,3 +137,15 @@ class Embedder(Endpoint, Protocol):
     async def embed(self, given: str | tuple[int, ...]) -> Embedding:
         """The embedding of a text, or of token ids of its model. Raises EndpointError."""
         ...
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """An endpoint that has a model in this machine's memory while it is open."""
+
+    def expect(self, still_s: Callable[[], float]) -> None:
+        """It will be opened when another model is gone from memory, in so many s as far as is known.
+
+        Until then it counts as loading, and whoever asks waits.
+        """
+        ...

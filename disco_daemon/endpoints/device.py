@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -44,6 +44,7 @@ class Device:
         self._engine = engine
         self.model = name or engine.config.model_path.name.removesuffix(".gguf")
         self.last_error: str | None = None
+        self._still_s: Callable[[], float] = _at_once
 
     @property
     def adapters(self) -> dict[str, str]:
@@ -77,9 +78,9 @@ class Device:
         return self._engine.state not in (EngineState.STOPPED, EngineState.FAILED)
 
     def readiness(self) -> Readiness:
-        """How long the model still loads, and the answers the engine is working on."""
+        """How long until the model is loaded, and the answers the engine is working on."""
         engine = self._engine
-        return Readiness(engine.load_wait_s, engine.in_flight, prefill_tps=self.prefill_tps)
+        return Readiness(self._still_s() + engine.load_wait_s, engine.in_flight, prefill_tps=self.prefill_tps)
 
     @property
     def ready(self) -> bool:
@@ -181,17 +182,23 @@ class Device:
             "last_error": engine.last_error or self.last_error,
         }
 
-    def expect(self) -> None:
-        """It will be started: whoever asks until then waits, as for a model that loads."""
+    def expect(self, still_s: Callable[[], float]) -> None:
+        """It will be started in so many s: whoever asks until then waits, as for a model that loads."""
+        self._still_s = still_s
         self._engine.expect()
 
     async def start(self) -> None:
         """Load the model in the background."""
+        self._still_s = _at_once
         self._engine.start()
 
     async def close(self) -> None:
         """Stop the engine."""
         await self._engine.close()
+
+
+def _at_once() -> float:
+    return 0.0
 
 
 def _obey(answer: EngineAnswer, order: Command) -> None:

@@ -11,13 +11,14 @@ import csv
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..clock import Clock
+from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..types import CaughtUp, Embedding, Finish, GenerationRequest, PromptLength, Readiness, Token, Usage
 from .base import Reins
@@ -130,6 +131,15 @@ class Shaped:
     def status(self) -> dict[str, Any]:
         """As the endpoint behind."""
         return self._inner.status() | {"shaped": True}
+
+    @property
+    def engine(self) -> Engine:
+        """What computes behind."""
+        return self._inner.engine
+
+    def expect(self, still_s: Callable[[], float]) -> None:
+        """As the endpoint behind."""
+        self._inner.expect(still_s)
 
     async def start(self) -> None:
         """Start the endpoint behind."""

@@ -75,6 +75,7 @@ class Engine:
         self._heard_at = self._born = clock.now()
         self._used_at = self._born
         self._unloading = False
+        self._expected = False
         self._wanted = asyncio.Event()
         self._was_ready = False
         self._why_killed: str | None = None
@@ -101,7 +102,7 @@ class Engine:
     def load_wait_s(self) -> float:
         """How long the model will still load, s, judging by the last load; 0 when it is in memory."""
         whole = self.info.load_s if self.info is not None else LOAD_GUESS_S
-        if self.state is EngineState.UNLOADED:
+        if self.state is EngineState.UNLOADED or self._expected:
             return whole
         if self.state not in (EngineState.LOADING, EngineState.BACKOFF):
             return 0.0
@@ -110,12 +111,12 @@ class Engine:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def expect(self) -> None:
-        """Count as loading from now on, though `start` comes later."""
-        self.state, self._born = EngineState.LOADING, self._clock.now()
+        """Count as loading from now on, though `start` comes later, and only then the load begins."""
+        self.state, self._expected = EngineState.LOADING, True
 
     def start(self) -> None:
         """Begin supervising; loading happens in the background."""
-        self.state = EngineState.LOADING
+        self.state, self._expected = EngineState.LOADING, False
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
 
     def wake(self) -> None:
@@ -131,6 +132,7 @@ class Engine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
             self._supervisor = None
+        self._expected = False
         await self._enter(EngineState.STOPPED)
 
     async def ready(self, timeout_s: float) -> wire.Loaded:

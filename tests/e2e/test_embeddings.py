@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -13,10 +14,13 @@ import openai
 import pytest
 import pytest_asyncio
 
+from disco_daemon.api.embeddings import MAX_INPUTS, EmbeddingsRequest, Vectors
 from disco_daemon.engine import wire
 from disco_daemon.engine.embedding import PIECE, EmbeddingContext, EmbeddingError, Embeddings
 from disco_daemon.engine.llama import AbortFlag, Llama
+from disco_daemon.errors import RequestError
 from disco_daemon.models import default_model_path
+from disco_daemon.types import Embedding
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream
 
@@ -171,6 +175,21 @@ def test_the_last_token_or_the_first_may_stand_for_all(llama: Llama, monkeypatch
         short = heard.of(LONG[:12]).vector
         assert (short == vectors[how]) == (how == "first")  # it knows nothing of what comes behind it
     assert len(set(vectors.values())) == 3
+
+
+def test_what_would_not_fit_into_a_response_is_refused_with_the_first_vector() -> None:
+    vector = Embedding(struct.pack("<4096f", *([0.0123456789] * 4096)), 7, 0.0)
+    numbers, text = EmbeddingsRequest(model="m", input=""), EmbeddingsRequest(model="m", input="")
+    text.encoding_format = "base64"
+    with pytest.raises(RequestError, match="'encoding_format': 'base64'") as refused:
+        Vectors(numbers, MAX_INPUTS).add(vector)
+    assert (refused.value.status, refused.value.code) == (400, "response_too_large")
+    collected = Vectors(text, MAX_INPUTS)
+    for _ in range(3):
+        collected.add(vector)
+    told = json.loads(collected.body())
+    assert [one["index"] for one in told["data"]] == [0, 1, 2]
+    assert told["usage"]["prompt_tokens"] == 21
 
 
 # --- over HTTP ----------------------------------------------------------------------------------------------------
