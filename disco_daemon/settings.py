@@ -210,7 +210,7 @@ class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_rows: Annotated[int, Meta(ge=1)] = 20_000
     """Requests to keep; the oldest go first."""
     keep_text: bool = False
-    """Whether prompts and answers are stored too."""
+    """Whether prompts and answers are stored too; of `private` requests they never are."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,8 @@ NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
 N_NEAR = 3
 _PORTS = {"http": 80, "https": 443}
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
-_OFFLINE = "not asked: --offline"
+OFFLINE = "not asked: --offline"
+PRIVATE = "not asked: policy.private is on (`disco doctor --online` asks it all the same)"
 
 
 def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Finding:
@@ -153,12 +154,12 @@ def key_file(settings: ServerSettings, env: Mapping[str, str]) -> Finding | None
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def network(name: str, url: str, *, offline: bool = False) -> Finding:
-    """Whether a TCP connection to the host of `url` comes about, or to the proxy that stands before it."""
+def network(name: str, url: str, *, unasked: str = "") -> Finding:
+    """Whether a TCP connection to the host of `url` comes about, or to the proxy before it; or why it is `unasked`."""
     where = urlsplit(url)
     host, port = where.hostname or "", where.port or _PORTS[where.scheme]
-    if offline:
-        return ok(name, _OFFLINE)
+    if unasked:
+        return ok(name, unasked)
     proxy = _proxy(where.scheme, host)
     if proxy is not None:
         host, port = proxy

@@ -112,7 +112,7 @@ class Daemon:
         self.foresight = Foresight(
             self.history.path, path.parent / "servers", self.clock, lambda: self.conductor.n_served
         )  # fmt: skip
-        self.servers = Servers(Desk(path, os.environ, config.api.port))
+        self.servers = Servers(Desk(path, os.environ, config.api.port, lambda: self.privacy.on))
         self._started = self.clock.now()
         self.url = ""
 

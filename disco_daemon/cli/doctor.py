@@ -1,4 +1,7 @@
-"""`disco doctor`: is all well, and what is to be done? Asks nobody but the configured server; shows no secret."""
+"""`disco doctor`: is all well, and what is to be done? Asks nobody but the configured server; shows no secret.
+
+With `policy.private` that one is not asked either, unless `--online` says so.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "doctor", help="check this machine, the settings and the server", description=__doc__
     )
-    parser.add_argument("--offline", action="store_true", help="do not ask the server either")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--offline", action="store_true", help="do not ask the server either")
+    asked.add_argument("--online", action="store_true", help="ask the server, although policy.private is on")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and show; 1 if something is wrong."""
-    found = findings(offline=args.offline)
+    found = findings(offline=args.offline, online=args.online)
     seen = list(found) if args.json else list(_shown(found))
     n_wrong, n_warn = (sum(f.level == level for f in seen) for level in ("wrong", "warn"))
     if args.json:
@@ -57,12 +62,12 @@ def run(args: argparse.Namespace) -> int:
     return 1 if n_wrong else 0
 
 
-def findings(*, offline: bool = False) -> Iterator[Finding]:
-    """All checks, in order, each as soon as it is done."""
+def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding]:
+    """All checks, in order, each as soon as it is done; `online` asks the server also with `policy.private`."""
     from ..config import load
     from ..errors import ConfigError
     from ..settings import Config
-    from .checks_server import read_key
+    from .checks_server import OFFLINE, PRIVATE, read_key
 
     config, error = Config(), ""
     try:
@@ -72,28 +77,30 @@ def findings(*, offline: bool = False) -> Iterator[Finding]:
     key = read_key(config, os.environ)
     own = (config.api.key, config.api.control_key, key.value)
     hidden = _secrets(os.environ, *own)
-    for finding in _checks(config, error, key, offline=offline):
+    unasked = OFFLINE if offline else PRIVATE if config.policy.private and not online else ""
+    for finding in _checks(config, error, key, unasked=unasked):
         yield clean(finding, hidden, own)
 
 
-def _checks(config: Config, error: str, key: Key, *, offline: bool) -> Iterator[Finding]:
+def _checks(config: Config, error: str, key: Key, *, unasked: str) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
     from ..api.peers import tells_of_us
     from ..config import config_path
     from . import checks, checks_machine
+    from .checks_server import OFFLINE
     from .service import spec_of
 
     listener = checks.listener(config.api)
     yield checks.configuration(config_path(), config, error)
     yield checks_machine.python()
-    on_gpu = yield from _device(config, listener.state, offline=offline)
+    on_gpu = yield from _device(config, listener.state, offline=unasked == OFFLINE)
     yield from _folders(config)
     latest = yield from _history(config)
     yield checks.port(config.api, listener)
     yield checks.users(config.api, told=tells_of_us())
     yield checks_machine.service(spec_of(config))
-    skew_s = yield from _server(config, key, listener.state, offline=offline)
+    skew_s = yield from _server(config, key, listener.state, unasked=unasked)
     yield from _power(config, on_gpu=on_gpu)
     yield checks.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
 
@@ -106,7 +113,8 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
     found = checks.model(settings)
     yield found
     if settings.enabled and settings.base_url:
-        yield checks_server.network("local server", settings.base_url, offline=offline)
+        unasked = checks_server.OFFLINE if offline else ""
+        yield checks_server.network("local server", settings.base_url, unasked=unasked)
     if not settings.enabled or settings.base_url:
         return False
     question = checks_engine.question(settings, tuning.n_gpu_layers(settings))
@@ -161,9 +169,9 @@ def _history_path(config: Config) -> Path:
 
 
 def _server(
-    config: Config, key: Key, daemon: dict[str, Any] | None, *, offline: bool
+    config: Config, key: Key, daemon: dict[str, Any] | None, *, unasked: str
 ) -> Generator[Finding, None, float | None]:
-    """The server's checks; how far this clock is ahead of its, s."""
+    """The server's checks, those that need none where it is `unasked`; how far this clock is ahead of its, s."""
     from .. import pricelist
     from ..config import config_path
     from ..errors import ConfigError
@@ -179,17 +187,17 @@ def _server(
     except (ConfigError, OSError) as e:
         catalog = Catalog(pricelist.shipped())
         yield wrong("price lists", str(e), "mend that file, or move it away: `disco up` reads it, too")
-    yield checks_server.address(settings, config.api, offline=offline)
+    yield checks_server.address(settings, config.api, offline=bool(unasked))
     if not settings.base_url:
         return None
     found = checks_server.key(settings, key, catalog)
-    reached = checks_server.network("network", settings.base_url, offline=offline)
+    reached = checks_server.network("network", settings.base_url, unasked=unasked)
     yield found
     if (own := checks_server.key_file(settings, os.environ)) is not None:
         yield own
     yield reached
     doubts = Level.WRONG in (reached.level, found.level if key.value else Level.OK)
-    if not offline and not doubts and checks_server.may_ask(settings, key):
+    if not unasked and not doubts and checks_server.may_ask(settings, key):
         reply = asking.ask_models(settings.base_url, key.value)
         yield checks_server.models(settings, reply, with_key=bool(key.value))
     yield checks_server.continuation(settings, _probed(config, daemon))

@@ -5,7 +5,7 @@ Listing alone proves nothing: some give their list to anybody. The key is in no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
@@ -43,6 +43,7 @@ class Trouble(StrEnum):
     TIMEOUT = "timeout"
     REFUSED = "refused"
     SERVER = "server"
+    PRIVATE = "private"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,13 @@ class Checked:
         }  # fmt: skip
 
 
+NOBODY_ASKED = Problem(
+    Trouble.PRIVATE,
+    "nobody is asked anything while policy.private is on",
+    "`disco config set policy.private false` turns it off; `disco setup --no-test` saves a server untested",
+)
+
+
 def check(
     base_url: str,
     api_key: str,
@@ -106,14 +114,18 @@ def check(
     prices: str = "own.toml",
     own_port: int | None = None,
     insecure: bool = False,
+    private: Callable[[], bool] = bool,
 ) -> Checked:
     """Ask for the models, and with a `model` for one short answer, which may cost some hundredths of a cent.
 
     `prices` is the file for prices of one's own; `own_port` the daemon's, which cannot be its own server. `insecure`:
-    the key may go to any host by plain http.
+    the key may go to any host by plain http. `private` tells before each question whether nothing may leave this
+    machine.
     """
     checked = Checked(base_url, model)
     problem = address_problem(base_url, own_port) or key_problem(api_key)
+    if problem is None and private():
+        problem = NOBODY_ASKED
     if problem is None and api_key and not insecure:
         problem = clear_problem(base_url)
     if problem is not None:
@@ -126,6 +138,8 @@ def check(
         return replace(checked, problem=problem)
     if not model:
         return checked if checked.models else replace(checked, notes=(*checked.notes, _no_list(reply)))
+    if private():
+        return replace(checked, problem=NOBODY_ASKED)
     profile = catalog.server(base_url)
     limit = "max_completion_tokens" if profile is not None and profile.name == "openai" else "max_tokens"
     said = ask_answer(base_url, api_key, model, limit=limit)

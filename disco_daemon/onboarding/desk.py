@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,23 @@ from .saving import Choice
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """config.toml at `path` with what lies beside it, and the variables. `own_port` is the daemon's. Blocks on disk."""
+    """config.toml at `path` with what lies beside it, and the variables. Blocks on disk.
+
+    `own_port` is the daemon's, and `switch` its `policy.private`; without a daemon that is as it is written down.
+    """
 
     path: Path
     env: Mapping[str, str] = field(repr=False)
     own_port: int | None = None
+    switch: Callable[[], bool] | None = None
 
     def config(self) -> Config:
         """What the next start will find: settings and variables. Raises ConfigError."""
         return load(self.path, self.env)
+
+    def private(self) -> bool:
+        """Whether nothing may leave this machine, so that nobody is asked. Raises ConfigError."""
+        return self.switch() if self.switch is not None else self.config().policy.private
 
     def catalog(self) -> Catalog:
         """The price lists, ours and the user's. Raises ConfigError."""
@@ -63,11 +71,10 @@ class Desk:
     def check(self, base_url: str, key: Key, model: str = "") -> Checked:
         """Whether the server works: its models, and with a model one short answer. Raises ConfigError."""
         prices = str(self.path.parent / "servers" / "own.toml")
-        insecure = self.config().server.insecure
-        catalog = self.catalog()
         return checking.check(
-            base_url, key.value, model, catalog, prices=prices, own_port=self.own_port, insecure=insecure
-        )
+            base_url, key.value, model, self.catalog(), prices=prices, own_port=self.own_port,
+            insecure=self.config().server.insecure, private=self.private,
+        )  # fmt: skip
 
     def problem(self, base_url: str, key: str = "") -> checking.Problem | None:
         """What is wrong already, before anybody is asked."""

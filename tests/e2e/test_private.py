@@ -13,6 +13,8 @@ import pytest
 
 from disco_daemon.bench.child import BenchError
 from disco_daemon.config import load
+from tests.e2e.test_cli import disco
+from tests.e2e.test_doctor import doctor
 from tests.e2e.test_foresight import remembered, whatif
 from tests.e2e.test_money import change
 from tests.fixtures.daemon import DaemonProcess, ask, running
@@ -128,6 +130,45 @@ async def test_a_probe_that_is_under_way_is_ended(tmp_path: Path) -> None:
         assert (await ask(daemon, HELLO, max_tokens=4)).disco["winner"] == "device"
         assert upstream.n_requests == 2
         assert (await daemon.state())["endpoints"]["server"]["probed"] is None
+
+
+async def test_a_check_of_a_server_asks_nobody_and_says_so(tmp_path: Path) -> None:
+    """What F5 does in the terminal UI; also where the switch is turned between its two questions."""
+    async with trap() as (url, callers), running(tmp_path, settings=PRIVATE) as daemon:
+
+        async def checked(base_url: str) -> dict[str, Any]:
+            wish = {"base_url": base_url, "api_key": "k", "model": "m"}
+            async with daemon.controls.post(f"{daemon.root}/disco/v1/server/check", json=wish) as response:
+                assert response.status == 200, await response.text()
+                found: dict[str, Any] = await response.json()
+            return found
+
+        found = await checked(url)
+        assert (found["ok"], found["problem"]["code"]) == (False, "private")
+        assert "policy.private" in found["problem"]["text"]
+        assert callers == []
+        await change(daemon, policy__private=False)
+        assert (await checked(url))["problem"]["code"] != "private"
+        assert callers
+
+
+async def test_setup_and_doctor_ask_nobody_either_unless_they_are_told_to(tmp_path: Path) -> None:
+    env = {"DISCO_POLICY_PRIVATE": "true", "DISCO_API_PORT": "9"}
+    async with trap() as (url, callers):
+        code, out, err = await disco("setup", "--server", url, "--model", "m", home=tmp_path, env=env)
+        assert (code, out) == (1, "")
+        assert "policy.private" in err
+        assert "--no-test" in err
+        code, _, err = await disco("setup", "--server", url, "--model", "m", "--no-test", home=tmp_path, env=env)
+        assert (code, err) == (0, "")
+        server = {"DISCO_POLICY_PRIVATE": "true", "DISCO_SERVER_BASE_URL": url, "DISCO_SERVER_MODEL": "m"}
+        found = await doctor(tmp_path, env=server)
+        assert "policy.private" in found["network"]["found"]
+        assert "server model" not in found
+        assert callers == []
+        found = await doctor(tmp_path, "--online", code=1, env=server)
+        assert "server model" in found
+        assert callers
 
 
 async def test_without_a_device_it_cannot_be_wished_for(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ async def reloaded(daemon: DaemonProcess, **settings: Any) -> list[str]:
         section, _, key = name.partition("__")
         document.setdefault(section, tomlkit.table())[key] = value
     path.write_text(tomlkit.dumps(document))
-    async with daemon.session.post(f"{daemon.root}/disco/v1/reload") as response:
+    async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as response:
         assert response.status == 200, await response.text()
         changed: list[str] = (await response.json())["changed"]
     return changed
@@ -68,7 +68,7 @@ async def test_an_answer_keeps_its_device_over_many_reloads_and_only_one_model_i
         assert await reloaded(daemon, device__n_ctx=1024) == ["device.n_ctx"]
         assert await reloaded(daemon, device__n_ctx=2048) == ["device.n_ctx"]
         late = asyncio.create_task(ask(daemon, STORY, max_tokens=2))  # waits for the last model
-        async with daemon.session.get(f"{daemon.root}/disco/v1/plan?tokens=40") as response:
+        async with daemon.controls.get(f"{daemon.root}/disco/v1/plan?tokens=40") as response:
             wait_s = (await response.json())["readiness"]["device"]["load_s"]
         assert wait_s > 3.0, "planned with the rest of that answer, and a load"
         assert engines(await daemon.state()) == [first]

@@ -388,11 +388,11 @@ def test_the_exit_code_says_whether_something_is_wrong(
     found = [Finding(f"check {n}", level, "[bold] is no markup") for n, level in enumerate(levels)]
     monkeypatch.setattr(doctor, "findings", lambda **_: iter(found))
     run: Callable[[Any], int] = doctor.run
-    assert run(SimpleNamespace(json=True, offline=False)) == code
+    assert run(SimpleNamespace(json=True, offline=False, online=False)) == code
     shown = json.loads(capsys.readouterr().out)
     assert shown["ok"] is (code == 0)
     assert [row["level"] for row in shown["findings"]] == [str(level) for level in levels]
-    assert run(SimpleNamespace(json=False, offline=False)) == code
+    assert run(SimpleNamespace(json=False, offline=False, online=False)) == code
     plain = capsys.readouterr().out.splitlines()
     assert len(plain) == len(levels) + 1
     assert all("[bold] is no markup" in line for line in plain[:-1])

@@ -135,8 +135,8 @@ def test_what_the_doctor_asks_for_is_a_price_list_once_it_has_figures(tmp_path: 
 # --- by what it answers -----------------------------------------------------------------------------------------------
 
 
-def network(url: str, *, offline: bool = False) -> tuple[Level, str]:
-    found = checks_server.network("network", url, offline=offline)
+def network(url: str, *, unasked: str = "") -> tuple[Level, str]:
+    found = checks_server.network("network", url, unasked=unasked)
     return found.level, found.found
 
 
@@ -149,7 +149,7 @@ def test_a_host_that_is_there_one_that_is_not_and_one_that_is_not_asked() -> Non
     level, found = network(f"http://127.0.0.1:{port}/v1")
     assert level is WRONG
     assert "refused" in found
-    assert network(f"http://127.0.0.1:{port}/v1", offline=True)[0] is OK
+    assert network(f"http://127.0.0.1:{port}/v1", unasked=checks_server.OFFLINE)[0] is OK
 
 
 def test_a_name_that_nobody_knows_and_a_host_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

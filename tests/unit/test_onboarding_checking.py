@@ -55,6 +55,17 @@ async def test_without_a_model_nothing_is_asked_that_costs() -> None:
         assert not server.exchanges
 
 
+@pytest.mark.parametrize(("turned", "n_asked"), [([True], 0), ([False, True], 1)])
+async def test_while_nothing_may_leave_nobody_is_asked(turned: list[bool], n_asked: int) -> None:
+    """Also where the switch is turned between the list and the answer."""
+    async with Provider() as server:
+        switch = iter(turned)
+        checked = await asyncio.to_thread(check, server.url, SECRET, "small", CATALOG, private=lambda: next(switch))
+        assert trouble(checked)[0] is Trouble.PRIVATE
+        assert len(server.seen) == n_asked
+        assert not server.exchanges
+
+
 async def test_a_list_for_anybody_proves_nothing() -> None:
     async with Provider() as server:
         server.open_list = True

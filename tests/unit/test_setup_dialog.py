@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,14 @@ async def test_a_server_of_one_s_own_key_model_and_test(desk: Desk) -> None:
         assert "1  Anthropic" in terminal.text
         assert "It has 3 models." in terminal.text
         assert server.n_requests == 1
+
+
+async def test_while_nothing_may_leave_nobody_is_asked_for_models_or_a_test(desk: Desk) -> None:
+    async with Provider() as server:
+        choice, checked, terminal = await talked(replace(desk, switch=lambda: True), server.url, SECRET, "small")
+        assert (choice.base_url, choice.model, choice.key.value, checked) == (server.url, "small", SECRET, None)
+        assert "policy.private" in terminal.text
+        assert server.seen == []
 
 
 async def test_a_wrong_key_is_asked_for_again_and_a_wrong_model_too(desk: Desk) -> None:
