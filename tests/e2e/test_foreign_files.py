@@ -103,7 +103,7 @@ async def test_folders_that_cannot_be_made_keep_no_daemon_from_its_work(folder: 
     if folder == "a file":
         (tmp_path / "file").touch()
         folder = str(tmp_path / "file" / "below")
-    names = ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    names = ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR")
     async with Upstream() as upstream:
         env = dict.fromkeys(names, folder) | {"DISCO_SERVER_BASE_URL": upstream.url, "OPENAI_API_KEY": "k"}
         async with running(tmp_path, env) as daemon:
