@@ -25,15 +25,17 @@ STDIN = 0
 async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, until_eof: bool = False) -> None:
     """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once.
 
-    With `until_eof` the end of stdin is such a signal, too: it comes however the parent process has ended.
+    With `until_eof` the end of stdin asks for the same, however the parent process has ended. It is no signal: a parent
+    that sends one and lets go of its end of the pipe means it once.
     """
-    stop = asyncio.Event()
+    stop, signalled_before = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def signalled(number: int) -> None:
-        if stop.is_set():
+        if signalled_before.is_set():
             log.warning("a second signal: ending at once")
             os._exit(128 + number)
+        signalled_before.set()
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

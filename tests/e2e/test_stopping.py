@@ -19,7 +19,7 @@ import tomlkit
 from disco_daemon.bench.child import child_env, start
 from disco_daemon.models import default_model_path
 from disco_daemon.store import History
-from tests.fixtures.daemon import by_socket
+from tests.fixtures.daemon import by_socket, socket_of
 from tests.fixtures.upstream import Upstream
 
 PATIENCE_S = 60.0
@@ -41,10 +41,10 @@ class Daemon:
         }))  # fmt: skip
         self.url = ""
 
-    async def start(self, log_name: str = "daemon.log", **env: str) -> None:
+    async def start(self, log_name: str = "daemon.log", *more: str, **env: str) -> None:
         argv = [
             sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--config", str(self.config), "--history",
-            str(self.history), "--json", "--service",
+            str(self.history), "--json", "--service", *more,
         ]  # fmt: skip
         log = self.folder / log_name
         self.process = await start(argv, child_env(self.folder) | {"OPENAI_API_KEY": "secret"} | env, log)
@@ -186,6 +186,24 @@ async def test_systemd_hears_ready_watchdog_and_stopping(tmp_path: Path) -> None
             assert await daemon.ended() == 0
     for line in (tmp_path / "daemon.log").read_text().splitlines():
         assert set(json.loads(line)) >= {"time", "level", "logger", "message"}, "under a service a line is JSON"
+
+
+async def test_a_parent_that_lets_go_and_sends_a_signal_means_it_once(tmp_path: Path) -> None:
+    async with Upstream(tokens=100, interval_s=0.02) as upstream, aiohttp.ClientSession() as session:
+        daemon = Daemon(tmp_path, upstream.url)
+        await daemon.start("daemon.log", "--until-eof", "--no-device")
+        path, begun = socket_of(daemon.url), asyncio.Event()
+        task = asyncio.create_task(hear(session, daemon.url, "disco/server", begun))
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        assert daemon.process.stdin is not None
+        daemon.process.stdin.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while "stopping" not in (tmp_path / "daemon.log").read_text():
+                await asyncio.sleep(0.01)  # the other process has no event to wait for
+        daemon.signal(signal.SIGTERM)
+        assert (await task)[0] == "whole"
+        assert await daemon.ended() == 0
+        assert not path.exists(), "it took its socket with it"
 
 
 # --- the configuration read again ---------------------------------------------------------------------------------
