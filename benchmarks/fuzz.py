@@ -115,7 +115,7 @@ def bent_json(value: Any, rng: random.Random) -> Any:
         more = {rng.choice(names): rng.choice((*ODD_NUMBERS, *SCHEMAS))} if rng.random() < 0.15 else {}
         return {k: bent_json(v, rng) for k, v in value.items() if rng.random() > 0.05} | more
     if isinstance(value, list):
-        return [bent_json(v, rng) for v in value] * rng.choice((1, 1, 1, 2, 300))
+        return [bent_json(v, rng) for v in value] * rng.choice((1, 1, 1, 2, 20))
     if isinstance(value, str) and rng.random() < 0.3:
         return bent(value.encode(), rng).decode("utf-8", "replace")
     return value
