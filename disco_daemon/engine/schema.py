@@ -28,6 +28,9 @@ _NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "
 _QUANTIFIER = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _IN_PATTERN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[*+?|{]", re.DOTALL)
 
+_CLOSED = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}", re.DOTALL)
+_CLOSING = re.compile(r"[\]}]")
+
 
 class SchemaError(ValueError):
     """A response format that is out of bounds; the message names the keyword, and is fit for a user."""
@@ -177,6 +180,10 @@ def _pattern(pattern: str, found: _Sum) -> None:
     if len(pattern) > MAX_PATTERN:
         msg = f"'pattern' has {len(pattern)} characters in the response format's schema; {MAX_PATTERN} are possible."
         raise SchemaError(msg)
+    if _CLOSING.search(_CLOSED.sub("", pattern)):  # llama.cpp's converter waits there for ever
+        raise SchemaError(
+            "'pattern' in the response format's schema has a ']' or '}' that closes nothing: put \\ before."
+        )
     loose = 0
     for sign, at in _signs(pattern):
         if sign == "{" and (times := _QUANTIFIER.match(pattern, at)):

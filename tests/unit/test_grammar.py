@@ -60,6 +60,8 @@ OUT_OF_BOUNDS: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "^[a]{1000000}$"}, "'pattern' is 1000000"),
     ({"type": "string", "pattern": "^(a{2000}|b{1,2000}){9}$" + "c{2000}" * 5}, "up to 'pattern'"),
     ({"type": "string", "pattern": "a?" * 300}, "'pattern' leaves 300 choices"),
+    ({"type": "string", "pattern": "^a}$"}, "'pattern' .* closes nothing"),
+    ({"type": "string", "pattern": "^[a]]$"}, "'pattern' .* closes nothing"),
     ({"type": "string", "minLength": -1}, "'minLength' is -1"),
     ({"type": "string", "minLength": "many"}, "'minLength' is many"),
     ({"type": "string", "minLength": 9, "maxLength": 3}, "'minLength' is 9 .* 'maxLength' only 3"),
