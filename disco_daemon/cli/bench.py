@@ -48,6 +48,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_engine(kinds)
     _add_qoe(kinds)
     _add_money(kinds)
+    soak = kinds.add_parser(
+        "soak",
+        help="many clients and a fault every two seconds: what is promised holds, and nothing is left behind",
+        description="Two daemons with one model, a proxy between them that breaks connections, engines that are killed "
+        "and stopped, crowds, reloads; every answer is compared with the one that nothing has disturbed.",
+    )
+    soak.add_argument("--json", action="store_true", help="print one JSON document")
+    soak.add_argument("--minutes", type=_minutes, default=30.0, help="(default: %(default)g)")
+    soak.add_argument("--clients", type=_count(1), default=5, help="at a time (default: %(default)s)")
+    soak.add_argument("--seed", type=int, default=1, help="of what is asked and what breaks (default: %(default)s)")
+    soak.set_defaults(run=run_soak)
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 24 * 60:
+        raise argparse.ArgumentTypeError("must be above 0, and at most a day")
+    return value
 
 
 def _add_money(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -200,6 +218,15 @@ def run_money(args: argparse.Namespace) -> int:
 
     setup = Setup(args.requests, args.clients, args.kills)
     return _told(_measured(bench_money(setup, _progress)), table, as_json=args.json)
+
+
+def run_soak(args: argparse.Namespace) -> int:
+    """Break things; progress goes to stderr. 1 where a promise was broken."""
+    from disco_daemon.bench.soak import Setup, bench_soak, table
+
+    figures = _measured(bench_soak(Setup(args.minutes, args.clients, seed=args.seed), _progress))
+    code = _told(figures, table, as_json=args.json)
+    return code or int(bool(figures and figures["broken"]))
 
 
 def run_qoe(args: argparse.Namespace) -> int:

@@ -202,6 +202,7 @@ class Daemon:
             "private": self.privacy.on,
             "endpoints": {side.value: endpoint.status() for side, endpoint in self.endpoints.items()},
             "in_flight": conductor.in_flight,
+            "tasks": len(asyncio.all_tasks()),
             "served": conductor.n_served,
             "loop_lag_ms": {"p50": self.pulse.quantile_ms(0.5), "p99": self.pulse.quantile_ms(0.99)},
             "learned": self.parts.learner.state(),

@@ -292,7 +292,13 @@ def main() -> None:
     """Run on the inherited socket whose number is the only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
     os.nice(NICE)
-    Worker(socket.socket(fileno=int(sys.argv[1]))).run()
+    try:
+        Worker(socket.socket(fileno=int(sys.argv[1]))).run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # without the libraries' clean-up, in which threads that still run can wait for each other for ever
 
 
 if __name__ == "__main__":
