@@ -191,7 +191,9 @@ async def test_the_new_server_is_not_probed_for_an_answer_of_the_old_one(tmp_pat
         with old.held_until(go_on):
             task = asyncio.create_task(ask(daemon, STORY, model="disco/server", max_tokens=4))
             await old.wait_request(0)
-        assert "server.base_url" in await reloaded(daemon, server__base_url=new.url)
+        assert "server.base_url" in await reloaded(
+            daemon, server__base_url=new.url, server__key_origin=new.url.removesuffix("/v1")
+        )
         go_on.set()
         assert (await task).disco["winner"] == "server"
         await ask(daemon, STORY, model="disco/device", max_tokens=2)  # whatever that has begun had time
