@@ -192,7 +192,8 @@ class Readiness:
 
     `load_s` until it can begin (a model that is still loading), `n_busy` answers it is working on already, `down_s`
     for which it asks not to be asked at all (a rate limit's Retry-After). `prefill_tps` is what it measured, token/s.
-    `cached` tokens of the prompt in question are in its KV cache.
+    `cached` tokens of the prompt in question are in its KV cache. Prompt and answer together may have `n_ctx` tokens;
+    None where that is not known.
     """
 
     load_s: float = 0.0
@@ -200,6 +201,7 @@ class Readiness:
     down_s: float = 0.0
     prefill_tps: float | None = None
     cached: int = 0
+    n_ctx: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +247,20 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The regular end of an answer. `reason` as in OpenAI's `finish_reason`."""
+    """The regular end of an answer. `reason` as in OpenAI's `finish_reason`.
+
+    `full`: nobody wanted an end there, the endpoint's context has no room for more.
+    """
 
     reason: str
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The endpoint's own scheduler lets the answer wait (`paused`), or go on again: meanwhile it says nothing."""
+
+    paused: bool
 
 
 @dataclass(slots=True)
@@ -300,8 +313,9 @@ class Handoff:
     """One move of a running answer, done or dropped.
 
     `at` tokens and `at_char` characters of the answer are from before the target took over (or, dropped, from before
-    it was begun); `reason` is `cost`, `failure` or `stall`. `took_s` is from the decision to the target's first joined
-    token; `overlap` tokens of the source were thrown away. `dropped` says why it did not happen: the source went on.
+    it was begun); `reason` is `cost`, `failure`, `stall`, or `context` where the source's was full. `took_s` is from
+    the decision to the target's first joined token; `overlap` tokens of the source were thrown away. `dropped` says
+    why it did not happen: the source went on.
     """
 
     at: int

@@ -60,6 +60,7 @@ from .table import TRANSITIONS, IllegalEvent, State
 __all__ = [
     "MAX_HANDOFFS",
     "MAX_MOVES",
+    "MAX_STALLS",
     "TRANSITIONS",
     "Answer",
     "Arrived",
@@ -86,6 +87,8 @@ __all__ = [
 
 MAX_HANDOFFS = 2  # DESIGN §7
 MAX_MOVES = MAX_HANDOFFS - 1  # for money: the last one is kept for a failure
+MAX_STALLS = 2  # moves for a source's silence, done or not: each start of a target may cost the whole prompt
+FULL = "context_full"  # why an endpoint could not go on
 GO_WITHIN = 8  # tokens; a follower that lacks no more is told to go: it prefills them in one step
 MAX_CHASES = 8  # then it goes however much it lacks: the source is as fast as it can prefill
 
@@ -114,8 +117,8 @@ class Answer:
 
     `available` are the endpoints that can serve this request, `max_tokens` is what the client allows, `stop` its stop
     strings, `continuation` how well each endpoint continues a partial answer, `followers` those that can be held,
-    `joinable` whether two endpoints may share this one at all, `overlap` what a side repeats of a text before it
-    continues. What else is public is for reading.
+    `joinable` whether two endpoints may share this one at all, `before` how the client has begun it, `overlap` what a
+    side repeats of `before` and a text after it. What else is public is for reading.
     """
 
     plan: Plan
@@ -125,6 +128,7 @@ class Answer:
     continuation: Mapping[Side, Continuation] = field(default_factory=lambda: dict.fromkeys(Side, Continuation.EXACT))
     followers: frozenset[Side] = frozenset()
     joinable: bool = True
+    before: str = ""
     overlap: Callable[[Side, str], str | None] = lambda side, text: None
     buffer: TokenBuffer = field(default_factory=lambda: TokenBuffer(Delivery.OFF, 1.0))
     state: State = State.PLANNED
@@ -140,8 +144,10 @@ class Answer:
     _pending: set[Side] = field(default_factory=set)
     _moving: _Moving | None = None
     _scan: StopScan | None = None
+    _openings: dict[Side, Seam] = field(default_factory=dict)  # of those who may repeat what the client has begun
     _dropped: set[Side] = field(default_factory=set)  # targets that a move for money was tried with in vain
     _n_died_midway: int = 0  # deaths of the engine after the reader had got something
+    _n_stalls: int = 0  # moves begun since the source was silent
     _cut: bool = False  # at `max_tokens`, since an endpoint said more
     _now: float = 0.0
 
@@ -244,12 +250,17 @@ class Answer:
     def _start(self, side: Side, *, held: bool = False) -> Iterable[Effect]:
         self._pending.discard(side)
         self._running.add(side)
+        if self.before and not self._entries:
+            guarded, overlap = self.continuation.get(side) is not Continuation.EXACT, self.overlap(side, "")
+            if guarded or overlap:
+                self._openings[side] = Seam(self.before, guarded=guarded, overlap=overlap, least=1)
         yield Start(side, self.text, self._ids(self._entries), self.n_generated, held)
 
     def _cancel(self, side: Side) -> Iterable[Effect]:
         if side in self._running or side in self._pending:
             self._running.discard(side)
             self._pending.discard(side)
+            self._openings.pop(side, None)
             yield Cancel(side)
 
     @staticmethod
@@ -261,9 +272,30 @@ class Answer:
         return ids if len(ids) == sum(token.n_tokens for token in entries) else ()
 
     def _arrived(self, side: Side, token: Token) -> Iterable[Effect]:
+        opening = self._openings.get(side)
+        if opening is not None and not (token.delta is not None and not token.text):  # a thought comes before the text
+            yield from self._opens(side, opening, token)
+        else:
+            yield from self._heard(side, token)
+
+    def _opens(self, side: Side, opening: Seam, token: Token) -> Iterable[Effect]:
+        """A token that may still repeat how the client has begun the answer: it neither counts nor wins until then."""
+        opening.feed(token)
+        try:
+            joined = opening.join("")
+        except Diverged as e:
+            yield from self._cancel(side)
+            yield from self._next(side, EndpointError(side, "diverged", str(e)))
+            return
+        if joined is not None:
+            del self._openings[side]
+            for piece in joined:
+                if side in self._running:
+                    yield from self._heard(side, piece)
+
+    def _heard(self, side: Side, token: Token) -> Iterable[Effect]:
         if self.state is State.RACING:
-            yield from self._cancel(side.other)
-            self.state, self.source, self.winner = State.RELAYING, side, side
+            yield from self._wins(side)
         moving = self._moving
         if moving is not None and side is moving.target:
             yield from self._join(moving, token)
@@ -271,6 +303,10 @@ class Answer:
             yield from self._scanned(side, token)
         else:
             yield from self._accept(side, token)
+
+    def _wins(self, side: Side) -> Iterable[Effect]:
+        yield from self._cancel(side.other)
+        self.state, self.source, self.winner = State.RELAYING, side, side
 
     def _accept(self, side: Side, token: Token) -> Iterable[Effect]:
         """A token of the source; it may be the last one."""
@@ -343,10 +379,15 @@ class Answer:
         """Begin a handoff with a living source; what cannot be is left."""
         text = self.text
         plain = self.joinable and self.handoffs < MAX_HANDOFFS and not _thinking(text)
-        if self.continuation.get(target) is not Continuation.EXACT and len(text) < Seam.MIN_RESTART:
+        if self.continuation.get(target) is not Continuation.EXACT and len(self.before + text) < Seam.MIN_RESTART:
             return  # so short a beginning does not tell a restart from chance
+        if reason == "stall" and self._n_stalls >= MAX_STALLS:
+            return
+        if self.max_tokens is not None and self.n_generated >= self.max_tokens:
+            return
         if self.state is not State.RELAYING or target is self.source or not (plain and self._may_take_over(target)):
             return
+        self._n_stalls += reason == "stall"
         yield from self._hand_over(target, reason)
 
     def _hand_over(self, target: Side, reason: str) -> Iterable[Effect]:
@@ -364,7 +405,7 @@ class Answer:
         guarded = self.continuation[moving.target] is not Continuation.EXACT
         text = self.text
         moving.overlap = self.overlap(moving.target, text)
-        moving.seam = Seam(text, guarded=guarded, overlap=moving.overlap)
+        moving.seam = Seam(self.before + text, guarded=guarded, overlap=moving.overlap)
         self.buffer.mark()
 
     def _followed(self, side: Side) -> Iterable[Effect]:
@@ -442,13 +483,14 @@ class Answer:
         yield from self._cancel(moving.target)
 
     def _diverged(self, moving: _Moving, e: Diverged) -> Iterable[Effect]:
-        """The target says something else. It is out of the question only if it began the answer again."""
+        """The target says something else, or has no room. In the second case, or if it began again, it is out."""
+        error = EndpointError(moving.target, FULL if e.reason == FULL else "diverged", str(e))
         yield from self._drop(e.reason)
         if self.source in self._running:
-            if e.reason == "restart":
-                self.errors.append(EndpointError(moving.target, "diverged", str(e)))
+            if e.reason in ("restart", FULL):
+                self.errors.append(error)
             return
-        yield from self._next(moving.target, EndpointError(moving.target, "diverged", str(e)))
+        yield from self._next(moving.target, error)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
@@ -458,6 +500,12 @@ class Answer:
         if moving is not None and side is moving.target:
             yield from self._target_ended(moving, finish)
             return
+        if (opening := self._openings.pop(side, None)) is not None:
+            yield from self._opening_ended(side, opening, finish)
+            return
+        if finish.full and self.available != {side}:
+            yield from self._broke(side, EndpointError(side, FULL, str(_no_room(side))))
+            return
         yield from self._cancel(side.other)
         if self.state is State.RACING:
             self.source = self.winner = side
@@ -465,14 +513,35 @@ class Answer:
             yield from self._drop("the source had finished before")
         yield from self._complete(finish.reason)
 
+    def _opening_ended(self, side: Side, opening: Seam, finish: Finish) -> Iterable[Effect]:
+        """A side has ended while its text could still be a repetition of how the client has begun the answer."""
+        why, joined = "the continuation is nothing new", []
+        try:
+            joined = opening.ended("")
+        except Diverged as e:
+            why = str(e)
+            finish = Finish("length")
+        if not joined and finish.reason == "length":
+            yield from self._next(side, EndpointError(side, "diverged", why))
+            return
+        if self.state is State.RACING:
+            yield from self._wins(side)
+        for piece in joined:
+            yield from self._accept(side, piece)
+        yield from self._ended(side, finish)
+
     def _target_ended(self, moving: _Moving, finish: Finish) -> Iterable[Effect]:
         if moving.seam is None:  # held, and ended all the same: it has no room for more
-            yield from self._diverged(moving, Diverged("refused", "the target cannot take so long an answer"))
+            refused = Diverged("refused", "the target cannot take so long an answer")
+            yield from self._diverged(moving, _no_room(moving.target) if finish.full else refused)
             return
         try:
             joined = moving.seam.ended(self.buffer.tail_released)
         except Diverged as e:
             yield from self._diverged(moving, e)
+            return
+        if finish.full and (not joined or self.source in self._running):
+            yield from self._diverged(moving, _no_room(moving.target))
             return
         exact = self.continuation[moving.target] is Continuation.EXACT
         within = moving.n_chars and not (moving.seam.swallowed or moving.overlap or self.buffer.tail_released)
@@ -482,7 +551,7 @@ class Answer:
             return
         yield from self._take_over(moving, joined)
         if self.state is State.RELAYING:
-            yield from self._complete(finish.reason)
+            yield from self._ended(moving.target, finish)
 
     def _complete(self, reason: str) -> Iterable[Effect]:
         yield from self._rest_of_scan()
@@ -500,6 +569,7 @@ class Answer:
 
     def _broke(self, side: Side, error: EndpointError) -> Iterable[Effect]:
         self._running.discard(side)
+        self._openings.pop(side, None)
         if self._entries and error.reason == "engine_gone":
             self._n_died_midway += 1
         moving = self._moving
@@ -513,7 +583,7 @@ class Answer:
                 yield from self._next(side, error)
         else:
             self.errors.append(error)  # the target goes on, now for this reason
-            moving.reason = "failure"
+            moving.reason = _why(error)
 
     def _next(self, side: Side, error: EndpointError) -> Iterable[Effect]:
         """`side` has failed: wait for what still runs, else start what is left, else fail."""
@@ -527,7 +597,7 @@ class Answer:
         if target is None:
             yield from self._fail(self._blame())
         elif self._entries:
-            yield from self._hand_over(target, "failure")
+            yield from self._hand_over(target, _why(error))
         else:
             yield from self._start(target)
 
@@ -552,7 +622,14 @@ class Answer:
         return None
 
     def _blame(self) -> DiscoError:
-        """The error to show: the request's own fault if an endpoint says so, else the first side that failed."""
+        """The error to show: the request's own fault if an endpoint says so, else the first side that failed.
+
+        Where one failed since its context was full, why the other one could not go on is told with it.
+        """
+        full = next((e for e in self.errors if e.reason in (FULL, "context_length_exceeded")), None)
+        if self._entries and full is not None:
+            other, why = full.side.other, next((f": {e}" for e in self.errors if e.side is not full.side), "")
+            return EndpointError(full.side, FULL, f"{full}, and the {other} cannot go on with it{why}")
         return next((e for e in self.errors if e.your_fault), self.errors[0])
 
     def _fail(self, error: DiscoError) -> Iterable[Effect]:
@@ -562,6 +639,15 @@ class Answer:
             yield Deliver(token)
         self.state = State.FAILED
         yield Fail(error)
+
+
+def _no_room(side: Side) -> Diverged:
+    return Diverged(FULL, f"the answer fills the context of the {side}")
+
+
+def _why(error: EndpointError) -> str:
+    """Why the answer moves after this error."""
+    return "context" if error.reason == FULL else "failure"
 
 
 def _thinking(text: str) -> bool:

@@ -25,8 +25,8 @@ TRANSITIONS: dict[State, dict[type, frozenset[State]]] = {
     State.PLANNED: {Begin: frozenset({State.RACING, State.FAILED})},
     State.RACING: {
         Due: frozenset({State.RACING}),
-        Arrived: frozenset({State.RACING, State.RELAYING, State.DONE}),
-        Ended: frozenset({State.RACING, State.DONE}),
+        Arrived: frozenset({State.RACING, State.RELAYING, State.DONE, State.FAILED}),
+        Ended: frozenset({State.RACING, State.DONE, State.FAILED}),
         Broke: frozenset({State.RACING, State.FAILED}),
         Followed: frozenset({State.RACING}),
         Move: frozenset({State.RACING}),
@@ -34,8 +34,8 @@ TRANSITIONS: dict[State, dict[type, frozenset[State]]] = {
     },
     State.RELAYING: {
         Due: frozenset({State.RELAYING}),
-        Arrived: frozenset({State.RELAYING, State.DONE}),
-        Ended: frozenset({State.RELAYING, State.DONE}),
+        Arrived: frozenset({State.RELAYING, State.DONE, State.FAILED}),
+        Ended: frozenset({State.RELAYING, State.HANDOFF, State.DONE, State.FAILED}),
         Broke: frozenset({State.RELAYING, State.HANDOFF, State.DONE, State.FAILED}),
         Followed: frozenset({State.RELAYING}),
         Move: frozenset({State.RELAYING, State.HANDOFF}),

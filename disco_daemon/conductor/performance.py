@@ -43,6 +43,7 @@ from ..types import (
     Delivery,
     GenerationRequest,
     Outcome,
+    Paused,
     Plan,
     PromptLength,
     Readiness,
@@ -50,6 +51,7 @@ from ..types import (
     Token,
 )
 from .record import attempt_of, reading_of, tokens_of, transcript
+from .room import fitting, lacks_room
 from .spending import asked, capped
 from .stage import Effort, Inbox, Run, Sink, Stage
 
@@ -85,7 +87,9 @@ class Performance:
         if Side.DEVICE in readiness:
             readiness[Side.DEVICE] = replace(readiness[Side.DEVICE], cached=length.cached)
         self._planned = stage.planner.plan(length.tokens, readiness)
-        self._plan = self._planned.plan.restricted(available)
+        remaining = stage.planner.knowledge.outputs.expected_remaining
+        plan = self._planned.plan.restricted(available)
+        self._plan = fitting(plan, request, self._length, readiness, stage.endpoints, remaining)
         self._delivery = request.delivery or stage.manner.delivery
         self._pace_tps = request.pace_tps or stage.manner.pace_tps
         self._request = replace(
@@ -103,6 +107,7 @@ class Performance:
             {side: endpoint.continuation for side, endpoint in endpoints.items()},
             frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
             joinable=not request.needs,
+            before=request.answer_so_far,
             overlap=self._overlap,
             buffer=TokenBuffer(self._delivery, self._pace_tps),
         )
@@ -115,6 +120,7 @@ class Performance:
         self._release: asyncio.TimerHandle | None = None
         self._release_at = 0.0
         self._stall: asyncio.TimerHandle | None = None
+        self._held_back = 0  # tokens of the budget that its moves hold
         self._next_check = 1  # generated tokens at which a move is considered again
         self._created = stage.clock.wall()
         self._began = self._now = stage.clock.now()
@@ -150,6 +156,7 @@ class Performance:
             self._error = DiscoError("internal error; the daemon's log has the details")
         finally:
             outcome = self._outcome()
+            self._planned.pacer.release(0, self._held_back)
             self._stage.planner.settle(self._planned, outcome)
             record(outcome)
             self._stage.traces.keep(self._trace(outcome))
@@ -279,18 +286,35 @@ class Performance:
         self._inbox.post(Tick())
 
     def _listen(self) -> None:
-        """Begin a handoff if the source has said nothing for long; our own backlog is no silence."""
+        """Begin a handoff if the source has said nothing for long; neither our backlog nor a pause is silence."""
         source = self._current.get(self._answer.source) if self._answer.source is not None else None
         patience_s = self._stage.manner.stall_s
         silent_s = 0.0
-        if source is not None and source.first_at is not None and self._inbox.empty:
-            silent_s = self._clock.now() - max(source.last_at, self._now)
+        if source is not None and source.first_at is not None and self._inbox.empty and not source.paused:
+            silent_s = self._clock.now() - max(source.heard_at, self._now)
             if silent_s >= patience_s:
-                self._inbox.post(Move(source.side.other, "stall"))
+                if self._may_leave(source.side):
+                    self._inbox.post(Move(source.side.other, "stall"))
                 silent_s = 0.0
         self._stall = self._loop.call_later(max(STALL_STEP_S, patience_s - silent_s), self._listen)
 
     # --- moving --------------------------------------------------------------------------------------------------
+
+    def _may_leave(self, source: Side) -> bool:
+        """Whether budget, caps and the target itself allow a move away from a silent source."""
+        stage, target, n_made = self._stage, source.other, self._answer.n_generated
+        if target not in stage.endpoints:
+            return False
+        planner, readiness = stage.planner, stage.endpoints[target].readiness()
+        if readiness.down_s > 0 or (planner.policy.learns and not planner.allows(target, self._length)):
+            return False
+        if readiness.n_ctx is not None and self._length + n_made >= readiness.n_ctx:
+            return False
+        return stage.purse.check(target, self._asked(n_made), self._clock.wall()) is None
+
+    def _lacks_room(self, view: View) -> bool:
+        n_tokens, remaining = view.prompt + view.generated, self._stage.planner.knowledge.outputs.expected_remaining
+        return lacks_room(view.readiness, n_tokens, remaining, view.max_tokens, view.generated)
 
     def _considered(self) -> list[Effect]:
         """Ask whether a move would pay now. Its reserve must be there before it begins."""
@@ -300,7 +324,7 @@ class Performance:
             self._next_check = 1 << 62
             return []
         view = self._view(answer.source.other)
-        reserve = self._stage.mover.advise(view)
+        reserve = None if self._lacks_room(view) else self._stage.mover.advise(view)
         answer.buffer.reserve = reserve or 0
         if reserve is None:
             self._next_check = self._stage.mover.next_check(view.generated)
@@ -353,8 +377,16 @@ class Performance:
             return
         run.grant = grant
         self._runs.append(run)
+        if effect.answer_so_far:
+            self._hold_budget(side)
         run.task = group.create_task(self._pump(run, endpoint, self._continued(effect)))
         log.debug("answer.%s.started %s after=%d tokens", side, self._request.request_id, effect.n_tokens)
+
+    def _hold_budget(self, side: Side) -> None:
+        """A start that the plan did not foresee counts until the answer is settled."""
+        if self._stage.planner.policy.learns and side is self._planned.constrained:
+            self._planned.pacer.reserve(0, self._length)
+            self._held_back += self._length
 
     def _asked(self, n_before: int) -> Asked:
         """What a start may cost that goes on after so many tokens of the answer."""
@@ -390,7 +422,9 @@ class Performance:
             async with aclosing(endpoint.generate(request, run.usage, run.reins)) as events:
                 async for event in events:
                     if isinstance(event, Token):
-                        run.last_at = self._clock.now()
+                        if run.paused:
+                            run.pause(self._clock.now(), paused=False)
+                        run.last_at = run.heard_at = self._clock.now()
                         if run.first_at is None:
                             run.first_at = run.last_at
                             self._measure(run)
@@ -402,6 +436,8 @@ class Performance:
                         await self._inbox.put(run, Arrived(run.side, event))
                     elif isinstance(event, CaughtUp):
                         await self._inbox.put(run, Followed(run.side))
+                    elif isinstance(event, Paused):
+                        run.pause(self._clock.now(), paused=event.paused)
                     else:
                         run.whole = True
                         await self._inbox.put(run, Ended(run.side, event))
@@ -458,7 +494,7 @@ class Performance:
         if endpoint.readiness().n_busy > MAX_PARKED_BESIDE:
             return False
         view = replace(self._view(side), cached=_there(run))
-        return self._stage.mover.foresees(view)
+        return not self._lacks_room(view) and self._stage.mover.foresees(view)
 
     def _listen_on(self, run: Run) -> None:
         del self._current[run.side]

@@ -111,7 +111,8 @@ class Run:
 
     In the `shadow` it has lost the race and runs on to its first token only, which is measured and thrown away. Parked,
     it has lost too, but its prefill is kept for a handoff. `lost_at` is when it lost: it had no first token by then.
-    `whole`: the endpoint came to its own end. `grant` is what it may spend.
+    `whole`: the endpoint came to its own end. `grant` is what it may spend. It was heard of last at `heard_at`, by its
+    last token at `last_at`; `paused` it lets the answer wait by itself, and has for `paused_s` in all.
     """
 
     side: Side
@@ -125,6 +126,9 @@ class Run:
     n_tokens: int = 0
     first_at: float | None = None
     last_at: float = 0.0
+    heard_at: float = 0.0
+    paused: bool = False
+    paused_s: float = 0.0
     lost_at: float | None = None
     ended_at: float | None = None
     error: EndpointError | None = None
@@ -137,7 +141,14 @@ class Run:
         """Decode speed so far, token/s; None before it shows."""
         if self.first_at is None or self.n_tokens < MIN_RATE_TOKENS or self.last_at <= self.first_at:
             return None
-        return (self._n_streamed - 1) / (self.last_at - self.first_at)
+        running_s = self.last_at - self.first_at - self.paused_s
+        return (self._n_streamed - 1) / running_s if running_s > 0 else None
+
+    def pause(self, now: float, *, paused: bool) -> None:
+        """The endpoint says that it lets the answer wait, or go on."""
+        if self.paused:
+            self.paused_s += now - self.heard_at
+        self.paused, self.heard_at = paused, now
 
     @property
     def _n_streamed(self) -> int:

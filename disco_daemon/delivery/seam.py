@@ -45,9 +45,11 @@ class Seam:
     # Characters of preamble ("Sure, here it goes on:") before the words that a target was asked to repeat.
     MAX_PREAMBLE = 64
 
-    def __init__(self, before: str, *, guarded: bool, overlap: str | None = None) -> None:
+    def __init__(self, before: str, *, guarded: bool, overlap: str | None = None, least: int = MIN_RESTART) -> None:
+        """`least`: so many characters of `before`, said again as a whole, are no chance."""
         self._before = before
         self._guarded = guarded
+        self._least = least
         self._tokens: list[Token] = []
         self._text = ""
         self._delta_at: int | None = None  # characters of text before the first token that is more than text
@@ -96,8 +98,8 @@ class Seam:
         if not self._guarded or not self._text:
             return 0
         # Of a very short beginning a restart cannot be told from chance; of all that the reader has it may be.
-        known = self._before if len(self._before) >= self.MIN_RESTART else self._before + committed
-        if len(known) < self.MIN_RESTART or not self._before:
+        known = self._before if len(self._before) >= self._least else self._before + committed
+        if len(known) < self._least or not self._before:
             return 0
         if self._text.startswith(known):
             self.swallowed = True

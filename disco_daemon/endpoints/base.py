@@ -12,6 +12,7 @@ from ..types import (
     Embedding,
     Finish,
     GenerationRequest,
+    Paused,
     PromptLength,
     Readiness,
     Side,
@@ -107,8 +108,8 @@ class Endpoint(Protocol):
 
     def generate(
         self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
-    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
-        """Yield tokens and, last, one Finish; keeps `usage` up to date.
+    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
+        """Yield tokens and, last, one Finish; keeps `usage` up to date. One with a scheduler of its own says Paused.
 
         An endpoint with `can_hold` obeys `reins`, and yields CaughtUp while held, whenever it has nothing left to
         prefill. Others ignore them.

@@ -20,6 +20,7 @@ from ..types import (
     Finish,
     GenerationRequest,
     Json,
+    Paused,
     PromptLength,
     Readiness,
     Refusal,
@@ -29,7 +30,7 @@ from ..types import (
 )
 from .base import Append, Command, Hold, Pace, Reins
 
-Event = Token | CaughtUp | Finish
+Event = Token | CaughtUp | Paused | Finish
 LOAD_WAIT_S = 120.0  # a first token later than this is no answer
 
 
@@ -80,12 +81,19 @@ class Device:
     def readiness(self) -> Readiness:
         """How long until the model is loaded, and the answers the engine is working on."""
         engine = self._engine
-        return Readiness(self._still_s() + engine.load_wait_s, engine.in_flight, prefill_tps=self.prefill_tps)
+        load_s = self._still_s() + engine.load_wait_s
+        return Readiness(load_s, engine.in_flight, prefill_tps=self.prefill_tps, n_ctx=self.n_ctx)
 
     @property
     def ready(self) -> bool:
         """Whether the model is in memory."""
         return self._engine.state is EngineState.READY
+
+    @property
+    def n_ctx(self) -> int | None:
+        """Tokens that prompt and answer may have; before the model is loaded as configured, None if as trained."""
+        info = self._engine.info
+        return info.n_ctx if info is not None else self._engine.config.n_ctx or None
 
     @property
     def prefill_tps(self) -> float | None:
@@ -137,8 +145,11 @@ class Device:
                         usage.reasoning_tokens += n_tokens * thought
                         if not answer.outdated:
                             yield _thought(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
+                    case wire.Paused(paused=paused):
+                        yield Paused(paused)
                     case wire.Done(reason=reason):
-                        yield Finish(reason)
+                        full = reason == wire.FULL
+                        yield Finish("length" if full else reason, full=full)
                         return
                     case wire.Failed() as failed:
                         raise self._error(failed)

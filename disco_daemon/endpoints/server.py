@@ -21,7 +21,18 @@ from ..clock import Clock, SystemClock
 from ..errors import EndpointError
 from ..net import hostname, in_the_clear, is_address, is_loopback, is_plain, origin, pointed_to, without_credentials
 from ..plain import MAX_LINE, masked, one_line
-from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
+from ..types import (
+    CaughtUp,
+    Continuation,
+    Finish,
+    GenerationRequest,
+    Paused,
+    PromptLength,
+    Readiness,
+    Side,
+    Token,
+    Usage,
+)
 from .base import Reins
 from .bill import Bill
 from .continuation import (
@@ -237,7 +248,7 @@ class Server:
 
     async def generate(
         self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
-    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
+    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
         del reins
         try:

@@ -20,7 +20,7 @@ from typing import Any
 from ..clock import Clock
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
-from ..types import CaughtUp, Embedding, Finish, GenerationRequest, PromptLength, Readiness, Token, Usage
+from ..types import CaughtUp, Embedding, Finish, GenerationRequest, Paused, PromptLength, Readiness, Token, Usage
 from .base import Reins
 from .device import Device
 
@@ -98,7 +98,7 @@ class Shaped:
 
     async def generate(
         self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
-    ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
+    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Wait as in a server's queue, then compute, so that the first token falls on the recorded time.
 
         A continued answer waits too, as for any request; what `reins` say meanwhile is carried out after the queue.

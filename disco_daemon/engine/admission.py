@@ -52,10 +52,10 @@ class Admission:
         """Somebody came, went, or may go on: decide again before the quantum is over."""
         self._changed = True
 
-    def decide(self, now: float) -> None:
+    def decide(self, now: float) -> bool:
         """Let the scheduler choose, if it is time; bring those chosen into the KV cache, then the held ones."""
         if not self._changed and now - self._decided_at < QUANTUM_S:
-            return
+            return False
         self._decided_at, self._changed = now, False
         chosen = self._chosen(now)
         for s in self.sequences.values():
@@ -67,6 +67,7 @@ class Admission:
                 self._enter(s)
         for s in self.sequences.values():
             s.waiting_since = None if s.chosen else (now if s.waiting_since is None else s.waiting_since)
+        return True
 
     def preempt(self, s: Sequence) -> None:
         """Take a sequence out of the KV cache; it is swapped in again, or computed again, token for token."""

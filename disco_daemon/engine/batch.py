@@ -161,7 +161,7 @@ class Batcher:
         s.unsent_ids, s.lookup = [], None
         self._keep(s, n_same)
         if len(s.tokens) >= self.llama.n_ctx:
-            self._finish(s, "length")
+            self._finish(s, wire.FULL)
 
     def _go(self, s: Sequence) -> None:
         """Let a sequence generate; if the end of its text may be the middle of a token, that token is drawn again."""
@@ -201,7 +201,8 @@ class Batcher:
 
     def step(self) -> bool:
         """Choose, build one batch, decode it, hand out what it gave. False if there was nothing to compute."""
-        self.admission.decide(self.clock())
+        if self.admission.decide(self.clock()):
+            self._tell_pauses()
         rows, shares = self._build()
         for s in (*self.admission.running, *(() if rows else self.admission.waiting)):
             if s.held and not s.told and (s.slot < 0 or not s.prefilling):
@@ -231,6 +232,14 @@ class Batcher:
             self.grouping.saw(len(rows), took_s, apart=apart)
         self._learn(load, took_s)
         return True
+
+    def _tell_pauses(self) -> None:
+        """Say of whose answers have begun which wait for the others', so that nobody takes their silence for a hang."""
+        for s in self.admission.sequences.values():
+            paused = not (s.chosen or s.held)
+            if paused != s.paused and (s.n_drawn or s.paused):
+                s.paused = paused
+                self.send(wire.Paused(s.request.id, paused))
 
     def _learn(self, load: Load, took_s: float) -> None:
         """An iteration of this load has gone through."""
@@ -341,8 +350,10 @@ class Batcher:
         self._emit(s, s.text.feed(piece))
         if s.text.stopped:
             self._finish(s, "stop")
-        elif s.full or len(s.tokens) >= self.llama.n_ctx:
+        elif s.full:
             self._finish(s, "length")
+        elif len(s.tokens) >= self.llama.n_ctx:
+            self._finish(s, wire.FULL)
 
     def _emit(self, s: Sequence, text: str) -> None:
         if thought := s.text.thought():
@@ -370,7 +381,7 @@ class Batcher:
             return
         for s, _, _ in shares:
             if rc == NO_KV_SLOT:
-                self._finish(s, "length")
+                self._finish(s, wire.FULL)
             else:
                 self._fail(s, f"llama_decode returned {rc}")
 

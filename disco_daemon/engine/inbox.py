@@ -21,7 +21,7 @@ class EngineGone(EndpointError):
         super().__init__(Side.DEVICE, "engine_gone", message)
 
 
-Answer = wire.Progress | wire.Piece | wire.Done | wire.Failed
+Answer = wire.Progress | wire.Piece | wire.Paused | wire.Done | wire.Failed
 Reply = wire.FromEngine | EngineGone
 
 
@@ -91,7 +91,7 @@ class EngineAnswer:
             case wire.Progress(n_orders=n_orders):
                 self._n_obeyed = n_orders
                 return message
-            case wire.Piece():
+            case wire.Piece() | wire.Paused():
                 return message
             case other:
                 msg = f"unexpected {type(other).__name__}"

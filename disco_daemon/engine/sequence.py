@@ -23,7 +23,8 @@ class Sequence:
     those below `n_counted` are in `n_prefilled`. While the last token is being healed, `dropped` are its bytes, and
     `candidates` may stand in its place. `n_drawn` tokens were drawn since the last order, `n_completion` in all.
 
-    `slot` is its sequence in the KV cache, -1 without one; `chosen` says that the scheduler lets it run. One that was
+    `slot` is its sequence in the KV cache, -1 without one; `chosen` says that the scheduler lets it run; the daemon was
+    told whether it is `paused`. One that was
     swapped out has `saved`. Its adapter's `salt` is in the first token's `key`.
     """
 
@@ -60,6 +61,7 @@ class Sequence:
     has_ids: bool = True
     n_orders: int = 0
     told: bool = False
+    paused: bool = False
     busy_s: float = 0.0
     lookup: Lookup | None = None
     drafting: Chance = field(default_factory=lambda: Chance(MODEL_PRIOR))

@@ -16,6 +16,7 @@ import msgspec
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 LONE_CHUNK = 512  # of a prompt that is alone, where that is faster; given up when somebody comes
+FULL = "context"  # the end of a sequence for which there is no room left: its context, or the KV cache, is full
 _HEADER = struct.Struct("<I")
 
 
@@ -239,6 +240,13 @@ class Piece(Message, frozen=True):
     thought: bool = False
 
 
+class Paused(Message, frozen=True):
+    """A sequence that has begun waits for others from now on (`paused`), or runs again; sent when that changes."""
+
+    id: str
+    paused: bool
+
+
 class Embedded(Message, frozen=True):
     """An embedding: little-endian float32 numbers, of length 1. Its `n_tokens` took `busy_s` to compute, s."""
 
@@ -249,9 +257,9 @@ class Embedded(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """A sequence has ended: `stop`, `length` or `cancelled`. Counts are tokens really computed, `busy_s` in s.
+    """A sequence has ended: `stop`, `length` (its `max_tokens`), FULL or `cancelled`.
 
-    `n_cached` prompt tokens were in the KV cache already.
+    Counts are tokens really computed, `busy_s` in s. `n_cached` prompt tokens were in the KV cache already.
     """
 
     id: str
@@ -312,7 +320,7 @@ class Stats(Message, frozen=True):
 
 
 ToEngine = Load | Count | Generate | Hold | Append | Pace | Embed | Cancel
-FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Embedded | Done | Failed | Stats | Alive
+FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Paused | Embedded | Done | Failed | Stats | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -110,6 +110,9 @@ class Run:
     knows_ids: bool
     repeats: str = ""  # what it says before it goes on
     heeds: bool = True  # its limit
+    begun: Pieces = ()  # what the client has begun, where it says all that again
+    anew: bool = False
+    room: int | None = None  # pieces that it has a context for, those given included
     pieces: list[str] = field(default_factory=list)
     first: int = -1
     n_said: int = 0
@@ -118,8 +121,8 @@ class Run:
 
     def go(self, model: Model) -> None:
         """Begin to speak."""
-        if self.repeats == self.given:
-            self.pieces, self.first = list(model.rest(self.side, "")[0]), -1
+        if self.repeats and self.repeats.endswith(self.given) and self.anew:
+            self.pieces, self.first = [*self.begun, *model.rest(self.side, "")[0]], -1
             return
         rest, self.first = model.rest(self.side, self.given)
         if self.repeats:
@@ -132,6 +135,10 @@ class Run:
             return Finish(self.finished or "stop")
         if self.heeds and self.limit is not None and self.n_said >= self.limit:
             return Finish("length")
+        if self.room is not None:
+            n = min(n, self.room - self.n_said)
+        if n <= 0:
+            return Finish("length", full=True)
         pieces = self.pieces[self.n_said : self.n_said + n]
         ids = self._ids(len(pieces))
         self.n_said += len(pieces)
@@ -215,6 +222,8 @@ class Played(RuleBasedStateMachine):
         stop_at=st.none() | st.none() | st.integers(0, 120),
         n_first=st.integers(0, 8),
         heeds=st.booleans(),
+        room=st.sampled_from([None, None, None, 10, 20]),
+        n_begun=st.sampled_from([0, 0, 0, 1, 6]),
     )
     def begin(
         self,
@@ -230,7 +239,12 @@ class Played(RuleBasedStateMachine):
         stop_at: int | None,
         n_first: int,
         heeds: bool,
+        room: int | None,
+        n_begun: int,
     ) -> None:
+        self.room = room
+        self.n_begun = n_begun
+        self.before = "".join(whole_answer(7, n_begun))
         self.model, self.same = Model(pieces), pieces is not None
         self.whole = "".join(pieces or ())
         self.manner = manner if self.same else "exact"
@@ -247,6 +261,7 @@ class Played(RuleBasedStateMachine):
             (self.stop,) if self.stop else (),
             {DEVICE: Continuation.EXACT, SERVER: server},
             frozenset({DEVICE}) if follows else frozenset(),
+            before=self.before,
             overlap=overlap,
             buffer=TokenBuffer(delivery, 5.0),
         )
@@ -289,9 +304,12 @@ class Played(RuleBasedStateMachine):
         limit = self.max_tokens if self.max_tokens is None or not exact else max(1, self.max_tokens - n)
         run = Run(side, text, limit, self.stop, self.same and (side is DEVICE or self.server_ids))
         run.heeds = self.heeds or side is DEVICE
-        if side is SERVER and text:
-            if self.manner == "restarts" and len(text) >= Seam.MIN_RESTART:
-                run.repeats = text
+        if side is DEVICE and self.room is not None:
+            run.room = max(0, self.room - n)
+        if side is SERVER and (text or self.before):
+            if self.manner == "restarts" and (len(self.before + text) >= Seam.MIN_RESTART or not text):
+                run.repeats, run.anew = self.before + text, True
+                run.begun = whole_answer(7, self.n_begun)
             elif self.manner == "overlap":
                 run.repeats = self.overlap(side, text) or ""
         if not effect.held:

@@ -203,7 +203,7 @@ class Given:
         before = tokens_of(request.messages[0]["content"]) + given
         limit = None if request.max_tokens is None else request.max_tokens - (len(given) - self.n_first)
         if len(before) >= N_CTX or (limit is not None and limit <= 0):
-            return "", "length", 0, len(before)
+            return "", wire.FULL if len(before) >= N_CTX else "length", 0, len(before)
         answer: list[int] = []
         data = b""
         if given and not self.exact and (among := EXTENSIONS.get(given[-1])):
@@ -216,7 +216,7 @@ class Given:
                 return text[: min(hits)], "stop", len(answer), len(before)
             text = text[: len(text) - data.endswith(b"\xe2")]  # half a character is no text
             if len(before) + len(answer) >= N_CTX or len(answer) == limit:
-                return text, "length", len(answer), len(before)
+                return text, "length" if len(answer) == limit else wire.FULL, len(answer), len(before)
             token = oracle(before + answer)
             if token == 0:
                 return text, "stop", len(answer), len(before)
@@ -577,12 +577,12 @@ def test_a_prompt_that_does_not_fit_is_the_requests_fault() -> None:
     assert f"{N_CTX} tokens" in failed.message
 
 
-def test_an_answer_so_far_that_fills_the_context_is_at_its_length() -> None:
+def test_an_answer_so_far_that_fills_the_context_is_told_apart_from_one_at_its_length() -> None:
     bench = Bench()
-    assert bench.done(bench.add("abc", answer_so_far="x" * N_CTX)).reason == "length"
+    assert bench.done(bench.add("abc", answer_so_far="x" * N_CTX)).reason == wire.FULL
     held = bench.add("abc", hold=True)
     bench.append(held, "x" * N_CTX, go=False)
-    assert bench.done(held).reason == "length"
+    assert bench.done(held).reason == wire.FULL
     bench.check_rest()
 
 
@@ -621,3 +621,33 @@ def test_who_reads_faster_from_now_on_has_in_hand_what_was_there() -> None:
     assert s.timeline.stock_s(now) * 10.0 == pytest.approx(in_hand, abs=1.0)
     bench.drain()
     bench.check_answer(id_)
+
+
+class Chosen:
+    """Lets those run whose names are in `who`."""
+
+    def __init__(self, *who: str) -> None:
+        self.who = set(who)
+
+    def choose(self, jobs: Sequence[Any], capacity: Any, now: float) -> list[Any]:
+        del capacity, now
+        return [job for job in jobs if job.key in self.who]
+
+
+def test_an_answer_that_has_begun_says_when_it_waits_for_others_and_when_it_goes_on() -> None:
+    bench = Bench(n_cells=200)
+    bench.admission.scheduler = scheduler = cast(Any, Chosen("r0", "r1", "r2"))
+    for text in ("ghi", "foo"):  # about twenty tokens each
+        bench.add(text)
+    for _ in range(4):
+        bench.step()
+    scheduler.who = {"r0"}
+    bench.add("qwe")
+    for _ in range(3):
+        bench.step()
+    assert bench.of(wire.Paused) == [wire.Paused("r1", paused=True)], "r2 has not begun: it waits for its first token"
+    scheduler.who = {"r0", "r1", "r2"}
+    bench.step()
+    assert bench.of(wire.Paused)[1:] == [wire.Paused("r1", paused=False)]
+    bench.drain()
+    assert len(bench.of(wire.Paused)) == 2

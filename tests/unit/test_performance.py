@@ -1,0 +1,303 @@
+"""One answer on a stage of scripted endpoints: who is started, when silence counts, and what the budget holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from disco_daemon.clock import SystemClock
+from disco_daemon.conductor import Conductor, Manner, Stage
+from disco_daemon.endpoints.base import Reins
+from disco_daemon.errors import EndpointError
+from disco_daemon.money.caps import Caps, Limits
+from disco_daemon.money.catalog import Price
+from disco_daemon.money.purse import Purse, Speeds
+from disco_daemon.scheduling.make import make_policy
+from disco_daemon.scheduling.mover import CostMover, Stay
+from disco_daemon.scheduling.pacer import Amount, Pacer
+from disco_daemon.scheduling.planner import Planner
+from disco_daemon.types import (
+    CaughtUp,
+    Continuation,
+    Delivery,
+    Finish,
+    GenerationRequest,
+    Outcome,
+    Paused,
+    PromptLength,
+    Readiness,
+    Sampling,
+    Side,
+    Token,
+    Usage,
+)
+
+DEVICE, SERVER = Side.DEVICE, Side.SERVER
+STALL_S = 0.05
+LONG = 5 * STALL_S  # s of nothing
+Step = Token | Paused | Finish | float | EndpointError
+
+
+@dataclass
+class Scripted:
+    """An endpoint that does what its script says; a number is so many seconds of nothing."""
+
+    side: Side
+    script: Sequence[Step]
+    ready: Readiness = field(default_factory=Readiness)
+    continuation: Continuation = Continuation.EXACT
+    overlap: str | None = None
+    n_prompt: int = 10
+    model: str = "scripted"
+    can_hold: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    asked: list[GenerationRequest] = field(default_factory=list)
+
+    def refuses(self, request: GenerationRequest) -> None:
+        del request
+
+    def overlap_of(self, request: GenerationRequest) -> str | None:
+        return self.overlap if request.answer_so_far else None
+
+    def may_serve(self) -> bool:
+        return True
+
+    def readiness(self) -> Readiness:
+        return self.ready
+
+    async def count(self, request: GenerationRequest) -> PromptLength:
+        del request
+        return PromptLength(self.n_prompt)
+
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
+        del usage, reins
+        self.asked.append(request)
+        for step in self.script:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            elif isinstance(step, EndpointError):
+                raise step
+            else:
+                yield step
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Books(Pacer):
+    """A pacer that keeps its books open."""
+
+    def __init__(self, budget: float, mean_length: float) -> None:
+        super().__init__(budget, mean_length)
+        self.held: list[Any] = []
+
+    def reserve(self, length: Amount, tokens: Amount) -> None:
+        self.held.append(tokens)
+        super().reserve(length, tokens)
+
+
+class Page:
+    """A reader who takes everything."""
+
+    text = ""
+
+    def token(self, token: Token, side: Side) -> None:
+        del side
+        self.text += token.text
+
+    def note(self, text: str) -> None: ...
+
+    async def flush(self) -> None: ...
+
+
+def stage(device: Scripted, server: Scripted, policy: str = "all-device", budget: float = 0.5, **caps: float) -> Stage:
+    clock = SystemClock()
+    caps_ = Caps(Limits(**caps), UTC, clock.wall())
+    price = Price(1.0, 0.5, 10.0)
+    purse = Purse(price, caps_, usd_per_kwh=0.3, watts=1.0, speeds=Speeds(100.0, 20.0), context=4096)
+    planner = Planner(make_policy(policy), SERVER, budget)
+    mover = Stay(CostMover(planner, cast(Any, None)))
+    nobody = SimpleNamespace(**dict.fromkeys(("begin", "prefilled", "end"), lambda *_: None))
+    return Stage(
+        {DEVICE: device, SERVER: server},
+        planner,
+        mover,
+        clock,
+        purse,
+        lambda begin, end: False,
+        nobody,
+        shadow=False,
+        manner=Manner(Delivery.OFF, stall_s=STALL_S),
+    )
+
+
+async def played(on: Stage, request: GenerationRequest | None = None) -> tuple[str, Outcome]:
+    """The text of one answer, and what came of it; an error is the outcome's, too."""
+    page, outcomes = Page(), list[Outcome]()
+    with contextlib.suppress(EndpointError):
+        keeper = SimpleNamespace(stage=on, held=lambda: contextlib.nullcontext(on))
+        await Conductor(cast(Any, keeper), lambda _, outcome: outcomes.append(outcome)).run(
+            request or asked(), "disco", page
+        )
+    return page.text, outcomes[-1]
+
+
+def asked(**more: Any) -> GenerationRequest:
+    return GenerationRequest("r", ({"role": "user", "content": "x"},), **more)
+
+
+def words(*texts: str) -> list[Step]:
+    return [Token(text) for text in texts]
+
+
+WAITS: list[Step] = [
+    *words("one ", "two "),
+    Paused(paused=True),
+    LONG,
+    Paused(paused=False),
+    *words("three"),
+    Finish("stop"),
+]
+SILENT: list[Step] = [*words("one ", "two "), LONG, *words("three"), Finish("stop")]
+GOES_ON: list[Step] = [*words("and ", "so on"), Finish("stop")]
+
+
+async def test_a_pause_of_the_engines_own_scheduler_is_no_silence() -> None:
+    server = Scripted(SERVER, GOES_ON)
+    text, outcome = await played(stage(Scripted(DEVICE, WAITS), server))
+    assert text == "one two three"
+    assert (outcome.moves, server.asked) == ((), [])
+
+
+async def test_silence_after_a_pause_counts_from_its_end_on() -> None:
+    script = [*WAITS[:5], 0.5 * STALL_S, *words("three"), Finish("stop")]
+    server = Scripted(SERVER, GOES_ON)
+    assert (await played(stage(Scripted(DEVICE, script), server)))[0] == "one two three"
+    assert server.asked == []
+    hangs = [*WAITS[:5], LONG, *words("three"), Finish("stop")]
+    assert (await played(stage(Scripted(DEVICE, hangs), server)))[0] == "one two and so on"
+
+
+async def test_a_silent_source_is_left() -> None:
+    text, outcome = await played(stage(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON)))
+    assert text == "one two and so on"
+    assert [move.reason for move in outcome.moves] == ["stall"]
+
+
+async def test_a_silent_source_is_not_left_where_a_cap_closes_the_target() -> None:
+    server = Scripted(SERVER, GOES_ON)
+    text, outcome = await played(stage(Scripted(DEVICE, SILENT), server, usd_per_day=0.0))
+    assert (text, outcome.moves, server.asked) == ("one two three", (), [])
+
+
+async def test_a_silent_source_is_not_left_where_the_budget_is_used_up() -> None:
+    server = Scripted(SERVER, GOES_ON)
+    on = stage(Scripted(DEVICE, SILENT), server, policy="optimal", budget=0.0)
+    pacer = on.planner.pacer
+    while pacer.allows(10):
+        pacer.reserve(0, 1)
+    text, outcome = await played(on)
+    assert (text, outcome.moves, server.asked) == ("one two three", (), [])
+
+
+async def test_what_a_move_may_process_is_held_against_the_budget_until_the_answer_is_settled() -> None:
+    on = stage(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON), policy="optimal", budget=0.0)
+    pacer = on.planner.pacer = Books(0.0, 60.0)
+    assert len((await played(on))[1].moves) == 1
+    assert 10 in pacer.held
+    assert sum(pacer.held) == 0
+
+
+async def test_fifty_silences_start_no_more_targets_than_the_bound_says() -> None:
+    script: list[Step] = [Token("w ")]
+    for _ in range(8):
+        script += [1.5 * STALL_S, Token("w ")]
+    server = Scripted(SERVER, [0.2 * STALL_S, EndpointError(SERVER, "timeout", "nothing came")], Readiness())
+    text, _ = await played(stage(Scripted(DEVICE, [*script, Finish("stop")]), server))
+    assert text == "w " * 9
+    assert len(server.asked) <= 2
+
+
+# --- room in the context ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "max_tokens", "starts"),
+    [
+        (100, None, DEVICE),
+        (100, 4000, DEVICE),  # clients allow more than they get
+        (500, None, SERVER),
+        (500, 12, DEVICE),
+        (501, 12, SERVER),
+        (600, 1, SERVER),
+    ],
+)
+async def test_a_prompt_that_leaves_too_little_room_does_not_start_on_the_device(
+    n_prompt: int, max_tokens: int | None, starts: Side
+) -> None:
+    device = Scripted(DEVICE, GOES_ON, Readiness(n_ctx=512), n_prompt=n_prompt)
+    server = Scripted(SERVER, GOES_ON)
+    _, outcome = await played(stage(device, server), asked(sampling=Sampling(max_tokens)))
+    assert outcome.winner is starts
+    assert [len(e.asked) for e in (device, server)] == [starts is DEVICE, starts is SERVER]
+    assert outcome.plan.delay(starts.other) == math.inf
+
+
+async def test_where_the_server_cannot_take_it_the_device_tries() -> None:
+    device = Scripted(DEVICE, GOES_ON, Readiness(n_ctx=512), n_prompt=500)
+    down = Scripted(SERVER, GOES_ON, Readiness(down_s=5.0))
+    assert (await played(stage(device, down)))[1].winner is DEVICE
+    dead = Scripted(SERVER, [EndpointError(SERVER, "unreachable", "nobody is there")])
+    full: list[Step] = [*words("one "), Finish("length", full=True)]
+    text, outcome = await played(stage(Scripted(DEVICE, full, device.ready, n_prompt=500), dead))
+    assert (text, outcome.error) == ("one ", "context_full")
+
+
+async def test_only_the_device_asked_for_a_full_context_is_a_length() -> None:
+    device = Scripted(DEVICE, [*words("one "), Finish("length", full=True)], Readiness(n_ctx=512), n_prompt=500)
+    server = Scripted(SERVER, GOES_ON)
+    _, outcome = await played(stage(device, server), asked(allowed=frozenset({DEVICE})))
+    assert (outcome.finish_reason, server.asked) == ("length", [])
+
+
+# --- what the client has begun ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trust", "overlap", "starts"),
+    [
+        (Continuation.EXACT, None, SERVER),
+        (Continuation.GUARDED, None, SERVER),
+        (Continuation.UNTRIED, None, DEVICE),
+        (Continuation.GUARDED, "lived", DEVICE),
+    ],
+)
+async def test_a_server_that_nobody_knows_to_continue_is_not_asked_while_the_device_can(
+    trust: Continuation, overlap: str | None, starts: Side
+) -> None:
+    server = Scripted(SERVER, words("lived on") + GOES_ON, continuation=trust, overlap=overlap)
+    on = stage(Scripted(DEVICE, GOES_ON), server, policy="all-server")
+    assert (await played(on, asked(answer_so_far="There once lived")))[1].winner is starts
+    assert (await played(on))[1].winner is SERVER, "what it begins itself is its own"
+
+
+async def test_an_echo_is_not_doubled_when_the_device_cannot() -> None:
+    begun = "There once lived"
+    server = Scripted(SERVER, [*words(begun, " a fox"), Finish("stop")], continuation=Continuation.UNTRIED)
+    broken = Scripted(DEVICE, [EndpointError(DEVICE, "engine_gone", "it is gone")])
+    text, outcome = await played(stage(broken, server), asked(answer_so_far=begun))
+    assert (text, outcome.winner) == (" a fox", SERVER)
