@@ -201,7 +201,7 @@ def _header() -> bytes:
 
 
 # As `endpoints.server` takes them: the answer breaks, and goes on elsewhere.
-REFUSED_STREAM = (DiscoError, TypeError, ValueError, AttributeError, stream.Endless)
+REFUSED_STREAM = (DiscoError, TypeError, ValueError, AttributeError, LookupError, stream.Endless)
 
 
 def targets() -> dict[str, Target]:

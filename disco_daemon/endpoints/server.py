@@ -404,7 +404,7 @@ class Server:
             raise self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
         except _HTTP_ERRORS as e:
             raise self._error("cut", f"the connection to the server broke: {self._brief(e)}") from e
-        except (ValueError, TypeError, AttributeError) as e:
+        except (ValueError, TypeError, AttributeError, LookupError) as e:
             raise self._error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
 
     def _connection_error(self, e: openai.APIConnectionError) -> EndpointError:

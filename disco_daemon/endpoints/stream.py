@@ -248,7 +248,7 @@ def _token(choice: dict[str, Any]) -> Token | None:
 def _parts(content: list[Any]) -> tuple[str, str]:
     """Text and thought of content in parts, as Mistral's models that think send it; other parts say nothing here.
 
-    Raises TypeError, or AttributeError, for what is no list of parts.
+    Raises TypeError, AttributeError or KeyError for what is no list of parts.
     """
     text = thought = ""
     for part in content:
