@@ -51,8 +51,8 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """Words of this question alone."""
-        return " ".join(f"{self.name}-{word}" for word in ("the", "quick", "brown", "fox", "jumps"))
+        """Words of this question alone, each one token: the daemon cuts an answer at `max_tokens`."""
+        return " ".join(f"{self.name}{word}" for word in ("the", "quick", "brown", "fox", "jumps"))
 
     @property
     def body(self) -> bytes:
