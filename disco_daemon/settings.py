@@ -152,7 +152,8 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all-server, or delay (server first, the device after `delay_s`)."""
     budget: _Share = 0.5
     """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1. The device is booked
-    with what it computes, not with what it has in its KV cache; the server with the whole prompt, whenever asked."""
+    with what it computes, not with what it has in its KV cache; the server with the whole prompt, whenever asked.
+    Beyond it only what a side that is silent for longer than ever leaves undone; that is booked, and saved again."""
     scarcer: str = "auto"
     """Whose use the budget limits: device, server, or auto (whichever costs more per token)."""
     alpha: _Share = 0.05

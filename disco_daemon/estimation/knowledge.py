@@ -21,8 +21,11 @@ FloatArray = NDArray[np.float64]
 
 DEVICE_TPS = 100.0  # prefill speed assumed until the engine has measured its own
 LEAST_S = 1e-4  # a server that answers within less was cancelled in the same instant
+WHOLE = frozenset({"stop", "tool_calls", "function_call"})  # ends of an answer that was not cut
 # The server was there, and silent for that long; anything else that fails says nothing about how fast it answers.
 SILENT = frozenset({"timeout"})
+# The request was not to its liking, and would not be to any other server's: it answered.
+NOT_ITS_FAULT = frozenset({"refused", "no_continuation"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,12 +80,15 @@ class Knowledge:
         if outcome.prompt_tokens > 0:
             self.prompts.add(outcome.prompt_tokens)
         if (generated := sum(outcome.tokens.values())) > 0:
-            self.outputs.add(generated, censored=outcome.finish_reason != "stop")
+            self.outputs.add(generated, censored=outcome.finish_reason not in WHOLE)
 
     def _learn_server(self, attempt: Attempt) -> None:
         silent = attempt.ttft_s if attempt.ttft_s > LEAST_S else None
         if attempt.error is not None and attempt.censored:
-            self.server.failed(silent if attempt.error in SILENT else None)
+            if attempt.error not in NOT_ITS_FAULT:
+                self.server.failed(silent if attempt.error in SILENT else None)
+        elif attempt.censored and attempt.ttft_s > self.server.silence_s:
+            self.server.failed(silent)  # nobody waited to the end, but so long it had never been silent
         elif silent is not None:
             self.server.add(silent, attempt.censored)
 

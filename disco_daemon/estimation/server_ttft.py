@@ -1,7 +1,7 @@
 """What is known about the next TTFT of one server and model, learned online from censored samples. Pure.
 
-Three questions, three answers: how TTFTs are distributed (`curve`), what the last few say about the next one
-(`predictor`), and how often the server answers at all (`availability`).
+Four questions, four answers: how TTFTs are distributed (`curve`), what the last few say about the next one
+(`predictor`), how often the server answers at all (`availability`), and what silence is unlike all that (`silence_s`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .silence import Silences
 from .survival import BoolArray, FloatArray, Survival, completed, heavy_tail, kaplan_meier_of_window, mixture
 
 # Requests that count. Fewer leave the 95 % quantile to a handful of samples, more outlive the server's habits.
@@ -167,6 +168,7 @@ class ServerTtft:
         self._regime = 0  # samples since the present regime began
         self._shifts = 0
         self._answered = self._failed = 0.0
+        self._silences = Silences()
         self._blend: _Blend | None = None
         self._curve: Survival | None = None
         self._predictor: Predictor | None = None
@@ -178,6 +180,8 @@ class ServerTtft:
         ValueError unless the time is positive and finite.
         """
         self._learn(float(ttft_s), censored)
+        if not censored:
+            self._silences.add(float(ttft_s))
         self._count(answered=True)
 
     def failed(self, censored_at_s: float | None) -> None:
@@ -219,6 +223,11 @@ class ServerTtft:
         return answered / (answered + failed)
 
     @property
+    def silence_s(self) -> float:
+        """A silence longer than this is unlike anything seen of the server, s; infinite while too little was."""
+        return self._silences.bound_s
+
+    @property
     def levels(self) -> FloatArray:
         """Three exponential means [3] of log TTFT, log s: what `Predictor.score` takes for the next request."""
         return self._levels.copy()
@@ -255,6 +264,7 @@ class ServerTtft:
             "shifts": self._shifts,
             "answered": self._answered,
             "failed": self._failed,
+            "seen_s": self._silences.to_json(),
         }
 
     @classmethod
@@ -282,7 +292,11 @@ class ServerTtft:
             raise ValueError("no time has such a log")
         new._cusum = Cusum(_numbers(data["cusum_sums"], 2).tolist(), [_whole(data["cusum_since"][i]) for i in (0, 1)])
         new._regime, new._shifts = _whole(data["regime"]), _whole(data["shifts"])
+        seen = data.get("seen_s", rows[_TIME][rows[_OBSERVED] > 0].tolist())  # older states have the window only
+        new._silences = Silences(_numbers(seen, len(seen)).tolist())
         new._answered, new._failed = _number(data["answered"]), _number(data["failed"])
+        if min(new._silences.to_json(), default=1.0) <= 0:
+            raise ValueError("no first token comes before it is asked for")
         if min(*new._cusum.sums, new._answered, new._failed) < 0:
             raise ValueError("counts and sums must be >= 0")
         return new

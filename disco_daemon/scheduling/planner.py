@@ -12,12 +12,16 @@ import numpy as np
 
 from ..estimation.context import Contexts
 from ..estimation.knowledge import Knowledge, Snapshot
+from ..estimation.silence import LEAST_S
 from ..types import BOTH, Attempt, Outcome, Plan, Readiness, Side, finite
 from .outlook import Outlook
 from .pacer import Pacer
 from .policy import Policy
 from .table import Moment, Table
 
+DEVICE_BEYOND = 3.0  # times the TTFT expected of the device: later than that is unlike anything seen …
+DEVICE_LEAST_S = 1.0  # … and no sooner than after so long, for a server that is asked costs money
+DEVICE_ENOUGH = 20  # first tokens of the device before anything can be called unusual
 UNRELIABLE = 0.5  # a server that fails more often is asked, to see whether it is back, but not waited for
 QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)  # of F, shown in `disco status`
 N_PICTURE = 64  # lengths in the picture of w(l): a terminal's width
@@ -87,7 +91,8 @@ class Planner:
         if not self.policy.learns:
             return Planned(plan, length, self.constrained, self.pacer)
         delay, tokens = plan.delay(self.constrained), self.to_process(self.constrained, length, device.cached)
-        reserved = tokens * (1.0 if delay == 0 else self.budget) if math.isfinite(delay) else 0.0
+        # What starts at the end of the other side's patience hardly ever does: nothing is held for it.
+        reserved = tokens * (1.0 if delay == 0 else self.budget) if delay < self.patience_s(length, device) else 0.0
         self.pacer.reserve(length, reserved)
         return Planned(plan, length, self.constrained, self.pacer, reserved, device.cached)
 
@@ -111,8 +116,28 @@ class Planner:
         else:
             plan = self.table.plan(length, self._moment(length, device, draw, waited_s))
         if math.isfinite(plan.delay(self.constrained)) and not self.allows(self.constrained, length, device.cached):
-            return Plan(math.inf, 0.0) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
-        return plan
+            plan = Plan(math.inf, 0.0) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
+        return self._insured(plan, self.patience_s(length, device), waited_s)
+
+    def patience_s(self, length: int, device: Readiness) -> float:
+        """How long the side that is not scarce may be silent before the scarce one starts, budget or not, s.
+
+        Beyond anything that was seen of it no sample lies, so that no wait costs budget there, and none is chosen.
+        """
+        if self.constrained is Side.DEVICE:
+            server = self.knowledge.server
+            return LEAST_S if server.availability() < UNRELIABLE else server.silence_s
+        if self.knowledge.device.n < DEVICE_ENOUGH:
+            return math.inf
+        return max(DEVICE_LEAST_S, DEVICE_BEYOND * self.device_s(length, device))
+
+    def _insured(self, plan: Plan, patience_s: float, waited_s: float) -> Plan:
+        """The plan, with an end to the other side's silence. What that costs is booked, and saved again later."""
+        if plan.delay(self.constrained) <= patience_s:
+            return plan
+        if self.constrained is Side.DEVICE:
+            return Plan(max(0.0, patience_s - waited_s), plan.server_s)
+        return Plan(plan.device_s, patience_s)
 
     def _moment(self, length: int, device: Readiness, draw: float, waited_s: float) -> Moment:
         knowledge = self.knowledge
@@ -169,6 +194,7 @@ class Planner:
                 "censored_share": round(know.server.censored_share, 4),
                 "availability": round(know.server.availability(), 4),
                 "shifts": know.server.n_shifts,
+                "silence_s": finite(know.server.silence_s),
                 "quantiles_s": {f"p{100 * q:g}": round(float(curve.quantile(q)), 4) for q in QUANTILES},
             },
             "device_ttft": {"n": know.device.n, "k_s_per_token": know.device.k, "c_s": know.device.c},

@@ -24,6 +24,7 @@ from .traces import Requests, Trace
 
 FloatArray = NDArray[np.float64]
 
+SHADOW_S = 10.0  # a server that lost the race is listened to for this long, as the daemon does
 LEARNING = ("stochastic", "stochastic-concurrent", "paper", "paper-paced", "optimal")
 _BOTH = {side: Readiness() for side in Side}
 
@@ -128,8 +129,9 @@ def _outcome(
     """What the daemon would have recorded."""
     attempts = []
     if seen.server_ran:
-        waited = server_s if shadow or not seen.device_won else seen.ttft_s - plan.server_s
-        attempts.append(_attempt(Side.SERVER, plan.server_s, waited, censored=not shadow and seen.device_won))
+        lost_s = seen.ttft_s - plan.server_s + (SHADOW_S if shadow else 0.0)
+        unheard = seen.device_won and lost_s < server_s
+        attempts.append(_attempt(Side.SERVER, plan.server_s, lost_s if unheard else server_s, censored=unheard))
     if seen.device_ran:
         waited = device_s if seen.device_won else seen.ttft_s - plan.device_s
         attempts.append(_attempt(Side.DEVICE, plan.device_s, waited, censored=not seen.device_won))

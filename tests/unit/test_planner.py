@@ -142,7 +142,7 @@ def test_while_the_server_asks_not_to_be_asked_the_device_starts_at_once(name: s
 def test_a_server_that_mostly_fails_is_asked_but_not_waited_for(name: str) -> None:
     asking = planner(name, budget=0.01)
     for _ in range(20):
-        asking.knowledge.learn(outcome(attempt(SERVER, 0.1, censored=True, error="refused")))
+        asking.knowledge.learn(outcome(attempt(SERVER, 0.1, censored=True, error="server_error")))
     assert asking.plan(20, {}).plan == Plan(0.0, 0.0)
     for _ in range(100):
         asking.knowledge.learn(outcome(attempt(SERVER)))
@@ -431,10 +431,23 @@ def test_a_cancelled_request_to_the_server_enters_as_slower_than_that() -> None:
 def test_a_time_out_is_a_long_silence_and_any_other_failure_is_none() -> None:
     usual = Knowledge().server.availability()
     timeout = learned(attempt(SERVER, 30.0, censored=True, error="timeout")).server
-    refused = learned(attempt(SERVER, 0.1, censored=True, error="refused")).server
-    assert (timeout.n, timeout.censored_share, refused.n) == (1, 1, 0)
+    broken = learned(attempt(SERVER, 0.1, censored=True, error="server_error")).server
+    assert (timeout.n, timeout.censored_share, broken.n) == (1, 1, 0)
     assert timeout.availability() < usual
-    assert refused.availability() < usual
+    assert broken.availability() < usual
+
+
+def test_a_request_that_the_server_refuses_says_nothing_of_the_server() -> None:
+    one = learned(*[attempt(SERVER, 0.1, censored=True, error="refused")] * 30)
+    assert one.server.availability() == Knowledge().server.availability()
+    assert one.server.n == 0
+
+
+@pytest.mark.parametrize(("reason", "whole"), [("stop", True), ("tool_calls", True), ("length", False), (None, False)])
+def test_a_tool_call_is_the_end_of_a_whole_answer(reason: str | None, whole: bool) -> None:
+    knowledge = Knowledge()
+    knowledge.learn(replace(outcome(attempt(SERVER)), finish_reason=reason))
+    assert knowledge.outputs.curve().censored_share == (0 if whole else 1)
 
 
 def test_what_the_device_waited_for_its_model_is_not_its_speed() -> None:
