@@ -144,8 +144,8 @@ class GenerationRequest:
 
     @property
     def n_chars(self) -> int:
-        """Characters of text in the prompt, for an estimate while no tokenizer is loaded."""
-        raw = len(self.prompt) if isinstance(self.prompt, str) else 0
+        """Characters of text in the prompt and the answer so far, for an estimate while no tokenizer is loaded."""
+        raw = (len(self.prompt) if isinstance(self.prompt, str) else 0) + len(self.answer_so_far)
         return raw + sum(len(m["content"]) for m in self.messages if isinstance(m.get("content"), str))
 
 
@@ -270,7 +270,7 @@ class Usage:
     `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
     the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
     `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
-    it; else it is what its text tells.
+    it; else it is what its text tells. `load_s` is how long it had to wait for its model.
     """
 
     prompt_tokens: int = 0
@@ -279,17 +279,18 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     told: bool = False
+    load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """How one start of one endpoint went. Times in s; `ttft_s` counts from that start.
 
-    `censored` means that no first token was seen: the true TTFT is only known to exceed `ttft_s`. `load_s` and `n_busy`
-    are what it met (`Readiness`). `continued`: it went on with an answer begun elsewhere. `disturbed`: this machine
-    slept or this process stood still meanwhile, so the times say nothing about the endpoint. `unseen_tokens` a server
-    may have made, and billed, after it was closed: an estimate. `bill_usd` is what the server bills, $, `energy_j` what
-    this machine spent, J.
+    `censored` means that no first token was seen: the true TTFT is only known to exceed `ttft_s`. It waited `load_s`
+    for its model, and met `n_busy` other answers. `continued`: it went on with an answer begun elsewhere. `disturbed`:
+    this machine slept or this process stood still meanwhile, so the times say nothing about it. `unseen_tokens` a
+    server may have made, and billed, after it was closed: an estimate. `bill_usd` is what the server bills, $,
+    `energy_j` what this machine spent, J.
     """
 
     side: Side

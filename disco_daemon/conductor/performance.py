@@ -50,7 +50,7 @@ from ..types import (
     Side,
     Token,
 )
-from .record import attempt_of, reading_of, tokens_of, transcript
+from .record import attempt_of, decode_tps, reading_of, tokens_of, transcript
 from .room import fitting, lacks_room
 from .spending import asked, capped
 from .stage import Effort, Inbox, Run, Sink, Stage
@@ -433,7 +433,7 @@ class Performance:
                         if run.shadow is not None:
                             return
                         run.n_tokens += event.n_tokens
-                        await self._inbox.put(run, Arrived(run.side, event))
+                        run.held_up |= await self._inbox.put(run, Arrived(run.side, event))
                     elif isinstance(event, CaughtUp):
                         await self._inbox.put(run, Followed(run.side))
                     elif isinstance(event, Paused):
@@ -446,7 +446,8 @@ class Performance:
             log.warning("%s failed (%s)%s", run.side, e.reason, "" if self._private else f": {e}")
             await self._inbox.put(run, Broke(run.side, e))
         finally:
-            run.ended_at = self._clock.now()
+            if run.ended_at is None:  # else it was cut then: to let go of an endpoint takes a moment more
+                run.ended_at = self._clock.now()
             if run.shadow is not None:
                 run.shadow.cancel()
             if effort is not None:
@@ -499,7 +500,7 @@ class Performance:
     def _listen_on(self, run: Run) -> None:
         del self._current[run.side]
         assert run.task is not None
-        run.shadow = self._loop.call_later(SHADOW_S, run.task.cancel)
+        run.shadow = self._loop.call_later(SHADOW_S, self._cut, run)
 
     def _park(self, run: Run) -> None:
         del self._current[run.side]
@@ -512,7 +513,12 @@ class Performance:
         if (timer := self._timers.pop(side, None)) is not None:
             timer.cancel()
         run = self._current.pop(side, None)
-        if run is not None and run.task is not None:
+        if run is not None:
+            self._cut(run)
+
+    def _cut(self, run: Run) -> None:
+        """End a run now; what it has not shown by this time is only known to take longer."""
+        if run.task is not None and not run.task.done():
             run.ended_at = self._clock.now()
             run.task.cancel()
 
@@ -523,8 +529,8 @@ class Performance:
             if timer is not None:
                 timer.cancel()
         for run in self._runs:
-            if run.task is not None and not run.task.done():
-                run.task.cancel()
+            if run.ended_at is None:
+                self._cut(run)
 
     # --- the record ----------------------------------------------------------------------------------------------
 
@@ -542,7 +548,7 @@ class Performance:
                 self._measure(run)
         attempts = tuple(attempt_of(run, stage, self._began, self._length, max_tokens) for run in self._runs)
         for run, attempt in zip(self._runs, attempts, strict=True):
-            if (tps := run.tps) is not None:
+            if (tps := decode_tps(run, stage)) is not None:
                 stage.mover.saw(run.side, tps)
             if run.grant is not None:
                 stage.purse.settle(run.grant, attempt)

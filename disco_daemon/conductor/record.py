@@ -41,13 +41,23 @@ def attempt_of(run: Run, stage: Stage, began: float, length: int, max_tokens: in
         censored=first_at is None,
         usage=usage,
         error=run.error.reason if run.error else None,
-        load_s=run.met.load_s,
+        load_s=run.usage.load_s,
         n_busy=run.met.n_busy,
         continued=run.n_before > 0,
         disturbed=stage.disturbed(run.started, end),
         unseen_tokens=_unseen(run, stage, max_tokens) if asked and not run.whole else 0,
     )
     return stage.purse.prices.booked(attempt)
+
+
+def decode_tps(run: Run, stage: Stage) -> float | None:
+    """The decode speed of a run, token/s; None where it does not show, or is not the endpoint's alone.
+
+    A slow reader paused it, or this machine stood still.
+    """
+    if run.first_at is None or run.held_up or stage.disturbed(run.first_at, run.last_at):
+        return None
+    return run.tps
 
 
 def _unseen(run: Run, stage: Stage, max_tokens: int | None) -> int:

@@ -112,7 +112,8 @@ class Run:
     In the `shadow` it has lost the race and runs on to its first token only, which is measured and thrown away. Parked,
     it has lost too, but its prefill is kept for a handoff. `lost_at` is when it lost: it had no first token by then.
     `whole`: the endpoint came to its own end. `grant` is what it may spend. It was heard of last at `heard_at`, by its
-    last token at `last_at`; `paused` it lets the answer wait by itself, and has for `paused_s` in all.
+    last token at `last_at`; `paused` it lets the answer wait by itself, and has for `paused_s` in all. `held_up`: it waited
+    for a slow reader.
     """
 
     side: Side
@@ -131,6 +132,7 @@ class Run:
     paused_s: float = 0.0
     lost_at: float | None = None
     ended_at: float | None = None
+    held_up: bool = False
     error: EndpointError | None = None
     shadow: asyncio.TimerHandle | None = None
     whole: bool = False
@@ -177,13 +179,15 @@ class Inbox:
         """An event of ours: a timer, or what is said in the place of a run."""
         self._queue.put_nowait((run, event))
 
-    async def put(self, run: Run, event: Event) -> None:
-        """An event of an endpoint."""
-        if not self._room.is_set():
+    async def put(self, run: Run, event: Event) -> bool:
+        """An event of an endpoint; whether it had to wait for a slow reader."""
+        waits = not self._room.is_set()
+        if waits:
             await self._room.wait()
         self._queue.put_nowait((run, event))
         if self._queue.qsize() >= QUEUE_SIZE:
             self._room.clear()
+        return waits
 
     async def get(self) -> tuple[Run | None, Event]:
         """The next event."""

@@ -130,7 +130,11 @@ class Device:
             raise
 
     async def _generate(self, request: GenerationRequest, usage: Usage, reins: Reins) -> AsyncGenerator[Event, None]:
-        await self._engine.ready(LOAD_WAIT_S)
+        asked_at = self._engine.clock.now()
+        try:
+            await self._engine.ready(LOAD_WAIT_S)
+        finally:  # who is cancelled meanwhile has waited for nothing else
+            usage.load_s = self._engine.clock.now() - asked_at
         answer = self._engine.open(_readable(request), hold=reins.held)
         reins.bind(lambda order: _obey(answer, order))
         try:

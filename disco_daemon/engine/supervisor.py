@@ -85,6 +85,11 @@ class Engine:
         return f"<Engine {self.state} pid={self.pid} restarts={self.restarts} in flight={self.in_flight}>"
 
     @property
+    def clock(self) -> Clock:
+        """What it goes by."""
+        return self._clock
+
+    @property
     def in_flight(self) -> int:
         """Requests the engine has not finished yet."""
         return len(self._inboxes)

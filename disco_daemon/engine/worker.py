@@ -244,6 +244,7 @@ class Worker:
             self.send(wire.Counted(message.id, e.n_tokens))  # about so many: a server's price depends on it
             return
         if not message.ids:
+            prompt = [*prompt, *vocabulary.answer_tokens(message.answer, message.answer_ids)]
             key = keyed(prompt, llama.salt(message.adapter))
             n_cached = self._cells.cached(key) if self._cells is not None else 0
             self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))

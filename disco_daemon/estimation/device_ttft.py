@@ -96,11 +96,27 @@ class DeviceTtft:
         return max(self._theta[2], 0.0) / self.k
 
     @property
+    def prior_k(self) -> float:
+        """What was believed of k before the first sample, s."""
+        return self._prior[0]
+
+    def believing(self, k_s_per_token: float) -> DeviceTtft:
+        """The same samples judged from another prior of k; as long as they are few, and all of them are at hand."""
+        if self.n != len(self._recent):
+            return self
+        new = DeviceTtft(k_s_per_token, self._prior[1])
+        for row, target, _ in self._recent:
+            spread = REF / row[0]
+            tokens = row[1] * spread
+            new.add(tokens, target * spread, row[2] * spread / tokens if tokens else 0.0)
+        return new
+
+    @property
     def sigma_s(self) -> float:
         """Robust standard deviation of a residual at the prompts lately seen, s."""
         return self._scale * self._spread
 
-    def add(self, tokens: int, ttft_s: float, n_busy: int = 0) -> None:
+    def add(self, tokens: float, ttft_s: float, n_busy: float = 0) -> None:
         """Learn from one first token, `ttft_s` after the engine was asked; the caller has taken off any load wait.
 
         `tokens` are the uncached ones of the prompt, `n_busy` the other answers running meanwhile. Never a cancelled

@@ -20,6 +20,7 @@ from .survival import Survival
 FloatArray = NDArray[np.float64]
 
 DEVICE_TPS = 100.0  # prefill speed assumed until the engine has measured its own
+FEW = 20  # samples of the device, up to which the speed that its engine measured counts
 LEAST_S = 1e-4  # a server that answers within less was cancelled in the same instant
 WHOLE = frozenset({"stop", "tool_calls", "function_call"})  # ends of an answer that was not cut
 # The server was there, and silent for that long; anything else that fails says nothing about how fast it answers.
@@ -59,14 +60,16 @@ class Knowledge:
             self.device, self._profiled = DeviceTtft(k_s_per_token, c_s), True
 
     def measured_speed(self, prefill_tps: float) -> bool:
-        """The engine has measured its prefill speed at its start, token/s; of no interest if more is known."""
-        if prefill_tps <= 0 or self._profiled:
+        """The engine has measured its prefill speed at its start, token/s; of no interest if more is known.
+
+        A few samples are not more: the first one may have been disturbed, and short prompts tell little of long ones.
+        """
+        if prefill_tps <= 0 or self._profiled or self.device.n >= FEW:
             return False
-        k = 1 / prefill_tps
-        news = self.device.n == 0 and not math.isclose(self.device.k, k)
-        if news:
-            self.device = DeviceTtft(k)
-        return news
+        before, k = self.device, 1 / prefill_tps
+        if not math.isclose(before.prior_k, k):
+            self.device = before.believing(k)
+        return self.device is not before
 
     def learn(self, outcome: Outcome) -> None:
         """Take one finished answer. What a suspend or a stall of our own disturbed tells nothing of either side."""

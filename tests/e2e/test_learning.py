@@ -186,3 +186,25 @@ async def test_by_default_the_daemon_learns_and_without_a_server_the_device_answ
         assert known["policy"] == "optimal"
         assert known["device_ttft"]["n"] == 2
         assert known["server_ttft"]["n"] == 0
+
+
+async def test_an_answer_that_the_client_has_begun_is_a_part_of_the_prompt(tmp_path: Path) -> None:
+    async with running(tmp_path, policy="optimal") as daemon:
+        await daemon.device_ready()
+        begun = "Once upon a time there was a king who had three sons, and each of them was wiser than he"
+        asked = {"role": "user", "content": "Tell me a story."}
+        lengths = []
+        for messages, more in (
+            ([asked], {}),
+            ([asked, {"role": "assistant", "content": begun}], {"continue_final_message": True}),
+        ):
+            answer = await daemon.client.chat.completions.create(
+                model="disco/device",
+                messages=messages,
+                max_tokens=2,
+                extra_body=more,  # type: ignore[arg-type]
+            )
+            lengths.append((answer.model_extra or {})["disco"]["prompt_tokens"])
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens == lengths[-1], "what was planned with is what was read"
+        assert lengths[1] - lengths[0] >= len(begun.split())

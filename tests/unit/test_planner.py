@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from disco_daemon.estimation.knowledge import Knowledge
+from disco_daemon.estimation.knowledge import FEW, Knowledge
 from disco_daemon.scheduling.make import make_policy
 from disco_daemon.scheduling.names import FIXED, LEARNING, POLICIES
 from disco_daemon.scheduling.pacer import SLACK, WINDOW, Amount, Pacer
@@ -272,10 +272,24 @@ def test_the_speed_that_the_engine_measured_is_news_until_there_are_samples() ->
         asking.refit()
     assert due == [True, False]
     assert asking.device_s(400, Readiness()) == pytest.approx(1, abs=0.05)
-    asking.knowledge.learn(outcome(attempt(DEVICE, 0.05)))
+    for _ in range(FEW):
+        asking.knowledge.learn(outcome(attempt(DEVICE, 0.05)))
     before = asking.knowledge.device.k
     asking.plan(20, {DEVICE: Readiness(prefill_tps=1.0)})
     assert asking.knowledge.device.k == before
+
+
+@pytest.mark.parametrize("n", [1, 5, FEW - 1])
+def test_a_few_samples_of_short_prompts_do_not_shut_out_the_measured_speed(n: int) -> None:
+    late, early = planner(), planner()
+    early.plan(20, {DEVICE: Readiness(prefill_tps=800.0)})
+    for one in (late, early):
+        for i in range(n):
+            one.knowledge.learn(outcome(attempt(DEVICE, 0.03 + 0.0001 * i), prompt_tokens=20))
+    late.plan(20, {DEVICE: Readiness(prefill_tps=800.0)})
+    assert late.device_s(1000, Readiness()) == pytest.approx(early.device_s(1000, Readiness()), rel=0.02)
+    assert late.device_s(1000, Readiness()) == pytest.approx(1.3, abs=0.3)
+    assert late.knowledge.device.n == n
 
 
 # --- reserving and settling -----------------------------------------------------------------------------------------
