@@ -238,18 +238,19 @@ class Worker:
         vocabulary = llama.vocabulary
         try:
             prompt = vocabulary.prompt_tokens(message)
+            begun = vocabulary.answer_tokens(message.answer, message.answer_ids)
         except TooLong as e:
             if message.ids:
                 raise
             self.send(wire.Counted(message.id, e.n_tokens))  # about so many: a server's price depends on it
             return
         if not message.ids:
-            prompt = [*prompt, *vocabulary.answer_tokens(message.answer, message.answer_ids)]
+            prompt = [*prompt, *begun]
             key = keyed(prompt, llama.salt(message.adapter))
             n_cached = self._cells.cached(key) if self._cells is not None else 0
             self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))
             return
-        ids = (*prompt, *vocabulary.answer_tokens(message.answer, message.answer_ids))
+        ids = (*prompt, *begun)
         text = vocabulary.prompt_text(message)
         self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
 
