@@ -12,6 +12,7 @@ import pytest
 from disco_daemon.answer import Arrived
 from disco_daemon.clock import SystemClock
 from disco_daemon.conductor import Conductor
+from disco_daemon.conductor.keeper import Keeper
 from disco_daemon.conductor.record import decode_tps
 from disco_daemon.conductor.stage import QUEUE_SIZE, Inbox, Run, Stage
 from disco_daemon.endpoints.base import Reins
@@ -53,6 +54,9 @@ class Faulty:
 
     def readiness(self) -> Readiness:
         return Readiness(load_s=2.0 if self.load_s else 0.0)  # a guess, as always
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
 
     async def count(self, request: GenerationRequest) -> PromptLength:
         del request
@@ -99,9 +103,12 @@ def stage(*endpoints: Faulty, policy: str = "race", **more: Any) -> Stage:
 
 async def answered(*endpoints: Faulty, **how: Any) -> Outcome:
     outcomes = list[Outcome]()
-    conductor = Conductor(stage(*endpoints, **how), outcomes.append)
+    keeper = Keeper(stage(*endpoints, **how))
+    await keeper.start()
+    conductor = Conductor(keeper, lambda _, outcome: outcomes.append(outcome))
     request = GenerationRequest("r", ({"role": "user", "content": "Yes?"},))
     await conductor.run(request, "disco", Nobody())
+    await keeper.end()
     return outcomes[0]
 
 
