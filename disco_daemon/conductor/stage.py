@@ -112,8 +112,8 @@ class Run:
     In the `shadow` it has lost the race and runs on to its first token only, which is measured and thrown away. Parked,
     it has lost too, but its prefill is kept for a handoff. `lost_at` is when it lost: it had no first token by then.
     `whole`: the endpoint came to its own end. `grant` is what it may spend. It was heard of last at `heard_at`, by its
-    last token at `last_at`; `paused` it lets the answer wait by itself, and has for `paused_s` in all. `held_up`: it waited
-    for a slow reader.
+    last token at `last_at`; `paused` it lets the answer wait by itself, and has for `paused_s` in all. `held_up`: it
+    had to wait for a slow reader.
     """
 
     side: Side
