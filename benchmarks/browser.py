@@ -25,7 +25,7 @@ import aiohttp
 import tomlkit
 from aiohttp import web
 
-from disco_daemon.bench.child import BenchError, child, end
+from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.loopback import LoopbackServer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -171,12 +171,31 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
+# Runs a program until stdin ends: the browser must not outlive this measurement, even if that is killed.
+GUARD = """import subprocess, sys
+from disco_daemon.program import end_with_stdin
+program = subprocess.Popen(sys.argv[1:])
+end_with_stdin(program.kill)
+program.wait()"""
+
+
 async def browse(browser: str, folder: Path, evil: Evil, url: str) -> list[dict[str, str]]:
     """Open the page, and wait until it has told everything."""
     evil.rows, evil.ended = [], asyncio.Event()
-    argv = [browser, *FLAGS, f"--user-data-dir={folder}", f"--host-resolver-rules={RULES}", url]
-    quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*argv, stdin=quiet, stdout=quiet, stderr=quiet)
+    argv = [
+        sys.executable,
+        "-P",
+        "-c",
+        GUARD,
+        browser,
+        *FLAGS,
+        f"--user-data-dir={folder}",
+        f"--host-resolver-rules={RULES}",
+        url,
+    ]
+    quiet, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=quiet, stderr=quiet)
+    assert process.stdin is not None
     try:
         async with asyncio.timeout(PATIENCE_S):
             await evil.ended.wait()
@@ -184,7 +203,8 @@ async def browse(browser: str, folder: Path, evil: Evil, url: str) -> list[dict[
         msg = f"the page told of {len(evil.rows)} attempts only within {PATIENCE_S:g} s"
         raise BenchError(msg) from e
     finally:
-        await end(process)
+        process.stdin.close()
+        await process.wait()
     return evil.rows
 
 
@@ -197,8 +217,8 @@ async def daemon(folder: Path, server: LoopbackServer) -> AsyncIterator[str]:
         "policy": {"name": "all-server"},
     }
     config.write_text(tomlkit.dumps(settings))
-    argv = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--no-device"]
-    argv += ["--config", str(config), "--history", str(folder / "history.sqlite")]
+    argv = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json"]
+    argv += ["--until-eof", "--no-device", "--config", str(config), "--history", str(folder / "history.sqlite")]
     async with child(argv, folder, "daemon") as url:
         yield url.removesuffix("/v1")
 

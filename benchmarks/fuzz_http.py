@@ -141,8 +141,15 @@ async def fuzzed(n: int, seed: int, clients: int) -> dict[str, Any]:
         async with LoopbackServer(tokens=1) as server:
             settings = {"server": {"base_url": server.url, "model": "loopback", "probe": False}}
             (folder / "config.toml").write_text(tomlkit.dumps(settings))
-            argv = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--no-device"]
-            argv += ["--config", str(folder / "config.toml"), "--history", str(folder / "history.sqlite")]
+            argv = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json"]
+            argv += [
+                "--until-eof",
+                "--no-device",
+                "--config",
+                str(folder / "config.toml"),
+                "--history",
+                str(folder / "history.sqlite"),
+            ]
             async with child(argv, folder, "daemon") as url:
                 fuzz, rng = Fuzz(urlsplit(url).port or 0), random.Random(seed)
                 messages = iter([request(rng) for _ in range(n)])

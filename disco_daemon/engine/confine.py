@@ -71,8 +71,8 @@ def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Co
         found.take("first to go", _first_to_go)
         found.take("no new privileges", _no_new_privileges)
         found.take("landlock", lambda: _landlock(access))
-        has_gpu = bool(open_gpu())
-        found.take("seccomp", lambda: _seccomp(keep_unix=has_gpu))
+        families = _families() if open_gpu() else ()
+        found.take("seccomp", lambda: _seccomp(families))
     elif sys.platform == "darwin":
         found.take("sandbox", lambda: _sandbox(access))
     return found
@@ -254,12 +254,20 @@ def _grant(ruleset: int, path: Path, rights: int) -> None:
         os.close(at)
 
 
-def _seccomp(*, keep_unix: bool) -> None:
-    """Refuse system calls from here on, in all threads. A GPU's driver may talk to its service by a Unix socket."""
+def _families() -> Sequence[int]:
+    """The sockets that a GPU's driver makes once it is open: not Unix sockets, by which the daemon is controlled.
+
+    But for NVIDIA's service for several processes, which those talk to who are told where it is.
+    """
+    return (AF_NETLINK, AF_UNIX) if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else (AF_NETLINK,)
+
+
+def _seccomp(families: Sequence[int]) -> None:
+    """Refuse system calls from here on, in all threads, and sockets but of these families."""
     machine = platform.machine()
     if machine not in CALLS:
         raise OSError(errno.ENOSYS, f"its system calls are not known here for {machine}")
-    program = b"".join(_filter(machine, (AF_UNIX, AF_NETLINK) if keep_unix else ()))
+    program = b"".join(_filter(machine, families))
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
     flags = ctypes.c_uint(SECCOMP_FILTER_FLAG_TSYNC)

@@ -11,6 +11,7 @@ STOP_S = 45  # the daemon drains for 30 s, then what is left is told and closed
 WATCHDOG_S = 60  # an event loop that stands still for so long is restarted
 RESTART_S = 2
 MAX_FILES = 8192
+MAX_TASKS = 512  # threads and processes; a daemon and its engine have some dozens, a GPU's driver as many
 
 
 @dataclass(frozen=True, slots=True)

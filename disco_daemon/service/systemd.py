@@ -6,7 +6,7 @@ asks for one fails to start there. `MemoryDenyWriteExecute` is left out: libffi'
 
 from __future__ import annotations
 
-from .spec import MAX_FILES, NAME, RESTART_S, STOP_S, WATCHDOG_S, Spec
+from .spec import MAX_FILES, MAX_TASKS, NAME, RESTART_S, STOP_S, WATCHDOG_S, Spec
 
 SERVICE, SOCKET = f"{NAME}.service", f"{NAME}.socket"
 HARDENING = (
@@ -15,9 +15,17 @@ HARDENING = (
     "RestrictRealtime=yes",
     "RestrictSUIDSGID=yes",
     "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "RestrictNamespaces=yes",
     "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service",
+    # The engine confines itself further (`engine.confine`): an older systemd does not count these to any set.
+    "SystemCallFilter=seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self",
+    "SystemCallErrorNumber=EPERM",
+    "LimitCORE=0",  # a core has keys and conversations in it
+    f"TasksMax={MAX_TASKS}",
     "UMask=0077",
 )
+HIGH_SHARE = 0.9  # of the memory limit, above which the kernel takes back what can be had again before it kills
 
 
 def units(spec: Spec) -> dict[str, str]:
@@ -52,7 +60,7 @@ def _service(spec: Spec) -> str:
         f"WatchdogSec={WATCHDOG_S}",
         # The signal is for the daemon; its engine is ended by it, and must not die in the middle of an answer.
         "KillMode=mixed",
-        *([f"MemoryMax={spec.memory_bytes}"] if spec.memory_bytes is not None else []),
+        *(_memory(spec.memory_bytes) if spec.memory_bytes is not None else []),
         f"LimitNOFILE={MAX_FILES}",
         "OOMPolicy=continue",  # the engine is the large one: the daemon starts it again
         *HARDENING,
@@ -61,6 +69,10 @@ def _service(spec: Spec) -> str:
         "WantedBy=default.target",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _memory(most_bytes: int) -> list[str]:
+    return [f"MemoryHigh={int(HIGH_SHARE * most_bytes)}", f"MemoryMax={most_bytes}"]
 
 
 def listens(spec: Spec) -> list[str]:

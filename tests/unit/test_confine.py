@@ -46,11 +46,20 @@ def test_what_makes_sockets_and_processes_is_refused_and_the_rest_goes_on(machin
 
 
 @pytest.mark.parametrize("machine", confine.CALLS)
-def test_a_gpus_driver_keeps_its_unix_sockets_and_nothing_that_reaches_a_network(machine: str) -> None:
+def test_a_gpus_driver_keeps_what_it_needs_and_nothing_that_reaches_a_network(machine: str) -> None:
     socket_call = confine.CALLS[machine]["socket"]
     decided = {family: verdict(machine, socket_call, family, gpu=True) == ALLOWED for family in range(46)}
     assert {family for family, let_through in decided.items() if let_through} == {1, 16}
     assert not any(verdict(machine, socket_call, family) == ALLOWED for family in range(46))
+
+
+def test_unix_sockets_by_which_the_daemon_is_controlled_are_kept_only_where_a_gpu_is_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    assert confine.AF_UNIX not in confine._families()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps")
+    assert confine.AF_UNIX in confine._families()
 
 
 def test_calls_of_another_architecture_do_not_get_round_the_filter() -> None:

@@ -70,6 +70,18 @@ def test_the_unit_is_ready_when_it_says_so_watched_and_restarted() -> None:
     assert values(unit, "NoNewPrivileges") == ["yes"]
 
 
+def test_the_unit_takes_away_what_no_daemon_needs_and_leaves_the_engine_the_means_to_confine_itself() -> None:
+    unit = systemd.units(SPEC)[systemd.SERVICE]
+    filters = " ".join(values(unit, "SystemCallFilter")).split()
+    assert filters[0] == "@system-service"
+    assert {"seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"} <= set(filters)
+    assert values(unit, "RestrictAddressFamilies") == ["AF_UNIX AF_INET AF_INET6 AF_NETLINK"]
+    for name, value in {"RestrictNamespaces": "yes", "LimitCORE": "0", "SystemCallErrorNumber": "EPERM"}.items():
+        assert values(unit, name) == [value]
+    assert int(values(unit, "TasksMax")[0]) >= 256
+    assert 0 < int(values(unit, "MemoryHigh")[0]) < int(values(unit, "MemoryMax")[0])
+
+
 def test_the_port_is_listened_on_by_systemd_unless_the_daemon_picks_one() -> None:
     unit = systemd.units(SPEC)[systemd.SOCKET]
     assert values(unit, "ListenStream") == ["127.0.0.1:4747", "%t/disco/4747.sock"]
