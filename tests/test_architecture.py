@@ -24,6 +24,7 @@ from docs import states
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = states.DOCUMENT.read_text("utf-8")
+RELIABILITY = (ROOT / "docs/reliability.md").read_text("utf-8")
 HEAVY = ("aiohttp", "llama_cpp", "numpy", "openai", "rich", "sqlite3", "textual", "asyncio")
 
 
@@ -174,3 +175,26 @@ def test_a_documented_bound_is_the_one_in_the_code(row: list[str]) -> None:
 def test_no_document_names_a_place_of_one_machine() -> None:
     for text in (README, ARCHITECTURE, (ROOT / "CHANGELOG.md").read_text("utf-8")):
         assert not re.search(r"/(home|root|work|tmp|Users|opt)/", text)
+
+
+# --- what is promised -------------------------------------------------------------------------------------------------
+
+PROMISES = [line.strip("| ").split(" | ") for line in RELIABILITY.splitlines() if re.match(r"\| \d", line)]
+
+
+def test_each_promise_stands_once_and_in_order() -> None:
+    names = [cells[0] for cells in PROMISES]
+    assert len(names) == len(set(names)) > 50
+    numbers = [int(name.partition(".")[0]) for name in names]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(1, max(numbers) + 1))
+
+
+@pytest.mark.parametrize("cells", PROMISES, ids=lambda cells: cells[0][:60])
+def test_a_promise_names_tests_that_are_there(cells: list[str]) -> None:
+    named = [name for name in code(cells[-1]) if name.startswith("tests/")]
+    assert named, cells
+    for name in named:
+        file, _, test = name.partition("::")
+        text = (ROOT / file).read_text("utf-8")
+        assert not test or re.search(rf"^(async def|def|class) {test}\b|^{test} = ", text, re.MULTILINE), name
