@@ -152,6 +152,8 @@ async def _answer(
             if not stream.begun:
                 raise
             return await stream.fail(unexpected(e))
+        finally:
+            stream.close()
     whole = sse.BodySink(shape, token_ids=wanted)
     try:
         outcome = await conductor.run(generation, asked.model, whole)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from ..deadline import Deadline
 from ..errors import DiscoError, ReaderGone
 from ..plain import one_line
 from ..types import Outcome, Side, Token
@@ -84,6 +85,8 @@ class StreamSink:
         self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
+        self._now = asyncio.get_running_loop().time
+        self._deadline = Deadline()
         self.response: web.StreamResponse | None = None
 
     @property
@@ -121,11 +124,15 @@ class StreamSink:
         """Tell a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
         return await self._write(event(error_body(error)), last=True)
 
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._deadline.close()
+
     async def _write(self, data: bytes, *, last: bool = False) -> web.StreamResponse:
         """Write all that is pending and `data`; the response begins with the first write."""
         data, self._pending = self._pending + data, b""
         try:
-            async with asyncio.timeout(READER_TIMEOUT_S):
+            with self._deadline.at(self._now() + READER_TIMEOUT_S):
                 response = self.response or await self._begin()
                 await response.write(data)
                 if last:

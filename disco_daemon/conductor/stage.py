@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -166,32 +167,42 @@ class Inbox:
     """Events for one answer. Endpoints wait while it is full, and with them their streams; timers never do."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[Run | None, Event]] = asyncio.Queue()
+        self._items: deque[tuple[Run | None, Event]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._reader: asyncio.Future[None] | None = None  # of the one who waits for something
         self._room = asyncio.Event()
         self._room.set()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is waiting."""
-        return self._queue.empty()
+        return not self._items
 
     def post(self, event: Event, run: Run | None = None) -> None:
         """An event of ours: a timer, or what is said in the place of a run."""
-        self._queue.put_nowait((run, event))
+        self._items.append((run, event))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def put(self, run: Run, event: Event) -> bool:
         """An event of an endpoint; whether it had to wait for a slow reader."""
         waits = not self._room.is_set()
         if waits:
             await self._room.wait()
-        self._queue.put_nowait((run, event))
-        if self._queue.qsize() >= QUEUE_SIZE:
+        self.post(event, run)
+        if len(self._items) >= QUEUE_SIZE:
             self._room.clear()
         return waits
 
     async def get(self) -> tuple[Run | None, Event]:
-        """The next event."""
-        item = await self._queue.get()
-        if not self._room.is_set() and self._queue.qsize() < QUEUE_SIZE // 2:
+        """The next event, for the one reader."""
+        while not self._items:
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        item = self._items.popleft()
+        if not self._room.is_set() and len(self._items) < QUEUE_SIZE // 2:
             self._room.set()
         return item

@@ -161,8 +161,9 @@ class Server:
             base_url=config.base_url,
             api_key=config.api_key or "none",
             max_retries=0,
+            # Reading has time-outs of our own everywhere; the client's would be one more timer for each token.
             timeout=openai.Timeout(
-                max(config.first_token_timeout_s, config.token_timeout_s), connect=CONNECT_TIMEOUT_S
+                max(config.first_token_timeout_s, config.token_timeout_s), connect=CONNECT_TIMEOUT_S, read=None
             ),
             # A coding could make gigabytes of a few bytes, and saves little of a stream.
             default_headers={"Accept-Encoding": "identity"},
@@ -271,6 +272,7 @@ class Server:
         patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
         with self._translate():
             async with AsyncExitStack() as stack:
+                stack.callback(patience.close)
                 async with asyncio.timeout_at(patience.until()):
                     asked = await self._asked(request, method)
                     body = await self._open(stack, asked)
@@ -344,7 +346,8 @@ class Server:
             response = await opening.__aenter__()
         self._exposed = False
         stack.push_async_callback(_close, opening)
-        return cast("Bytes", response.iter_bytes())
+        coded = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
+        return cast("Bytes", response.iter_bytes() if coded else response.http_response.aiter_raw())
 
     def _opening(self, asked: Ask) -> Any:
         """The request as the client's context manager; nothing is sent yet."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..deadline import Deadline
 from ..types import Json, Token
 from .counting import tokens_in, tokens_of_delta
 
@@ -38,7 +39,7 @@ class Patience:
     """How long to wait for the server's next bytes: until a first token, then from token to token, s.
 
     Comments and empty chunks do not prolong it; the time a slow reader takes does, since it is not the server's. All
-    waits together may take MAX_ANSWER_S, and with `max_tokens` no longer than so many tokens may.
+    waits together may take MAX_ANSWER_S, and with `max_tokens` no longer than so many tokens may. `close` it.
     """
 
     def __init__(self, first_token_s: float, token_s: float, max_tokens: int | None = None) -> None:
@@ -48,6 +49,11 @@ class Patience:
         self._heard = False
         most_s = math.inf if max_tokens is None else first_token_s + token_s * max_tokens
         self._most_s = self._left_s = min(MAX_ANSWER_S, most_s)
+        self._deadline = Deadline()
+
+    def close(self) -> None:
+        """Nothing is waited for any more."""
+        self._deadline.close()
 
     def heard(self) -> None:
         """A token has come."""
@@ -64,7 +70,7 @@ class Patience:
         began = self._now()
         last = began + self._left_s
         try:
-            async with asyncio.timeout_at(min(self.until(), last)):  # once a read: it may carry many tokens
+            with self._deadline.at(min(self.until(), last)):  # once a read: it may carry many tokens
                 return await anext(body, None)
         except TimeoutError as e:
             if self._now() < last:

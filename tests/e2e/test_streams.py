@@ -1,0 +1,21 @@
+"""Many slow streams at once: all are taken and come whole. The figures are those of `python -m benchmarks.streams`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STREAMS = 60
+
+
+def test_many_slow_streams_are_whole_and_take_little_memory() -> None:
+    argv = [sys.executable, "-m", "benchmarks.streams", "--streams", str(STREAMS), "--tokens", "15", "--json"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["completed"] == {"direct": STREAMS, "daemon": STREAMS}, found["errors"]
+    assert found["most_at_once"] == STREAMS
+    assert found["rss_mib"] < 400
