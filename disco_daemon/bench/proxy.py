@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
+from .loopback import bind
+
 PIECE = 65536  # bytes read at once
 CONNECT_S = 5.0  # to the server behind
 CRUMB, CRUMB_S = 7, 0.002  # bytes, and the pause after them, s, of a line that trickles
@@ -72,6 +74,18 @@ class Proxy:
             yield
         finally:
             self._flows.set()
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Reset all connections and refuse to be connected to; listen again on the same port at the end."""
+        assert self._server is not None
+        self._server.close()
+        reserved = bind(self.port)  # nobody else gets the port
+        self.cut()
+        try:
+            yield
+        finally:
+            self._server = await asyncio.start_server(self._accept, sock=reserved)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, as a task of ours that `__aexit__` ends."""
