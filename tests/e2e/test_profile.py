@@ -94,9 +94,11 @@ async def test_what_cannot_be_measured_is_told_with_what_to_do(tmp_path: Path) -
 
 async def test_a_daemon_beside_it_is_told_about(tmp_path: Path) -> None:
     async with Upstream() as upstream, running(tmp_path / "d", server=upstream.url, device=False) as daemon:
-        env = {"DISCO_API_PORT": daemon.root.rpartition(":")[2], "DISCO_DEVICE_MODEL": str(tmp_path)}
+        broken = tmp_path / "broken.gguf"
+        broken.write_bytes(b"GGUF" + bytes(100))
+        env = {"DISCO_API_PORT": daemon.root.rpartition(":")[2], "DISCO_DEVICE_MODEL": str(broken)}
         code, _, err = await disco(tmp_path, "profile", "--quick", env=env)
-    assert code == 1, "a folder is no model"
+    assert code == 1, "that is no model"
     assert f"a daemon runs at {daemon.root}" in err
 
 
