@@ -61,7 +61,7 @@ class Daemon:
 
 async def hear(session: aiohttp.ClientSession, url: str, model: str, begun: asyncio.Event) -> tuple[str, str]:
     """One answer to its end: what ended it (`whole`, the code of an in-band error, or `cut`), and its text."""
-    body = {"model": model, "messages": [{"role": "user", "content": f"Tell of {model}."}], "max_tokens": 150,
+    body = {"model": model, "messages": [{"role": "user", "content": f"Tell of {model.replace('/', '')}"}], "max_tokens": 150,
             "stream": True, "temperature": 0}  # fmt: skip
     text = ""
     async with session.post(f"{url}/chat/completions", json=body) as response:
