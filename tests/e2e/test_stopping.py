@@ -61,8 +61,9 @@ class Daemon:
 
 async def hear(session: aiohttp.ClientSession, url: str, model: str, begun: asyncio.Event) -> tuple[str, str]:
     """One answer to its end: what ended it (`whole`, the code of an in-band error, or `cut`), and its text."""
-    body = {"model": model, "messages": [{"role": "user", "content": f"Tell of {model.replace('/', '')}"}], "max_tokens": 150,
-            "stream": True, "temperature": 0}  # fmt: skip
+    question = f"Tell of {model.replace('/', '')}"  # words that nobody can take for two tokens
+    messages = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": messages, "max_tokens": 150, "stream": True, "temperature": 0}
     text = ""
     async with session.post(f"{url}/chat/completions", json=body) as response:
         assert response.status == 200, await response.text()
