@@ -316,6 +316,9 @@ class Batcher:
                 else:
                     drawn = [self.llama.sample(s.sampler, row, s.candidates)]
                 self.totals.sample_s += self.clock() - began
+                if (meter := s.sampler.meter) is not None and meter.over:
+                    self._refuse(s, meter.error())
+                    continue
                 for token in drawn:
                     if s.sampler is not None:  # else its text ended at the token before
                         self._take(s, token, now)
@@ -394,6 +397,10 @@ class Batcher:
     def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
         self._release(s)
         self.send(wire.Failed(s.request.id, reason, message, False))
+
+    def _refuse(self, s: Sequence, error: PromptError) -> None:
+        self._release(s)
+        self.send(wire.refused(s.request.id, error))
 
     def _release(self, s: Sequence) -> None:
         self.admission.remove(s)

@@ -8,12 +8,18 @@ from typing import Any
 
 from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, SchemaConverter
 
+from .readings import MAX_READINGS, readings
 from .schema import SchemaError, check
 
 MAX_GRAMMAR = 256 * 1024  # characters; llama.cpp reads so much in milliseconds
 MAX_STEPS = 10_000  # schemas and rules looked at: references may lead to the same ones again and again
 MAX_ALIKE = 300  # rules whose names differ in nothing but signs; the converter tries one number after the other
 MAX_REASON = 200  # characters of what a converter says of a strange schema
+AMBIGUOUS = (
+    "The JSON schema allows too many readings of an answer at once: let the alternatives of an anyOf or oneOf that "
+    "hold one another begin differently, with a const as their first property for instance, merge those that are "
+    "alike, shorten long enums, and nest fewer repetitions in a pattern."
+)
 
 
 class GrammarError(ValueError):
@@ -71,9 +77,13 @@ def _of_schema(schema: dict[str, Any]) -> str:
     try:
         # As `json_schema_to_gbnf`: the converter writes into what it reads, so it gets a copy.
         converter.visit(converter.resolve_refs(json.loads(json.dumps(schema)), "stdin"), "")
-        return str(converter.format_grammar())
+        grammar = str(converter.format_grammar())
+        too_many = readings(grammar) > MAX_READINGS
     except GrammarError:
         raise
     except Exception as e:  # whatever a strange schema makes of it: KeyError, RecursionError, AssertionError …
         msg = f"The JSON schema cannot be turned into a grammar: {type(e).__name__}: {str(e)[:MAX_REASON]}"
         raise GrammarError(msg) from e
+    if too_many:
+        raise GrammarError(AMBIGUOUS)
+    return grammar

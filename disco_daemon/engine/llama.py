@@ -250,6 +250,14 @@ class Llama:
 
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
         """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
+        if sampler.meter is None:
+            return self._drawn(sampler, row, among)
+        began = time.thread_time()  # of the processor: on a busy machine a harmless grammar waits, too
+        token = self._drawn(sampler, row, among)
+        sampler.meter.took(time.thread_time() - began)
+        return token
+
+    def _drawn(self, sampler: Sampler, row: int, among: Sequence[int]) -> int:
         sampler.seed()
         if not (among or sampler.greedy):
             return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))

@@ -8,12 +8,50 @@ from typing import Any
 
 import llama_cpp
 
+from .grammar import AMBIGUOUS
+from .readings import readings
 from .refusals import FormatError
 from .wire import Generate
 
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
 DEFAULT_MIN_P = 0.05
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
+# What a grammar may cost: processor time, s. llama.cpp tries the whole vocabulary, so the bounds are for one of
+# USUAL_VOCABULARY tokens, and grow with it. A string takes 0.005 to 0.03 s a token, by what else the machine does. A
+# token of an enum of 1,000 words that begin alike takes 2 s, but that is the end of it: long lists have more, unless
+# the grammar is of those whose readings multiply, of which each token takes a few times what the last one did.
+MAX_TOKEN_S = 0.25  # for one token; the next one would take a few times that, and the other answers wait for it
+MAX_GRAMMAR_S = 3.0  # for all tokens so far,
+MAX_MEAN_S = 0.05  # and for each one more: what takes longer slows the others down to a fifth
+MAX_LIST_S = 4.0  # for one token, whatever the list and the vocabulary; well below supervisor.HANG_S
+USUAL_VOCABULARY = 50_000  # tokens
+WORDS = 50  # of one list, for which a token may take MAX_TOKEN_S more; for five times as many, the whole as much again
+CALM = 64  # readings: beyond it they multiply
+
+
+class Meter:
+    """What the grammar of one answer has cost."""
+
+    def __init__(self, n_vocab: int, grammar: str) -> None:
+        n_words = max(line.count("|") for line in grammar.split("\n"))
+        if n_words >= WORDS and readings(grammar) > CALM:
+            n_words = 0
+        scale = max(1.0, n_vocab / USUAL_VOCABULARY)
+        self._token_s = min(MAX_LIST_S, MAX_TOKEN_S * scale * (1 + n_words / WORDS))
+        self._scale = scale * (1 + n_words / (5 * WORDS))
+        self._total_s, self._n = 0.0, 0
+        self.over = False  # whether it is more than an answer may cost
+
+    def took(self, token_s: float) -> None:
+        """Drawing a token took so long."""
+        self._total_s += token_s
+        self._n += 1
+        most_s = MAX_GRAMMAR_S + self._n * MAX_MEAN_S
+        self.over = self.over or token_s > self._token_s or self._total_s > most_s * self._scale
+
+    def error(self) -> FormatError:
+        """What to tell of it."""
+        return FormatError(f"Obeying the response format takes too long. {AMBIGUOUS}")
 
 
 class Sampler:
@@ -29,6 +67,7 @@ class Sampler:
         """Raises FormatError for a grammar that llama.cpp does not understand."""
         self._seed: int | None = None
         self._n_drawn = len(answer)
+        self.meter = Meter(n_vocab, grammar) if grammar else None
         self.greedy = False  # the largest logit, and nothing else
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         if grammar:

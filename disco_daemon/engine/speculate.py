@@ -161,6 +161,8 @@ class Speculator:
             tokens.append(self._llama.sample(s.sampler, i, ()))
             if tokens[-1] != guessed or self._llama.vocabulary.ends(guessed):
                 break
+            if s.sampler.meter is not None and s.sampler.meter.over:
+                break  # its grammar takes too long: the answer ends here
         n_right = len(tokens) - 1
         self.judge(s, n_right, len(draft))
         if n_right < len(draft):

@@ -10,6 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from disco_daemon.engine.schema import MAX_CHOICES
 from tests.fixtures.daemon import DaemonProcess, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,3 +62,10 @@ async def test_a_schema_that_cannot_be_obeyed_is_the_clients_fault(device: Daemo
     with pytest.raises(openai.BadRequestError, match="json_object or json_schema"):
         await asked(device, response_format={"type": "xml"})
     assert (await asked(device)).choices[0].message.content
+
+
+async def test_a_long_enum_is_obeyed(device: DaemonProcess) -> None:
+    words = [f"word {i}" for i in range(MAX_CHOICES // 3)]
+    whole = await asked(device, response_format=formatted({"enum": words}))
+    assert whole.choices[0].finish_reason == "stop"
+    assert json.loads(whole.choices[0].message.content) in words

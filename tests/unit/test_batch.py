@@ -16,6 +16,7 @@ from disco_daemon.engine.batch import MAX_WAITING, Batcher
 from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.grouping import Grouping
 from disco_daemon.engine.rows import ABORTED, NO_KV_SLOT
+from disco_daemon.engine.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, Meter
 from disco_daemon.engine.sequence import Sequence as Sequence_
 from disco_daemon.engine.text import TextStream
 from disco_daemon.engine.vocabulary import PromptError
@@ -42,6 +43,7 @@ def tokens_of(text: str) -> list[int]:
 @dataclass
 class FakeSampler:
     closed: bool = False
+    meter: Meter | None = None
 
     def close(self) -> None:
         self.closed = True
@@ -651,3 +653,37 @@ def test_an_answer_that_has_begun_says_when_it_waits_for_others_and_when_it_goes
     assert bench.of(wire.Paused)[1:] == [wire.Paused("r1", paused=False)]
     bench.drain()
     assert len(bench.of(wire.Paused)) == 2
+
+
+def test_an_answer_whose_grammar_takes_too_long_ends_alone() -> None:
+    bench = Bench()
+    bench.batcher.add(wire.Generate("slow", [{"role": "user", "content": "ab"}], max_tokens=9))
+    bench.batcher.add(wire.Generate("other", [{"role": "user", "content": "ba"}], max_tokens=9))
+    slow = bench.llama.samplers[0].meter = Meter(50_000, "root ::= a")
+    bench.batcher.step()
+    slow.took(MAX_TOKEN_S * 1.1)
+    while bench.batcher.step():
+        pass
+    (failed,) = [m for m in bench.sent if isinstance(m, wire.Failed)]
+    assert (failed.id, failed.param, failed.your_fault) == ("slow", "response_format", True)
+    assert [m.id for m in bench.sent if isinstance(m, wire.Done)] == ["other"]
+    assert all(sampler.closed for sampler in bench.llama.samplers)
+
+
+def test_what_a_grammar_may_cost_grows_with_the_answer_and_the_vocabulary() -> None:
+    def n_until_over(token_s: float, n_vocab: int = 50_000, words: str = "a") -> int:
+        meter = Meter(n_vocab, f"a ::= b\nroot ::= {words}")
+        for n in range(1, 1000):
+            meter.took(token_s)
+            if meter.over:
+                return n
+        return 1000
+
+    assert n_until_over(MAX_MEAN_S) == 1000
+    assert n_until_over(MAX_TOKEN_S * 1.01) == 1
+    assert n_until_over(MAX_TOKEN_S * 1.01, 250_000) == 1000
+    assert n_until_over(MAX_TOKEN_S * 4, words="a | " * 1000) > 10
+    assert n_until_over(MAX_LIST_S * 1.01, 250_000, words="a | " * 1000) == 1
+    nested = " | ".join(['"[" root "]"'] * 4)
+    assert n_until_over(MAX_TOKEN_S * 1.01, words=f'{nested} | "x"\nenum ::= {"a | " * 1000}') == 1
+    assert 5 < n_until_over(MAX_TOKEN_S * 0.9) < 30

@@ -25,7 +25,7 @@ from disco_daemon.engine.speculate import (
 )
 from disco_daemon.serving.latency import IterationLatency, Load
 from disco_daemon.serving.timeline import Timeline
-from tests.unit.test_batch import N_CTX, Bench, FakeLlama, ops, oracle, play
+from tests.unit.test_batch import N_CTX, Bench, FakeLlama, FakeSampler, ops, oracle, play
 
 PLAIN_S = 0.010  # an iteration of one answer
 
@@ -376,7 +376,7 @@ def test_an_end_is_an_end_even_if_it_was_guessed() -> None:
     llama = Ending(n_ctx=400)
     speculator = Speculator(cast(Any, llama), scene.latency, scene.bench.cells)
     s = scene.answer([1, 2, 3])
-    s.sampler = cast(Any, object())
+    s.sampler = cast(Any, FakeSampler())
     (s.slot, _), s.n_past = cast(tuple[int, int], scene.bench.cells.take([1, 2, 3, 1, 0, 5, 5])), 7
     speculator._options[s] = Option(SIZES[0], 1.0, 0.0, of_model=True)
     assert speculator.drawn(s, [1, 0, 5, 5], 4) == [1, 0]
