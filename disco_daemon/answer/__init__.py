@@ -274,9 +274,8 @@ class Answer:
     def _arrived(self, side: Side, token: Token) -> Iterable[Effect]:
         opening = self._openings.get(side)
         if opening is not None and not (token.delta is not None and not token.text):  # a thought comes before the text
-            yield from self._opens(side, opening, token)
-        else:
-            yield from self._heard(side, token)
+            return self._opens(side, opening, token)
+        return self._heard(side, token)
 
     def _opens(self, side: Side, opening: Seam, token: Token) -> Iterable[Effect]:
         """A token that may still repeat how the client has begun the answer: it neither counts nor wins until then."""
@@ -295,14 +294,18 @@ class Answer:
 
     def _heard(self, side: Side, token: Token) -> Iterable[Effect]:
         if self.state is State.RACING:
-            yield from self._wins(side)
+            return self._begins(side, token)
         moving = self._moving
         if moving is not None and side is moving.target:
-            yield from self._join(moving, token)
-        elif self._scan is not None and side is self.source:
-            yield from self._scanned(side, token)
-        else:
-            yield from self._accept(side, token)
+            return self._join(moving, token)
+        if self._scan is not None and side is self.source:
+            return self._scanned(side, token)
+        return self._accept(side, token)
+
+    def _begins(self, side: Side, token: Token) -> Iterable[Effect]:
+        """The first token of all."""
+        yield from self._wins(side)
+        yield from self._heard(side, token)
 
     def _wins(self, side: Side) -> Iterable[Effect]:
         yield from self._cancel(side.other)
@@ -310,19 +313,19 @@ class Answer:
 
     def _accept(self, side: Side, token: Token) -> Iterable[Effect]:
         """A token of the source; it may be the last one."""
-        yield from self._keep_within(side, token)
+        yield from self._kept(side, token)
         if self.handoffs and side in self._running:
             yield from self._limited(side)
 
-    def _keep_within(self, side: Side, token: Token) -> Iterable[Effect]:
-        """As much of a token as `max_tokens` leaves room for.
-
-        An endpoint that keeps to its limit ends by itself, and tells how it was; one that goes on beyond it is cut.
-        """
+    def _kept(self, side: Side, token: Token) -> Iterable[Effect]:
+        """As much of a token as `max_tokens` leaves room for: nearly always all of it."""
         if self.max_tokens is None or self.n_generated + token.n_tokens <= self.max_tokens:
-            yield from self._keep(side, token)
-            return
-        within = first(token, self.max_tokens - self.n_generated)
+            return self._keep(side, token)
+        return self._cut_off(side, token, self.max_tokens)
+
+    def _cut_off(self, side: Side, token: Token, max_tokens: int) -> Iterable[Effect]:
+        """An endpoint that keeps to its limit ends by itself, and tells how it was; one that goes beyond it is cut."""
+        within = first(token, max_tokens - self.n_generated)
         if within is not None:
             yield from self._keep(side, within)
         self._cut = True
@@ -361,7 +364,7 @@ class Answer:
         said, stopped = self._scan.take(token)
         for piece in said:
             if self.state in (State.RELAYING, State.HANDOFF):
-                yield from self._keep_within(side, piece)
+                yield from self._kept(side, piece)
         if self.state is State.DONE:
             return
         if stopped:

@@ -22,6 +22,10 @@ log = logging.getLogger("disco.daemon")
 SWITCH_INTERVAL_S = 0.001
 COLLECT_S = 1.0  # between two looks whether a full collection is due
 COLLECT_AT_LATEST_S = 60.0  # then readers wait for it: 100 ms, one token in 600
+# New objects until the young ones are walked: 700 come and go with 50 tokens that are under way at the same time, and
+# are walked for nothing; 10,000, which are walked together at times, take some ms.
+YOUNG = 2000
+MIDDLE = 5
 NEVER = 1 << 30  # collections of the middle generation
 STDIN = 0
 
@@ -92,7 +96,7 @@ async def collect_at_leisure(n_waiting: Callable[[], int]) -> None:
     object that stays. The collections of young objects, which find nearly all there is to find, go on as ever.
     """
     young, middle, old = gc.get_threshold()
-    gc.set_threshold(young, middle, NEVER)
+    gc.set_threshold(YOUNG, MIDDLE, NEVER)
     try:
         last = time.monotonic()
         while True:
