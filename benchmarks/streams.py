@@ -1,13 +1,14 @@
 """What the daemon adds to each token of many slow streams: the same load asked directly, then through the daemon.
 
-`python -m benchmarks.streams [--streams 500] [--tokens 200] [--rounds 1] [--json]`; the last line is JSON, delays in
-ms, memory in MiB. A scripted server makes 10 token/s for each stream; who asks begins at a random time within the first
-seconds, so that streams are independent of each other. A token's text is the time when it was sent, so its delay is
-known when it comes. Server and reader are one process on one core; the daemon has another one to itself (where the
-system lets a process choose; macOS does not).
+`python -m benchmarks.streams [--streams 500] [--tokens 400] [--arrivals 25] [--rounds 1] [--json]`; the last line is
+JSON, delays in ms, memory in MiB. A scripted server makes 10 token/s for each stream; streams begin at random times, so
+many a second that by the numbers above the last one comes in the middle of the first one's 40 s: all are there at once
+for 20 s. A token's text is the time when it was sent, so its delay is known when it comes. Server and reader are one
+process on one core; the daemon has another one to itself (where the system lets a process choose; macOS does not).
 
 `added_ms_p99` is the 99th percentile of the delay through the daemon less that of the direct one; `worst_added_ms_p99`
-takes the direct one's median from every token instead, as if all that is slow were the daemon's.
+takes the direct one's median from every token instead, as if all that is slow were the daemon's. `all_at_once_ms` are
+the delays of the tokens that were sent while all streams were under way.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from disco_daemon.bench.relay import MODEL, choice_of, daemon_argv
 from disco_daemon.bench.script import DONE, Exchange
 
 TPS = 10.0  # of each stream, token/s
-ARRIVALS_PER_S = 100.0  # all streams begin within so long that they come at this rate
+ARRIVALS_PER_S = 25.0  # of new streams: as many as end, where 500 are under way that take 20 s each
 SPARE_S = 60.0  # for an answer beyond its own time; only a failure needs it
 LOOK_S = 0.1  # between two looks at the daemon's memory
 MOST_ADDED_MS = 10.0
@@ -89,6 +90,7 @@ class Load:
 
     delays: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
+    full: list[float] = field(default_factory=list)  # of tokens sent while all streams were under way
     completed: int = 0
     errors: list[str] = field(default_factory=list)
     rss: int = 0
@@ -99,14 +101,15 @@ class Load:
         """Another round of the same."""
         self.delays += other.delays
         self.firsts += other.firsts
+        self.full += other.full
         self.completed += other.completed
         self.errors += other.errors
         self.rss = max(self.rss, other.rss)
         self.cpu_s += other.cpu_s
         self.took_s += other.took_s
 
-    def of(self, pieces: list[tuple[float, bytes]], tokens: int) -> None:
-        """Take what one stream was sent, and when each piece came."""
+    def of(self, pieces: list[tuple[float, bytes]], tokens: int) -> list[tuple[float, float]]:
+        """Take what one stream was sent, and when each piece came; returns when each token was sent and came."""
         words, came, ended, rest = [], [], False, b""
         for at, piece in pieces:
             *lines, rest = (rest + piece).split(b"\n")
@@ -120,13 +123,21 @@ class Load:
         if len(words) != tokens or not ended or not whole:
             msg = f"{len(words)} of {tokens} tokens, finish_reason {ended}, [DONE] {whole}"
             raise BenchError(msg)
-        delays = [at - sent_at_s(word) for at, word in zip(came, words, strict=True)]
+        times = [(sent_at_s(word), at) for at, word in zip(came, words, strict=True)]
+        delays = [at - sent for sent, at in times]
         self.firsts.append(delays[0])
         self.delays += delays
         self.completed += 1
+        return times
+
+    def of_all(self, streams: list[list[tuple[float, float]]]) -> None:
+        """Take the tokens that were sent while all of these streams were under way."""
+        if streams:
+            begin, end = max(times[0][0] for times in streams), min(times[-1][0] for times in streams)
+            self.full += [at - sent for times in streams for sent, at in times if begin <= sent <= end]
 
 
-async def asked(url: str, streams: int, tokens: int, seed: int) -> Load:
+async def asked(url: str, streams: int, tokens: int, per_s: float, seed: int) -> Load:
     """Have so many answers streamed at the same time, and look at them when all are there."""
     body = json.dumps(
         {
@@ -138,7 +149,7 @@ async def asked(url: str, streams: int, tokens: int, seed: int) -> Load:
     ).encode()
     rng, load, now = random.Random(seed), Load(), time.monotonic
     headers = {"Content-Type": "application/json"}
-    timeout = aiohttp.ClientTimeout(total=SPARE_S + tokens / TPS)
+    timeout = aiohttp.ClientTimeout(total=SPARE_S + streams / per_s + tokens / TPS)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
 
@@ -151,14 +162,16 @@ async def asked(url: str, streams: int, tokens: int, seed: int) -> Load:
                 return [(now(), piece) async for piece in response.content.iter_any()]
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(caught(ask(rng.uniform(0, streams / ARRIVALS_PER_S)))) for _ in range(streams)]
+            tasks = [group.create_task(caught(ask(rng.uniform(0, streams / per_s)))) for _ in range(streams)]
+    whole = []
     for task in tasks:
         try:
             if isinstance(found := task.result(), Exception):
                 raise found
-            load.of(found, tokens)
+            whole.append(load.of(found, tokens))
         except (BenchError, aiohttp.ClientError, TimeoutError, ValueError) as e:
             load.errors.append(f"{type(e).__name__}: {e}")
+    load.of_all(whole)
     return load
 
 
@@ -196,7 +209,7 @@ def on_core(i: int) -> Iterator[int | None]:
         os.sched_setaffinity(0, cores)
 
 
-async def measured(streams: int, tokens: int, rounds: int) -> dict[str, Any]:
+async def measured(streams: int, tokens: int, per_s: float, rounds: int) -> dict[str, Any]:
     """Both loads in turn, the limit first."""
     loads = {"direct": Load(), "daemon": Load()}
     with tempfile.TemporaryDirectory(prefix="disco-bench-") as name:
@@ -210,12 +223,13 @@ async def measured(streams: int, tokens: int, rounds: int) -> dict[str, Any]:
             for i in range(rounds):
                 for kind, url in (("direct", server.url), ("daemon", daemon_url)):
                     gc.collect()
-                    gc.freeze()
-                    found = await watched(process if kind == "daemon" else None, asked(url, streams, tokens, i))
+                    gc.disable()  # a pause of the instrument's own would count as a delay
+                    found = await watched(process if kind == "daemon" else None, asked(url, streams, tokens, per_s, i))
                     loads[kind].add(found)
                     print(f"round {i + 1} of {rounds}, {kind}: {row(found)}", file=sys.stderr)
             n_most = server.n_open_most
     return figures(loads["direct"], loads["daemon"], streams, tokens, rounds) | {
+        "arrivals_per_s": per_s,
         "most_at_once": n_most,
         "cores": {"reader_and_server": ours, "daemon": theirs},
     }
@@ -258,6 +272,10 @@ def figures(direct: Load, daemon: Load, streams: int, tokens: int, rounds: int) 
         "rss_mib": rss_mib,
         "daemon_us_per_token": round(daemon.cpu_s / max(1, len(daemon.delays)) * 1e6, 1),
         "daemon_core_share": round(daemon.cpu_s / daemon.took_s, 3),
+        "all_at_once_ms": {
+            kind: {f"p{q}": quantile(load.full, q) for q in (50, 99)} | {"n": len(load.full)}
+            for kind, load in (("direct", direct), ("daemon", daemon))
+        },
         "streams": streams,
         "tokens": tokens,
         "tps": TPS,
@@ -275,6 +293,10 @@ def told(found: dict[str, Any]) -> str:
     for name, kind in (("directly", "direct"), ("through the daemon", "daemon")):
         n, delays = found["completed"][kind], found[f"{kind}_ms"]
         rows.append(f"{name:18} {n:6} whole   p50 {delays['p50']:8} ms   p99 {delays['p99']:8} ms")
+    full = found["all_at_once_ms"]
+    if full["daemon"]["n"]:
+        p99 = f"directly p99 {full['direct']['p99']} ms, through the daemon {full['daemon']['p99']} ms"
+        rows.append(f"while all were there ({full['daemon']['n']} tokens): {p99}")
     worst, us, share = found["worst_added_ms_p99"], found["daemon_us_per_token"], found["daemon_core_share"]
     rows.append(
         f"added: p50 {found['added_ms_p50']} ms, p99 {found['added_ms_p99']} ms; to the direct median {worst} ms"
@@ -287,19 +309,20 @@ def main() -> int:
     """Measure, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=500)
-    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
+    parser.add_argument("--arrivals", type=float, default=ARRIVALS_PER_S, help="new streams a second")
     parser.add_argument("--rounds", type=int, default=1, help="of both loads in turn")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
     args = parser.parse_args()
-    if args.streams < 1 or args.tokens < 1 or args.rounds < 1:
-        parser.error("--streams, --tokens and --rounds are at least 1")
+    if args.streams < 1 or args.tokens < 1 or args.rounds < 1 or not args.arrivals > 0:
+        parser.error("--streams, --tokens and --rounds are at least 1, --arrivals more than 0")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 256 + FILES_EACH * args.streams
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
-        found = asyncio.run(measured(args.streams, args.tokens, args.rounds))
+        found = asyncio.run(measured(args.streams, args.tokens, args.arrivals, args.rounds))
     except BenchError as e:
         print(e, file=sys.stderr)
         return 1

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+import msgspec
+
 Json = Mapping[str, Any]
 
 
@@ -216,12 +218,14 @@ class PromptLength:
     counted: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True, gc=False):
     """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …).
 
     `ids` are the token ids in the vocabulary of the endpoint that made it, where they are known and where the text up
     to here is exactly theirs; a piece in the middle of something has none, and the next one carries all since.
+
+    Tokens stay as long as their answer, hundreds of thousands with many readers, and can be in no cycle: the garbage
+    collector does not walk them.
     """
 
     text: str

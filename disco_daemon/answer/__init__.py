@@ -146,6 +146,7 @@ class Answer:
     _scan: StopScan | None = None
     _openings: dict[Side, Seam] = field(default_factory=dict)  # of those who may repeat what the client has begun
     _dropped: set[Side] = field(default_factory=set)  # targets that a move for money was tried with in vain
+    _n_generated: int = 0  # the sum of `tokens`
     _n_died_midway: int = 0  # deaths of the engine after the reader had got something
     _n_stalls: int = 0  # moves begun since the source was silent
     _cut: bool = False  # at `max_tokens`, since an endpoint said more
@@ -159,7 +160,7 @@ class Answer:
     @property
     def n_generated(self) -> int:
         """Tokens of the answer so far, shown or still in the buffer."""
-        return sum(self.tokens.values())
+        return self._n_generated
 
     @property
     def movable(self) -> bool:
@@ -313,8 +314,11 @@ class Answer:
 
     def _accept(self, side: Side, token: Token) -> Iterable[Effect]:
         """A token of the source; it may be the last one."""
+        return self._counted(side, token) if self.handoffs else self._kept(side, token)
+
+    def _counted(self, side: Side, token: Token) -> Iterable[Effect]:
         yield from self._kept(side, token)
-        if self.handoffs and side in self._running:
+        if side in self._running:
             yield from self._limited(side)
 
     def _kept(self, side: Side, token: Token) -> Iterable[Effect]:
@@ -333,17 +337,19 @@ class Answer:
             self._scan = None  # what it holds back is beyond the limit
             yield from self._stop(side, "length")
 
-    def _keep(self, side: Side, token: Token) -> Iterable[Effect]:
+    def _keep(self, side: Side, token: Token) -> list[Effect]:
         """Make the token part of the answer; the buffer says what of it is shown now."""
         self._entries.append(token)
         self._ids_come |= bool(token.ids)
         self.tokens[side] += token.n_tokens
+        self._n_generated += token.n_tokens
+        effects: list[Effect] = []
         if token.delta or token.logprobs:
             self.joinable = False  # half a tool call, or a hidden thought, cannot be continued by somebody else
             if self._moving is not None and side is self.source:
-                yield from self._drop("the answer is no plain text any more")
-        for released in self.buffer.put(token, self._now):
-            yield Deliver(released)
+                effects += self._drop("the answer is no plain text any more")
+        effects += map(Deliver, self.buffer.put(token, self._now))
+        return effects
 
     def _limited(self, side: Side) -> Iterable[Effect]:
         """Across a seam nobody else counts: a follower cannot know how much it will have been given."""
@@ -448,6 +454,7 @@ class Answer:
         removed = self.buffer.retract()
         n_removed = sum(t.n_tokens for t in removed)
         self.tokens[source] -= n_removed
+        self._n_generated -= n_removed
         del self._entries[moving.mark :]
         n_shown = sum(t.n_tokens for t in tail) - n_removed
         if shown or n_shown:

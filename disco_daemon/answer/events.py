@@ -2,67 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ..errors import DiscoError, EndpointError
 from ..types import Finish, Side, Token
 
+# The garbage collector does not walk those that come with each token: they are in no cycle. One with an error may be.
+
 # --- events -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Execute the plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """The start delay of `side` has passed."""
 
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True, gc=False):
     """A token of `side`."""
 
     side: Side
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """`side` has finished its answer regularly."""
 
     side: Side
     finish: Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Broke:
+class Broke(msgspec.Struct, frozen=True):
     """`side` failed."""
 
     side: Side
     error: EndpointError
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+class Followed(msgspec.Struct, frozen=True):
     """`side` follows, and has prefilled all it was given."""
 
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """Hand the answer over to `target`, for `reason`: `cost` or `stall`."""
 
     target: Side
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """A release may be due."""
 
 
@@ -71,8 +65,7 @@ Event = Begin | Due | Arrived | Ended | Broke | Followed | Move | Tick
 # --- effects ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Start `side` after the answer so far; `n_tokens` of it are generated. A follower is `held`.
 
     `ids` are the token ids of the answer so far in the device's vocabulary, if they are all known.
@@ -85,8 +78,7 @@ class Start:
     held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(msgspec.Struct, frozen=True):
     """Give the follower `side` what the source has made meanwhile; with `go` it takes over from there."""
 
     side: Side
@@ -95,44 +87,38 @@ class Feed:
     go: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(msgspec.Struct, frozen=True):
     """Send Due(side) after `delay_s`."""
 
     side: Side
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True):
     """Stop `side`: its timer, its prefill or its generation."""
 
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True, gc=False):
     """Give a token to the reader."""
 
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Tell of a handoff where a reader does not see it."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(msgspec.Struct, frozen=True):
     """The answer is whole."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True):
     """The answer cannot be completed."""
 
     error: DiscoError

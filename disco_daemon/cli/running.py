@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
+
+import psutil
 
 from .. import __version__
 from ..errors import ConfigError
@@ -21,12 +22,8 @@ log = logging.getLogger("disco.daemon")
 
 SWITCH_INTERVAL_S = 0.001
 COLLECT_S = 1.0  # between two looks whether a full collection is due
-COLLECT_AT_LATEST_S = 60.0  # then readers wait for it: 100 ms, one token in 600
-# New objects until the young ones are walked: 700 come and go with 50 tokens that are under way at the same time, and
-# are walked for nothing; 10,000, which are walked together at times, take some ms.
-YOUNG = 2000
-MIDDLE = 5
-NEVER = 1 << 30  # collections of the middle generation
+COLLECT_AT_MIB = 128  # of growth since the last one: then readers wait for it, 100 ms where there are 500
+COLLECT_FROM = 10_000  # new objects; fewer are no reason for a collection
 STDIN = 0
 
 
@@ -90,22 +87,26 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
 
 
 async def collect_at_leisure(n_waiting: Callable[[], int]) -> None:
-    """Walk all objects while nobody waits, or else once a minute, until cancelled.
+    """Look for unreachable cycles while nobody waits, or when the memory has grown much since, until cancelled.
 
-    With 500 streams that takes a tenth of a second, and by itself it would come every few seconds: each token is an
-    object that stays. The collections of young objects, which find nearly all there is to find, go on as ever.
+    With 500 streams that takes a tenth of a second. The interpreter by itself would do so every few seconds, and walk
+    the young objects several times a second: 10 ms each, since each token under way has new ones. All for next to
+    nothing: an answer that has ended is in no cycle, and goes at once (`tests/e2e/test_streams.py`).
     """
-    young, middle, old = gc.get_threshold()
-    gc.set_threshold(YOUNG, MIDDLE, NEVER)
+    was_enabled, process = gc.isenabled(), psutil.Process()
+    gc.disable()
     try:
-        last = time.monotonic()
+        rss = process.memory_info().rss
         while True:
             await asyncio.sleep(COLLECT_S)
-            if gc.get_count()[2] > old and (not n_waiting() or time.monotonic() - last >= COLLECT_AT_LATEST_S):
+            if gc.get_count()[0] < COLLECT_FROM:
+                continue
+            if not n_waiting() or process.memory_info().rss - rss > COLLECT_AT_MIB << 20:
                 gc.collect()
-                last = time.monotonic()
+                rss = process.memory_info().rss
     finally:
-        gc.set_threshold(young, middle, old)
+        if was_enabled:
+            gc.enable()
 
 
 async def _reloaded(daemon: Daemon) -> None:

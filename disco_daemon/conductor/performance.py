@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from ..answer import (
     Answer,
@@ -64,6 +65,7 @@ STALL_STEP_S = 0.01  # between two looks at a source's silence, at least
 PRIVATE = "the server is asked nothing: policy.private is on"
 LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
 LATE_S = 5.0
+NOT_AGAIN = 1 << 62  # tokens
 
 
 class Performance:
@@ -108,7 +110,7 @@ class Performance:
             frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
             joinable=not request.needs,
             before=request.answer_so_far,
-            overlap=self._overlap,
+            overlap=partial(_overlap, endpoints, self._request),
             buffer=TokenBuffer(self._delivery, self._pace_tps),
         )
         self._inbox = Inbox()
@@ -121,7 +123,8 @@ class Performance:
         self._release_at = 0.0
         self._stall: asyncio.TimerHandle | None = None
         self._held_back = 0  # tokens of the budget that its moves hold
-        self._next_check = 1  # generated tokens at which a move is considered again
+        # Generated tokens at which a move is considered again.
+        self._next_check = 1 if len(available) > 1 else NOT_AGAIN
         self._created = stage.clock.wall()
         self._began = self._now = stage.clock.now()
         self._first_at: float | None = None
@@ -160,9 +163,19 @@ class Performance:
             self._stage.planner.settle(self._planned, outcome)
             record(outcome)
             self._stage.traces.keep(self._trace(outcome))
+            self._let_go()
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = self._given_up = None
         return outcome
+
+    def _let_go(self) -> None:
+        """Be in no cycle: an error that was raised, or a task that was cancelled, holds the frames it went through."""
+        for run in self._runs:
+            run.task = run.error = None
+        self._answer.errors.clear()
 
     def _tell_of(self, bugs: ExceptionGroup) -> None:
         """Into the log; what an exception says may be words of the prompt, so those of a private one are not told."""
@@ -321,7 +334,7 @@ class Performance:
         answer = self._answer
         assert answer.source is not None
         if self._delivery is Delivery.OFF:
-            self._next_check = 1 << 62
+            self._next_check = NOT_AGAIN
             return []
         view = self._view(answer.source.other)
         reserve = None if self._lacks_room(view) else self._stage.mover.advise(view)
@@ -391,10 +404,6 @@ class Performance:
     def _asked(self, n_before: int) -> Asked:
         """What a start may cost that goes on after so many tokens of the answer."""
         return asked(self._request, self._length, n_before)
-
-    def _overlap(self, side: Side, text: str) -> str | None:
-        request = replace(self._request, answer_so_far=self._request.answer_so_far + text)
-        return self._stage.endpoints[side].overlap_of(request)
 
     def _continued(self, effect: Start) -> GenerationRequest:
         request = self._request
@@ -584,6 +593,11 @@ class Performance:
 def _there(run: Run) -> int:
     """Tokens that the device has in its KV cache for a run."""
     return run.usage.prompt_tokens + run.usage.cached_tokens
+
+
+def _overlap(endpoints: Mapping[Side, Endpoint], request: GenerationRequest, side: Side, text: str) -> str | None:
+    """What `side` repeats of the request's beginning of the answer and `text`."""
+    return endpoints[side].overlap_of(replace(request, answer_so_far=request.answer_so_far + text))
 
 
 def _insured(plan: Plan, readiness: Mapping[Side, Readiness]) -> Plan:

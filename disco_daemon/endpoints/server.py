@@ -36,7 +36,6 @@ from ..types import (
 from .base import Reins
 from .bill import Bill
 from .continuation import (
-    CHAT,
     CONTINUATIONS,
     METHODS,
     RAW_DEFAULT,
@@ -70,7 +69,8 @@ MAX_REASON = 32  # characters of a finish_reason; OpenAI's longest has 14
 _CODINGS = ("", "identity", "gzip", "deflate")  # zlib makes a thousand bytes of one at most, of 16 KiB at a time
 _BUSY = (503, 529)  # the second one is Anthropic's
 
-Events = AsyncGenerator[Token | Finish, None]
+Events = AsyncGenerator[Token | CaughtUp | Paused | Finish, None]  # the last two kinds are the device's
+Chunks = AsyncIterator[dict[str, Any]]
 
 # What the device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None:
 # it cannot say now.
@@ -157,7 +157,7 @@ class Server:
     async def start(self) -> None:
         """Make the client; nothing is sent."""
         config = self.config
-        client = self._client = AsyncOpenAI(
+        self._client = AsyncOpenAI(
             base_url=config.base_url,
             api_key=config.api_key or "none",
             max_retries=0,
@@ -169,9 +169,6 @@ class Server:
             default_headers={"Accept-Encoding": "identity"},
             http_client=self._http(),
         )
-        # The client imports these when they are first used: the first answer would wait for that, and its time to first
-        # token not be learned, since the loop stood still.
-        _ = client.chat.completions.with_streaming_response, client.completions.with_streaming_response
 
         if self._confined:
             await self._look()
@@ -247,30 +244,20 @@ class Server:
 
     # --- one answer ----------------------------------------------------------------------------------------------
 
-    async def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
-    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
+    def generate(self, request: GenerationRequest, usage: Usage, reins: Reins | None = None) -> Events:
         """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
         del reins
-        try:
-            async with aclosing(self.ask(request, usage)) as events:
-                async for event in events:
-                    yield event
-        except EndpointError as e:
-            if not e.your_fault:
-                self.n_failures += 1
-                self.last_error = str(e)
-            raise
+        return self.ask(request, usage)
 
     async def ask(self, request: GenerationRequest, usage: Usage, method: str | None = None) -> Events:
-        """As `generate`, with a continuation method to try; nothing is noted of a failure. For the probe."""
-        refusal = self.refuses(request) if method is None else None
-        if refusal is not None:
-            raise EndpointError(self.side, "no_continuation", refusal)
-        began = self._clock.now()
-        limit = request.sampling.max_tokens
-        patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
-        with self._translate():
+        """As `generate`, with a continuation method to try; then nothing is noted of a failure. For the probe."""
+        with self._noted(quietly=method is not None), self._translate():
+            refusal = self.refuses(request) if method is None else None
+            if refusal is not None:
+                raise EndpointError(self.side, "no_continuation", refusal)
+            began = self._clock.now()
+            limit = request.sampling.max_tokens
+            patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
             async with AsyncExitStack() as stack:
                 stack.callback(patience.close)
                 async with asyncio.timeout_at(patience.until()):
@@ -280,18 +267,19 @@ class Server:
                 chunks = await stack.enter_async_context(aclosing(stream.objects()))
                 bill = Bill(usage, asked.body, limit)
                 reader = Reader(ids_back="return_token_ids" in asked.body)
-                events = await stack.enter_async_context(aclosing(self._read(chunks, bill, reader, began)))
-                async for event in events:
-                    if isinstance(event, Finish):
-                        if self.config.stream_usage:
-                            await self._settle(events)
-                        self._doubt(bill)
-                        if event.reason == "length" and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
-                            raise self._error("cut", "the server cut an answer that had no limit to its own default")
+                async for chunk in chunks:
+                    for event in self._read(chunk, bill, reader, began):
+                        if isinstance(event, Finish):
+                            if self.config.stream_usage:
+                                await self._settle(chunks, bill, reader, began)
+                            self._doubt(bill)
+                            if event.reason == "length" and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
+                                text = "the server cut an answer that had no limit to its own default"
+                                raise self._error("cut", text)
+                            yield event
+                            return
+                        patience.heard()
                         yield event
-                        return
-                    patience.heard()
-                    yield event
                 self._doubt(bill)
                 if stream.done and reader.n_tokens:  # it says that this was all, if not why
                     yield Finish(reader.ending)
@@ -299,13 +287,14 @@ class Server:
                 text = "the server ended its stream without a finish_reason: the answer was cut"
                 raise self._error("cut", text)
 
-    async def _settle(self, events: Events) -> None:
+    async def _settle(self, chunks: Chunks, bill: Bill, reader: Reader, began: float) -> None:
         """Read on for the usage chunk; the answer is whole, so nothing that happens here is an error."""
         try:
             with self._translate():
                 async with asyncio.timeout(USAGE_TIMEOUT_S):
-                    async for _ in events:
-                        pass
+                    async for chunk in chunks:
+                        for _ in self._read(chunk, bill, reader, began):
+                            pass
         except EndpointError as e:
             log.debug("no usage after the answer: %s", e)
 
@@ -337,48 +326,44 @@ class Server:
         the relay together (`disco bench relay`), and their decoder trips over what real servers send.
         """
         try:
-            opening = self._opening(asked)
-            response = await opening.__aenter__()
+            stream = await self._post(asked)
         except openai.APIConnectionError as e:
             if _dropped(e) is None:
                 raise
-            opening = self._opening(asked)
-            response = await opening.__aenter__()
+            stream = await self._post(asked)
         self._exposed = False
-        stack.push_async_callback(_close, opening)
+        stack.push_async_callback(_close, stream)
+        response = stream.response
         coded = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
-        return cast("Bytes", response.iter_bytes() if coded else response.http_response.aiter_raw())
+        return response.aiter_bytes() if coded else response.aiter_raw()
 
-    def _opening(self, asked: Ask) -> Any:
-        """The request as the client's context manager; nothing is sent yet."""
+    async def _post(self, asked: Ask) -> openai.AsyncStream[Any]:
+        """Send the request; what comes back is open, and nothing of it is read.
+
+        Not by the client's method for the path: that one walks the whole conversation by its type annotations, at a
+        third of the cost of sending it, and the parameters have been looked at already.
+        """
         assert self._client is not None, "start() comes first"
-        body = dict(asked.body)
+        body = {"model": self.model, **asked.body, "stream": True}
         if self.config.stream_usage:
             body["stream_options"] = {"include_usage": True}
-        if asked.path == CHAT:
-            return self._client.chat.completions.with_streaming_response.create(
-                model=self.model, messages=body.pop("messages"), stream=True, extra_body=body
-            )
-        return self._client.completions.with_streaming_response.create(
-            model=self.model, prompt=body.pop("prompt"), stream=True, extra_body=body
-        )
+        return await self._client.post(asked.path, cast_to=object, body=body, stream=True, stream_cls=_CHUNKS)
 
-    async def _read(self, chunks: AsyncIterator[dict[str, Any]], bill: Bill, reader: Reader, began: float) -> Events:
-        """OpenAI's chunks as tokens; `bill` follows. The request was sent at `began`, by our clock."""
-        async for chunk in chunks:
-            if error := chunk.get("error"):
-                message = error.get("message") if isinstance(error, dict) else error
-                raise self._error("server_error", f"the server reports: {self._said(str(message))}")
-            if billed := chunk.get("usage"):
-                bill.take(billed, self._clock.now() - began)
-            for choice in chunk.get("choices") or ():
-                told = bill.told if billed else None
-                token = reader.token(choice, told)
-                if token is not None:
-                    bill.heard(token, reader.n_tokens, counted=told is not None)
-                    yield token
-                if choice.get("finish_reason"):
-                    yield Finish(self._said(str(choice["finish_reason"]), MAX_REASON))
+    def _read(self, chunk: dict[str, Any], bill: Bill, reader: Reader, began: float) -> Iterator[Token | Finish]:
+        """One of OpenAI's chunks as tokens; `bill` follows. The request was sent at `began`, by our clock."""
+        if error := chunk.get("error"):
+            message = error.get("message") if isinstance(error, dict) else error
+            raise self._error("server_error", f"the server reports: {self._said(str(message))}")
+        if billed := chunk.get("usage"):
+            bill.take(billed, self._clock.now() - began)
+        for choice in chunk.get("choices") or ():
+            told = bill.told if billed else None
+            token = reader.token(choice, told)
+            if token is not None:
+                bill.heard(token, reader.n_tokens, counted=told is not None)
+                yield token
+            if choice.get("finish_reason"):
+                yield Finish(self._said(str(choice["finish_reason"]), MAX_REASON))
 
     def _doubt(self, bill: Bill) -> None:
         """Log once what of a bill cannot be true."""
@@ -387,6 +372,16 @@ class Server:
             log.warning("the %s's usage is not taken as it says: %s (told once)", self.side, self._said(bill.odd))
 
     # --- errors --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _noted(self, *, quietly: bool) -> Iterator[None]:
+        try:
+            yield
+        except EndpointError as e:
+            if not (quietly or e.your_fault):
+                self.n_failures += 1
+                self.last_error = str(e)
+            raise
 
     @contextmanager
     def _translate(self) -> Iterator[None]:
@@ -470,6 +465,7 @@ class Server:
 
 
 # The errors of the HTTP libraries below the openai client, which reach us unwrapped while a stream is read.
+_CHUNKS = openai.AsyncStream[Any]  # its response is read by `EventStream`
 _HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
 
 
@@ -491,10 +487,10 @@ def _cause(e: BaseException, kind: type[BaseException]) -> BaseException | None:
     return cause
 
 
-async def _close(opening: Any) -> None:
+async def _close(stream: openai.AsyncStream[Any]) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await opening.__aexit__(None, None, None)
+            await stream.close()
     except _HTTP_ERRORS as e:  # a TimeoutError is an OSError
         log.debug("closing a server stream: %s", type(e).__name__)
 

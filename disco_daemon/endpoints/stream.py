@@ -71,7 +71,9 @@ class Patience:
         last = began + self._left_s
         try:
             with self._deadline.at(min(self.until(), last)):  # once a read: it may carry many tokens
-                return await anext(body, None)
+                return await body.__anext__()
+        except StopAsyncIteration:
+            return None
         except TimeoutError as e:
             if self._now() < last:
                 raise

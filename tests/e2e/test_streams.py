@@ -12,7 +12,18 @@ STREAMS = 60
 
 
 def test_many_slow_streams_are_whole_and_take_little_memory() -> None:
-    argv = [sys.executable, "-m", "benchmarks.streams", "--streams", str(STREAMS), "--tokens", "15", "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "benchmarks.streams",
+        "--streams",
+        str(STREAMS),
+        "--arrivals",
+        "100",
+        "--tokens",
+        "15",
+        "--json",
+    ]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

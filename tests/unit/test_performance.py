@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import logging
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +15,11 @@ from typing import Any, cast
 
 import pytest
 
+from disco_daemon.answer import Answer
 from disco_daemon.clock import SystemClock
 from disco_daemon.conductor import Conductor, Manner, Stage
+from disco_daemon.conductor.performance import Performance
+from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.endpoints.base import Reins
 from disco_daemon.errors import EndpointError
 from disco_daemon.money.caps import Caps, Limits
@@ -86,7 +91,7 @@ class Scripted:
             if isinstance(step, float):
                 await asyncio.sleep(step)
             elif isinstance(step, EndpointError):
-                raise step
+                raise EndpointError(step.side, step.reason, str(step))  # a new one has no old traceback
             else:
                 yield step
 
@@ -301,3 +306,32 @@ async def test_an_echo_is_not_doubled_when_the_device_cannot() -> None:
     broken = Scripted(DEVICE, [EndpointError(DEVICE, "engine_gone", "it is gone")])
     text, outcome = await played(stage(broken, server), asked(answer_so_far=begun))
     assert (text, outcome.winner) == (" a fox", SERVER)
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "server"),
+    [
+        ([*words("one ", "two"), Finish("stop")], GOES_ON),
+        (SILENT, GOES_ON),
+        ([*words("one "), EndpointError(DEVICE, "engine_gone", "killed")], GOES_ON),
+        ([EndpointError(DEVICE, "busy", "no")], [EndpointError(SERVER, "timeout", "nothing came")]),
+    ],
+    ids=["whole", "moved", "broken", "failed"],
+)
+async def test_an_answer_that_has_ended_is_in_no_cycle(
+    device: list[Step], server: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon looks for cycles only while nobody waits."""
+    monkeypatch.setattr(logging.getLogger("disco.answer"), "disabled", True)  # else pytest keeps what was logged
+    on = stage(Scripted(DEVICE, device), Scripted(SERVER, server))
+    gc.collect()
+    gc.disable()
+    try:
+        await played(on)
+        await asyncio.sleep(0)
+        assert [o for o in gc.get_objects() if isinstance(o, Performance | Answer | TokenBuffer)] == []
+    finally:
+        gc.enable()
