@@ -8,6 +8,7 @@ from typing import Any
 
 from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, SchemaConverter
 
+from .patterns import PatternError, spelled
 from .readings import MAX_READINGS, readings
 from .schema import SchemaError, check
 
@@ -37,6 +38,9 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         """Rules of one schema."""
         self._step(0)
         return super().visit(schema, name)
+
+    def _visit_pattern(self, pattern: str, name: str) -> Any:
+        return super()._visit_pattern(spelled(pattern), name)
 
     def _add_rule(self, name: str, rule: str) -> Any:
         n_before = len(self._rules)
@@ -76,14 +80,25 @@ def _of_schema(schema: dict[str, Any]) -> str:
     converter = _Converter()
     try:
         # As `json_schema_to_gbnf`: the converter writes into what it reads, so it gets a copy.
-        converter.visit(converter.resolve_refs(json.loads(json.dumps(schema)), "stdin"), "")
+        converter.visit(_resolved(converter, json.loads(json.dumps(schema))), "")
         grammar = str(converter.format_grammar())
         too_many = readings(grammar) > MAX_READINGS
     except GrammarError:
         raise
+    except PatternError as e:
+        raise GrammarError(str(e)) from e
     except Exception as e:  # whatever a strange schema makes of it: KeyError, RecursionError, AssertionError …
         msg = f"The JSON schema cannot be turned into a grammar: {type(e).__name__}: {str(e)[:MAX_REASON]}"
         raise GrammarError(msg) from e
     if too_many:
         raise GrammarError(AMBIGUOUS)
     return grammar
+
+
+def _resolved(converter: _Converter, schema: dict[str, Any]) -> Any:
+    """The schema with its references found. The converter looks for none beside a reference: not in its $defs."""
+    if "$ref" not in schema:
+        return converter.resolve_refs(schema, "stdin")
+    root = {"$ref": schema.pop("$ref")}
+    converter.resolve_refs(schema | {"": root}, "stdin")
+    return root

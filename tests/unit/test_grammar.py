@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
 
 from disco_daemon.engine.grammar import MAX_GRAMMAR, GrammarError, grammar_of
+from disco_daemon.engine.patterns import spelled
 from disco_daemon.engine.schema import MAX_CHOICES, MAX_DEPTH, MAX_OPTIONAL, MAX_REPEATS, MAX_SCHEMA, SchemaError, check
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
@@ -105,3 +108,43 @@ def test_an_integer_beyond_64_bits_is_refused_wherever_it_stands() -> None:
 )
 def test_what_people_ask_for_is_within_the_bounds(of: Any) -> None:
     assert len(grammar_of(schema(of))) < MAX_GRAMMAR
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\d{4}-\d\d$", ["2026-11"], ["2026-1", "d-dd"]),
+        (r"^[\w.-]+@[a-z]+\.(?:com|org)$", ["a.b-c@d.org"], ["a@bxcom", "@b.com"]),
+        (r"^ab\.+c$", ["ab.c", "ab..c"], ["abab.c", "abxc"]),
+        (r"^\S+\s\D$", ["x y"], ["x  y", "x 1"]),
+        (r"^[^\d\]]\x41\u00e9$", ["xAé"], ["1Aé", "]Aé"]),
+        (r"^\$\^\-\/.$", ["$^-/x"], ["$^-/"]),
+    ],
+)
+def test_a_pattern_means_in_the_grammar_what_it_means(pattern: str, good: list[str], bad: list[str]) -> None:
+    """What is made of it is still a regular expression, of plain classes: the grammar's own."""
+    plain = spelled(pattern)
+    assert not set(re.findall(r"\\(.)", plain)) - {"x"}
+    for text in good + bad:
+        assert bool(re.fullmatch(pattern, text)) is bool(re.fullmatch(plain, text)) is (text in good), (plain, text)
+    grammar_of(schema({"type": "string", "pattern": pattern}))
+
+
+def test_no_class_of_a_pattern_ends_the_string_of_the_answer() -> None:
+    for pattern in (".", "[^a]", r"\D", r"\W", r"\S"):
+        for sign in '"\\\n\x00':
+            assert not re.fullmatch(spelled(pattern), sign)
+    assert re.fullmatch(spelled(r'a"\\\n'), json.dumps('a"\\\n')[1:-1])
+
+
+@pytest.mark.parametrize("pattern", [r"^a\b$", r"^(a)\1$", r"^\p{L}$", "^a(?=b)$", r"^\ud800$", r"^\x01$"])
+def test_what_no_grammar_can_say_of_a_pattern_is_refused_with_a_reason(pattern: str) -> None:
+    with pytest.raises(GrammarError, match=r"'pattern' (has|names) "):
+        grammar_of(schema({"type": "string", "pattern": pattern}))
+
+
+def test_a_schema_that_is_a_reference_finds_what_its_definitions_refer_to() -> None:
+    node = {"type": "object", "properties": {"of": {"$ref": "#/$defs/leaf"}, "next": {"$ref": "#/$defs/node"}}}
+    grammar = grammar_of(schema({"$ref": "#/$defs/node", "$defs": {"node": node, "leaf": {"const": "x"}}}))
+    assert "leaf ::=" in grammar
+    assert "root ::= node" in grammar
