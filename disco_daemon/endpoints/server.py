@@ -69,7 +69,7 @@ MAX_REASON = 32  # characters of a finish_reason; OpenAI's longest has 14
 _CODINGS = ("", "identity", "gzip", "deflate")  # zlib makes a thousand bytes of one at most, of 16 KiB at a time
 _BUSY = (503, 529)  # the second one is Anthropic's
 
-Events = AsyncGenerator[Token | CaughtUp | Paused | Finish, None]  # the last two kinds are the device's
+Events = AsyncGenerator[Token | Finish, None]
 Chunks = AsyncIterator[dict[str, Any]]
 
 # What the device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None:
@@ -244,7 +244,9 @@ class Server:
 
     # --- one answer ----------------------------------------------------------------------------------------------
 
-    def generate(self, request: GenerationRequest, usage: Usage, reins: Reins | None = None) -> Events:
+    def generate(
+        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
         del reins
         return self.ask(request, usage)
