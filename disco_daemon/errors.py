@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .types import Side
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # which takes longer to load than `disco --help` does
+    from .types import Side
 
 
 class DiscoError(Exception):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -249,11 +249,13 @@ class Server:
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
         del reins
-        return self.ask(request, usage)
+        return self.ask(request, usage, noted=True)
 
-    async def ask(self, request: GenerationRequest, usage: Usage, method: str | None = None) -> Events:
-        """As `generate`, with a continuation method to try; then nothing is noted of a failure. For the probe."""
-        with self._noted(quietly=method is not None), self._translate():
+    async def ask(
+        self, request: GenerationRequest, usage: Usage, method: str | None = None, *, noted: bool = False
+    ) -> Events:
+        """As `generate`, with a continuation method to try; a failure is not `noted`. For the probe."""
+        with self._noted() if noted else nullcontext(), self._translate():
             refusal = self.refuses(request) if method is None else None
             if refusal is not None:
                 raise EndpointError(self.side, "no_continuation", refusal)
@@ -376,11 +378,11 @@ class Server:
     # --- errors --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _noted(self, *, quietly: bool) -> Iterator[None]:
+    def _noted(self) -> Iterator[None]:
         try:
             yield
         except EndpointError as e:
-            if not (quietly or e.your_fault):
+            if not e.your_fault:
                 self.n_failures += 1
                 self.last_error = str(e)
             raise

@@ -74,7 +74,9 @@ def summed(found: Samples, name: str, *labels: str) -> float:
 
 
 async def test_metrics_parse_under_load_never_go_back_and_add_up(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"device": {"n_ctx": 512}, "caps": {"usd_per_day": 1.0}}
+    # No moves: where a side's own count of a part of its answer differs from ours, the sums do, too.
+    handoff = {"for_cost": False, "stall_s": 60.0}
+    settings: dict[str, Any] = {"device": {"n_ctx": 512}, "caps": {"usd_per_day": 1.0}, "handoff": handoff}
     async with (
         Upstream(tokens=N_TOKENS, interval_s=0.005) as upstream,
         running(tmp_path, server=upstream.url, settings=settings) as daemon,
