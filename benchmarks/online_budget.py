@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_daemon.scheduling.make import make_policy
+from disco_daemon.dispatch.make import make_policy
 from disco_daemon.simulate.evaluate import PHONES
 from disco_daemon.simulate.online import planner, play_online
 from disco_daemon.simulate.player import Stream

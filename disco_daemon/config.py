@@ -295,7 +295,7 @@ def _found(lines: Sequence[str], section: str, name: str) -> str:
 
 def _check(config: Config) -> None:
     """Rules across settings."""
-    from .scheduling.names import POLICIES
+    from .dispatch.names import POLICIES
 
     choices = {
         "policy.name": (config.policy.name, POLICIES),

@@ -7,9 +7,9 @@ import logging
 from typing import Any
 
 from .clock import Clock
+from .dispatch.planner import Planner
 from .errors import DiscoError
 from .estimation.knowledge import Knowledge
-from .scheduling.planner import Planner
 from .store import History
 from .types import Outcome, Side
 

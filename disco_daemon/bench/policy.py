@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from ..dispatch.optimal import Optimal
+from ..dispatch.outlook import Outlook
+from ..dispatch.paper import Paper
+from ..dispatch.planner import Planner
+from ..dispatch.policy import Policy
 from ..estimation.context import conditioned
 from ..estimation.knowledge import Knowledge
 from ..estimation.lengths import LengthDistribution
 from ..estimation.survival import kaplan_meier
-from ..scheduling.optimal import Optimal
-from ..scheduling.outlook import Outlook
-from ..scheduling.paper import Paper
-from ..scheduling.planner import Planner
-from ..scheduling.policy import Policy
 from ..simulate.report import PUBLISHED_REFIT_MS
 from ..types import Attempt, Outcome, Plan, Readiness, Side, Usage
 

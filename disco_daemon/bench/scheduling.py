@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..serving.jobs import Capacity, Job
-from ..serving.latency import Coefficients, IterationLatency
-from ..serving.packing import FloatArray
-from ..serving.policy import HORIZON_S, Andes, horizon_s
-from ..serving.timeline import Readers, Timeline
+from ..scheduler.jobs import Capacity, Job
+from ..scheduler.latency import Coefficients, IterationLatency
+from ..scheduler.packing import FloatArray
+from ..scheduler.policy import HORIZON_S, Andes, horizon_s
+from ..scheduler.timeline import Readers, Timeline
 
 LIMITS_US = {"64": 100.0, "1000": 1000.0}  # one decision
 LEAST_RATIO = 0.98  # of the exact optimum

@@ -33,6 +33,8 @@ from ..config import (
     set_values,
     with_values,
 )
+from ..dispatch.migrate import Costs
+from ..dispatch.mover import CostMover
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server
@@ -44,8 +46,6 @@ from ..money.purse import Asked, Speeds
 from ..onboarding.desk import Desk
 from ..prober import Prober
 from ..pulse import Pulse
-from ..scheduling.migrate import Costs
-from ..scheduling.mover import CostMover
 from ..service.notify import Manager
 from ..settings import LIVE, Config, keys
 from ..store import History

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
+from ..dispatch.make import make_policy
+from ..dispatch.policy import Policy
 from ..errors import ConfigError, RequestError, Unavailable
-from ..scheduling.make import make_policy
-from ..scheduling.policy import Policy
 from ..settings import Config, PolicySettings
 from ..types import finite
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from ..autotune import Autotuner
 from ..conductor import Manner, Stage
+from ..dispatch.mover import CostMover, Forced, Mover, Stay
+from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.shaper import Shaped
@@ -16,8 +18,6 @@ from ..money.purse import Purse
 from ..net import without_credentials
 from ..prober import Prober
 from ..profiling.saved import Measured
-from ..scheduling.mover import CostMover, Forced, Mover, Stay
-from ..scheduling.planner import Planner
 from ..settings import Config
 from ..types import Delivery, Side
 from ..wattmeter import Wattmeter

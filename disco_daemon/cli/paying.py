@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..clock import Clock, local_zone
+from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
 from ..money.caps import J_PER_WH, SERVER_CONTEXT, Caps, Limits, Spent, since
@@ -15,7 +16,6 @@ from ..money.catalog import Catalog, Price
 from ..money.purse import Purse, Speeds
 from ..power.sensors import Sensors, of_this_machine
 from ..pricelist import load
-from ..scheduling.mover import DECODE_TPS
 from ..settings import Config
 from ..store import History
 from ..types import Attempt, Outcome, Plan, Side, Usage

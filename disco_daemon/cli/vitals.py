@@ -10,7 +10,7 @@ from ..endpoints.device import Device
 from ..types import Side
 
 if TYPE_CHECKING:
-    from ..scheduling.planner import Planner
+    from ..dispatch.planner import Planner
     from .daemon import Daemon
 
 ANSWERS = ("running", "paused", "swapped", "waiting")  # what the engine's statistics count

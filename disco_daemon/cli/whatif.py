@@ -14,7 +14,7 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..scheduling.policy import Policy
+    from ..dispatch.policy import Policy
     from ..settings import Config
     from ..simulate.recorded import Recorded
     from ..simulate.whatif import Cell, Terms, WhatIf
@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _policies(names: str, config: Config) -> list[Policy]:
-    from ..scheduling.make import make_policy
+    from ..dispatch.make import make_policy
 
     settings = config.policy
     try:

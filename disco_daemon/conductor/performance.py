@@ -34,10 +34,10 @@ from ..answer import (
 )
 from ..delivery.buffer import TokenBuffer
 from ..delivery.trace import Trace
+from ..dispatch.mover import View
 from ..endpoints.base import Append, Endpoint, Hold, Pace, Reins
 from ..errors import DiscoError, EndpointError, ReaderGone
 from ..money.purse import Asked, Refused
-from ..scheduling.mover import View
 from ..types import (
     CaughtUp,
     Continuation,

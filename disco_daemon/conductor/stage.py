@@ -10,11 +10,11 @@ from typing import Protocol
 
 from ..answer import Event
 from ..clock import Clock
+from ..dispatch.mover import Mover
+from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint, Reins
 from ..errors import EndpointError
 from ..money.purse import Purse, Reservation
-from ..scheduling.mover import Mover
-from ..scheduling.planner import Planner
 from ..types import Delivery, Readiness, Side, Token, Usage
 from .traces import Traces
 

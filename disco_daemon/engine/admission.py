@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from ..serving.jobs import Capacity
-from ..serving.latency import IterationLatency
-from ..serving.policy import Andes, Fcfs, RoundRobin, TokenScheduler
+from ..scheduler.jobs import Capacity
+from ..scheduler.latency import IterationLatency
+from ..scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 from .cells import Cells
 from .sequence import Sequence
 

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from ..serving.latency import Load
-from ..serving.policy import SIDE_BY_SIDE
-from ..serving.timeline import Timeline
+from ..scheduler.latency import Load
+from ..scheduler.policy import SIDE_BY_SIDE
+from ..scheduler.timeline import Timeline
 from . import wire
 from .admission import Admission
 from .grouping import Grouping

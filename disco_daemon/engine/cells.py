@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..serving.prefix import PrefixIndex
+from ..scheduler.prefix import PrefixIndex
 from .attic import Attic, State
 from .llama import Llama
 from .spill import Spill

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..serving.jobs import Job
-from ..serving.timeline import Timeline
+from ..scheduler.jobs import Job
+from ..scheduler.timeline import Timeline
 from . import wire
 from .adapters import keyed
 from .cells import Saved

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
-from ..serving.latency import IterationLatency, Load
+from ..scheduler.latency import IterationLatency, Load
 from .cells import Cells
 from .llama import Llama
 from .lookup import Lookup

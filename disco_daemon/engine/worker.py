@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..serving.latency import IterationLatency
+from ..scheduler.latency import IterationLatency
 from . import gpu, wire
 from .adapters import keyed
 from .admission import SCHEDULERS, Admission

@@ -14,8 +14,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from ..scheduling.optimal import Optimal
-from ..scheduling.planner import Planned, Planner
+from ..dispatch.optimal import Optimal
+from ..dispatch.planner import Planned, Planner
 from ..types import Attempt, Outcome, Readiness, Side, Usage
 from .player import Phone
 from .report import aligned, number

@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..delivery.qoe import qoe_steady
+from ..dispatch.migrate import Costs
+from ..dispatch.optimal import KAPPA, Optimal
+from ..dispatch.outlook import Outlook
+from ..dispatch.pacer import Pacer
+from ..dispatch.paper import Paper
+from ..dispatch.policy import Fixed, Policy, Stochastic
 from ..errors import ConfigError
 from ..estimation.context import Contexts, conditioned
 from ..estimation.lengths import LengthDistribution, OutputLengths
 from ..estimation.server_ttft import ServerTtft
 from ..estimation.survival import Survival, kaplan_meier
-from ..scheduling.migrate import Costs
-from ..scheduling.optimal import KAPPA, Optimal
-from ..scheduling.outlook import Outlook
-from ..scheduling.pacer import Pacer
-from ..scheduling.paper import Paper
-from ..scheduling.policy import Fixed, Policy, Stochastic
 from ..types import Plan, Side
 from .limits import best_p99, clairvoyant
 from .player import Phone, Played, Recent, Stream, play, play_paced

@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
 from ..errors import ConfigError
-from ..scheduling.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
 from ..types import Side
 from .evaluate import (
     LIMITS,

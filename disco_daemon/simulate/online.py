@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dispatch.optimal import Optimal
+from ..dispatch.paper import Paper
+from ..dispatch.planner import Planner
+from ..dispatch.policy import Policy
 from ..errors import ConfigError
-from ..scheduling.optimal import Optimal
-from ..scheduling.paper import Paper
-from ..scheduling.planner import Planner
-from ..scheduling.policy import Policy
 from ..types import Attempt, Outcome, Plan, Readiness, Side, Usage
 from .evaluate import Cell, Setup, make, measure
 from .player import Phone, Played, Stream

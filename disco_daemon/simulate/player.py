@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dispatch.pacer import Pacer
+from ..dispatch.table import Table
 from ..estimation.server_ttft import LEVELS, Predictor
-from ..scheduling.pacer import Pacer
-from ..scheduling.table import Table
 from ..types import Side
 from .traces import Requests
 

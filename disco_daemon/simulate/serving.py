@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from ..serving.latency import IterationLatency
-from ..serving.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
+from ..scheduler.latency import IterationLatency
+from ..scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
 from .serving_engine import OPT_66B, Machine, Played, Simulation, Workload
 from .traces import Requests
 

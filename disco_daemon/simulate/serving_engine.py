@@ -3,7 +3,7 @@
 One engine that batches continuously, iteration by iteration in simulated time: prompts are prefilled in chunks beside
 the running answers, every ready answer gets one token an iteration, KV cells are bounded, and who is paused may have to
 be swapped out and in again. Who runs is decided by the classes that decide it in the engine process
-(`disco_daemon.serving.policy`). Iterations between two decisions in which the batch stays as it is are reckoned at
+(`disco_daemon.scheduler.policy`). Iterations between two decisions in which the batch stays as it is are reckoned at
 once.
 
 The paper's testbed is OPT-66B on four A100 GPUs. Its text states no latency model, so OPT_66B is reckoned from public
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..delivery.qoe import qoe
-from ..serving.jobs import Capacity, Job
-from ..serving.latency import IterationLatency, Load
-from ..serving.policy import TokenScheduler
-from ..serving.timeline import Timeline
+from ..scheduler.jobs import Capacity, Job
+from ..scheduler.latency import IterationLatency, Load
+from ..scheduler.policy import TokenScheduler
+from ..scheduler.timeline import Timeline
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

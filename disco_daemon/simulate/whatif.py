@@ -11,7 +11,7 @@ daemon, the same server and device for all settings. What follows from that, and
   out being the largest at which the share used stays within b. The daemon's pacer steers to that share, too; what it
   takes to keep it over any 200 requests is not played.
 
-Moves of a running answer to the cheaper device are played as the daemon decides them (`scheduling.migrate.worth`); they
+Moves of a running answer to the cheaper device are played as the daemon decides them (`dispatch.migrate.worth`); they
 keep this order as long as reading a token costs the device no more energy than writing one. Moves to the server, which
 few servers can continue, are not played.
 """
@@ -24,14 +24,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dispatch.make import make_policy
+from ..dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
+from ..dispatch.mover import DECODE_TPS
+from ..dispatch.outlook import Outlook
+from ..dispatch.policy import Policy
+from ..dispatch.table import Table
 from ..money.exchange import threshold
 from ..money.prices import J_PER_KWH, Prices
-from ..scheduling.make import make_policy
-from ..scheduling.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
-from ..scheduling.mover import DECODE_TPS
-from ..scheduling.outlook import Outlook
-from ..scheduling.policy import Policy
-from ..scheduling.table import Table
 from ..types import Outcome, Side
 from .evaluate import READER_TPS
 from .recorded import Recorded

@@ -21,8 +21,8 @@ from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.engine.sequence import Sequence
 from disco_daemon.models import default_model_path
-from disco_daemon.serving.latency import IterationLatency
-from disco_daemon.serving.policy import RoundRobin
+from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.scheduler.policy import RoundRobin
 from tests.unit.test_batch import Apart
 
 N_ANSWERS = int(os.environ.get("DISCO_ENGINE_ANSWERS", "20"))

@@ -27,8 +27,8 @@ from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default_model_path
-from disco_daemon.serving.latency import IterationLatency
-from disco_daemon.serving.policy import Fcfs
+from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.scheduler.policy import Fcfs
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
 

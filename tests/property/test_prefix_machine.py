@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from disco_daemon.serving.prefix import PrefixIndex
+from disco_daemon.scheduler.prefix import PrefixIndex
 
 N_SEQS = 6
 seqs = st.integers(0, N_SEQS - 1)

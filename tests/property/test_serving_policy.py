@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.serving.jobs import Capacity, Job
-from disco_daemon.serving.latency import IterationLatency
-from disco_daemon.serving.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
-from disco_daemon.serving.timeline import Timeline
+from disco_daemon.scheduler.jobs import Capacity, Job
+from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
+from disco_daemon.scheduler.timeline import Timeline
 
 CAPACITY = Capacity(2000, 6)
 LATENCY = (0.02, 0.01, 0.001, 1e-6)

@@ -1,4 +1,4 @@
-"""The closed forms of `serving.timeline` against areas added up by brute force, and against `delivery.qoe`."""
+"""The closed forms of `scheduler.timeline` against areas added up by brute force, and against `delivery.qoe`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from disco_daemon.delivery.qoe import qoe
-from disco_daemon.serving.timeline import Readers, Timeline
+from disco_daemon.scheduler.timeline import Readers, Timeline
 
 FloatArray = NDArray[np.float64]
 

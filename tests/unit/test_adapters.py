@@ -25,8 +25,8 @@ from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.sequence import Sequence
 from disco_daemon.engine.turns import TURN_S, Turns
 from disco_daemon.errors import ConfigError
-from disco_daemon.serving.latency import IterationLatency
-from disco_daemon.serving.policy import RoundRobin
+from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.scheduler.policy import RoundRobin
 from disco_daemon.settings import Adapter, Config, DeviceSettings
 from disco_daemon.types import Side
 from tests.unit.test_batch import N_SEQS, Cell, FakeLlama, FakeSampler, oracle, tokens_of

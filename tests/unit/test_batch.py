@@ -20,8 +20,8 @@ from disco_daemon.engine.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, Met
 from disco_daemon.engine.sequence import Sequence as Sequence_
 from disco_daemon.engine.text import TextStream
 from disco_daemon.engine.vocabulary import PromptError
-from disco_daemon.serving.latency import IterationLatency
-from disco_daemon.serving.policy import Andes, Fcfs, RoundRobin, TokenScheduler
+from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 
 PIECES = (b"", b"a", b"b", b" ", b"\xe2", b"\x82\xac", b"ST", b"OP", b"x")  # token 0 ends an answer
 N_CTX = 40

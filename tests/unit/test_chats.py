@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from disco_daemon.cli.main import main
-from disco_daemon.scheduling.planner import Planner
+from disco_daemon.dispatch.planner import Planner
 from disco_daemon.simulate.chats import (
     KINDS,
     LAPTOP,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from disco_daemon.scheduling.make import make_policy
-from disco_daemon.scheduling.names import FIXED, LEARNING
-from disco_daemon.scheduling.planner import DEVICE_BEYOND, DEVICE_ENOUGH, DEVICE_LEAST_S, Planner
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.names import FIXED, LEARNING
+from disco_daemon.dispatch.planner import DEVICE_BEYOND, DEVICE_ENOUGH, DEVICE_LEAST_S, Planner
 from disco_daemon.simulate.online import Seen, planner, play_online
 from disco_daemon.simulate.player import Phone, Stream
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage

@@ -15,14 +15,14 @@ from disco_daemon.conductor import Conductor
 from disco_daemon.conductor.keeper import Keeper
 from disco_daemon.conductor.record import decode_tps
 from disco_daemon.conductor.stage import QUEUE_SIZE, Inbox, Run, Stage
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.migrate import Costs
+from disco_daemon.dispatch.mover import CostMover, Stay
+from disco_daemon.dispatch.planner import Planner
 from disco_daemon.endpoints.base import Reins
 from disco_daemon.money.caps import Caps, Limits
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.purse import Purse, Speeds
-from disco_daemon.scheduling.make import make_policy
-from disco_daemon.scheduling.migrate import Costs
-from disco_daemon.scheduling.mover import CostMover, Stay
-from disco_daemon.scheduling.planner import Planner
 from disco_daemon.types import (
     Continuation,
     Finish,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.scheduling.migrate import (
+from disco_daemon.dispatch.migrate import (
     HYSTERESIS,
     LOOK_EVERY,
     MAX_RESERVE,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.migrate import MAX_RESERVE, MIN_TOKENS, Costs
+from disco_daemon.dispatch.mover import DECODE_TPS, SEEN, CostMover, Forced, Stay, View
+from disco_daemon.dispatch.planner import Planner
 from disco_daemon.estimation.knowledge import Knowledge
 from disco_daemon.money.prices import Prices
-from disco_daemon.scheduling.make import make_policy
-from disco_daemon.scheduling.migrate import MAX_RESERVE, MIN_TOKENS, Costs
-from disco_daemon.scheduling.mover import DECODE_TPS, SEEN, CostMover, Forced, Stay, View
-from disco_daemon.scheduling.planner import Planner
 from disco_daemon.types import Readiness, Side
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

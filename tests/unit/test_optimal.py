@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.dispatch.optimal import KAPPA, Optimal, _WaitRevision
+from disco_daemon.dispatch.outlook import Outlook
+from disco_daemon.dispatch.paper import Paper
+from disco_daemon.dispatch.table import Moment, Table
 from disco_daemon.estimation.context import Contexts
 from disco_daemon.estimation.survival import Survival, heavy_tail, mixture
-from disco_daemon.scheduling.optimal import KAPPA, Optimal, _WaitRevision
-from disco_daemon.scheduling.outlook import Outlook
-from disco_daemon.scheduling.paper import Paper
-from disco_daemon.scheduling.table import Moment, Table
 from disco_daemon.types import Side
 from tests.fixtures.scheduling import (
     FloatArray,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from disco_daemon.scheduling.pacer import FLOOR, SLACK, WINDOW, Amount, Pacer
+from disco_daemon.dispatch.pacer import FLOOR, SLACK, WINDOW, Amount, Pacer
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.dispatch.paper import PACED_RUNGS, Paper, device_waits
+from disco_daemon.dispatch.table import Moment
 from disco_daemon.estimation.survival import Survival
-from disco_daemon.scheduling.paper import PACED_RUNGS, Paper, device_waits
-from disco_daemon.scheduling.table import Moment
 from disco_daemon.types import Side
 from tests.fixtures.scheduling import lognormal, observed, outlook, spend
 

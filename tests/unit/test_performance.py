@@ -20,15 +20,15 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.conductor import Conductor, Manner, Stage
 from disco_daemon.conductor.performance import Performance
 from disco_daemon.delivery.buffer import TokenBuffer
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.mover import CostMover, Stay
+from disco_daemon.dispatch.pacer import Amount, Pacer
+from disco_daemon.dispatch.planner import Planner
 from disco_daemon.endpoints.base import Reins
 from disco_daemon.errors import EndpointError
 from disco_daemon.money.caps import Caps, Limits
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.purse import Purse, Speeds
-from disco_daemon.scheduling.make import make_policy
-from disco_daemon.scheduling.mover import CostMover, Stay
-from disco_daemon.scheduling.pacer import Amount, Pacer
-from disco_daemon.scheduling.planner import Planner
 from disco_daemon.types import (
     CaughtUp,
     Continuation,

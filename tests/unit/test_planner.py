@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.names import FIXED, LEARNING, POLICIES
+from disco_daemon.dispatch.pacer import SLACK, WINDOW, Amount, Pacer
+from disco_daemon.dispatch.planner import REFIT_EVERY, Planned, Planner
 from disco_daemon.estimation.knowledge import FEW, Knowledge
-from disco_daemon.scheduling.make import make_policy
-from disco_daemon.scheduling.names import FIXED, LEARNING, POLICIES
-from disco_daemon.scheduling.pacer import SLACK, WINDOW, Amount, Pacer
-from disco_daemon.scheduling.planner import REFIT_EVERY, Planned, Planner
 from disco_daemon.simulate.online import play_online
 from disco_daemon.simulate.player import Phone, Stream
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.names import FIXED, LEARNING, POLICIES
+from disco_daemon.dispatch.outlook import Outlook
+from disco_daemon.dispatch.policy import Stochastic
+from disco_daemon.dispatch.table import Moment, Table, edges_of
 from disco_daemon.estimation.context import Contexts
-from disco_daemon.scheduling.make import make_policy
-from disco_daemon.scheduling.names import FIXED, LEARNING, POLICIES
-from disco_daemon.scheduling.outlook import Outlook
-from disco_daemon.scheduling.policy import Stochastic
-from disco_daemon.scheduling.table import Moment, Table, edges_of
 from disco_daemon.types import BOTH, Plan, Side
 from tests.fixtures.scheduling import estimated, outlook, spend
 

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from disco_daemon.serving.prefix import DEEPER, PrefixIndex
+from disco_daemon.scheduler.prefix import DEEPER, PrefixIndex
 
 HALF_LIFE = 600.0
 SYSTEM = list(range(1000, 1100))  # a system prompt that clients share

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_daemon.serving.latency import IterationLatency, Load
+from disco_daemon.scheduler.latency import IterationLatency, Load
 
 TRUE = (0.006, 0.008, 0.0012, 2e-6)
 PRIOR = (0.02, 0.004, 0.003, 0.0)

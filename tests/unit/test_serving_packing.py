@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disco_daemon.bench.scheduling import exact, ratio_to_optimum
-from disco_daemon.serving.packing import by_density, greedy, pack
+from disco_daemon.scheduler.packing import by_density, greedy, pack
 
 
 def by_trying(gains: list[float], cells: list[int], size: int, room: int) -> float:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from disco_daemon.serving.candidates import Batch
-from disco_daemon.serving.jobs import Capacity, Job
-from disco_daemon.serving.latency import IterationLatency
-from disco_daemon.serving.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler, horizon_s
-from disco_daemon.serving.timeline import Readers, Timeline
+from disco_daemon.scheduler.candidates import Batch
+from disco_daemon.scheduler.jobs import Capacity, Job
+from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler, horizon_s
+from disco_daemon.scheduler.timeline import Readers, Timeline
 
 LATENCY = (0.02, 0.01, 0.001, 0.0)  # 10 side by side: 0.12 s
 NOW = 100.0

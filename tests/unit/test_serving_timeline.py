@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from disco_daemon.serving.timeline import Readers, Timeline
+from disco_daemon.scheduler.timeline import Readers, Timeline
 
 
 def test_by_hand() -> None:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from disco_daemon.delivery.qoe import qoe_steady
+from disco_daemon.dispatch.optimal import Optimal
+from disco_daemon.dispatch.outlook import Outlook
+from disco_daemon.dispatch.pacer import Pacer
+from disco_daemon.dispatch.paper import Paper
+from disco_daemon.dispatch.policy import Fixed, Policy, Stochastic
+from disco_daemon.dispatch.table import Moment, Table
 from disco_daemon.errors import ConfigError
 from disco_daemon.estimation.context import Contexts
 from disco_daemon.estimation.server_ttft import LEVELS, Predictor
-from disco_daemon.scheduling.optimal import Optimal
-from disco_daemon.scheduling.outlook import Outlook
-from disco_daemon.scheduling.pacer import Pacer
-from disco_daemon.scheduling.paper import Paper
-from disco_daemon.scheduling.policy import Fixed, Policy, Stochastic
-from disco_daemon.scheduling.table import Moment, Table
 from disco_daemon.simulate.evaluate import (
     LIMITS,
     POLICIES,

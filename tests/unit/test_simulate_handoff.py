@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.errors import ConfigError
-from disco_daemon.scheduling.migrate import Costs
 from disco_daemon.simulate.evaluate import (
     READER_TPS,
     SERVER_USD,

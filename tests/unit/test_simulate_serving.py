@@ -13,8 +13,8 @@ from matplotlib.image import imread
 
 from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
-from disco_daemon.serving.jobs import Capacity, Job
-from disco_daemon.serving.latency import IterationLatency
+from disco_daemon.scheduler.jobs import Capacity, Job
+from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.simulate import serving_report
 from disco_daemon.simulate.serving import (
     ARRIVALS_CV,

@@ -23,8 +23,8 @@ from disco_daemon.engine.speculate import (
     Speculator,
     expected,
 )
-from disco_daemon.serving.latency import IterationLatency, Load
-from disco_daemon.serving.timeline import Timeline
+from disco_daemon.scheduler.latency import IterationLatency, Load
+from disco_daemon.scheduler.timeline import Timeline
 from tests.unit.test_batch import N_CTX, Bench, FakeLlama, FakeSampler, ops, oracle, play
 
 PLAIN_S = 0.010  # an iteration of one answer

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.cli.main import main
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.migrate import MIN_TOKENS
+from disco_daemon.dispatch.planner import Planner
 from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH, threshold
 from disco_daemon.money.prices import J_PER_KWH, Prices
-from disco_daemon.scheduling.make import make_policy
-from disco_daemon.scheduling.migrate import MIN_TOKENS
-from disco_daemon.scheduling.planner import Planner
 from disco_daemon.simulate import recorded as recorded_module
 from disco_daemon.simulate.recorded import MIN_REQUESTS, MIN_SEEN, Recorded
 from disco_daemon.simulate.whatif import Cell, Setting, Terms, WhatIf, whatif
