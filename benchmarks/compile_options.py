@@ -24,7 +24,7 @@ from pathlib import Path
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama import AbortFlag, Llama, build
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 
 HOOK = Path(__file__).parents[1] / ".ci" / "llama_cpp.cmake"
 OURS, PLAIN = "ours", "plain"

@@ -27,11 +27,12 @@ from typing import Any
 
 import msgspec
 
-from disco_daemon import config, gguf
 from disco_daemon.api import openai
+from disco_daemon.config import layers as config
 from disco_daemon.endpoints import stream
 from disco_daemon.engine import grammar, sandbox, schema, template, wire
 from disco_daemon.errors import DiscoError
+from disco_daemon.models import gguf
 
 LIMIT_S = 1.0  # of processor time
 TRACED = 300  # cases; a traced one takes ten times as long

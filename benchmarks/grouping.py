@@ -15,7 +15,7 @@ from pathlib import Path
 from disco_daemon.engine import wire
 from disco_daemon.engine.grouping import MOST
 from disco_daemon.engine.llama import AbortFlag, Llama, build
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 
 CONTEXT = 40  # tokens of each answer to begin with
 N_ROWS = (*range(2, MOST + 2), 12, 16)

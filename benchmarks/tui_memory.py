@@ -26,7 +26,7 @@ import psutil
 from aiohttp import web
 from textual.pilot import Pilot
 
-from disco_daemon.link import Link
+from disco_daemon.client.stream import Link
 from disco_daemon.program import end_with_stdin
 from disco_tui.app import DiscoApp
 from disco_tui.prompt import Prompt

@@ -15,10 +15,10 @@ from pathlib import Path
 import grimp
 import pytest
 
-from disco_daemon import config
 from disco_daemon.cli.main import make_parser
+from disco_daemon.config import layers as config
+from disco_daemon.config.schema import Config, keys
 from disco_daemon.endpoints.server import CONTINUATIONS
-from disco_daemon.settings import Config, keys
 from docs import states
 
 ROOT = Path(__file__).resolve().parent.parent

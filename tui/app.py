@@ -18,8 +18,8 @@ from textual.binding import Binding, BindingType
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 
-from disco_daemon.client import DaemonError
-from disco_daemon.link import Link
+from disco_daemon.client.once import DaemonError
+from disco_daemon.client.stream import Link
 
 from . import banner, dialogs
 from .chat import KEYS, ChatScreen

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from disco_daemon.client import NOT_OURS, NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.client.once import NOT_OURS, NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_daemon.plain import one_line
 
 Json = Mapping[str, Any]

@@ -17,7 +17,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Label, Select, Static
 
-from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 
 from .knobs import (
     BUDGET_WORDS,

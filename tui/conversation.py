@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 
-from disco_daemon.link import Link
+from disco_daemon.client.stream import Link
 
 from .entry import Entry
 from .prompt import REMEMBERED

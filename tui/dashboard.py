@@ -12,7 +12,7 @@ from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Label, Static
 
-from disco_daemon.client import DaemonError
+from disco_daemon.client.once import DaemonError
 
 from . import pictures
 from .model import FILTERS, HasDaemon, Request, Snapshot, shown

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from disco_daemon.client import DaemonError
+from disco_daemon.client.once import DaemonError
 
 from .attach import MAX_BYTES, AttachError, attached
 from .conversation import Attached, save

@@ -10,7 +10,7 @@ Json = Mapping[str, Any]
 
 
 class Daemon(Protocol):
-    """The part of `disco_daemon.link.Link` that control panel, dashboard and timeline use. All raise DaemonError."""
+    """What control panel, dashboard and timeline use of `disco_daemon.client.stream.Link`. All raise DaemonError."""
 
     async def state(self) -> dict[str, Any]:
         """GET /disco/v1/state."""

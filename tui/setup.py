@@ -18,7 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from disco_daemon.client import DaemonError
+from disco_daemon.client.once import DaemonError
 
 from .draft import (
     DIGITS,

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from disco_daemon.client import DaemonError
-from disco_daemon.link import Link
+from disco_daemon.client.once import DaemonError
+from disco_daemon.client.stream import Link
 
 from .entry import Entry
 from .store import Store, StoreError

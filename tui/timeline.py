@@ -10,7 +10,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Label, Static
 
-from disco_daemon.client import DaemonError
+from disco_daemon.client.once import DaemonError
 
 from .model import HasDaemon, Json
 from .story import DELIVERY, LEGEND, LEVEL, STRAIGHT, Story, delivery, lanes, level, words

@@ -19,7 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from disco_daemon import __version__, models
+from disco_daemon import __version__
+from disco_daemon.models import default as models
 from disco_daemon.program import PARTS
 
 from . import pack, started

@@ -11,7 +11,7 @@
  *   DATA/disco/program/.new       being unpacked
  *
  * VERSION appears by a rename, so it is whole or not there. The versions that no longer run are removed when another
- * one has been unpacked. `--model-bytes` writes the model to stdout: that is how disco_daemon/models.py gets it.
+ * one has been unpacked. `--model-bytes` writes the model to stdout: that is how disco_daemon/models/default.py gets it.
  */
 
 #ifndef _GNU_SOURCE

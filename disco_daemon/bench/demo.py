@@ -17,7 +17,7 @@ from typing import Any
 import tomlkit
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from ..models import fetch_default_model, models_dir
+from ..models.default import fetch_default_model, models_dir
 from ..program import command, environment, verb
 from .child import BenchError, child, end, start
 

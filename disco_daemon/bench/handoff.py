@@ -25,7 +25,7 @@ import aiohttp
 import numpy as np
 import tomlkit
 
-from ..models import fetch_default_model
+from ..models.default import fetch_default_model
 from ..program import verb
 from . import llama_server
 from .child import LOG_TAIL, BenchError, child

@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 import tomlkit
 
-from ..models import fetch_default_model
+from ..models.default import fetch_default_model
 from ..program import verb
 from ..simulate.serving import ARRIVALS_CV
 from . import llama_server

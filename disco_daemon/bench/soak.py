@@ -26,7 +26,7 @@ import aiohttp
 import psutil
 import tomlkit
 
-from ..models import fetch_default_model
+from ..models.default import fetch_default_model
 from ..program import verb
 from .child import BenchError, child
 from .proxy import Proxy

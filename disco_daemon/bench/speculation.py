@@ -24,7 +24,7 @@ from typing import Any
 import aiohttp
 import tomlkit
 
-from ..models import fetch_default_model
+from ..models.default import fetch_default_model
 from ..program import verb
 from .child import BenchError, child
 from .demo import PASSAGE

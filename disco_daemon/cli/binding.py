@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ..config import found_key, set_values, with_values
+from ..config.layers import found_key, set_values, with_values
+from ..config.schema import Config
 from ..errors import ConfigError
 from ..net import origin
-from ..settings import Config
 
 log = logging.getLogger("disco.daemon")
 

@@ -14,7 +14,7 @@ from .terminal import direct
 if TYPE_CHECKING:
     import asyncio
 
-    from ..link import Piece
+    from ..client.stream import Piece
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     """One question, or a conversation when stdin is a terminal."""
     import asyncio
 
-    from .. import client
-    from ..config import load
+    from ..client import once as client
+    from ..config.layers import load
 
     question = " ".join(args.question)
     if not sys.stdin.isatty():
@@ -128,7 +128,7 @@ class Talk:
         """Send one turn and print the answer as it comes; a turn that fails is taken back. Raises DaemonError."""
         from contextlib import aclosing
 
-        from ..link import Link
+        from ..client.stream import Link
 
         self.messages.append({"role": "user", "content": question})
         screen, answer, told = None if self._args.json else Screen(), "", None
@@ -158,7 +158,7 @@ def _converse(talk: Talk, runner: asyncio.Runner) -> int:
     """Read a question, answer it, until Ctrl-D or /quit."""
     import contextlib
 
-    from ..client import DaemonError
+    from ..client.once import DaemonError
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing and history for input()

@@ -15,16 +15,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, client
-from ..config import require_complete
+from .. import __version__
+from ..client import once as client
+from ..config.layers import require_complete
+from ..config.schema import Api, Config, DeviceSettings
 from ..errors import ConfigError, DiscoError
-from ..models import SIZE, default_model_path
+from ..models.default import SIZE, default_model_path
 from ..money.exchange import DEFAULT_FLOOR
 from ..net import is_loopback
 from ..onboarding.asking import within
 from ..power.reading import Charge, Covers, Thermal
 from ..power.sensors import GUESS, State
-from ..settings import Api, Config, DeviceSettings
 from ..smallfile import open_regular
 from ..store.checkup import NEWEST, Seen
 

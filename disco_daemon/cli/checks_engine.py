@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from ..config.schema import DeviceSettings
 from ..engine.checked import Asked, Bindings, Confined, Fit, decode_told, encode
 from ..engine.process import run as run_part
-from ..gguf import read_gguf, shard_names
+from ..models.gguf import read_gguf, shard_names
 from ..money.flops import shape_of
 from ..program import is_binary
-from ..settings import DeviceSettings
 from .checks import GIB, Finding, head, model_path, ok, warn, wrong
 
 CHILD_TIMEOUT_S = 30.0  # importing the bindings takes 0.3 s, from a cold disk some seconds

@@ -14,13 +14,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..config import KeyRefusedError, server_api_key
+from ..config.layers import KeyRefusedError, server_api_key
+from ..config.schema import Api, Config, ServerSettings
 from ..endpoints.continuation import Profile, Way
 from ..errors import ConfigError
 from ..money.catalog import Catalog, is_private
 from ..net import hostname, is_loopback, is_plain
 from ..onboarding.asking import Reply, goes_nowhere_public, within
-from ..settings import Api, Config, ServerSettings
 from ..types import Continuation
 from .checks import Finding, ok, warn, wrong
 

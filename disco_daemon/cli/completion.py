@@ -46,7 +46,7 @@ def _describe(action: argparse.Action) -> None:
     """Tell shtab of the values that a word stands for: files, folders, settings."""
     import shtab
 
-    from ..settings import keys
+    from ..config.schema import keys
 
     if action.dest == "key" and not action.option_strings:
         action.choices = keys()

@@ -35,8 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _get(args: argparse.Namespace) -> int:
-    from ..config import as_dict, get_value, load
-    from ..settings import SECRET_KEYS
+    from ..config.layers import as_dict, get_value, load
+    from ..config.schema import SECRET_KEYS
 
     config = load()
     if args.key is not None:
@@ -52,8 +52,8 @@ def _get(args: argparse.Namespace) -> int:
 
 
 def _set(args: argparse.Namespace) -> int:
-    from ..config import config_path, get_value, set_values
-    from ..settings import LIVE, SECRET_KEYS
+    from ..config.layers import config_path, get_value, set_values
+    from ..config.schema import LIVE, SECRET_KEYS
 
     path = config_path()
     value = get_value(set_values(path, {args.key: args.value}), args.key)
@@ -72,7 +72,7 @@ def _set(args: argparse.Namespace) -> int:
 
 def _warn_of_key() -> None:
     """Say it where the server will be off as things stand now: its key may not go there."""
-    from ..config import KeyRefusedError, load, server_api_key
+    from ..config.layers import KeyRefusedError, load, server_api_key
     from ..errors import ConfigError
 
     try:
@@ -85,8 +85,8 @@ def _warn_of_key() -> None:
 
 def _taken_up(key: str, value: Any) -> bool:
     """Tell a running daemon; False if there is none, or it does not take it."""
-    from .. import client
-    from ..config import load
+    from ..client import once as client
+    from ..config.layers import load
 
     root, api_key = client.daemon_at(None, load())
     try:
@@ -97,8 +97,8 @@ def _taken_up(key: str, value: Any) -> bool:
 
 
 def _reload(args: argparse.Namespace) -> int:
-    from .. import client
-    from ..config import load
+    from ..client import once as client
+    from ..config.layers import load
 
     root, api_key = client.daemon_at(args.url, load())
     found = client.reload(root, api_key)
@@ -112,7 +112,7 @@ def _reload(args: argparse.Namespace) -> int:
 
 
 def _path(args: argparse.Namespace) -> int:
-    from ..config import config_path
+    from ..config.layers import config_path
 
     _print(str(config_path()), as_json=args.json)
     return 0

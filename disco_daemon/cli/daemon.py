@@ -23,16 +23,8 @@ from ..api.peers import Kernel
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Keeper, Privacy, Stage
 from ..conductor.traces import Traces
-from ..config import (
-    NOBODY_HERE,
-    as_dict,
-    data_path,
-    get_value,
-    load,
-    require_complete,
-    set_values,
-    with_values,
-)
+from ..config.layers import NOBODY_HERE, as_dict, data_path, get_value, load, require_complete, set_values, with_values
+from ..config.schema import LIVE, Config, keys
 from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover
 from ..endpoints.base import Endpoint
@@ -47,7 +39,6 @@ from ..onboarding.desk import Desk
 from ..prober import Prober
 from ..pulse import Pulse
 from ..service.notify import Manager
-from ..settings import LIVE, Config, keys
 from ..store import History
 from ..store.claim import claimed
 from ..types import Outcome, Side, Usage

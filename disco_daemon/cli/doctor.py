@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from ..config.schema import Config
     from ..endpoints.continuation import Profile
-    from ..settings import Config
     from .checks import Finding
     from .checks_server import Key
 
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding]:
     """All checks, in order, each as soon as it is done; `online` asks the server also with `policy.private`."""
-    from ..config import load
+    from ..config.layers import load
+    from ..config.schema import Config
     from ..errors import ConfigError
-    from ..settings import Config
     from .checks_server import OFFLINE, PRIVATE, read_key
 
     config, error = Config(), ""
@@ -86,7 +86,7 @@ def _checks(config: Config, error: str, key: Key, *, unasked: str) -> Iterator[F
     from datetime import UTC, datetime
 
     from ..api.peers import tells_of_us
-    from ..config import config_path
+    from ..config.layers import config_path
     from . import checks, checks_machine
     from .checks_server import OFFLINE
     from .service import spec_of
@@ -132,8 +132,8 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
 
 
 def _folders(config: Config) -> Iterator[Finding]:
-    from .. import models
-    from ..config import cache_path, data_path
+    from ..config.layers import cache_path, data_path
+    from ..models import default as models
     from .checks import SPARE_BYTES, folder, there
 
     device = config.device
@@ -163,7 +163,7 @@ def _history(config: Config) -> Generator[Finding, None, float | None]:
 
 
 def _history_path(config: Config) -> Path:
-    from ..config import data_path
+    from ..config.layers import data_path
 
     return Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite"
 
@@ -173,7 +173,7 @@ def _server(
 ) -> Generator[Finding, None, float | None]:
     """The server's checks, those that need none where it is `unasked`; how far this clock is ahead of its, s."""
     from .. import pricelist
-    from ..config import config_path
+    from ..config.layers import config_path
     from ..errors import ConfigError
     from ..money.catalog import Catalog
     from ..onboarding import asking

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
+from ..config.schema import Config, PolicySettings
 from ..dispatch.make import make_policy
 from ..dispatch.policy import Policy
 from ..errors import ConfigError, RequestError, Unavailable
-from ..settings import Config, PolicySettings
 from ..types import finite
 
 if TYPE_CHECKING:

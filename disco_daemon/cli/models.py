@@ -12,9 +12,9 @@ from .terminal import direct
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..library.files import ModelFile
-    from ..library.places import Found
-    from ..settings import DeviceSettings
+    from ..config.schema import DeviceSettings
+    from ..models.files import ModelFile
+    from ..models.places import Found
 
 DEFAULT = "default"  # what `disco models use` calls the embedded model
 
@@ -52,9 +52,9 @@ def _add(actions: Any, name: str, run: Any, words: str) -> argparse.ArgumentPars
 
 
 def _list(args: argparse.Namespace) -> int:
-    from ..library import places
-    from ..library.files import examine, is_model
-    from ..models import models_dir
+    from ..models import places
+    from ..models.default import models_dir
+    from ..models.files import examine, is_model
 
     in_use = _in_use()
     found = places.find()
@@ -74,8 +74,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _in_use() -> Path | None:
     """The device's model; None if that is somebody else's business."""
-    from ..config import load
-    from ..models import default_model_path
+    from ..config.layers import load
+    from ..models.default import default_model_path
 
     settings = load().device
     return None if settings.base_url else _path_of(settings.model) if settings.model else default_model_path()
@@ -88,7 +88,7 @@ def _path_of(text: str) -> Path:
 
 
 def _listed(found: Found, file: ModelFile, in_use: Path | None) -> dict[str, Any]:
-    from ..models import DEFAULT_MODEL
+    from ..models.default import DEFAULT_MODEL
 
     return {
         "name": found.name,
@@ -111,7 +111,7 @@ def _row(found: Found, file: ModelFile, in_use: Path | None) -> tuple[str, ...]:
 
 def _packing(file: ModelFile) -> str | None:
     """What the header tells, or else the name: some tools write that key behind the vocabulary, far down."""
-    from ..library.quants import label
+    from ..models.quants import label
 
     return file.header.packing or label(file.path.name) or None
 
@@ -135,8 +135,8 @@ def _use(args: argparse.Namespace) -> int:
 def _chosen(wanted: str) -> Path:
     """The model file that is meant. Raises ConfigError."""
     from ..errors import ConfigError
-    from ..library import places
-    from ..models import default_model_path
+    from ..models import places
+    from ..models.default import default_model_path
 
     if wanted == DEFAULT:
         return default_model_path()
@@ -151,10 +151,10 @@ def _chosen(wanted: str) -> Path:
 
 def _make_it_the_devices(path: Path) -> None:
     """Write `device.model`, if it can be one. Raises ConfigError."""
-    from ..config import config_path, load, set_values
+    from ..config.layers import config_path, load, set_values
     from ..errors import ConfigError
-    from ..library.files import examine
-    from ..models import default_model_path
+    from ..models.default import default_model_path
+    from ..models.files import examine
 
     if load().device.base_url:
         msg = "device.base_url is set, so that server's model answers: `disco config set device.base_url ''` first"
@@ -169,7 +169,7 @@ def _make_it_the_devices(path: Path) -> None:
 
 
 def _print_use(args: argparse.Namespace, path: Path) -> int:
-    from ..config import config_path
+    from ..config.layers import config_path
 
     if args.json:
         print(json.dumps({"path": str(path), "config": str(config_path())}))
@@ -185,9 +185,9 @@ def _print_use(args: argparse.Namespace, path: Path) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ..config import load
+    from ..config.layers import load
     from ..errors import ConfigError
-    from ..library.files import examine
+    from ..models.files import examine
 
     settings = load().device
     path = _chosen(args.model) if args.model else _in_use()
@@ -207,8 +207,8 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _told(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
-    from ..gguf import shard
-    from ..library.files import template
+    from ..models.files import template
+    from ..models.gguf import shard
 
     header, n_parameters = file.header, file.n_parameters
     return {
@@ -300,9 +300,9 @@ def _say(line: str) -> None:
 
 
 def _pull(args: argparse.Namespace) -> int:
-    from ..library.hub import pull
-    from ..library.progress import Progress
-    from ..models import models_dir
+    from ..models.default import models_dir
+    from ..models.hub import pull
+    from ..models.progress import Progress
 
     progress = Progress(direct(sys.stderr))
 
@@ -329,7 +329,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from ..models import fetch_default_model
+    from ..models.default import fetch_default_model
 
     path = fetch_default_model(_say)
     print(json.dumps({"path": str(path), "size_bytes": path.stat().st_size}) if args.json else path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..autotune import Autotuner
 from ..conductor import Manner, Stage
+from ..config.schema import Config
 from ..dispatch.mover import CostMover, Forced, Mover, Stay
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
@@ -18,7 +19,6 @@ from ..money.purse import Purse
 from ..net import without_credentials
 from ..prober import Prober
 from ..profiling.saved import Measured
-from ..settings import Config
 from ..types import Delivery, Side
 from ..wattmeter import Wattmeter
 from .foresight import policy_of

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..clock import Clock, local_zone
+from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
@@ -16,7 +17,6 @@ from ..money.catalog import Catalog, Price
 from ..money.purse import Purse, Speeds
 from ..power.sensors import Sensors, of_this_machine
 from ..pricelist import load
-from ..settings import Config
 from ..store import History
 from ..types import Attempt, Outcome, Plan, Side, Usage
 from . import tuning

@@ -14,10 +14,10 @@ from .terminal import make_console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..config.schema import Config
     from ..endpoints.device import Device
     from ..endpoints.server import Server
     from ..profiling.saved import DeviceFigures, Measured, ServerFigures
-    from ..settings import Config
 
 BUSY = 0.2  # of the processor: with more of it taken by others, what is measured is their work, too
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     from msgspec import to_builtins
 
-    from ..config import load
+    from ..config.layers import load
     from ..profiling import picture, saved
     from ..simulate.report import require_plots
     from . import tuning
@@ -83,7 +83,7 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
     from dataclasses import replace
 
     from ..clock import SystemClock
-    from ..config import require_complete
+    from ..config.layers import require_complete
     from ..endpoints.device import Device
     from ..endpoints.server import Server
     from ..errors import ConfigError
@@ -104,7 +104,7 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
 
 def _daemon_beside(config: Config) -> str | None:
     """Where a daemon answers on the configured port; None if none does."""
-    from .. import client
+    from ..client import once as client
 
     root, key = client.daemon_at(None, config)
     try:

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config import (
-    with_values,
-)
+from ..config.layers import with_values
 
 if TYPE_CHECKING:
     from .daemon import Daemon

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from ..errors import RequestError
-from ..models import installed_models
+from ..models.default import installed_models
 from ..net import without_credentials
 from ..onboarding.checking import Checked
 from ..onboarding.desk import Desk

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..config.schema import Config
     from ..service.managers import Manager
     from ..service.spec import Spec
-    from ..settings import Config
 
 # What a daemon that nobody started by hand needs to know of this shell.
 INHERITED = ("DISCO_CONFIG", "DISCO_MODELS_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def install(manager: Manager, *, dry_run: bool = False) -> int:
     """Have it started at each login, and now; or print what would be written. The exit code. Raises ServiceError."""
-    from ..config import load
+    from ..config.layers import load
 
     config = load()  # a service with a wrong configuration would only fail where nobody looks
     spec = spec_of(config)

@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Ask, test, save; what is not saved has changed nothing."""
-    from ..config import config_path, load
+    from ..config.layers import config_path, load
     from ..onboarding.desk import Desk
 
     if (wrong := _wrong_usage(args)) is not None:
@@ -150,7 +150,7 @@ def _require(desk: Desk, base_url: str, key: str) -> None:
 
 def fetch() -> None:
     """Have the default local model here, with progress on stderr. Raises ConfigError."""
-    from ..models import fetch_default_model
+    from ..models.default import fetch_default_model
 
     fetch_default_model(lambda line: print(line, file=sys.stderr, flush=True))
 
@@ -211,7 +211,7 @@ def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool
 
 def _taken_up(desk: Desk) -> str:
     """Have the running daemon go by it; what came of that."""
-    from .. import client
+    from ..client import once as client
 
     root, key = client.daemon_at(None, desk.config())
     try:
@@ -222,7 +222,7 @@ def _taken_up(desk: Desk) -> str:
 
 
 def _daemon_runs(desk: Desk) -> bool:
-    from .. import client
+    from ..client import once as client
 
     root, key = client.daemon_at(None, desk.config())
     try:

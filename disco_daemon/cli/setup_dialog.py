@@ -6,7 +6,7 @@ import getpass
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..models import SIZE, default_model_path, installed_models
+from ..models.default import SIZE, default_model_path, installed_models
 from ..money.catalog import is_private
 from ..net import hostname, without_credentials
 from ..onboarding.checking import Checked, Trouble

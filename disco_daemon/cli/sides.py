@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .. import smallfile
 from ..clock import Clock
-from ..config import KeyRefusedError, cache_path, server_api_key
+from ..config.layers import KeyRefusedError, cache_path, server_api_key
+from ..config.schema import Adapter, Config, DeviceSettings
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.off import Off
@@ -17,8 +18,7 @@ from ..endpoints.shaper import Shape, Shaped
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineConfig
 from ..errors import ConfigError
-from ..library import places
-from ..settings import Adapter, Config, DeviceSettings
+from ..models import places
 from ..types import Side
 from . import tuning
 from .parts import same_device

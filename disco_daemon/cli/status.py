@@ -24,8 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Ask and show."""
-    from .. import client
-    from ..config import load
+    from ..client import once as client
+    from ..config.layers import load
 
     root, key = client.daemon_at(args.url, load())
     state = client.get(root, "/disco/v1/state", key)

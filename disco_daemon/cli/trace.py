@@ -35,8 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Ask and show."""
-    from .. import client
-    from ..config import load
+    from ..client import once as client
+    from ..config.layers import load
 
     root, key = client.daemon_at(args.url, load())
     path = f"/disco/v1/trace/{quote(args.id, safe='')}"
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _row(root: str, key: str, request_id: str) -> dict[str, Any] | None:
     """What the history has of a request whose trace is gone; of the latest one, if none is named."""
-    from .. import client
+    from ..client import once as client
 
     rows: list[dict[str, Any]] = client.get(root, f"/disco/v1/history?limit={RECENT}", key)["data"]
     answers = (row for row in rows if row["policy"] not in ("probe", "embedding"))

@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> int:
     """Show it until it is quit."""
     from disco_tui.app import run as show
 
-    from .. import client
-    from ..config import data_path, load
+    from ..client import once as client
+    from ..config.layers import data_path, load
 
     root, key = client.daemon_at(args.url, load())
     path = None if args.no_store else args.store or data_path() / "conversations.sqlite"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from .terminal import make_console
 
 if TYPE_CHECKING:
+    from ..config.schema import Config
     from ..engine.tuned import Row, Tuned
-    from ..settings import Config
 
 # llama.cpp's file types (`enum llama_ftype`) that gain nothing by 8 bits a weight: F32, F16, Q8_0, BF16.
 LARGE = (0, 1, 7, 32)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..autotune import BUDGET_S, run_tune
-    from ..config import load
+    from ..config.layers import load
     from ..errors import ConfigError
     from . import tuning
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from ..autotune import BUDGET_S, Autotuner
 from ..clock import Clock
-from ..config import data_path
+from ..config.layers import data_path
+from ..config.schema import Config, DeviceSettings
 from ..engine.supervisor import Engine, EngineState
 from ..engine.tuned import Job, Knobs, Tuned
 from ..errors import ConfigError
-from ..models import default_model_path, fetch_default_model
+from ..models.default import default_model_path, fetch_default_model
 from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores
 from ..profiling.saved import Measured, load
 from ..program import is_binary
-from ..settings import Config, DeviceSettings
 
 log = logging.getLogger("disco.tune")
 

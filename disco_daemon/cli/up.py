@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     import asyncio
 
-    from ..config import config_path, load
+    from ..config.layers import config_path, load
     from ..errors import ConfigError
     from ..net import is_loopback
     from ..service.notify import Manager

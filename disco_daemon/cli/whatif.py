@@ -14,8 +14,8 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..config.schema import Config
     from ..dispatch.policy import Policy
-    from ..settings import Config
     from ..simulate.recorded import Recorded
     from ..simulate.whatif import Cell, Terms, WhatIf
 
@@ -25,7 +25,7 @@ DAY_S = 86_400.0
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the table, or one JSON document, goes to stdout."""
-    from ..config import config_path, load
+    from ..config.layers import config_path, load
     from ..simulate.recorded import Recorded
     from ..simulate.report import require_plots
     from ..simulate.whatif import Setting, WhatIf
@@ -100,7 +100,7 @@ def _numbers(text: str, option: str, in_force: float) -> list[float]:
 
 
 def _path(args: argparse.Namespace, config: Config) -> Path:
-    from ..config import data_path
+    from ..config.layers import data_path
 
     named = args.path or config.history.path
     path = Path(named).expanduser() if named else data_path() / "history.sqlite"

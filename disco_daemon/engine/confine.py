@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from ..gguf import shard_names
+from ..models.gguf import shard_names
 
 OOM_SCORE = 500  # of 1000: before the user's programs, and long before the daemon, which can start us again
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 
-from ..gguf import Value
+from ..models.gguf import Value
 
 _NORM_FLOPS = 5  # per element: mean, variance, scale (Kaplan counts none)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import pricelist
-from ..config import load
+from ..config.layers import load
+from ..config.schema import Config
 from ..errors import ConfigError
 from ..money.catalog import Catalog
 from ..net import is_http_url
-from ..settings import Config
 from . import checking, providers, saving
 from .checking import Checked
 from .providers import Key, Provider

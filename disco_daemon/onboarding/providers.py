@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..config import key_for, read_key_file
+from ..config.layers import key_for, read_key_file
+from ..config.schema import Config
 from ..errors import ConfigError
 from ..money.catalog import Catalog
 from ..net import is_plain, origin
-from ..settings import Config
 from .asking import goes_nowhere_public
 
 _PORTS = {"http": 80, "https": 443}

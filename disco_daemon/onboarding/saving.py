@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import get_value, load, require_complete, set_values, with_values, write_private
+from ..config.layers import get_value, load, require_complete, set_values, with_values, write_private
+from ..config.schema import Config
 from ..errors import ConfigError
-from ..models import installed_models
+from ..models.default import installed_models
 from ..net import is_plain
-from ..settings import Config
 from ..smallfile import open_regular
 from .providers import Key, key_path
 

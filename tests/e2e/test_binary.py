@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from binary import started
-from disco_daemon.models import DEFAULT_MODEL
+from disco_daemon.models.default import DEFAULT_MODEL
 
 BINARY = Path(__file__).resolve().parents[2] / "dist" / "disco"
 DEMO_S, PATIENCE_S = 900.0, 120.0  # on a machine that has other things to do

@@ -29,7 +29,7 @@ from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.supervisor import MAX_LOADS, Engine, EngineConfig, EngineState
 from disco_daemon.engine.vocabulary import Vocabulary
 from disco_daemon.errors import EndpointError
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.types import GenerationRequest, Sampling
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.unit.test_grammar import OUT_OF_BOUNDS, schema

@@ -17,7 +17,7 @@ from disco_daemon.bench.child import child_env
 from disco_daemon.cli.checks_engine import confinement, examined
 from disco_daemon.engine import confine
 from disco_daemon.engine.process import run
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from tests.fixtures.daemon import DaemonProcess, ask, running
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and landlock are Linux's")

@@ -19,11 +19,12 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from disco_daemon import client, listeners, socketfile
+from disco_daemon import listeners, socketfile
 from disco_daemon.api.doors import ROUTES, At
 from disco_daemon.bench.child import child_env
-from disco_daemon.client import NOT_OURS, DaemonError
-from disco_daemon.link import Link
+from disco_daemon.client import once as client
+from disco_daemon.client.once import NOT_OURS, DaemonError
+from disco_daemon.client.stream import Link
 from tests.fixtures.daemon import DaemonProcess, ask, by_socket, running, socket_of
 from tests.fixtures.upstream import Upstream
 

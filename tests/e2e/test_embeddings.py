@@ -19,7 +19,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.embedding import PIECE, EmbeddingContext, EmbeddingError, Embeddings
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.errors import RequestError
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Embedding
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream

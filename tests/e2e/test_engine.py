@@ -19,7 +19,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.inbox import EngineAnswer, EngineGone
 from disco_daemon.engine.llama import N_SEQS
 from disco_daemon.engine.supervisor import Engine, EngineConfig, EngineState
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.types import GenerationRequest, PromptLength, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -20,7 +20,7 @@ from disco_daemon.engine.batch import Batcher
 from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.engine.sequence import Sequence
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import RoundRobin
 from tests.unit.test_batch import Apart

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from disco_daemon.config import load
-from disco_daemon.link import Link
+from disco_daemon.client.stream import Link
+from disco_daemon.config.layers import load
 from disco_daemon.store import History
 from disco_tui.control import ControlScreen
 from disco_tui.slider import Slider

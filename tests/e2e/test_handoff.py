@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.link import Link
+from disco_daemon.client.stream import Link
 from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
 from tests.fixtures.upstream import Upstream
 

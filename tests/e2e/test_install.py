@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon.models import DEFAULT_MODEL
+from disco_daemon.models.default import DEFAULT_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "install.sh"

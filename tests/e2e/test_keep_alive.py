@@ -12,7 +12,7 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
 from disco_daemon.engine.inbox import EngineAnswer
 from disco_daemon.engine.supervisor import Engine, EngineConfig, EngineState
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.types import GenerationRequest, Sampling
 from tests.fixtures.daemon import ask, running
 from tests.fixtures.upstream import Upstream

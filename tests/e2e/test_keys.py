@@ -14,8 +14,8 @@ import pytest
 import tomlkit
 
 from disco_daemon.bench.child import child_env, start
-from disco_daemon.config import load
-from disco_daemon.models import default_model_path
+from disco_daemon.config.layers import load
+from disco_daemon.models.default import default_model_path
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
 

@@ -17,8 +17,8 @@ import pytest
 
 from disco_daemon import socketfile
 from disco_daemon.bench.script import sse
-from disco_daemon.client import REFUSED_KEY, DaemonError
-from disco_daemon.link import Link, Piece
+from disco_daemon.client.once import REFUSED_KEY, DaemonError
+from disco_daemon.client.stream import Link, Piece
 from disco_daemon.types import Side
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream

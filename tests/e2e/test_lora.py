@@ -17,7 +17,7 @@ from disco_daemon.engine.batch import Batcher
 from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.engine.vocabulary import PromptError
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import RoundRobin
 from tests.fixtures.daemon import DaemonProcess, ask, running

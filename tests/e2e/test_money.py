@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from disco_daemon.bench.money import Setup, bench_money, table
-from disco_daemon.config import load
+from disco_daemon.config.layers import load
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream
 

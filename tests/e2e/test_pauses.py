@@ -8,7 +8,7 @@ from contextlib import aclosing
 from disco_daemon.clock import SystemClock
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine.supervisor import Engine, EngineConfig
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Finish, GenerationRequest, Paused, Sampling, Token, Usage
 
 N_ANSWERS = 5

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from disco_daemon.cli import main as cli
 from disco_daemon.cli.terminal import direct, make_console, plainly
-from disco_daemon.client import DaemonError
+from disco_daemon.client.once import DaemonError
 from disco_daemon.errors import ConfigError
 from disco_daemon.plain import plain
 from disco_tui.banner import Banner

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from disco_daemon.bench.child import BenchError
-from disco_daemon.config import load
+from disco_daemon.config.layers import load
 from tests.e2e.test_cli import disco
 from tests.e2e.test_doctor import doctor
 from tests.e2e.test_foresight import remembered, whatif

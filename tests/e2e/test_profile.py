@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from disco_daemon import config
 from disco_daemon.cli import tuning
+from disco_daemon.config import layers as config
 from disco_daemon.estimation.device_ttft import DeviceTtft
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.profiling import saved
 from tests.fixtures.daemon import running
 from tests.fixtures.upstream import Upstream

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from disco_daemon.library.part import PREFIX
+from disco_daemon.models.part import PREFIX
 from tests.fixtures.gguf import model_file
 from tests.fixtures.hub import Fault, HubServer, Repo
 

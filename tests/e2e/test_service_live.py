@@ -18,7 +18,7 @@ import pytest
 import tomlkit
 from openai import AsyncOpenAI
 
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from tests.fixtures.usermanager import NoManagerError, user_manager
 
 PATIENCE_S = 60.0

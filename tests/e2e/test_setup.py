@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.client import DaemonError
-from disco_daemon.link import Link
-from disco_daemon.models import DEFAULT_MODEL
+from disco_daemon.client.once import DaemonError
+from disco_daemon.client.stream import Link
+from disco_daemon.models.default import DEFAULT_MODEL
 from tests.e2e.test_cli import disco
 from tests.e2e.test_link import PATIENCE_S, Terminal
 from tests.fixtures.daemon import ask, running

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon.models import models_dir
+from disco_daemon.models.default import models_dir
 
 NAMES = {
     "minutes", "requests", "faults", "broken", "rss_growth", "fds_left", "tasks_left", "cells_left", "lag_ms_p99",

@@ -17,7 +17,7 @@ from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.llama import AbortFlag, Llama, ModelError
 from disco_daemon.engine.speculate import Drafting, Speculator
 from disco_daemon.engine.supervisor import Engine, EngineConfig, EngineState
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import Load
 from disco_daemon.types import Delivery, GenerationRequest, Sampling
 from tests.e2e.test_engine_exact import N_CELLS, Core, assert_no_cell_lost, phrase, random_steps

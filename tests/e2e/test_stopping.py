@@ -17,7 +17,7 @@ import pytest
 import tomlkit
 
 from disco_daemon.bench.child import child_env, start
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.store import History
 from tests.fixtures.daemon import by_socket, socket_of
 from tests.fixtures.upstream import Upstream

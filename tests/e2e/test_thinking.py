@@ -19,14 +19,14 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.cli.daemon import Daemon
-from disco_daemon.config import load
+from disco_daemon.config.layers import load
 from disco_daemon.engine import wire
 from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import Batcher
 from disco_daemon.engine.cells import Cells
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.errors import ConfigError
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import Fcfs
 from tests.fixtures.daemon import DaemonProcess, running

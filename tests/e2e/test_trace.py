@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from disco_daemon.link import Link
+from disco_daemon.client.stream import Link
 from tests.e2e.test_cli import disco
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream

@@ -14,10 +14,10 @@ import tomlkit
 
 from disco_daemon.bench.child import child_env
 from disco_daemon.bench.loopback import bind
-from disco_daemon.client import DaemonError
-from disco_daemon.config import load
-from disco_daemon.link import Link
-from disco_daemon.models import default_model_path
+from disco_daemon.client.once import DaemonError
+from disco_daemon.client.stream import Link
+from disco_daemon.config.layers import load
+from disco_daemon.models.default import default_model_path
 from disco_tui.store import Store
 from tests.e2e.test_foresight import remembered
 from tests.fixtures.daemon import PRICES

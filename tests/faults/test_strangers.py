@@ -17,8 +17,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from disco_daemon import client
-from disco_daemon.link import Link
+from disco_daemon.client import once as client
+from disco_daemon.client.stream import Link
 from disco_daemon.onboarding.asking import ask_answer, ask_models
 from disco_daemon.plain import PIECE, plain
 from tests.fixtures.daemon import DaemonProcess, ask, running

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.link import Link
+from disco_daemon.client.stream import Link
 from disco_tui.conversation import Talks
 from disco_tui.entry import Entry
 from disco_tui.shelf import Shelf

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_tui import banner
 from disco_tui.entry import Entry, Words, summary
 from disco_tui.look import Look, fit, look_of, marked, unmarked

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon import config
 from disco_daemon.cli.sides import make_endpoints
 from disco_daemon.cli.status import _adapters
 from disco_daemon.clock import SystemClock
+from disco_daemon.config import layers as config
+from disco_daemon.config.schema import Adapter, Config, DeviceSettings
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
 from disco_daemon.engine.adapters import keyed
@@ -27,7 +28,6 @@ from disco_daemon.engine.turns import TURN_S, Turns
 from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import RoundRobin
-from disco_daemon.settings import Adapter, Config, DeviceSettings
 from disco_daemon.types import Side
 from tests.unit.test_batch import N_SEQS, Cell, FakeLlama, FakeSampler, oracle, tokens_of
 

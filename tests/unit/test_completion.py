@@ -15,7 +15,7 @@ import pytest
 from disco_daemon.cli.completion import SHELLS, script
 from disco_daemon.cli.main import make_parser
 from disco_daemon.cli.reference import commands
-from disco_daemon.settings import keys
+from disco_daemon.config.schema import keys
 
 Complete = Callable[..., set[str]]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from disco_daemon import config
+from disco_daemon.config import layers as config
+from disco_daemon.config.schema import Api, Config, DeviceSettings, ServerSettings, keys
 from disco_daemon.errors import ConfigError
-from disco_daemon.settings import Api, Config, DeviceSettings, ServerSettings, keys
 
 COMMENTED = """\
 # My settings.

@@ -20,16 +20,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from disco_daemon import __version__, client
+from disco_daemon import __version__
 from disco_daemon.cli import checks, doctor
 from disco_daemon.cli.checks import Finding, Level, Listener
+from disco_daemon.client import once as client
+from disco_daemon.config.schema import Api, CapSettings, Config, DeviceSettings, ServerSettings
 from disco_daemon.engine.memory import GIB
 from disco_daemon.errors import Unavailable
-from disco_daemon.models import SIZE
+from disco_daemon.models.default import SIZE
 from disco_daemon.onboarding.asking import within
 from disco_daemon.power.reading import Charge, Covers, Reading, Skipped, Thermal
 from disco_daemon.power.sensors import State, assumed
-from disco_daemon.settings import Api, CapSettings, Config, DeviceSettings, ServerSettings
 from disco_daemon.store import History
 from disco_daemon.store.checkup import NEWEST, Seen, look, profile
 from disco_daemon.store.migrations import HISTORY

@@ -11,11 +11,11 @@ import pytest
 from disco_daemon.cli import checks_engine
 from disco_daemon.cli.checks import Level
 from disco_daemon.cli.checks_engine import Examined
+from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.engine import checkup, process
 from disco_daemon.engine.checked import Asked, Bindings, Confined, Fit
 from disco_daemon.engine.llama import N_BATCH
 from disco_daemon.engine.memory import GIB, LEAST_CTX, work_bytes
-from disco_daemon.settings import DeviceSettings
 from tests.fixtures.gguf import gguf
 
 OK, WARN, WRONG = Level

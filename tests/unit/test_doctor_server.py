@@ -20,10 +20,10 @@ from disco_daemon import pricelist
 from disco_daemon.cli import checks_server
 from disco_daemon.cli.checks import Finding, Level
 from disco_daemon.cli.checks_server import Key
+from disco_daemon.config.schema import Api, Config, ServerSettings
 from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.onboarding import asking
 from disco_daemon.onboarding.asking import Reply
-from disco_daemon.settings import Api, Config, ServerSettings
 from tests.fixtures.upstream import Upstream
 
 OK, WARN, WRONG = Level

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.gguf import read_gguf
-from disco_daemon.models import default_model_path
+from disco_daemon.models.default import default_model_path
+from disco_daemon.models.gguf import read_gguf
 from disco_daemon.money import flops
 from disco_daemon.money.flops import Shape
 from tests.fixtures.gguf import array, header, number, pair, text

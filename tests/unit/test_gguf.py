@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon import gguf
-from disco_daemon.gguf import Header, Tensor, read_gguf, read_header, shard, shard_names
-from disco_daemon.models import default_model_path
+from disco_daemon.models import gguf
+from disco_daemon.models.default import default_model_path
+from disco_daemon.models.gguf import Header, Tensor, read_gguf, read_header, shard, shard_names
 from tests.fixtures.gguf import F32, Q8_0, array, header, model_file, number, pair, tensor, text
 
 VOCABULARY = pair("tokenizer.ggml.tokens", 9, array(8, 5000, text("<unk>") * 5000))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import config
 from disco_daemon.cli.main import make_parser
-from disco_daemon.settings import keys
+from disco_daemon.config import layers as config
+from disco_daemon.config.schema import keys
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = sorted(DOCS.glob("howto-*.md"))

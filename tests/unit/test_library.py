@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.errors import ConfigError
-from disco_daemon.library import files, places
-from disco_daemon.library.files import examine, template
-from disco_daemon.library.places import Found
-from disco_daemon.library.progress import Progress, lasting
+from disco_daemon.models import files, places
+from disco_daemon.models.files import examine, template
+from disco_daemon.models.places import Found
+from disco_daemon.models.progress import Progress, lasting
 from tests.fixtures.gguf import array, encoded, gguf, header, model_file, pair, text
 
 DIGEST = "sha256:" + "ab" * 32

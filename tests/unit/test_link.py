@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from disco_daemon import link as link_module
-from disco_daemon.client import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.client import stream as link_module
+from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.client.stream import MAX_LINE, Link, Piece
 from disco_daemon.errors import DiscoError
-from disco_daemon.link import MAX_LINE, Link, Piece
 from disco_daemon.types import Side
 from tests.fixtures.socketdoor import socket_beside
 

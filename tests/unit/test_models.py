@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import models
 from disco_daemon.errors import ConfigError
+from disco_daemon.models import default as models
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from disco_daemon import config, models
 from disco_daemon.cli import models as verb
 from disco_daemon.cli.sides import make_endpoints
 from disco_daemon.clock import SystemClock
+from disco_daemon.config import layers as config
 from disco_daemon.errors import ConfigError
-from disco_daemon.library import hub, places
+from disco_daemon.models import default as models
+from disco_daemon.models import hub, places
 from disco_daemon.types import Side
 from tests.fixtures.gguf import model_file
 from tests.fixtures.hub import HubServer, Repo

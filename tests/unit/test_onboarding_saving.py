@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from disco_daemon import config, models
+from disco_daemon.config import layers as config
 from disco_daemon.errors import ConfigError
+from disco_daemon.models import default as models
 from disco_daemon.onboarding import saving
 from disco_daemon.onboarding.desk import Desk
 from disco_daemon.onboarding.providers import key_path

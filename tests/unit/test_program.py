@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import models, program
+from disco_daemon import program
 from disco_daemon.cli import frozen, service, tuning
+from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.errors import ConfigError
-from disco_daemon.settings import DeviceSettings
+from disco_daemon.models import default as models
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for folder in ("disco_daemon", "tui") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -77,7 +78,7 @@ def test_every_part_has_a_main_that_needs_no_arguments(name: str) -> None:
 
 def test_nothing_starts_a_python_but_the_one_place_that_knows_how() -> None:
     # Besides, models runs pip, and a unit of the service names the interpreter.
-    allowed = {"disco_daemon/program.py", "disco_daemon/models.py", "disco_daemon/cli/service.py"}
+    allowed = {"disco_daemon/program.py", "disco_daemon/models/default.py", "disco_daemon/cli/service.py"}
     found = {
         path.relative_to(ROOT).as_posix()
         for path in SOURCES

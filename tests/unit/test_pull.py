@@ -13,10 +13,10 @@ import pytest
 from huggingface_hub import constants
 
 from disco_daemon.errors import ConfigError, DiscoError
-from disco_daemon.library import hub
-from disco_daemon.library.hub import PullError, pull
-from disco_daemon.library.part import PREFIX, Part
-from disco_daemon.library.quants import RemoteFile
+from disco_daemon.models import hub
+from disco_daemon.models.hub import PullError, pull
+from disco_daemon.models.part import PREFIX, Part
+from disco_daemon.models.quants import RemoteFile
 from tests.fixtures.gguf import header, number
 from tests.fixtures.hub import Fault, HubServer, Repo
 
@@ -300,7 +300,7 @@ def test_a_disk_that_fills_up_keeps_what_is_there(pulls: Pulls, monkeypatch: pyt
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr("disco_daemon.library.part.os.write", full)
+        patch.setattr("disco_daemon.models.part.os.write", full)
         with pytest.raises(ConfigError, match="no room left"):
             pulls()
     assert pulls().read_bytes() == CONTENT

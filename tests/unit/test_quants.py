@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.errors import ConfigError
-from disco_daemon.library import quants
-from disco_daemon.library.quants import RemoteFile, Variant, choose, label, parse, variants
+from disco_daemon.models import quants
+from disco_daemon.models.quants import RemoteFile, Variant, choose, label, parse, variants
 
 
 def files(*names: str) -> list[RemoteFile]:

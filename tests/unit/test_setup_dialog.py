@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import models
 from disco_daemon.cli import setup_dialog
 from disco_daemon.cli.setup_dialog import Dialog
+from disco_daemon.models import default as models
 from disco_daemon.onboarding.checking import Checked
 from disco_daemon.onboarding.desk import Desk
 from disco_daemon.onboarding.saving import Choice

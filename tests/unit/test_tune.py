@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import autotune, config, profile
+from disco_daemon import autotune, profile
 from disco_daemon.autotune import Autotuner, TuneError
 from disco_daemon.cli import tuning
 from disco_daemon.cli.tune import copy_path
 from disco_daemon.clock import SystemClock
+from disco_daemon.config import layers as config
+from disco_daemon.config.schema import Config
 from disco_daemon.engine.search import Search, thread_counts
 from disco_daemon.engine.supervisor import Engine, EngineConfig
 from disco_daemon.engine.tuned import Job, Knobs, Speed, Tuned
 from disco_daemon.errors import ConfigError
 from disco_daemon.profile import Profiles, Wanted, chosen, key_of
-from disco_daemon.settings import Config
 
 START = Knobs(3, 3, 512)
 SPEED = Speed(1000.0, 50.0, 120.0)

@@ -23,7 +23,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from .. import __version__
 from ..errors import ConfigError, DiscoError
-from ..gguf import read_header
+from .gguf import read_header
 from .part import Part, TooLong, is_same, path_of
 from .progress import Told
 from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..gguf import shard
-from ..models import models_dir
 from ..smallfile import open_regular
+from .default import models_dir
+from .gguf import shard
 
 OURS, OLLAMA, LM_STUDIO, LLAMA_CPP, HUGGING_FACE = "disco", "Ollama", "LM Studio", "llama.cpp", "Hugging Face"
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's own installer lets its service keep them

@@ -15,9 +15,9 @@ import msgspec
 import platformdirs
 import tomlkit
 
-from . import smallfile
-from .errors import ConfigError
-from .net import (
+from .. import smallfile
+from ..errors import ConfigError
+from ..net import (
     hostname,
     in_the_clear,
     is_address,
@@ -28,7 +28,7 @@ from .net import (
     origin,
     without_credentials,
 )
-from .settings import CONTINUATIONS, LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
+from .schema import CONTINUATIONS, LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
 # What brings config.toml from schema i + 1 to the next: a setting renamed, a value in another unit. Append only; a file
 # without a number is of schema 1.
@@ -295,7 +295,7 @@ def _found(lines: Sequence[str], section: str, name: str) -> str:
 
 def _check(config: Config) -> None:
     """Rules across settings."""
-    from .dispatch.names import POLICIES
+    from ..dispatch.names import POLICIES
 
     choices = {
         "policy.name": (config.policy.name, POLICIES),

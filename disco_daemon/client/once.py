@@ -1,7 +1,7 @@
 """The HTTP client of a running daemon for verbs that ask once: `disco status`, `disco plan` …; and its errors.
 
 A daemon on this machine is asked by its Unix socket, which nobody else can have made; any other one over TCP, with its
-key. `link` is the client for conversations.
+key. `stream` is the client for conversations.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from . import listeners, socketfile
-from .errors import DiscoError
-from .net import hostname, is_loopback, without_credentials
-from .plain import plain
+from .. import listeners, socketfile
+from ..errors import DiscoError
+from ..net import hostname, is_loopback, without_credentials
+from ..plain import plain
 
 if TYPE_CHECKING:
-    from .settings import Config
+    from ..config.schema import Config
 
 CONNECT_TIMEOUT_S = 5.0
 WAKE_TIMEOUT_S = 10.0  # a service manager starts the daemon, which then reads its history

@@ -21,11 +21,12 @@ from urllib.parse import quote
 
 import aiohttp
 
-from . import client, socketfile
-from .client import CONNECT_TIMEOUT_S, MAX_ERROR, DaemonError, headers, not_running, refusal
-from .net import is_http_url, without_credentials
-from .plain import plain
-from .types import Side
+from .. import socketfile
+from ..net import is_http_url, without_credentials
+from ..plain import plain
+from ..types import Side
+from . import once as client
+from .once import CONNECT_TIMEOUT_S, MAX_ERROR, DaemonError, headers, not_running, refusal
 
 REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
 WHATIF_TIMEOUT_S = 60.0  # the first one reads the whole history

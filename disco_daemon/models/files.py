@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..gguf import Header, read_header, shard, shard_names
 from ..smallfile import open_regular
+from .gguf import Header, read_header, shard, shard_names
 
 # Of a file, bytes: the shape stands in the first kilobytes; most vocabularies end within 8 MiB; all there are, in 64.
 QUICK, *LONGER = (1 << 20, 1 << 23, 1 << 26)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..errors import ConfigError
-from ..gguf import shard, shard_names
+from .gguf import shard, shard_names
 
 DEFAULT = "Q4_K_M"  # what llama.cpp's own `-hf` takes, too: a good half of the size for a hundredth of the quality
 # Bits a weight: tools/quantize/README.md of llama.cpp, measured on Llama 3.1 8B; those not there, by their blocks.
