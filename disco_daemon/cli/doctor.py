@@ -107,7 +107,8 @@ def _checks(config: Config, error: str, key: Key, *, unasked: str) -> Iterator[F
 
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
     """The device's checks; whether llama.cpp would use a GPU."""
-    from . import checks, checks_engine, checks_machine, checks_server, tuning
+    from ..daemon import device as tuning
+    from . import checks, checks_engine, checks_machine, checks_server
 
     settings = config.device
     found = checks.model(settings)

@@ -238,7 +238,8 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     """What the engine would find; `engine.checkup` reckons it in a process of its own, as for `disco doctor`."""
     import msgspec
 
-    from . import checks_engine, tuning
+    from ..daemon import device as tuning
+    from . import checks_engine
 
     try:
         asked = checks_engine.asked(settings, path, tuning.n_gpu_layers(settings))

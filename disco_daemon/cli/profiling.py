@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..config.layers import load
+    from ..daemon import device as tuning
     from ..profiling import picture, saved
     from ..simulate.report import require_plots
-    from . import tuning
 
     if args.plot is not None:
         require_plots()
@@ -84,11 +84,11 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
 
     from ..clock import SystemClock
     from ..config.layers import require_complete
+    from ..daemon.endpoints import make_endpoints
     from ..endpoints.device import Device
     from ..endpoints.server import Server
     from ..errors import ConfigError
     from ..types import Side
-    from .sides import make_endpoints
 
     require_complete(config)
     if config.device.base_url or not config.device.enabled:
@@ -120,11 +120,11 @@ async def _measured(config: Config, device: Device, server: Server | None, args:
 
     from ..bench.demo import PASSAGE
     from ..clock import SystemClock
+    from ..daemon import device as tuning
     from ..power.sensors import of_this_machine
     from ..profiling.device import FULL, QUICK, Steps, measure
     from ..profiling.saved import Measured
     from ..profiling.server import N_FULL, N_QUICK, measure_server
-    from . import tuning
 
     clock, path = SystemClock(), device.engine.config.model_path
     knobs, key = tuning.knobs_for(config, path), tuning.key_for(config, path)

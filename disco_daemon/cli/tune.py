@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
     from msgspec import to_builtins
 
-    from ..autotune import BUDGET_S, run_tune
     from ..config.layers import load
+    from ..daemon import device as tuning
+    from ..daemon.tasks.autotuner import BUDGET_S, run_tune
     from ..errors import ConfigError
-    from . import tuning
 
     config = load(flags={"device.model": args.model})
     if config.device.base_url or not config.device.enabled:
@@ -95,8 +95,8 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
     from msgspec import to_builtins
     from msgspec.structs import replace
 
-    from ..autotune import run_tune
-    from . import tuning
+    from ..daemon import device as tuning
+    from ..daemon.tasks.autotuner import run_tune
 
     copy = copy_path(path)
     if tuned.file_type in LARGE or copy == path:
@@ -115,7 +115,7 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
 
 def _requantize(path: Path, copy: Path) -> None:
     """Write the copy, in a process of its own. Raises DiscoError."""
-    from ..autotune import TuneError
+    from ..daemon.tasks.autotuner import TuneError
     from ..engine.process import run as run_part
 
     _progress(f"writing {copy}")
@@ -129,7 +129,7 @@ def _requantize(path: Path, copy: Path) -> None:
 def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
     from rich.table import Table
 
-    from . import tuning
+    from ..daemon import device as tuning
 
     table = Table(box=None, pad_edge=False)
     for column in ("what", "tried", "ms", "samples"):

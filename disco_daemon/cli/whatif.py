@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from ..config.schema import Config
     from ..dispatch.policy import Policy
-    from ..simulate.recorded import Recorded
-    from ..simulate.whatif import Cell, Terms, WhatIf
+    from ..simulate.whatif import Cell, WhatIf
 
 RATES = "0.01,0.1,1,10,100,1000"
 DAY_S = 86_400.0
@@ -26,6 +25,7 @@ DAY_S = 86_400.0
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the table, or one JSON document, goes to stdout."""
     from ..config.layers import config_path, load
+    from ..daemon.whatif import terms
     from ..simulate.recorded import Recorded
     from ..simulate.report import require_plots
     from ..simulate.whatif import Setting, WhatIf
@@ -62,14 +62,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _policies(names: str, config: Config) -> list[Policy]:
-    from ..dispatch.make import make_policy
+    from msgspec.structs import replace
 
-    settings = config.policy
+    from ..daemon.whatif import policy_of
+
     try:
-        return [
-            make_policy(name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
-            for name in names.split(",")
-        ]
+        return [policy_of(replace(config.policy, name=name)) for name in names.split(",")]
     except ValueError as e:
         msg = f"--policies: {e}"
         raise ConfigError(msg) from e
@@ -108,26 +106,3 @@ def _path(args: argparse.Namespace, config: Config) -> Path:
         msg = f"there is no history at {path}: the daemon writes one (`disco up`), or name the file with --path"
         raise ConfigError(msg)
     return path
-
-
-def terms(config: Config, recorded: Recorded, own: Path) -> Terms:
-    """Today's prices; the power that computing drew, as it was booked, else as it is set.
-
-    `own` is the folder of the user's own price lists.
-    """
-    from ..money.prices import Prices
-    from ..pricelist import load as load_prices
-    from ..simulate.whatif import Terms
-    from ..types import Side
-    from .paying import price_of
-
-    catalog = load_prices(own)
-    price, scarcer = price_of(config, catalog), config.policy.scarcer
-    return Terms(
-        Prices(price.input, price.output, recorded.watts or config.device.watts, config.device.usd_per_kwh),
-        fitted_at=config.policy.budget,
-        scarcer=None if scarcer == "auto" else Side(scarcer),
-        moves=config.handoff.for_cost,
-        stops_billing=catalog.stops_billing(config.server.base_url),
-        pace_tps=config.delivery.pace_tps,
-    )

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.cli import tuning
 from disco_daemon.config import layers as config
+from disco_daemon.daemon import device as tuning
 from disco_daemon.estimation.device_ttft import DeviceTtft
 from disco_daemon.models.default import default_model_path
 from disco_daemon.profiling import saved

@@ -18,8 +18,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from disco_daemon.cli.daemon import Daemon
 from disco_daemon.config.layers import load
+from disco_daemon.daemon.daemon import Daemon
 from disco_daemon.engine import wire
 from disco_daemon.engine.admission import Admission
 from disco_daemon.engine.batch import Batcher

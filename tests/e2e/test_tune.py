@@ -17,10 +17,10 @@ import numpy as np
 import psutil
 import pytest
 
-from disco_daemon.autotune import Autotuner, TuneError, run_tune
-from disco_daemon.cli import tuning
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
+from disco_daemon.daemon import device as tuning
+from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError, run_tune
 from disco_daemon.engine import gpu, wire
 from disco_daemon.engine.llama import AbortFlag, Llama
 from disco_daemon.engine.tuned import Job, Knobs, Tuned

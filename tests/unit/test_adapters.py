@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.cli.sides import make_endpoints
 from disco_daemon.cli.status import _adapters
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Adapter, Config, DeviceSettings
+from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
 from disco_daemon.engine.adapters import keyed

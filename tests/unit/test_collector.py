@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from disco_daemon.cli import running
-from disco_daemon.cli.running import collect_at_leisure
+from disco_daemon.daemon import lifecycle as running
+from disco_daemon.daemon.lifecycle import collect_at_leisure
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from disco_daemon.api import connections
 from disco_daemon.api.connections import MAX_CONNECTIONS, Connections, Limits, Runner, bounded
 from disco_daemon.api.failures import MAX_BODY, errors_in_shape
 from disco_daemon.api.peers import Peer, Whose
-from disco_daemon.cli import files
+from disco_daemon.daemon import files
 from tests.fixtures.raw import message, parsed, replied
 
 PATIENCE_S = 10.0

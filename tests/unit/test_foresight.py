@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.cli.foresight import MAX_MODELS, REBUILD_AFTER, REBUILD_S, Foresight, as_json
 from disco_daemon.config.schema import Config, PolicySettings, ServerSettings
+from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, Foresight, as_json
 from disco_daemon.errors import RequestError, Unavailable
 from disco_daemon.simulate.recorded import MIN_REQUESTS, Recorded
 from disco_daemon.simulate.whatif import Terms, WhatIf

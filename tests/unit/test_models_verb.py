@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from disco_daemon.cli import models as verb
-from disco_daemon.cli.sides import make_endpoints
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
+from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 from disco_daemon.models import hub, places

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from disco_daemon import program
-from disco_daemon.cli import frozen, service, tuning
+from disco_daemon.cli import frozen, service
 from disco_daemon.config.schema import DeviceSettings
+from disco_daemon.daemon import device as tuning
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from disco_daemon.pulse import INTERVAL_S, N_STALLS, SLEPT_S, STALL_S, Pulse
+from disco_daemon.daemon.tasks.loop_monitor import INTERVAL_S, N_STALLS, SLEPT_S, STALL_S, Pulse
 
 
 @dataclass

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import autotune, profile
-from disco_daemon.autotune import Autotuner, TuneError
-from disco_daemon.cli import tuning
+from disco_daemon import profile
 from disco_daemon.cli.tune import copy_path
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config
+from disco_daemon.daemon import device as tuning
+from disco_daemon.daemon.tasks import autotuner as autotune
+from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError
 from disco_daemon.engine.search import Search, thread_counts
 from disco_daemon.engine.supervisor import Engine, EngineConfig
 from disco_daemon.engine.tuned import Job, Knobs, Speed, Tuned

@@ -9,15 +9,15 @@ from datetime import UTC
 
 import pytest
 
-from disco_daemon import wattmeter
 from disco_daemon.clock import SystemClock
+from disco_daemon.daemon.tasks import wattmeter
+from disco_daemon.daemon.tasks.wattmeter import Wattmeter
 from disco_daemon.money.caps import Caps, Limits
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.purse import Purse, Speeds
 from disco_daemon.power.meter import TokenEnergy
 from disco_daemon.power.reading import Charge, Covers, Read, Reading, Skipped, Thermal
 from disco_daemon.power.sensors import Sensors, assumed
-from disco_daemon.wattmeter import Wattmeter
 
 NOW = 1_770_000_000.0
 SPEEDS = Speeds(100.0, 20.0)

@@ -120,7 +120,6 @@ class Foresight:
         from ..money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH
         from ..simulate.recorded import Recorded
         from ..store.past import outcomes
-        from .whatif import terms
 
         self.n_builds += 1
         past, why_not = None, ""
@@ -156,3 +155,26 @@ def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:
         "requests": recorded.n,
         "days": recorded.days,
     }
+
+
+def terms(config: Config, recorded: Recorded, own: Path) -> Terms:
+    """Today's prices; the power that computing drew, as it was booked, else as it is set.
+
+    `own` is the folder of the user's own price lists.
+    """
+    from ..money.prices import Prices
+    from ..pricelist import load as load_prices
+    from ..simulate.whatif import Terms
+    from ..types import Side
+    from .money import price_of
+
+    catalog = load_prices(own)
+    price, scarcer = price_of(config, catalog), config.policy.scarcer
+    return Terms(
+        Prices(price.input, price.output, recorded.watts or config.device.watts, config.device.usd_per_kwh),
+        fitted_at=config.policy.budget,
+        scarcer=None if scarcer == "auto" else Side(scarcer),
+        moves=config.handoff.for_cost,
+        stops_billing=catalog.stops_billing(config.server.base_url),
+        pace_tps=config.delivery.pace_tps,
+    )

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from typing import Any
 
-from .clock import Clock
-from .dispatch.planner import Planner
-from .errors import DiscoError
-from .estimation.knowledge import Knowledge
-from .store import History
-from .types import Outcome, Side
+from ...clock import Clock
+from ...dispatch.planner import Planner
+from ...errors import DiscoError
+from ...estimation.knowledge import Knowledge
+from ...store import History
+from ...types import Outcome, Side
 
 log = logging.getLogger("disco.learning")
 

@@ -19,7 +19,7 @@ from ..power.sensors import Sensors, of_this_machine
 from ..pricelist import load
 from ..store import History
 from ..types import Attempt, Outcome, Plan, Side, Usage
-from . import tuning
+from . import device as tuning
 
 log = logging.getLogger("disco.money")
 

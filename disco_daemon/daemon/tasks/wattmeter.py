@@ -9,12 +9,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import asdict
 from typing import Any
 
-from .clock import Clock
-from .money.exchange import Power
-from .money.purse import Purse, Speeds
-from .power.meter import Meter, TokenEnergy
-from .power.reading import Covers
-from .power.sensors import Sensors, State
+from ...clock import Clock
+from ...money.exchange import Power
+from ...money.purse import Purse, Speeds
+from ...power.meter import Meter, TokenEnergy
+from ...power.reading import Covers
+from ...power.sensors import Sensors, State
 
 log = logging.getLogger("disco.power")
 

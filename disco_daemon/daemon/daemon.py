@@ -33,24 +33,26 @@ from ..endpoints.server import Server
 from ..endpoints.shaper import Shape
 from ..errors import ConfigError, RequestError
 from ..estimation.knowledge import Knowledge
-from ..learning import Learner
 from ..money.purse import Asked, Speeds
 from ..onboarding.desk import Desk
-from ..prober import Prober
-from ..pulse import Pulse
 from ..service.notify import Manager
 from ..store import History
 from ..store.claim import claimed
 from ..types import Outcome, Side, Usage
-from ..wattmeter import Wattmeter
-from . import files, paying, tuning
+from . import device as tuning
+from . import files
+from . import money as paying
+from .assembly import Parts, make_manner, make_mover, make_planner, names
 from .binding import bound
-from .foresight import Foresight, policy_of
-from .parts import Parts, make_manner, make_mover, make_planner, names
+from .endpoints import make_endpoints
 from .reports import Reports
-from .servers import Servers
-from .sides import make_endpoints
-from .vitals import vitals
+from .server_setup import Servers
+from .state import vitals
+from .tasks.learner import Learner
+from .tasks.loop_monitor import Pulse
+from .tasks.prober import Prober
+from .tasks.wattmeter import Wattmeter
+from .whatif import Foresight, policy_of
 
 log = logging.getLogger("disco.daemon")
 

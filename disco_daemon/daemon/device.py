@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..autotune import BUDGET_S, Autotuner
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config, DeviceSettings
@@ -20,6 +19,7 @@ from ..models.default import default_model_path, fetch_default_model
 from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores
 from ..profiling.saved import Measured, load
 from ..program import is_binary
+from .tasks.autotuner import BUDGET_S, Autotuner
 
 log = logging.getLogger("disco.tune")
 

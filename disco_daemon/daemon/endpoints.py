@@ -20,8 +20,8 @@ from ..engine.supervisor import Engine, EngineConfig
 from ..errors import ConfigError
 from ..models import places
 from ..types import Side
-from . import tuning
-from .parts import same_device
+from . import device as tuning
+from .assembly import same_device
 
 log = logging.getLogger("disco.daemon")
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from .clock import Clock
-from .engine.process import end, spawn
-from .engine.tuned import Job, Message, Progress, Refused, Tuned, decode_message, encode
-from .errors import DiscoError
+from ...clock import Clock
+from ...engine.process import end, spawn
+from ...engine.tuned import Job, Message, Progress, Refused, Tuned, decode_message, encode
+from ...errors import DiscoError
 
 log = logging.getLogger("disco.tune")
 

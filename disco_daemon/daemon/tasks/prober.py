@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from .clock import Clock
-from .endpoints.continuation import Profile
-from .endpoints.probe import probe
-from .endpoints.server import Server
-from .errors import DiscoError
-from .store import History
-from .types import Outcome, Side, Usage
+from ...clock import Clock
+from ...endpoints.continuation import Profile
+from ...endpoints.probe import probe
+from ...endpoints.server import Server
+from ...errors import DiscoError
+from ...store import History
+from ...types import Outcome, Side, Usage
 
 log = logging.getLogger("disco.prober")
 

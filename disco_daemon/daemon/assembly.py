@@ -6,7 +6,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..autotune import Autotuner
 from ..conductor import Manner, Stage
 from ..config.schema import Config
 from ..dispatch.mover import CostMover, Forced, Mover, Stay
@@ -14,14 +13,15 @@ from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.shaper import Shaped
-from ..learning import Learner
 from ..money.purse import Purse
 from ..net import without_credentials
-from ..prober import Prober
 from ..profiling.saved import Measured
 from ..types import Delivery, Side
-from ..wattmeter import Wattmeter
-from .foresight import policy_of
+from .tasks.autotuner import Autotuner
+from .tasks.learner import Learner
+from .tasks.prober import Prober
+from .tasks.wattmeter import Wattmeter
+from .whatif import policy_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from .clock import Clock
+from ...clock import Clock
 
 INTERVAL_S = 0.02
 WINDOW = 3000  # beats: the last minute
