@@ -31,6 +31,9 @@ OOM_SCORE = 500  # of 1000: before the user's programs, and long before the daem
 # What interpreter, libraries and a GPU's driver read. The rest of the system, home folders above all, is closed.
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix/store", "/proc", "/sys", "/run/opengl-driver")
 DEVICES = ("null", "zero", "random", "urandom", "nvidia*", "dri", "kfd", "accel", "dxg", "mali*")
+# NVIDIA's driver (580; 570 is told of, too) names its threads there while it opens, by fopen(…, "w"), and fails with
+# CUDA's error 304 if it cannot: then llama.cpp finds no GPU.
+NAMES_THREADS, THREADS = ("nvidiactl", "dxg"), Path("/proc/self/task")
 LIBRARY_PATHS = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "HIP_PATH", "ROCM_PATH")
 
 
@@ -66,9 +69,10 @@ class Confinement:
 def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Confinement:
     """Give up what `access` does not name. `open_gpu` is called before the system calls go that a driver may need."""
     found = Confinement()
+    if sys.platform == "linux":
+        found.take("first to go", _first_to_go)  # before there is no dump: from then on that file is root's
     found.take("no core dumps", _no_core_dumps)
     if sys.platform == "linux":
-        found.take("first to go", _first_to_go)
         found.take("no new privileges", _no_new_privileges)
         found.take("landlock", lambda: _landlock(access))
         families = _families() if open_gpu() else ()
@@ -208,6 +212,8 @@ def _landlock(access: Access) -> str:
     rules = struct.pack("=QQQ", handled, net, scopes)
     size = 8 * (1 + (version >= NET_SINCE) + (version >= SCOPED_SINCE))
     ruleset = _call(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), ctypes.c_uint32(0))
+    # Open for ever: a rule is about an inode, and /proc makes a new one once nobody holds the old one.
+    os.open(THREADS, os.O_PATH | os.O_CLOEXEC)  # type: ignore[attr-defined,unused-ignore] # Linux
     try:
         for path, rights in _granted(access):
             _grant(ruleset, path, rights & handled)
@@ -223,6 +229,8 @@ def _granted(access: Access) -> Iterator[tuple[Path, int]]:
         yield path, READING
     for device in chain.from_iterable(Path("/dev").glob(pattern) for pattern in DEVICES):
         yield device, READING | WRITE_FILE | IOCTL_DEV
+    if any((Path("/dev") / name).exists() for name in NAMES_THREADS):
+        yield THREADS, READING | WRITE_FILE | TRUNCATE
     for folder in access.write:
         yield folder, WRITING
     if access.replace is not None:
