@@ -22,6 +22,7 @@ from .checks import GIB, Finding, head, model_path, ok, warn, wrong
 
 CHILD_TIMEOUT_S = 30.0  # importing the bindings takes 0.3 s, from a cold disk some seconds
 HEAD_BYTES = 1 << 20  # of a GGUF file: its shape stands in the first kilobytes
+NVIDIA = Path("/dev/nvidiactl")  # there while the driver is loaded
 MOST_NUMBERS = 1 << 32  # in the KV cache of one token; of the largest models there are, 2 million
 
 
@@ -127,6 +128,9 @@ def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
     if settings.n_gpu_layers not in ("auto", 0) and not found.gpu_bytes:
         mend = "build llama-cpp-python for the GPU, or `disco config set device.n_gpu_layers auto`"
         return warn(name, f"{told}, and device.n_gpu_layers = {settings.n_gpu_layers}", mend)
+    if "CUDA" in found.backends and not found.gpu_bytes and NVIDIA.exists():
+        mend = "see what `nvidia-smi` says of it; the engine uses the processor meanwhile"
+        return warn(name, f"{told}: built for CUDA, and there is an NVIDIA GPU that it cannot open", mend)
     return ok(name, told)
 
 

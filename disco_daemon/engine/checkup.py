@@ -21,7 +21,8 @@ from .metadata import KV_BYTES
 def bindings() -> Bindings:
     """What llama.cpp says of itself."""
     version, _, system = llama.build().partition(" ")
-    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes())
+    backends = re.findall(r"(?:^|\| )(\w+) : ", system)
+    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends)
 
 
 def fit(asked: Asked, available: int, gpu_bytes: int) -> Fit:

@@ -34,7 +34,7 @@ class DraftModel:
     def __init__(self, load: Load, llama: Llama, abort: AbortFlag) -> None:
         """Of `load.draft_path`, for the model in `llama`. Raises ModelError, which says what to do."""
         self._path = load.draft_path
-        self._model = self._loaded(load.n_gpu_layers)
+        self._model = self._loaded(load)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self._n_known = llama.vocabulary.n_tokens
@@ -53,8 +53,9 @@ class DraftModel:
         self._free = list(range(N_TEXTS))
         self.token_s = self._warm_up()
 
-    def _loaded(self, n_gpu_layers: int | None) -> Any:
-        params = llama_cpp.llama_model_default_params()
+    def _loaded(self, load: Load) -> Any:
+        n_gpu_layers, params = load.n_gpu_layers, llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = load.repack
         # It is small: where there is a GPU to be had, all of it fits.
         params.n_gpu_layers = -1 if n_gpu_layers is None else n_gpu_layers
         try:

@@ -79,6 +79,7 @@ class Llama:
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
+        params.use_extra_bufts = load.repack
         if not load.n_gpu_layers and (why := _too_large(load.model_path)):
             msg = f"{load.model_path}: {why}"
             raise ModelError(msg)

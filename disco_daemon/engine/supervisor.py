@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import random
+import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
@@ -39,6 +40,9 @@ COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the se
 LOAD_GUESS_S = 2.0  # for the first load of a model; what it took is known from then on
 LOAD_LEAST_S = 0.1  # while it is not loaded, however long that takes already
 N_STDERR_LINES = 50
+# How llama.cpp's own code ends a process. On some processors it is the weights' special layout that does (AMX:
+# ggml-org/llama.cpp#20824): the next life keeps them as they are in the file.
+CRASHES = frozenset(-number for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT))
 
 
 class EngineState(StrEnum):
@@ -79,6 +83,7 @@ class Engine:
         self._wanted = asyncio.Event()
         self._was_ready = False
         self._why_killed: str | None = None
+        self._repack = True  # until it dies of that
         self._supervisor: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -264,7 +269,7 @@ class Engine:
         process.kill()
 
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        load = self.config.load()
+        load = msgspec.structs.replace(self.config.load(), repack=self._repack)
         self._write(load)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
@@ -325,6 +330,9 @@ class Engine:
         if self.state is not EngineState.FAILED and not self._unloading:
             ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
             detail = f": {stderr[-1]}" if stderr and code > 0 else ""
+            if code in CRASHES and not self._was_ready and self._why_killed is None and self._repack:
+                self._repack = False
+                log.warning("engine crashed while it loaded: weights stay as the file has them from now on")
             if self._why_killed is not None:
                 detail, self._why_killed = f": {self._why_killed}", None
             self.last_error = f"the engine process {ending}{detail}"

@@ -59,7 +59,7 @@ class Load(Message, frozen=True):
     llama.cpp says. `kv_type` is auto (two bytes a number) or q8_0 (one, and a bit).
     `adapters` are loaded with the model; those that cannot be are left out. `speculate`: next tokens may be guessed,
     and the guesses computed along where that pays; `draft_path` is a small model that guesses, too. `disk` is for
-    cached prefixes.
+    cached prefixes. `repack`: llama.cpp may lay weights out anew for this processor (AMX, interleaved rows).
     """
 
     model_path: str
@@ -78,6 +78,7 @@ class Load(Message, frozen=True):
     kv_type: str = "auto"
     chat_template: str = ""
     disk: Disk | None = None
+    repack: bool = True
 
 
 class Count(Message, frozen=True):

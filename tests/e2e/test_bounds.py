@@ -268,6 +268,43 @@ async def test_a_model_that_crashes_the_loader_is_given_up(monkeypatch: pytest.M
         await engine.close()
 
 
+# The worker, on a processor whose special layout of weights crashes llama.cpp.
+CRASHES_REPACKED = """
+import os, signal, sys
+from disco_daemon.engine import llama, worker
+init = llama.Llama.__init__
+def crashing(self, load, abort):
+    if load.repack:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    init(self, load, abort)
+llama.Llama.__init__ = crashing
+worker.main()
+"""
+
+
+async def test_where_the_weights_layout_crashes_llama_cpp_they_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lives = 0
+
+    async def on_such_a_processor(_: str, fd: str, **options: Any) -> Process:
+        nonlocal lives
+        lives += 1
+        argv = [sys.executable, "-P", "-c", CRASHES_REPACKED, fd]
+        return await asyncio.create_subprocess_exec(*argv, **options)
+
+    monkeypatch.setattr(supervisor, "spawn", on_such_a_processor)
+    engine = Engine(EngineConfig(default_model_path(), 512, 1), SystemClock())
+    engine.start()
+    try:
+        await engine.ready(60)
+        assert (engine.state, lives) == (EngineState.READY, 2)
+        assert len(await said(engine, asked("Hi"))) > 1
+    finally:
+        await engine.close()
+    assert "weights stay as the file has them" in caplog.text
+
+
 async def test_a_template_without_bounds_is_refused_when_the_model_loads(tmp_path: Path) -> None:
     template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     config = replace(EngineConfig(default_model_path(), 512, 1), chat_template=template)

@@ -46,6 +46,28 @@ def test_the_bindings(
     assert (level is OK) == (found.mend == "")
 
 
+@pytest.mark.parametrize(
+    ("there", "free", "level"), [(True, 0, WARN), (False, 0, OK), (True, 8 * GIB, OK)], ids=["shut", "none", "open"]
+)
+def test_a_gpu_that_a_cuda_build_cannot_open_is_told(
+    there: bool, free: int, level: Level, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = tmp_path / "nvidiactl"
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(checks_engine, "NVIDIA", device)
+    if there:
+        device.touch()
+    said = "0.3.36 CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : AVX2 = 1 | "
+    monkeypatch.setattr("disco_daemon.engine.llama.build", lambda: said)
+    monkeypatch.setattr("disco_daemon.engine.gpu.free_bytes", lambda: free)
+    bindings = checkup.bindings()
+    assert bindings.backends == ["CUDA", "CPU"]
+    assert bindings.features == ["USE_GRAPHS", "AVX2"]
+    found = checks_engine.llama_cpp(DeviceSettings(), Examined(bindings), "0.3.36")
+    assert found.level is level
+    assert ("cannot open" in found.found) is (level is WARN)
+
+
 def test_an_arm_processor_has_no_avx2_to_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     seen = Examined(Bindings("0.3.36", ["NEON"], 0))
