@@ -20,7 +20,8 @@ from unittest import mock
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import process, wire
-from disco_daemon.engine.supervisor import Engine, EngineConfig
+from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import GenerationRequest, Sampling
 

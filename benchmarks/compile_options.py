@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama import AbortFlag, Llama, build
+from disco_daemon.engine.llama.model import AbortFlag, Llama, build
 from disco_daemon.models.default import default_model_path
 
 HOOK = Path(__file__).parents[1] / ".ci" / "llama_cpp.cmake"

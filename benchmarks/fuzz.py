@@ -30,7 +30,8 @@ import msgspec
 from disco_daemon.api import openai
 from disco_daemon.config import layers as config
 from disco_daemon.endpoints import stream
-from disco_daemon.engine import grammar, sandbox, schema, template, wire
+from disco_daemon.engine import schema, wire
+from disco_daemon.engine.llama import grammar, sandbox, template
 from disco_daemon.errors import DiscoError
 from disco_daemon.models import gguf
 

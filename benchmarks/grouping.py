@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.grouping import MOST
-from disco_daemon.engine.llama import AbortFlag, Llama, build
+from disco_daemon.engine.llama.model import AbortFlag, Llama, build
+from disco_daemon.engine.serve.row_grouping import MOST
 from disco_daemon.models.default import default_model_path
 
 CONTEXT = 40  # tokens of each answer to begin with

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import tomlkit
 
-from .engine.tuned import Knobs, Speed, Tuned
+from .engine.measure.tune_messages import Knobs, Speed, Tuned
 
 N_UBATCH = 512  # tokens; llama.cpp's own default
 SYSCTL_TIMEOUT_S = 2.0

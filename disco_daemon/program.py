@@ -15,9 +15,9 @@ CLI = "disco_daemon.cli.main"
 PART = "-m"  # the single binary's first word when the second one is a module of PARTS
 PARTS = (
     "disco_daemon.bench.loopback",
-    "disco_daemon.engine.checkup",
-    "disco_daemon.engine.requantize",
-    "disco_daemon.engine.tune",
+    "disco_daemon.engine.measure.checkup",
+    "disco_daemon.engine.measure.requantize",
+    "disco_daemon.engine.measure.tune",
     "disco_daemon.engine.worker",
 )
 EXECUTABLE = "DISCO_EXECUTABLE"  # variable in which the launcher names its own file; binary/launcher.c sets it

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from disco_daemon.engine.checked import Bindings, decode_told, encode
+from disco_daemon.engine.measure.checkup_messages import Bindings, decode_told, encode
 from disco_daemon.program import PART
 
 N_WARM = 9
 START_TIMEOUT_S = 120.0  # a first start on a slow disk
 STOP_TIMEOUT_S = 60.0  # running answers may end first
-CHECKUP = "disco_daemon.engine.checkup"
+CHECKUP = "disco_daemon.engine.measure.checkup"
 
 
 def engine(binary: Path) -> str:

@@ -219,7 +219,7 @@ async def _fast_copy(model: Path, folder: Path, say: Say) -> Path:
     if fast == model or fast.exists():
         return fast
     say("preparing the server's model (once)")
-    writing = command("disco_daemon.engine.requantize", str(model), str(fast))
+    writing = command("disco_daemon.engine.measure.requantize", str(model), str(fast))
     process = await start(writing, environment(), folder / "requantize.log")
     try:
         if await process.wait() != 0:

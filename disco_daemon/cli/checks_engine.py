@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..config.schema import DeviceSettings
-from ..engine.checked import Asked, Bindings, Confined, Fit, decode_told, encode
+from ..engine.measure.checkup_messages import Asked, Bindings, Confined, Fit, decode_told, encode
 from ..engine.process import run as run_part
 from ..models.gguf import read_gguf, shard_names
 from ..money.flops import shape_of
@@ -71,9 +71,9 @@ def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Ask
 
 
 def examined(about: Asked | None) -> Examined:
-    """Ask `engine.checkup`, in a process of its own."""
+    """Ask `engine.measure.checkup`, in a process of its own."""
     try:
-        done = run_part("disco_daemon.engine.checkup", line=encode(about) + b"\n", timeout_s=CHILD_TIMEOUT_S)
+        done = run_part("disco_daemon.engine.measure.checkup", line=encode(about) + b"\n", timeout_s=CHILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return Examined(problem=f"said nothing for {CHILD_TIMEOUT_S:g} s")
     except OSError as e:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engine.checked import Bindings
+from ..engine.measure.checkup_messages import Bindings
 from ..onboarding.asking import within
 from ..service.managers import Manager, ServiceError, of_this_machine
 from ..service.spec import Spec

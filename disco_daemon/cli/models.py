@@ -235,7 +235,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
-    """What the engine would find; `engine.checkup` reckons it in a process of its own, as for `disco doctor`."""
+    """What the engine would find, as `engine.measure.checkup` reckons it in a process of its own."""
     import msgspec
 
     from ..daemon import device as tuning

@@ -13,7 +13,7 @@ from .terminal import make_console
 
 if TYPE_CHECKING:
     from ..config.schema import Config
-    from ..engine.tuned import Row, Tuned
+    from ..engine.measure.tune_messages import Row, Tuned
 
 # llama.cpp's file types (`enum llama_ftype`) that gain nothing by 8 bits a weight: F32, F16, Q8_0, BF16.
 LARGE = (0, 1, 7, 32)
@@ -119,7 +119,7 @@ def _requantize(path: Path, copy: Path) -> None:
     from ..engine.process import run as run_part
 
     _progress(f"writing {copy}")
-    done = run_part("disco_daemon.engine.requantize", str(path), str(copy))
+    done = run_part("disco_daemon.engine.measure.requantize", str(path), str(copy))
     if done.returncode != 0:
         reason = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]
         msg = f"{copy} cannot be written: {reason}"

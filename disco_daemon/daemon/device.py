@@ -12,8 +12,8 @@ from typing import Any
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config, DeviceSettings
+from ..engine.measure.tune_messages import Job, Knobs, Tuned
 from ..engine.supervisor import Engine, EngineState
-from ..engine.tuned import Job, Knobs, Tuned
 from ..errors import ConfigError
 from ..models.default import default_model_path, fetch_default_model
 from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores

@@ -16,7 +16,8 @@ from ..endpoints.off import Off
 from ..endpoints.server import Server, ServerConfig
 from ..endpoints.shaper import Shape, Shaped
 from ..engine import wire
-from ..engine.supervisor import Engine, EngineConfig
+from ..engine.config import EngineConfig
+from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..models import places
 from ..types import Side

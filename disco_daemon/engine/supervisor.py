@@ -20,8 +20,8 @@ from ..clock import Clock
 from ..errors import EndpointError
 from ..types import Delivery, GenerationRequest, PromptLength, Side
 from . import wire
+from .config import EngineConfig  # where everybody looks for it
 from .inbox import EngineAnswer, EngineGone, Inbox, Order, embedded
-from .options import EngineConfig as EngineConfig  # where everybody looks for it
 from .process import drain, spawn
 
 log = logging.getLogger("disco.engine")

@@ -21,23 +21,24 @@ from pathlib import Path
 import msgspec
 
 from ..scheduler.latency import IterationLatency
-from . import gpu, wire
-from .adapters import keyed
-from .admission import SCHEDULERS, Admission
-from .batch import Batcher
-from .cells import Cells
+from . import wire
 from .confine import Access, Confinement, confine, with_shards
-from .draft import DraftModel
-from .embedding import Embeddings
-from .gauge import Gauge
-from .llama import N_SEQS, AbortFlag, Llama, ModelError, build, opened
-from .memory import available_bytes
-from .prepare import Prepared, prepared
-from .refusals import TooLong
-from .speculate import Speculator
-from .spill import Spill, fingerprint_of
-from .template import TemplateError
-from .vocabulary import PromptError
+from .kv.cells import Cells
+from .kv.spill import Spill, fingerprint_of
+from .llama import gpu
+from .llama.adapters import keyed
+from .llama.draft import DraftModel
+from .llama.embedding import Embeddings
+from .llama.memory import available_bytes
+from .llama.model import N_SEQS, AbortFlag, Llama, ModelError, build, opened
+from .llama.refusals import TooLong
+from .llama.template import TemplateError
+from .llama.vocabulary import PromptError
+from .serve.admission import SCHEDULERS, Admission
+from .serve.batch import Batcher
+from .serve.prepare import Prepared, prepared
+from .serve.stats import Gauge
+from .speculation.speculate import Speculator
 
 NICE = 5  # added to our niceness: the daemon comes first
 LAST_S = 3.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed

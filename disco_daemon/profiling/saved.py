@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..engine.tuned import Knobs
+from ..engine.measure.tune_messages import Knobs
 from ..estimation.line import Interval, Line
 from ..power.meter import TokenEnergy
 from ..profile import Key, Profiles, write

@@ -25,9 +25,10 @@ import pytest_asyncio
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import supervisor, wire
+from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
-from disco_daemon.engine.supervisor import MAX_LOADS, Engine, EngineConfig, EngineState
-from disco_daemon.engine.vocabulary import Vocabulary
+from disco_daemon.engine.llama.vocabulary import Vocabulary
+from disco_daemon.engine.supervisor import MAX_LOADS, Engine, EngineState
 from disco_daemon.errors import EndpointError
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import GenerationRequest, Sampling
@@ -201,7 +202,7 @@ async def test_a_long_prompt_has_the_tokens_of_one_that_is_not_cut(monkeypatch: 
     turns = [f" Turn {i}: \n the  quick, brown fox's {i * 7919} é 漢字 ways.  " for i in range(300)]
     messages = [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(turns)]
     cut = Vocabulary(model).prompt_tokens(wire.Count("q", messages))
-    monkeypatch.setattr("disco_daemon.engine.vocabulary.CUT_CHARS", 1 << 30)
+    monkeypatch.setattr("disco_daemon.engine.llama.vocabulary.CUT_CHARS", 1 << 30)
     assert cut == Vocabulary(model).prompt_tokens(wire.Count("q", messages))
     assert len(cut) > 3000
     llama_cpp.llama_model_free(model)

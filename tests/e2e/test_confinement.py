@@ -122,7 +122,7 @@ async def test_a_confined_engine_answers_and_writes_its_idle_conversations(daemo
 
 def test_a_requantized_copy_is_written_and_nothing_else_can_be(tmp_path: Path) -> None:
     copy = tmp_path / "copy.Q8_0.gguf"
-    done = run("disco_daemon.engine.requantize", str(default_model_path()), str(copy), timeout_s=120)
+    done = run("disco_daemon.engine.measure.requantize", str(default_model_path()), str(copy), timeout_s=120)
     assert done.returncode == 0, done.stderr[-500:]
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]
     assert copy.stat().st_size > default_model_path().stat().st_size
@@ -171,7 +171,7 @@ async def descendants(pid: int, words: list[str], timeout_s: float = 60.0) -> li
         (["demo"], ["disco_daemon.cli.main up", "disco_daemon.engine.worker"]),
         (["bench", "engine"], ["disco_daemon.cli.main up", "disco_daemon.engine.worker"]),
         (["bench", "relay"], ["disco_daemon.bench.loopback", "disco_daemon.cli.main up"]),
-        (["tune"], ["disco_daemon.engine.tune"]),
+        (["tune"], ["disco_daemon.engine.measure.tune"]),
         (["up", "--port", "0"], ["disco_daemon.engine.worker"]),
     ],
     ids=["demo", "bench engine", "bench relay", "tune", "up"],

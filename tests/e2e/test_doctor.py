@@ -17,8 +17,8 @@ import pytest
 
 from disco_daemon.cli import checks_engine
 from disco_daemon.config.schema import DeviceSettings
-from disco_daemon.engine.checked import Asked
-from disco_daemon.engine.metadata import Metadata
+from disco_daemon.engine.llama.metadata import Metadata
+from disco_daemon.engine.measure.checkup_messages import Asked
 from disco_daemon.models.default import default_model_path, models_dir
 from tests.fixtures.daemon import running
 from tests.fixtures.upstream import Upstream

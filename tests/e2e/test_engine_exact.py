@@ -15,11 +15,11 @@ import llama_cpp
 import pytest
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.admission import Admission
-from disco_daemon.engine.batch import Batcher
-from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.llama import AbortFlag, Llama
-from disco_daemon.engine.sequence import Sequence
+from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.serve.admission import Admission
+from disco_daemon.engine.serve.batch import Batcher
+from disco_daemon.engine.serve.sequence import Sequence
 from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import RoundRobin

@@ -10,8 +10,9 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
+from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineAnswer
-from disco_daemon.engine.supervisor import Engine, EngineConfig, EngineState
+from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import GenerationRequest, Sampling
 from tests.fixtures.daemon import ask, running

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.admission import Admission
-from disco_daemon.engine.batch import Batcher
-from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.llama import AbortFlag, Llama
-from disco_daemon.engine.vocabulary import PromptError
+from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.llama.vocabulary import PromptError
+from disco_daemon.engine.serve.admission import Admission
+from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import RoundRobin

@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.endpoints.device import Device
-from disco_daemon.engine.supervisor import Engine, EngineConfig
+from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Finish, GenerationRequest, Paused, Sampling, Token, Usage
 

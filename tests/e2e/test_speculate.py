@@ -12,11 +12,12 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.draft import DraftModel
+from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
-from disco_daemon.engine.llama import AbortFlag, Llama, ModelError
-from disco_daemon.engine.speculate import Drafting, Speculator
-from disco_daemon.engine.supervisor import Engine, EngineConfig, EngineState
+from disco_daemon.engine.llama.draft import DraftModel
+from disco_daemon.engine.llama.model import AbortFlag, Llama, ModelError
+from disco_daemon.engine.speculation.speculate import Drafting, Speculator
+from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import Load
 from disco_daemon.types import Delivery, GenerationRequest, Sampling

@@ -21,10 +21,10 @@ import pytest_asyncio
 from disco_daemon.config.layers import load
 from disco_daemon.daemon.daemon import Daemon
 from disco_daemon.engine import wire
-from disco_daemon.engine.admission import Admission
-from disco_daemon.engine.batch import Batcher
-from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.llama import AbortFlag, Llama
+from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.serve.admission import Admission
+from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.errors import ConfigError
 from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLatency

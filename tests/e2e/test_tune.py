@@ -21,9 +21,10 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.daemon import device as tuning
 from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError, run_tune
-from disco_daemon.engine import gpu, wire
-from disco_daemon.engine.llama import AbortFlag, Llama
-from disco_daemon.engine.tuned import Job, Knobs, Tuned
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama import gpu
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.measure.tune_messages import Job, Knobs, Tuned
 from disco_daemon.models.default import default_model_path
 
 START = Knobs(1, 1, 512)
@@ -38,7 +39,7 @@ def tuners() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            found += [process] if "disco_daemon.engine.tune" in process.cmdline() else []
+            found += [process] if "disco_daemon.engine.measure.tune" in process.cmdline() else []
     return found
 
 

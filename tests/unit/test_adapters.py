@@ -19,12 +19,12 @@ from disco_daemon.config.schema import Adapter, Config, DeviceSettings
 from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
-from disco_daemon.engine.adapters import keyed
-from disco_daemon.engine.admission import Admission
-from disco_daemon.engine.batch import Batcher
-from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.sequence import Sequence
-from disco_daemon.engine.turns import TURN_S, Turns
+from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.adapters import keyed
+from disco_daemon.engine.serve.adapter_round_robin import TURN_S, Turns
+from disco_daemon.engine.serve.admission import Admission
+from disco_daemon.engine.serve.batch import Batcher
+from disco_daemon.engine.serve.sequence import Sequence
 from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import RoundRobin

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine.attic import Attic
+from disco_daemon.engine.kv.host_cache import Attic
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
 

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.admission import Admission
-from disco_daemon.engine.batch import MAX_WAITING, Batcher
-from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.grouping import Grouping
-from disco_daemon.engine.rows import ABORTED, NO_KV_SLOT
-from disco_daemon.engine.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, Meter
-from disco_daemon.engine.sequence import Sequence as Sequence_
-from disco_daemon.engine.text import TextStream
-from disco_daemon.engine.vocabulary import PromptError
+from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.rows import ABORTED, NO_KV_SLOT
+from disco_daemon.engine.llama.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, Meter
+from disco_daemon.engine.llama.text import TextStream
+from disco_daemon.engine.llama.vocabulary import PromptError
+from disco_daemon.engine.serve.admission import Admission
+from disco_daemon.engine.serve.batch import MAX_WAITING, Batcher
+from disco_daemon.engine.serve.row_grouping import Grouping
+from disco_daemon.engine.serve.sequence import Sequence as Sequence_
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 

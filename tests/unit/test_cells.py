@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from disco_daemon.engine.cells import Cells
+from disco_daemon.engine.kv.cells import Cells
 from tests.unit.test_batch import FakeLlama
 
 A, B = list(range(1, 41)), list(range(101, 141))

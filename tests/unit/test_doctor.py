@@ -25,7 +25,7 @@ from disco_daemon.cli import checks, doctor
 from disco_daemon.cli.checks import Finding, Level, Listener
 from disco_daemon.client import once as client
 from disco_daemon.config.schema import Api, CapSettings, Config, DeviceSettings, ServerSettings
-from disco_daemon.engine.memory import GIB
+from disco_daemon.engine.llama.memory import GIB
 from disco_daemon.errors import Unavailable
 from disco_daemon.models.default import SIZE
 from disco_daemon.onboarding.asking import within

@@ -12,10 +12,11 @@ from disco_daemon.cli import checks_engine
 from disco_daemon.cli.checks import Level
 from disco_daemon.cli.checks_engine import Examined
 from disco_daemon.config.schema import DeviceSettings
-from disco_daemon.engine import checkup, process
-from disco_daemon.engine.checked import Asked, Bindings, Confined, Fit
-from disco_daemon.engine.llama import N_BATCH
-from disco_daemon.engine.memory import GIB, LEAST_CTX, work_bytes
+from disco_daemon.engine import process
+from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, work_bytes
+from disco_daemon.engine.llama.model import N_BATCH
+from disco_daemon.engine.measure import checkup
+from disco_daemon.engine.measure.checkup_messages import Asked, Bindings, Confined, Fit
 from tests.fixtures.gguf import gguf
 
 OK, WARN, WRONG = Level
@@ -58,8 +59,8 @@ def test_a_gpu_that_a_cuda_build_cannot_open_is_told(
     if there:
         device.touch()
     said = "0.3.36 CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : AVX2 = 1 | "
-    monkeypatch.setattr("disco_daemon.engine.llama.build", lambda: said)
-    monkeypatch.setattr("disco_daemon.engine.gpu.free_bytes", lambda: free)
+    monkeypatch.setattr("disco_daemon.engine.llama.model.build", lambda: said)
+    monkeypatch.setattr("disco_daemon.engine.llama.gpu.free_bytes", lambda: free)
     bindings = checkup.bindings()
     assert bindings.backends == ["CUDA", "CPU"]
     assert bindings.features == ["USE_GRAPHS", "AVX2"]

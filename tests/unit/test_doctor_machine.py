@@ -11,7 +11,7 @@ import pytest
 from disco_daemon.cli import checks_machine
 from disco_daemon.cli.checks import Finding, Level
 from disco_daemon.cli.checks_machine import Processor, of_linux, of_macos
-from disco_daemon.engine.checked import Bindings
+from disco_daemon.engine.measure.checkup_messages import Bindings
 from disco_daemon.service.managers import ServiceError, Status, Systemd
 from disco_daemon.service.spec import Spec
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine import gpu, llama
-from disco_daemon.engine.llama import AbortFlag, ModelError, opened
-from disco_daemon.engine.memory import GIB, GPU_SPARE, Footprint, gpu_layers, work_bytes
+from disco_daemon.engine.llama import gpu
+from disco_daemon.engine.llama import model as llama
+from disco_daemon.engine.llama.memory import GIB, GPU_SPARE, Footprint, gpu_layers, work_bytes
+from disco_daemon.engine.llama.model import AbortFlag, ModelError, opened
 from disco_daemon.engine.wire import Load
 
 MIB = 2**20

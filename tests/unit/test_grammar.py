@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.engine.grammar import MAX_GRAMMAR, GrammarError, grammar_of
-from disco_daemon.engine.patterns import spelled
+from disco_daemon.engine.llama.grammar import MAX_GRAMMAR, GrammarError, grammar_of
+from disco_daemon.engine.llama.patterns import spelled
 from disco_daemon.engine.schema import MAX_CHOICES, MAX_DEPTH, MAX_OPTIONAL, MAX_REPEATS, MAX_SCHEMA, SchemaError, check
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from disco_daemon.engine.grouping import FAR, MOST, NEWEST, OTHER_EVERY, TRIES, Grouping
+from disco_daemon.engine.serve.row_grouping import FAR, MOST, NEWEST, OTHER_EVERY, TRIES, Grouping
 
 FIRST = 2 * TRIES  # iterations
 LONG = 40 * OTHER_EVERY

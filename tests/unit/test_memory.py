@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine import memory
-from disco_daemon.engine.memory import GIB, LEAST_CTX, Need, available_bytes, fitting, model_bytes, require, too_large
+from disco_daemon.engine.llama import memory
+from disco_daemon.engine.llama.memory import (
+    GIB,
+    LEAST_CTX,
+    Need,
+    available_bytes,
+    fitting,
+    model_bytes,
+    require,
+    too_large,
+)
 
 NEED = Need(per_token=23_000, work=100 * 2**20)
 

@@ -20,7 +20,7 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.endpoints.device import Device
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.engine import wire
-from disco_daemon.engine.tuned import Knobs, Speed, Tuned
+from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned
 from disco_daemon.estimation.device_ttft import DeviceTtft
 from disco_daemon.power.meter import Meter
 from disco_daemon.power.reading import Covers, Reading, Thermal

@@ -39,7 +39,7 @@ def binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_part_is_run_as_python_does_from_source() -> None:
-    part = program.command("disco_daemon.engine.requantize")
+    part = program.command("disco_daemon.engine.measure.requantize")
     done = subprocess.run(part, capture_output=True, text=True, check=False)
     assert "not enough values to unpack" in done.stderr, "its main has run"
     done = subprocess.run(program.verb("--version"), capture_output=True, text=True, check=True)
@@ -90,10 +90,10 @@ def test_nothing_starts_a_python_but_the_one_place_that_knows_how() -> None:
 
 def test_the_entry_runs_a_part_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[list[str]] = []
-    part = importlib.import_module("disco_daemon.engine.requantize")
+    part = importlib.import_module("disco_daemon.engine.measure.requantize")
     monkeypatch.setattr(part, "main", lambda: heard.append(sys.argv[1:]))
     monkeypatch.setattr(frozen, "prepare", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["disco", "-m", "disco_daemon.engine.requantize", "from", "to"])
+    monkeypatch.setattr(sys, "argv", ["disco", "-m", "disco_daemon.engine.measure.requantize", "from", "to"])
     assert frozen.main() == 0
     assert heard == [["from", "to"]]
 

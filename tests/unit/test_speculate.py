@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.lookup import LEAST, LONGEST, PRIOR, Chance, Lookup
-from disco_daemon.engine.sequence import Sequence as Sequence_
-from disco_daemon.engine.speculate import (
+from disco_daemon.engine.serve.sequence import Sequence as Sequence_
+from disco_daemon.engine.speculation.prompt_lookup import LEAST, LONGEST, PRIOR, Chance, Lookup
+from disco_daemon.engine.speculation.speculate import (
     CHEAPEST,
     ENOUGH_S,
     MAX_BESIDE,

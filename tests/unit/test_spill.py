@@ -16,11 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.engine import spill as spill_module
 from disco_daemon.engine import wire
-from disco_daemon.engine.attic import Attic, State
-from disco_daemon.engine.cells import Cells
-from disco_daemon.engine.spill import Spill, fingerprint_of
+from disco_daemon.engine.kv import spill as spill_module
+from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.kv.host_cache import Attic
+from disco_daemon.engine.kv.spill import Spill, fingerprint_of
+from disco_daemon.engine.llama.state import State
 from tests.unit.test_batch import FakeLlama
 
 MADE_BY = bytes(range(32))

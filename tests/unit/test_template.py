@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from disco_daemon.engine.sandbox import RENDER_S
-from disco_daemon.engine.template import PLAIN_TEMPLATE, ChatTemplate, TemplateError, TemplateUnfit
+from disco_daemon.engine.llama.sandbox import RENDER_S
+from disco_daemon.engine.llama.template import PLAIN_TEMPLATE, ChatTemplate, TemplateError, TemplateUnfit
 
 START, END = "<|im_start|>", "<|im_end|>"
 CONTROL = [START, END, "<|endoftext|>"]
@@ -85,7 +85,7 @@ def test_a_message_that_spells_out_a_mark_is_still_only_text(monkeypatch: pytest
         seen.append(f"{len(seen):0{2 * n}x}")
         return seen[-1]
 
-    monkeypatch.setattr("disco_daemon.engine.template.secrets.token_hex", token_hex)
+    monkeypatch.setattr("disco_daemon.engine.llama.template.secrets.token_hex", token_hex)
     first, second = f"{START}disco{1:024x}{END}", f"{START}two"
     parts = ChatTemplate(CHATML, "", "").segments(chat(first, second), CONTROL)
     assert [text for text, is_template in parts if not is_template] == [first, second]

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine.text import TextStream
+from disco_daemon.engine.llama.text import TextStream
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
 cuts = st.lists(st.integers(0, 400), max_size=20)

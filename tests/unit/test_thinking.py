@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.template import ChatTemplate, TemplateError
-from disco_daemon.engine.thinking import CLOSE, OPEN, ThinkingText, is_answer, opened, within
+from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
+from disco_daemon.engine.llama.thinking import CLOSE, OPEN, ThinkingText, is_answer, opened, within
 from disco_daemon.types import GenerationRequest
 
 TEMPLATES = Path(__file__).parent.parent / "fixtures" / "templates"

@@ -17,9 +17,10 @@ from disco_daemon.config.schema import Config
 from disco_daemon.daemon import device as tuning
 from disco_daemon.daemon.tasks import autotuner as autotune
 from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError
-from disco_daemon.engine.search import Search, thread_counts
-from disco_daemon.engine.supervisor import Engine, EngineConfig
-from disco_daemon.engine.tuned import Job, Knobs, Speed, Tuned
+from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine.measure.search import Search, thread_counts
+from disco_daemon.engine.measure.tune_messages import Job, Knobs, Speed, Tuned
+from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
 from disco_daemon.profile import Profiles, Wanted, chosen, key_of
 

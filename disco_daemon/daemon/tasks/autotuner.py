@@ -13,8 +13,8 @@ import msgspec
 import psutil
 
 from ...clock import Clock
+from ...engine.measure.tune_messages import Job, Message, Progress, Refused, Tuned, decode_message, encode
 from ...engine.process import end, spawn
-from ...engine.tuned import Job, Message, Progress, Refused, Tuned, decode_message, encode
 from ...errors import DiscoError
 
 log = logging.getLogger("disco.tune")
@@ -57,7 +57,7 @@ class _Child:
 
 async def run_tune(job: Job, progress: Callable[[str], None]) -> Tuned:
     """Carry a job out in a child process; a cancellation kills it. Raises TuneError."""
-    process = await spawn("disco_daemon.engine.tune", stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=2**24)
+    process = await spawn("disco_daemon.engine.measure.tune", stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=2**24)
     try:
         assert process.stdin is not None
         process.stdin.write(encode(job) + b"\n")  # and no more: it ends with that pipe, should we be killed

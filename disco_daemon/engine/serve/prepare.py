@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .wire import Generate
+from ..wire import Generate
 
 if TYPE_CHECKING:
-    from .llama import Llama
+    from ..llama.model import Llama
 
 
 @dataclass(frozen=True, slots=True)

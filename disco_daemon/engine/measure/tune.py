@@ -1,4 +1,4 @@
-"""`python -m disco_daemon.engine.tune`: measures a model on this machine, in a process of its own.
+"""`python -m disco_daemon.engine.measure.tune`: measures a model on this machine, in a process of its own.
 
 A Job comes on standard input; Progress lines and at last Tuned or Refused go to standard output, as JSON.
 """
@@ -18,15 +18,15 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from ..program import end_with_stdin
-from . import gpu
-from .confine import Access, confine, with_shards
-from .llama import N_BATCH, AbortFlag, ModelError, opened
-from .rows import Row
+from ...program import end_with_stdin
+from ..confine import Access, confine, with_shards
+from ..llama import gpu
+from ..llama.model import N_BATCH, AbortFlag, ModelError, opened
+from ..llama.rows import Row
+from ..llama.template import TemplateError
+from ..wire import Generate, Load
 from .search import N_SAMPLES, Search
-from .template import TemplateError
-from .tuned import Job, Knobs, Message, Progress, Refused, Speed, Tuned, decode_job, encode
-from .wire import Generate, Load
+from .tune_messages import Job, Knobs, Message, Progress, Refused, Speed, Tuned, decode_job, encode
 
 N_ANSWERS = 8  # written at a time, beside one alone: the engine does both
 N_PROMPT = 64  # tokens that an answer has in front of it while it is measured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..scheduler.latency import Load
+from ...scheduler.latency import Load
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ import os
 import llama_cpp
 from llama_cpp._ggml import libggml
 
+from ..wire import Load
 from .memory import FACTOR, Footprint, gpu_layers, model_bytes, work_bytes
 from .metadata import Metadata
-from .wire import Load
 
 # As in ggml-backend.h, `enum ggml_backend_dev_type`; the bindings lack these functions.
 DEVICE_GPU, DEVICE_IGPU = 1, 2

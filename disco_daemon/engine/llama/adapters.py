@@ -14,8 +14,8 @@ from typing import Any
 
 import llama_cpp
 
+from ..wire import Adapter
 from .memory import GIB, available_bytes
-from .wire import Adapter
 
 _ERROR = 4  # ggml_log_level
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from ..scheduler.jobs import Capacity
-from ..scheduler.latency import IterationLatency
-from ..scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
-from .cells import Cells
+from ...scheduler.jobs import Capacity
+from ...scheduler.latency import IterationLatency
+from ...scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
+from ..kv.cells import Cells
 from .sequence import Sequence
 
 QUANTUM_S = 0.1  # between two decisions on who runs, unless somebody comes or goes

@@ -15,12 +15,12 @@ from typing import Any
 
 import llama_cpp
 
+from ..wire import Count, Generate
 from .refusals import PromptError as PromptError  # where everybody looks for it
 from .refusals import TooLong
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
 from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opened, within
-from .wire import Count, Generate
 
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
 

@@ -9,21 +9,21 @@ from typing import Protocol
 
 import msgspec
 
-from ..scheduler.latency import Load
-from ..scheduler.policy import SIDE_BY_SIDE
-from ..scheduler.timeline import Timeline
-from . import wire
+from ...scheduler.latency import Load
+from ...scheduler.policy import SIDE_BY_SIDE
+from ...scheduler.timeline import Timeline
+from .. import wire
+from ..llama.model import Llama
+from ..llama.refusals import TooLong
+from ..llama.rows import ABORTED, NO_KV_SLOT, Row
+from ..llama.vocabulary import PromptError
+from ..speculation.speculate import Speculator
+from .adapter_round_robin import Turns
 from .admission import Admission
-from .grouping import Grouping
-from .llama import Llama
+from .counters import Totals
 from .prepare import Prepared, prepared
-from .refusals import TooLong
-from .rows import ABORTED, NO_KV_SLOT, Row
+from .row_grouping import Grouping
 from .sequence import Sequence
-from .speculate import Speculator
-from .totals import Totals
-from .turns import Turns
-from .vocabulary import PromptError
 
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
 PATIENCE_S = 0.25  # what a client who does not read at a pace is kept waiting for a chunk of somebody's prompt

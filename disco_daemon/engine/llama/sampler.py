@@ -8,10 +8,10 @@ from typing import Any
 
 import llama_cpp
 
+from ..wire import Generate
 from .grammar import AMBIGUOUS
 from .readings import readings
 from .refusals import FormatError
-from .wire import Generate
 
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
 DEFAULT_MIN_P = 0.05

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from ..models.gguf import shard_names
+from ...models.gguf import shard_names
 
 CGROUP = Path("/sys/fs/cgroup")
 CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache

@@ -6,7 +6,7 @@ from typing import Any
 
 import llama_cpp
 
-from .wire import Load
+from ..wire import Load
 
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
 # As in llama.h, `enum llama_flash_attn_type`; the bindings lack it.

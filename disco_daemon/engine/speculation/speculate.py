@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
-from ..scheduler.latency import IterationLatency, Load
-from .cells import Cells
-from .llama import Llama
-from .lookup import Lookup
-from .sequence import Sequence
+from ...scheduler.latency import IterationLatency, Load
+from ..kv.cells import Cells
+from ..llama.model import Llama
+from ..serve.sequence import Sequence
+from .prompt_lookup import Lookup
 
 SIZES = (3, 7, 15)  # guessed tokens in one iteration; with the last one these are whole blocks of llama.cpp's kernels
 MAX_BESIDE = 4  # answers; with more of them rows are better spent on another answer

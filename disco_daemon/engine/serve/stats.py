@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from . import wire
+from .. import wire
 from .batch import Batcher
 
 EVERY_S = 1.0

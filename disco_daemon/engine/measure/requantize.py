@@ -1,4 +1,4 @@
-"""`python -m disco_daemon.engine.requantize SOURCE TARGET`: a Q8_0 copy of a model, in a process of its own."""
+"""`python -m disco_daemon.engine.measure.requantize SOURCE TARGET`: a Q8_0 copy of a model, in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from ..program import end_with_stdin
-from .confine import Access, confine, with_shards
-from .llama import requantize
+from ...program import end_with_stdin
+from ..confine import Access, confine, with_shards
+from ..llama.model import requantize
 
 
 def main() -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import sys
 
-from ..program import end_with_stdin
-from . import gpu, llama
-from .checked import Asked, Bindings, Confined, Fit, Told, decode_asked, encode
-from .confine import Access, confine, tried
-from .memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
-from .metadata import KV_BYTES
+from ...program import end_with_stdin
+from ..confine import Access, confine, tried
+from ..llama import gpu
+from ..llama import model as llama
+from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
+from ..llama.metadata import KV_BYTES
+from .checkup_messages import Asked, Bindings, Confined, Fit, Told, decode_asked, encode
 
 
 def bindings() -> Bindings:
@@ -26,7 +27,7 @@ def bindings() -> Bindings:
 
 
 def fit(asked: Asked, available: int, gpu_bytes: int) -> Fit:
-    """What `engine.llama` would find: the same steps with the same functions."""
+    """What `engine.llama.model` would find: the same steps with the same functions."""
     per_token = int(asked.kv_numbers * KV_BYTES[asked.kv_type])
     work = work_bytes(llama.N_BATCH, asked.n_vocab, asked.n_embd)
     layers = _layers(asked, per_token, work, gpu_bytes)

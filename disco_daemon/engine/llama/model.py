@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
-from .attic import State
 from .context import context_params
 from .embedding import EmbeddingContext
 from .grammar import GrammarError, grammar_of
@@ -24,8 +24,8 @@ from .metadata import Metadata
 from .refusals import FormatError
 from .rows import Row, Rows
 from .sampler import Sampler
+from .state import State
 from .vocabulary import PromptError, Vocabulary
-from .wire import Generate, Load
 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch

@@ -8,9 +8,9 @@ from typing import Any
 
 from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, SchemaConverter
 
+from ..schema import SchemaError, check
 from .patterns import PatternError, spelled
 from .readings import MAX_READINGS, readings
-from .schema import SchemaError, check
 
 MAX_GRAMMAR = 256 * 1024  # characters; llama.cpp reads so much in milliseconds
 MAX_STEPS = 10_000  # schemas and rules looked at: references may lead to the same ones again and again

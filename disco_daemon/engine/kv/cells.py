@@ -16,9 +16,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..scheduler.prefix import PrefixIndex
-from .attic import Attic, State
-from .llama import Llama
+from ...scheduler.prefix import PrefixIndex
+from ..llama.model import Llama
+from ..llama.state import State
+from .host_cache import Attic
 from .spill import Spill
 
 MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of the attic, if there is memory

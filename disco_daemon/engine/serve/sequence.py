@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..scheduler.jobs import Job
-from ..scheduler.timeline import Timeline
-from . import wire
-from .adapters import keyed
-from .cells import Saved
-from .lookup import MODEL_PRIOR, Chance, Lookup
-from .sampler import Sampler
-from .text import TextStream
+from ...scheduler.jobs import Job
+from ...scheduler.timeline import Timeline
+from .. import wire
+from ..kv.cells import Saved
+from ..llama.adapters import keyed
+from ..llama.sampler import Sampler
+from ..llama.text import TextStream
+from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, Lookup
 
 
 @dataclass(slots=True, eq=False)

@@ -28,8 +28,9 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from .attic import State, n_common
-from .wire import Load
+from ..llama.state import State
+from ..wire import Load
+from .host_cache import n_common
 
 MAGIC = b"discokv1"  # and the version of the format
 MAX_QUEUED_BYTES = 64 * 2**20  # that wait to be written; one text may always wait, however large

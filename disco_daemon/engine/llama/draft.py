@@ -10,10 +10,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from .llama import AbortFlag, Llama, ModelError
+from ..wire import Load
 from .memory import available_bytes, too_large
+from .model import AbortFlag, Llama, ModelError
 from .rows import NO_KV_SLOT, Rows
-from .wire import Load
 
 N_TEXTS = 4  # texts that it has in mind
 CATCH_UP = 128  # tokens of a text that it reads in one go: running answers wait for so long

@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from . import wire
+from .. import wire
 from .memory import available_bytes, require, work_bytes
 from .metadata import Metadata
 from .rows import ABORTED, Rows

@@ -1,4 +1,4 @@
-"""What `engine.checkup` is asked, and what it tells: JSON over its standard input, JSON lines over its output."""
+"""What `checkup` is asked, and what it tells: JSON over its standard input, JSON lines over its output."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from .tuned import Knobs, Row
+from .tune_messages import Knobs, Row
 
 N_SAMPLES = 3  # of each candidate, in turns, so that what the machine does meanwhile hits all of them
 TIE = 0.03  # within this share of the fastest, the more modest one is chosen

@@ -5,12 +5,11 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-State: TypeAlias = bytes | memoryview  # all that the KV cache had of a text
+from ..llama.state import State
 
 
 class Attic:
