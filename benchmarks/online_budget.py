@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_daemon.dispatch.make import make_policy
-from disco_daemon.simulate.evaluate import PHONES
-from disco_daemon.simulate.online import planner, play_online
-from disco_daemon.simulate.player import Stream
+from disco_daemon.simulate.dispatch.evaluate import PHONES
+from disco_daemon.simulate.dispatch.online import planner, play_online
+from disco_daemon.simulate.dispatch.player import Stream
 from disco_daemon.simulate.traces import Requests, Trace, read_requests, read_traces
 from disco_daemon.types import Side
 

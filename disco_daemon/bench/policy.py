@@ -21,7 +21,7 @@ from ..estimation.context import conditioned
 from ..estimation.knowledge import Knowledge
 from ..estimation.lengths import LengthDistribution
 from ..estimation.survival import kaplan_meier
-from ..simulate.report import PUBLISHED_REFIT_MS
+from ..simulate.dispatch.report import PUBLISHED_REFIT_MS
 from ..types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 SIZES = (1_000, 10_000, 100_000)  # the paper's

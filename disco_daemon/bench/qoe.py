@@ -35,7 +35,7 @@ import tomlkit
 
 from ..models.default import fetch_default_model
 from ..program import verb
-from ..simulate.serving import ARRIVALS_CV
+from ..simulate.scheduler.qoe import ARRIVALS_CV
 from . import llama_server
 from .child import BenchError, child
 from .demo import PASSAGE

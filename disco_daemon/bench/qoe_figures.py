@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..delivery.qoe import qoe
-from ..simulate.serving import HIGH_QOE, rate_at
+from ..simulate.scheduler.qoe import HIGH_QOE, rate_at
 from .child import BenchError
 from .streamed import Heard
 

@@ -249,10 +249,12 @@ def run_qoe(args: argparse.Namespace) -> int:
 
 
 def _simulate_qoe(args: argparse.Namespace) -> int:
-    from disco_daemon.simulate import report, serving, serving_report
+    from disco_daemon.simulate.figures import require_plots
+    from disco_daemon.simulate.scheduler import qoe as serving
+    from disco_daemon.simulate.scheduler import report as serving_report
 
     if args.plots:
-        report.require_plots()
+        require_plots()
     loads = sorted(set(args.loads or serving.LOADS))
     n_points, done = serving.n_points(loads=len(loads)), 0
 
@@ -305,10 +307,11 @@ def run_policy(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from disco_daemon.bench.policy import bench_policy, policy_table
-    from disco_daemon.simulate import report
+    from disco_daemon.simulate.dispatch import report
+    from disco_daemon.simulate.figures import require_plots
 
     if args.plots:
-        report.require_plots()
+        require_plots()
     figures = bench_policy(args.repeat)
     if args.plots:
         print(f"drew {report.draw_overhead(figures, Path(args.plots))}", file=sys.stderr)

@@ -13,8 +13,8 @@ from .terminal import make_console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..simulate.evaluate import Cell, Setup
-    from ..simulate.player import Phone
+    from ..simulate.dispatch.evaluate import Cell, Setup
+    from ..simulate.dispatch.player import Phone
 
 ONLINE_POLICIES = "paper,paper-paced,optimal"
 HANDOFF_POLICIES = "paper,optimal"
@@ -112,15 +112,16 @@ def run(args: argparse.Namespace) -> int:
         return _run_chats(args)
     from pathlib import Path
 
-    from ..simulate import handoff_report, report
-    from ..simulate.evaluate import as_json
+    from ..simulate.dispatch import handoff_report, report
+    from ..simulate.dispatch.evaluate import as_json
+    from ..simulate.figures import require_plots
     from ..simulate.traces import read_requests, read_traces
 
     setup = _setup(args)
     folder = Path(args.traces)
     traces, requests = read_traces(folder, _select(args)), read_requests(folder)
     if args.plots:
-        report.require_plots()
+        require_plots()
     how = _how(args)
     cells = list(_with_progress(len(traces) * setup.n_groups, lambda tick: how(traces, requests, setup, tick)))
     if args.plots:
@@ -137,7 +138,7 @@ def _run_chats(args: argparse.Namespace) -> int:
     from dataclasses import asdict
     from functools import partial
 
-    from ..simulate import chats
+    from ..simulate.dispatch import chats
 
     wanted = chats.BUDGETS if args.budgets == args.usual["budgets"] else _budgets(args)
     n_requests = chats.N_REQUESTS if args.requests == args.usual["requests"] else args.requests
@@ -164,9 +165,9 @@ def _budgets(args: argparse.Namespace) -> tuple[float, ...]:
 def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
     from functools import partial
 
-    from ..simulate.evaluate import evaluate
-    from ..simulate.handoff import evaluate_handoffs
-    from ..simulate.online import evaluate_online
+    from ..simulate.dispatch.evaluate import evaluate
+    from ..simulate.dispatch.handoff import evaluate_handoffs
+    from ..simulate.dispatch.online import evaluate_online
 
     if args.handoff:
         return partial(evaluate_handoffs, dearer=args.dearer, server_tps=args.server_tps)
@@ -175,7 +176,7 @@ def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
 
 def _select(args: argparse.Namespace) -> list[str]:
     """The patterns asked for; otherwise all traces, with handoffs those of the paper's services."""
-    from ..simulate.report import SERVICES
+    from ..simulate.dispatch.report import SERVICES
 
     if args.select is not None:
         patterns: list[str] = args.select.split(",")
@@ -185,7 +186,7 @@ def _select(args: argparse.Namespace) -> list[str]:
 
 def _setup(args: argparse.Namespace) -> Setup:
     from ..errors import ConfigError
-    from ..simulate.evaluate import PHONES, Setup
+    from ..simulate.dispatch.evaluate import PHONES, Setup
     from ..types import Side
 
     sides = tuple(Side) if args.constraint == "both" else (Side(args.constraint),)
@@ -210,7 +211,7 @@ def _setup(args: argparse.Namespace) -> Setup:
 
 
 def _phone(text: str) -> Phone:
-    from ..simulate.player import Phone
+    from ..simulate.dispatch.player import Phone
 
     name, prefill, decode = text.split(":")
     return Phone(name, float(prefill), float(decode))

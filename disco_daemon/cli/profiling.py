@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from ..config.layers import load
     from ..daemon import device as tuning
     from ..profiling import picture, saved
-    from ..simulate.report import require_plots
+    from ..simulate.figures import require_plots
 
     if args.plot is not None:
         require_plots()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..config.schema import Config
     from ..dispatch.policy import Policy
-    from ..simulate.whatif import Cell, WhatIf
+    from ..simulate.dispatch.whatif import Cell, WhatIf
 
 RATES = "0.01,0.1,1,10,100,1000"
 DAY_S = 86_400.0
@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
     """Replay and print; the table, or one JSON document, goes to stdout."""
     from ..config.layers import config_path, load
     from ..daemon.whatif import terms
-    from ..simulate.recorded import Recorded
-    from ..simulate.report import require_plots
-    from ..simulate.whatif import Setting, WhatIf
-    from ..simulate.whatif_report import Findings, as_json, draw, summary
+    from ..simulate.dispatch.recorded import Recorded
+    from ..simulate.dispatch.whatif import Setting, WhatIf
+    from ..simulate.dispatch.whatif_report import Findings, as_json, draw, summary
+    from ..simulate.figures import require_plots
     from ..store.past import outcomes
 
     _check(args)

@@ -22,8 +22,8 @@ from ..errors import ConfigError, RequestError, Unavailable
 from ..types import finite
 
 if TYPE_CHECKING:
-    from ..simulate.recorded import Recorded
-    from ..simulate.whatif import Terms, WhatIf
+    from ..simulate.dispatch.recorded import Recorded
+    from ..simulate.dispatch.whatif import Terms, WhatIf
 
 REBUILD_AFTER = 200  # requests; as long as the window of what the daemon learns from
 REBUILD_S = 600.0  # and no later than this, if there was any request at all
@@ -47,7 +47,7 @@ class _Past:
 
     def model(self, policy: Policy) -> WhatIf:
         """The one for a policy; it fits its tables when they are first wanted."""
-        from ..simulate.whatif import WhatIf
+        from ..simulate.dispatch.whatif import WhatIf
 
         model = self.models.pop(policy, None) or WhatIf(self.recorded, self.terms, policy)
         self.models[policy] = model
@@ -118,7 +118,7 @@ class Foresight:
 
     def _make(self, config: Config, served: int, now: float) -> _Made:
         from ..money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH
-        from ..simulate.recorded import Recorded
+        from ..simulate.dispatch.recorded import Recorded
         from ..store.past import outcomes
 
         self.n_builds += 1
@@ -164,7 +164,7 @@ def terms(config: Config, recorded: Recorded, own: Path) -> Terms:
     """
     from ..money.prices import Prices
     from ..pricelist import load as load_prices
-    from ..simulate.whatif import Terms
+    from ..simulate.dispatch.whatif import Terms
     from ..types import Side
     from .money import price_of
 

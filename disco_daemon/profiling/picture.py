@@ -41,7 +41,7 @@ def formula(device: DeviceFigures) -> str:
 
 def draw(device: DeviceFigures, path: Path) -> Path:
     """Write samples and curve as a PNG; return its path. Raises ConfigError without matplotlib, OSError."""
-    from ..simulate.report import panels, require_plots, save
+    from ..simulate.figures import panels, require_plots, save
 
     require_plots()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 
 from disco_daemon.cli.main import main
 from disco_daemon.dispatch.planner import Planner
-from disco_daemon.simulate.chats import (
+from disco_daemon.simulate.dispatch.chats import (
     KINDS,
     LAPTOP,
     Chats,

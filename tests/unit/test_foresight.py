@@ -13,8 +13,8 @@ import pytest
 from disco_daemon.config.schema import Config, PolicySettings, ServerSettings
 from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, Foresight, as_json
 from disco_daemon.errors import RequestError, Unavailable
-from disco_daemon.simulate.recorded import MIN_REQUESTS, Recorded
-from disco_daemon.simulate.whatif import Terms, WhatIf
+from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, Recorded
+from disco_daemon.simulate.dispatch.whatif import Terms, WhatIf
 from disco_daemon.store import History
 from tests.unit.test_whatif import PRICES, history, model
 

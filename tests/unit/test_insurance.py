@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.names import FIXED, LEARNING
 from disco_daemon.dispatch.planner import DEVICE_BEYOND, DEVICE_ENOUGH, DEVICE_LEAST_S, Planner
-from disco_daemon.simulate.online import Seen, planner, play_online
-from disco_daemon.simulate.player import Phone, Stream
+from disco_daemon.simulate.dispatch.online import Seen, planner, play_online
+from disco_daemon.simulate.dispatch.player import Phone, Stream
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

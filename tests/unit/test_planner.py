@@ -14,8 +14,8 @@ from disco_daemon.dispatch.names import FIXED, LEARNING, POLICIES
 from disco_daemon.dispatch.pacer import SLACK, WINDOW, Amount, Pacer
 from disco_daemon.dispatch.planner import REFIT_EVERY, Planned, Planner
 from disco_daemon.estimation.knowledge import FEW, Knowledge
-from disco_daemon.simulate.online import play_online
-from disco_daemon.simulate.player import Phone, Stream
+from disco_daemon.simulate.dispatch.online import play_online
+from disco_daemon.simulate.dispatch.player import Phone, Stream
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

@@ -12,10 +12,11 @@ from matplotlib.image import imread
 
 from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
-from disco_daemon.simulate.evaluate import LIMITS, POLICIES, Cell, Setup, evaluate
-from disco_daemon.simulate.handoff import VARIANTS, evaluate_handoffs
-from disco_daemon.simulate.handoff_report import PUBLISHED_MOST, draw_handoff, handoff_summary
-from disco_daemon.simulate.report import SERVICES, STYLES, draw, draw_overhead, require_plots, summary
+from disco_daemon.simulate.dispatch.evaluate import LIMITS, POLICIES, Cell, Setup, evaluate
+from disco_daemon.simulate.dispatch.handoff import VARIANTS, evaluate_handoffs
+from disco_daemon.simulate.dispatch.handoff_report import PUBLISHED_MOST, draw_handoff, handoff_summary
+from disco_daemon.simulate.dispatch.report import SERVICES, STYLES, draw, draw_overhead, summary
+from disco_daemon.simulate.figures import require_plots
 from disco_daemon.simulate.traces import read_requests, read_traces
 
 EVALUATED = ("stochastic", "stochastic-concurrent", "paper", "paper-paced", "optimal", *LIMITS)

@@ -22,7 +22,7 @@ from disco_daemon.dispatch.table import Moment, Table
 from disco_daemon.errors import ConfigError
 from disco_daemon.estimation.context import Contexts
 from disco_daemon.estimation.server_ttft import LEVELS, Predictor
-from disco_daemon.simulate.evaluate import (
+from disco_daemon.simulate.dispatch.evaluate import (
     LIMITS,
     POLICIES,
     READER_TPS,
@@ -36,9 +36,9 @@ from disco_daemon.simulate.evaluate import (
     evaluate,
     measure,
 )
-from disco_daemon.simulate.limits import best_p99, clairvoyant
-from disco_daemon.simulate.online import evaluate_online
-from disco_daemon.simulate.player import Phone, Played, Recent, Stream, play, play_paced
+from disco_daemon.simulate.dispatch.limits import best_p99, clairvoyant
+from disco_daemon.simulate.dispatch.online import evaluate_online
+from disco_daemon.simulate.dispatch.player import Phone, Played, Recent, Stream, play, play_paced
 from disco_daemon.simulate.traces import MIN_ROWS, MIN_TTFT_S, Requests, Trace, read_requests, read_traces
 from disco_daemon.types import Plan, Side
 from tests.fixtures.scheduling import FloatArray, estimated, first_token, observed, outlook

@@ -8,7 +8,7 @@ import pytest
 
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.errors import ConfigError
-from disco_daemon.simulate.evaluate import (
+from disco_daemon.simulate.dispatch.evaluate import (
     READER_TPS,
     SERVER_USD,
     USD_PER_KWH,
@@ -22,7 +22,7 @@ from disco_daemon.simulate.evaluate import (
     play_policy,
     prices,
 )
-from disco_daemon.simulate.handoff import (
+from disco_daemon.simulate.dispatch.handoff import (
     NONE,
     NOT_RUN,
     VARIANTS,
@@ -32,7 +32,7 @@ from disco_daemon.simulate.handoff import (
     move,
     saved,
 )
-from disco_daemon.simulate.player import Phone, Played
+from disco_daemon.simulate.dispatch.player import Phone, Played
 from disco_daemon.simulate.traces import Requests, Trace
 from disco_daemon.types import Side
 

@@ -15,8 +15,9 @@ from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.jobs import Capacity, Job
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.simulate import serving_report
-from disco_daemon.simulate.serving import (
+from disco_daemon.simulate.scheduler import report as serving_report
+from disco_daemon.simulate.scheduler.machine import EXPECTED_TTFT_S, OPT_66B, Machine, Played, Simulation, Workload
+from disco_daemon.simulate.scheduler.qoe import (
     ARRIVALS_CV,
     READERS,
     SCHEDULERS,
@@ -32,7 +33,6 @@ from disco_daemon.simulate.serving import (
     simulate_qoe,
     workload,
 )
-from disco_daemon.simulate.serving_engine import EXPECTED_TTFT_S, OPT_66B, Machine, Played, Simulation, Workload
 from disco_daemon.simulate.traces import Requests
 
 # An iteration takes 10 ms, 1 ms for each sequence and prompt token, and 1 us for each cell read.

@@ -24,15 +24,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.make import make_policy
-from ..dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
-from ..dispatch.mover import DECODE_TPS
-from ..dispatch.outlook import Outlook
-from ..dispatch.policy import Policy
-from ..dispatch.table import Table
-from ..money.exchange import threshold
-from ..money.prices import J_PER_KWH, Prices
-from ..types import Outcome, Side
+from ...dispatch.make import make_policy
+from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
+from ...dispatch.mover import DECODE_TPS
+from ...dispatch.outlook import Outlook
+from ...dispatch.policy import Policy
+from ...dispatch.table import Table
+from ...money.exchange import threshold
+from ...money.prices import J_PER_KWH, Prices
+from ...types import Outcome, Side
 from .evaluate import READER_TPS
 from .recorded import Recorded
 

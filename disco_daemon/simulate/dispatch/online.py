@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.optimal import Optimal
-from ..dispatch.paper import Paper
-from ..dispatch.planner import Planner
-from ..dispatch.policy import Policy
-from ..errors import ConfigError
-from ..types import Attempt, Outcome, Plan, Readiness, Side, Usage
+from ...dispatch.optimal import Optimal
+from ...dispatch.paper import Paper
+from ...dispatch.planner import Planner
+from ...dispatch.policy import Policy
+from ...errors import ConfigError
+from ...types import Attempt, Outcome, Plan, Readiness, Side, Usage
+from ..traces import Requests, Trace
 from .evaluate import Cell, Setup, make, measure
 from .player import Phone, Played, Stream
-from .traces import Requests, Trace
 
 FloatArray = NDArray[np.float64]
 

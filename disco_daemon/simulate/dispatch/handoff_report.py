@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..types import Side
+from ...types import Side
+from ..figures import aligned, label, mean, number, panels, require_plots, save, unique
 from .evaluate import Cell
 from .handoff import VARIANTS, saved
-from .report import SERVICES, aligned, label, mean, number, panels, require_plots, save, shown, unique
+from .report import SERVICES, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

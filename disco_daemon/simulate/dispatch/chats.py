@@ -14,11 +14,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.optimal import Optimal
-from ..dispatch.planner import Planned, Planner
-from ..types import Attempt, Outcome, Readiness, Side, Usage
+from ...dispatch.optimal import Optimal
+from ...dispatch.planner import Planned, Planner
+from ...types import Attempt, Outcome, Readiness, Side, Usage
+from ..figures import aligned, number
 from .player import Phone
-from .report import aligned, number
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..delivery.qoe import qoe_steady
-from ..dispatch.migrate import Costs
-from ..dispatch.optimal import KAPPA, Optimal
-from ..dispatch.outlook import Outlook
-from ..dispatch.pacer import Pacer
-from ..dispatch.paper import Paper
-from ..dispatch.policy import Fixed, Policy, Stochastic
-from ..errors import ConfigError
-from ..estimation.context import Contexts, conditioned
-from ..estimation.lengths import LengthDistribution, OutputLengths
-from ..estimation.server_ttft import ServerTtft
-from ..estimation.survival import Survival, kaplan_meier
-from ..types import Plan, Side
+from ...delivery.qoe import qoe_steady
+from ...dispatch.migrate import Costs
+from ...dispatch.optimal import KAPPA, Optimal
+from ...dispatch.outlook import Outlook
+from ...dispatch.pacer import Pacer
+from ...dispatch.paper import Paper
+from ...dispatch.policy import Fixed, Policy, Stochastic
+from ...errors import ConfigError
+from ...estimation.context import Contexts, conditioned
+from ...estimation.lengths import LengthDistribution, OutputLengths
+from ...estimation.server_ttft import ServerTtft
+from ...estimation.survival import Survival, kaplan_meier
+from ...types import Plan, Side
+from ..traces import Requests, Trace
 from .limits import best_p99, clairvoyant
 from .player import Phone, Played, Recent, Stream, play, play_paced
-from .traces import Requests, Trace
 
 FloatArray = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..estimation.survival import Survival
-from ..types import Side
+from ...estimation.survival import Survival
+from ...types import Side
 from .player import Phone, Played, Stream
 
 FloatArray = NDArray[np.float64]

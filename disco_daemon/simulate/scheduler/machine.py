@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..delivery.qoe import qoe
-from ..scheduler.jobs import Capacity, Job
-from ..scheduler.latency import IterationLatency, Load
-from ..scheduler.policy import TokenScheduler
-from ..scheduler.timeline import Timeline
+from ...delivery.qoe import qoe
+from ...scheduler.jobs import Capacity, Job
+from ...scheduler.latency import IterationLatency, Load
+from ...scheduler.policy import TokenScheduler
+from ...scheduler.timeline import Timeline
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

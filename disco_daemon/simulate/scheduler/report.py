@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
-from .report import aligned, number, panels, require_plots, save, unique
+from ...errors import ConfigError
+from ..figures import aligned, number, panels, require_plots, save, unique
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

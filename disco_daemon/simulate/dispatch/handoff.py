@@ -15,9 +15,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
-from ..errors import ConfigError
-from ..types import Side
+from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
+from ...errors import ConfigError
+from ...types import Side
+from ..traces import Requests, Trace
 from .evaluate import (
     LIMITS,
     READER_TPS,
@@ -35,7 +36,6 @@ from .evaluate import (
     prices,
 )
 from .player import Phone, Played, Stream
-from .traces import Requests, Trace
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
-from ..types import Side
+from ...types import Side
+from ..figures import aligned, label, mean, number, panels, require_plots, save, unique
 from .evaluate import LIMITS, Cell
 
 if TYPE_CHECKING:
@@ -178,11 +177,6 @@ def _names(cells: Iterable[Cell]) -> list[str]:
     return unique(c.policy for c in cells)
 
 
-def unique(names: Iterable[str]) -> list[str]:
-    """Each name once, in the order of its first place."""
-    return list(dict.fromkeys(names))
-
-
 def _places(cells: Iterable[Cell], policy: str) -> dict[tuple[str, str, str, float], Cell]:
     """The cells of a policy by what they are compared by."""
     return {(c.trace, c.device, c.constraint, c.budget): c for c in cells if c.policy == policy}
@@ -202,29 +196,6 @@ def _geometric_mean(values: Iterable[float]) -> float:
     return math.exp(mean(math.log(v) for v in values))
 
 
-def mean(values: Iterable[float]) -> float:
-    """The arithmetic mean; NaN of nothing, or where a value is not defined."""
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers) if numbers else math.nan
-
-
-def number(value: float, digits: int, sign: str = "") -> str:
-    """The number with so many digits, "-" where it is not defined."""
-    return "-" if math.isnan(value) else f"{value:{sign}z.{digits}f}"
-
-
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
-    """Columns two spaces apart: the first `n_left` flush left, numbers flush right."""
-    table = [head, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            f"{x:{'<' if i < n_left else '>'}{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    )
-
-
 # --- figures ------------------------------------------------------------------------------------------------------
 
 # Colours of Okabe and Ito, told apart by the colour-blind; line style and marker tell them apart in print.
@@ -239,17 +210,6 @@ STYLES = {
     "optimal-unconditioned": ("#CC79A7", "P", "--"),
     "clairvoyant": ("#000000", "", ":"),
 }
-DPI = 150
-PANEL = (2.7, 2.1)  # inches
-LEGEND_ENTRY = 1.7  # inches: the longest name of a policy with its line
-
-
-def require_plots() -> None:
-    """Raise ConfigError where matplotlib is not installed."""
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as e:
-        raise ConfigError('drawing needs matplotlib: pip install "disco-daemon[plots]"') from e
 
 
 def draw(cells: Sequence[Cell], folder: Path) -> list[Path]:
@@ -346,38 +306,6 @@ def _lines(panel: Axes, cells: Sequence[Cell], field: str, scale: float) -> None
             panel.plot(*zip(*points, strict=True), color=color, marker=marker, ls=line, ms=3.5, lw=1.2, label=name)
 
 
-def panels(rows: int, columns: int, size: tuple[float, float] = PANEL) -> tuple[Figure, list[list[Axes]]]:
-    """An empty figure with its panels; kept apart from pyplot, whose state is the whole process's."""
-    from matplotlib.figure import Figure
-
-    width = max(size[0] * columns + 0.4, 3 * LEGEND_ENTRY)
-    figure = Figure(figsize=(width, size[1] * rows + 0.8), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    panels: list[list[Axes]] = [list(row) for row in axes]
-    for panel in (p for row in panels for p in row):
-        panel.grid(color="#DDDDDD", lw=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=8)
-    return figure, panels
-
-
-def label(figure: Figure, axes: Sequence[Sequence[Axes]], above: Sequence[str], beside: Sequence[str]) -> None:
-    """Titles of columns and rows, and one legend for all panels."""
-    for panel, text in zip(axes[0], above, strict=True):
-        panel.set_title(text, fontsize=8)
-    for row, text in zip(axes, beside, strict=True):
-        row[0].set_ylabel(text, fontsize=8)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    columns = int(figure.get_figwidth() / LEGEND_ENTRY)
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
-
-
 def _axis_labels(figure: Figure, who: str, what: str) -> None:
     figure.supxlabel(f"budget b: share of all prompt tokens that the {who} may process", fontsize=10)
     figure.supylabel(what, fontsize=10)
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write the figure as a PNG file; return its path."""
-    figure.savefig(path, dpi=DPI)
-    return path

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
-from ..scheduler.latency import IterationLatency
-from ..scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
-from .serving_engine import OPT_66B, Machine, Played, Simulation, Workload
-from .traces import Requests
+from ...errors import ConfigError
+from ...scheduler.latency import IterationLatency
+from ...scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
+from ..traces import Requests
+from .machine import OPT_66B, Machine, Played, Simulation, Workload
 
 FloatArray = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types import Side
-from .report import aligned, label, panels, require_plots, save
+from ...types import Side
+from ..figures import aligned, label, panels, require_plots, save
 from .whatif import J_PER_WH, Cell, Setting, WhatIf
 
 if TYPE_CHECKING:

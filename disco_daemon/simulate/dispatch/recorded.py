@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.mover import DECODE_TPS
-from ..errors import ConfigError
-from ..estimation.context import Contexts, conditioned
-from ..estimation.knowledge import LEAST_S, SILENT, Knowledge
-from ..estimation.lengths import LengthDistribution, OutputLengths
-from ..estimation.server_ttft import ServerTtft
-from ..estimation.survival import Survival, completed, heavy_tail, kaplan_meier
-from ..types import Attempt, Outcome, Side
+from ...dispatch.mover import DECODE_TPS
+from ...errors import ConfigError
+from ...estimation.context import Contexts, conditioned
+from ...estimation.knowledge import LEAST_S, SILENT, Knowledge
+from ...estimation.lengths import LengthDistribution, OutputLengths
+from ...estimation.server_ttft import ServerTtft
+from ...estimation.survival import Survival, completed, heavy_tail, kaplan_meier
+from ...types import Attempt, Outcome, Side
 from .player import Phone, Recent
 
 FloatArray = NDArray[np.float64]
