@@ -26,7 +26,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from disco_tui.store import Store
+from disco_tui.data.store import Store
 
 SIZE = (40, 120)  # rows, columns
 START_S, KEY_S, EVERY_S = 30.0, 5.0, 0.05

@@ -29,8 +29,8 @@ from textual.pilot import Pilot
 from disco_daemon.client.stream import Link
 from disco_daemon.program import end_with_stdin
 from disco_tui.app import DiscoApp
-from disco_tui.prompt import Prompt
-from disco_tui.store import Store
+from disco_tui.data.store import Store
+from disco_tui.widgets.prompt import Prompt
 
 SIZE = (120, 40)  # columns, rows
 PIECES = 12  # of an answer

@@ -21,14 +21,15 @@ from textual.theme import Theme
 from disco_daemon.client.once import DaemonError
 from disco_daemon.client.stream import Link
 
-from . import banner, dialogs
-from .chat import KEYS, ChatScreen
-from .conversation import Talks
-from .dialogs import Help
-from .look import Look, fit, look_of
-from .preferences import NAME, Preferences
-from .starter import Starter, startable
-from .store import Store
+from .data import banner
+from .data.daemon_launcher import Starter, startable
+from .data.preferences import NAME, Preferences
+from .data.store import Store
+from .draw.theme import Look, fit, look_of
+from .screens import dialogs
+from .screens.chat import KEYS, ChatScreen
+from .screens.conversation import Talks
+from .screens.dialogs import Help
 
 POLL_S = 2.0  # between two looks at how the daemon is
 SOON_S = 0.2  # the same while one is on its way
@@ -129,8 +130,8 @@ class DiscoApp(App[None]):
 
     async def action_go(self, name: str) -> None:
         """The chat, the control panel or the dashboard."""
-        from .control import ControlScreen
-        from .dashboard import DashboardScreen
+        from .screens.control import ControlScreen
+        from .screens.dashboard import DashboardScreen
 
         wanted = {"control": ControlScreen, "dashboard": DashboardScreen}.get(name)
         if wanted is not None and any(type(screen) is wanted for screen in self.screen_stack[-1:]):
@@ -142,13 +143,13 @@ class DiscoApp(App[None]):
 
     def show_timeline(self, disco: Mapping[str, Any]) -> None:
         """How one answer came about."""
-        from .timeline import TimelineScreen
+        from .screens.timeline import TimelineScreen
 
         self.push_screen(TimelineScreen(disco))
 
     def action_setup(self) -> None:
         """First steps: a server, its key and model, or another local model."""
-        from .setup import SetupScreen
+        from .screens.setup import SetupScreen
 
         self.wave_away()
         if not any(isinstance(screen, SetupScreen) for screen in self.screen_stack):

@@ -66,7 +66,7 @@ def _row(root: str, key: str, request_id: str) -> dict[str, Any] | None:
 
 def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: dict[str, Any], *, plain: bool) -> None:
 
-    from disco_tui import story as told
+    from disco_tui.draw import timeline_model as told
 
     console = make_console(highlight=False)
     story = told.Story.of(None, row, trace)
@@ -81,7 +81,7 @@ def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: di
 
 def _pictures(story: Any, settings: dict[str, Any], console: Console) -> Iterator[Text]:
     """Each with its legend below."""
-    from disco_tui import story as told
+    from disco_tui.draw import timeline_model as told
 
     width = max(LEAST_WIDTH, console.width)
     wish = settings["pace_tps"], settings["expected_ttft_s"]

@@ -8,8 +8,8 @@ from typing import Any
 from disco_daemon.client.stream import Link
 from disco_daemon.config.layers import load
 from disco_daemon.store import History
-from disco_tui.control import ControlScreen
-from disco_tui.slider import Slider
+from disco_tui.screens.control import ControlScreen
+from disco_tui.widgets.slider import Slider
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.recorded_daemon import Stage, until
 from tests.fixtures.upstream import Upstream

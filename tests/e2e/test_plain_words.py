@@ -22,8 +22,8 @@ from disco_daemon.cli.terminal import direct, make_console, plainly
 from disco_daemon.client.once import DaemonError
 from disco_daemon.errors import ConfigError
 from disco_daemon.plain import plain
-from disco_tui.banner import Banner
-from disco_tui.look import fit
+from disco_tui.data.banner import Banner
+from disco_tui.draw.theme import fit
 from tests.fixtures.gguf import model_file
 from tests.fixtures.upstream import Upstream
 

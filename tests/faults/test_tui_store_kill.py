@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_tui.store import Store
+from disco_tui.data.store import Store
 
 # As the chat screen does it: what came is put into the store, then shown. Here a line of stdout is the screen.
 TERMINAL = """

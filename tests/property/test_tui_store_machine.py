@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from disco_tui.store import Store, StoreError
+from disco_tui.data.store import Store, StoreError
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 SIDES = st.sampled_from(["device", "server", None])

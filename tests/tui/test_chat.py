@@ -13,13 +13,13 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, TextArea
 
 from disco_tui.app import DiscoApp
-from disco_tui.dialogs import Ask, AskLong, Help, Pick
-from disco_tui.entry import Entry
-from disco_tui.look import Look
-from disco_tui.prompt import Prompt
-from disco_tui.sidebar import Sidebar
-from disco_tui.store import Store, StoreError
-from disco_tui.transcript import Transcript
+from disco_tui.data.store import Store, StoreError
+from disco_tui.draw.entry import Entry
+from disco_tui.draw.theme import Look
+from disco_tui.screens.dialogs import Ask, AskLong, Help, Pick
+from disco_tui.widgets.prompt import Prompt
+from disco_tui.widgets.sidebar import Sidebar
+from disco_tui.widgets.transcript import Transcript
 from tests.fixtures.tui import STATE, Dictated, dictated, screen_text, shown, until
 
 

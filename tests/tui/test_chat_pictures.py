@@ -7,9 +7,9 @@ import re
 import pytest
 
 from disco_tui.app import LIGHT, DiscoApp
-from disco_tui.prompt import Prompt
-from disco_tui.store import Store
-from disco_tui.transcript import Transcript
+from disco_tui.data.store import Store
+from disco_tui.widgets.prompt import Prompt
+from disco_tui.widgets.transcript import Transcript
 from tests.fixtures.snapshots import compare
 from tests.fixtures.tui import DISCO, STATE, dictated, screen_text, shown, until
 

@@ -6,8 +6,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Select
 
-from disco_tui.control import ControlScreen
-from disco_tui.slider import Slider
+from disco_tui.screens.control import ControlScreen
+from disco_tui.widgets.slider import Slider
 from tests.fixtures.recorded_daemon import Stage, on_stage, playing, text_of, until
 from tests.fixtures.snapshots import compare
 

@@ -9,8 +9,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from disco_tui.dashboard import DashboardScreen
-from disco_tui.timeline import TimelineScreen
+from disco_tui.screens.dashboard import DashboardScreen
+from disco_tui.screens.timeline import TimelineScreen
 from tests.fixtures.recorded_daemon import Stage, on_stage, playing, recorded, text_of, until
 from tests.fixtures.snapshots import compare
 

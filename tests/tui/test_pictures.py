@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_tui import pictures
-from disco_tui.draw import Axes, Curve, bar, plot, sparkline
-from disco_tui.latest import Latest
-from disco_tui.model import Money, Request, shown
-from disco_tui.readers import presets
-from disco_tui.scale import BUDGET, RATE, Scale, dollars, factor_of, in_force, seconds
-from disco_tui.slider import drawn
-from disco_tui.story import Story, delivery, lanes, words
+from disco_tui.data.debounce import Latest
+from disco_tui.data.model import Money, Request, shown
+from disco_tui.data.readers import presets
+from disco_tui.data.scale import BUDGET, RATE, Scale, dollars, factor_of, in_force, seconds
+from disco_tui.draw import pictures
+from disco_tui.draw.charts import Axes, Curve, bar, plot, sparkline
+from disco_tui.draw.timeline_model import Story, delivery, lanes, words
+from disco_tui.widgets.slider import drawn
 from tests.fixtures.recorded_daemon import recorded
 
 # --- scales -------------------------------------------------------------------------------------------------------

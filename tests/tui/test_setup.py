@@ -13,9 +13,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from disco_tui.app import LIGHT, DiscoApp
-from disco_tui.draft import Draft, fitting, result_of
-from disco_tui.preferences import NAME, Preferences
-from disco_tui.setup import SetupScreen
+from disco_tui.data.preferences import NAME, Preferences
+from disco_tui.data.setup_draft import Draft, fitting, result_of
+from disco_tui.screens.setup import SetupScreen
 from tests.fixtures.provider import SECRET
 from tests.fixtures.snapshots import compare
 from tests.fixtures.tui import (
@@ -296,7 +296,7 @@ async def test_a_daemon_is_started_where_none_runs_and_a_question_waits_for_it(
     """The daemon comes up (here: the link finds it) after the question was asked."""
     up = daemon.root
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr("disco_tui.starter.Starter.command", lambda self: command)
+    monkeypatch.setattr("disco_tui.data.daemon_launcher.Starter.command", lambda self: command)
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
         await until(pilot, lambda: app.starter.running)
         await until(pilot, lambda: "The daemon is starting" in screen_text(app))
@@ -321,7 +321,9 @@ async def test_without_start_none_is_started() -> None:
 async def test_a_daemon_that_ends_at_once_is_told_and_not_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("disco_tui.starter.Starter.command", lambda self: ["/bin/sh", "-c", "echo no model; exit 1"])
+    monkeypatch.setattr(
+        "disco_tui.data.daemon_launcher.Starter.command", lambda self: ["/bin/sh", "-c", "echo no model; exit 1"]
+    )
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
         await until(pilot, lambda: "has ended: no model" in screen_text(app))
         await pilot.press(*"one", "enter")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from disco_daemon.client.stream import Link
-from disco_tui.conversation import Talks
-from disco_tui.entry import Entry
-from disco_tui.shelf import Shelf
-from disco_tui.store import Store, StoreError
+from disco_tui.data.store import Store, StoreError
+from disco_tui.draw.entry import Entry
+from disco_tui.draw.message_cache import Shelf
+from disco_tui.screens.conversation import Talks
 from tests.fixtures.tui import Dictated, dictated
 
 PATIENCE_S = 60.0

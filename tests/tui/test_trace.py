@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import DataTable
 
-from disco_tui import trace as traced
-from disco_tui.dashboard import DashboardScreen
-from disco_tui.story import Story, delivery, lanes, level, words
-from disco_tui.timeline import TimelineScreen
-from disco_tui.trace import Trace, counted, fullest, peaks
+from disco_tui.draw import trace as traced
+from disco_tui.draw.timeline_model import Story, delivery, lanes, level, words
+from disco_tui.draw.trace import Trace, counted, fullest, peaks
+from disco_tui.screens.dashboard import DashboardScreen
+from disco_tui.screens.timeline import TimelineScreen
 from tests.fixtures.recorded_daemon import RecordedDaemon, on_stage, playing, recorded, text_of, until
 from tests.fixtures.snapshots import compare
 

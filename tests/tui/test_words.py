@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
-from disco_tui import banner
-from disco_tui.entry import Entry, Words, summary
-from disco_tui.look import Look, fit, look_of, marked, unmarked
-from disco_tui.markdown import Painter, code_blocks, last_block
+from disco_tui.data import banner
+from disco_tui.draw.entry import Entry, Words, summary
+from disco_tui.draw.markdown import Painter, code_blocks, last_block
+from disco_tui.draw.theme import Look, fit, look_of, marked, unmarked
 from tests.fixtures.tui import DISCO, STATE
 
 LOOK = look_of({}, dark=True, plain=False)

@@ -13,7 +13,7 @@ FOLDERS = ("disco_daemon", "tui", "benchmarks", ".ci")
 ENDS = {
     "disco_daemon/engine/process.py": "the parts: their socket or their stdin ends",
     "disco_daemon/bench/child.py": "`disco up --until-eof`, loopback and llama-server: their stdin ends",
-    "tui/starter.py": "`disco up --until-eof`: its stdin ends",
+    "tui/data/daemon_launcher.py": "`disco up --until-eof`: its stdin ends",
     "benchmarks/browser.py": "a guard with end_with_stdin",
     "benchmarks/busy_core.py": "end_with_stdin",
     "benchmarks/tui_memory.py": "end_with_stdin",

@@ -22,7 +22,7 @@ from disco_daemon.store import History
 from disco_daemon.store.claim import claimed
 from disco_daemon.store.migrations import MIGRATIONS, migrate, open_database
 from disco_daemon.types import Attempt, Delivery, Handoff, Outcome, Plan, Reading, Side, Usage
-from disco_tui.store import Store
+from disco_tui.data.store import Store
 
 WAIT_S = 30.0  # far more than any disk needs: only a hang gets there
 WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75), energy_j=4.5)

@@ -17,7 +17,7 @@ from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.delivery.trace import MAX_TRACED, Trace
 from disco_daemon.errors import RequestError
 from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Side, Token, Usage
-from disco_tui import trace as pictured
+from disco_tui.draw import trace as pictured
 
 BEGAN = 100.0  # of every answer, on the buffer's clock, s
 PACE = 2.0

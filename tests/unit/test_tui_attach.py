@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_tui.attach import AttachError, attached
+from disco_tui.data.attach import AttachError, attached
 
 
 def test_a_text_file_comes_with_its_name_and_in_a_fence(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_tui.export import to_json, to_markdown
-from disco_tui.store import Conversation, Store, Turn
+from disco_tui.data.export import to_json, to_markdown
+from disco_tui.data.store import Conversation, Store, Turn
 
 TEXTS = st.text(st.characters(codec="utf-8"))
 SIDES = st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["device", "server", ""]))).map(tuple)

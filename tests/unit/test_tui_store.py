@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_tui.store import KEEP_DELETED_S, Conversation, Store, StoreError
+from disco_tui.data.store import KEEP_DELETED_S, Conversation, Store, StoreError
 
 
 @pytest.fixture

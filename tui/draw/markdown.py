@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Span, Text
 
-from .look import SIDE_OF, Look, unmarked
+from .theme import SIDE_OF, Look, unmarked
 
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 setattr(_PARSER, "normalizeLink", str)  # noqa: B010 - an address is shown as it was written

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from . import markdown
-from .look import DEVICE, SERVER, Look, fit, marked
+from .theme import DEVICE, SERVER, Look, fit, marked
 
 GUTTER = 2  # cells before each line
 THOUGHT_LINES = 3  # of hidden reasoning, the latest ones: the answer is what counts

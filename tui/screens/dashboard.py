@@ -14,8 +14,8 @@ from textual.widgets import DataTable, Footer, Label, Static
 
 from disco_daemon.client.once import DaemonError
 
-from . import pictures
-from .model import FILTERS, HasDaemon, Request, Snapshot, shown
+from ..data.model import FILTERS, HasDaemon, Request, Snapshot, shown
+from ..draw import pictures
 from .timeline import TimelineScreen
 
 LOOK_S = 2.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from textual.content import Content
 
-from .draw import Axes, Curve, bar, plot, sparkline
-from .model import Json, Money, Request
-from .scale import dollars, seconds
+from ..data.model import Json, Money, Request
+from ..data.scale import dollars, seconds
+from .charts import Axes, Curve, bar, plot, sparkline
 
 DEVICE, SERVER = "$success", "$primary"  # styles of the two sides
 STYLES = {"device": DEVICE, "server": SERVER}

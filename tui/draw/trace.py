@@ -10,8 +10,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .model import Json
-from .scale import seconds
+from ..data.model import Json
+from ..data.scale import seconds
 
 Points = list[tuple[float, float]]
 NOTICED_S = 0.02  # so much later than it was to be read is late, as in the daemon's own count

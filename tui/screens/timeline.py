@@ -12,8 +12,8 @@ from textual.widgets import Footer, Label, Static
 
 from disco_daemon.client.once import DaemonError
 
-from .model import HasDaemon, Json
-from .story import DELIVERY, LEGEND, LEVEL, STRAIGHT, Story, delivery, lanes, level, words
+from ..data.model import HasDaemon, Json
+from ..draw.timeline_model import DELIVERY, LEGEND, LEVEL, STRAIGHT, Story, delivery, lanes, level, words
 
 RECENT = 1000  # rows of the history that are searched for the answer's own
 

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label, OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
-from .look import fit
+from ..draw.theme import fit
 
 CSS = """
 Ask, AskLong, Pick, Help { align: center middle; }

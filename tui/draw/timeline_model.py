@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from textual.content import Content
 
+from ..data.model import Json
+from ..data.scale import dollars, seconds
 from . import trace as traced
-from .draw import Axes, Curve, plot
-from .model import Json
+from .charts import Axes, Curve, plot
 from .pictures import STYLES
-from .scale import dollars, seconds
 from .trace import Trace
 
 NAME_WIDTH = 10

@@ -11,8 +11,8 @@ from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from .look import fit
-from .store import Conversation
+from ..data.store import Conversation
+from ..draw.theme import fit
 
 SHOWN = 500  # conversations in the list; the search finds the others
 TITLE_CELLS = 27  # of a title in the list, which is 30 wide with its border

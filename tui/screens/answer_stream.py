@@ -10,8 +10,8 @@ from typing import Any
 from disco_daemon.client.once import DaemonError
 from disco_daemon.client.stream import Link
 
-from .entry import Entry
-from .store import Store, StoreError
+from ..data.store import Store, StoreError
+from ..draw.entry import Entry
 
 # An answer at reading speed, and with each word the side that wrote it.
 WISH = {"delivery": "paced", "sides": True}

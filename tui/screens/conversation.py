@@ -10,12 +10,12 @@ from pathlib import Path
 
 from disco_daemon.client.stream import Link
 
-from .entry import Entry
-from .prompt import REMEMBERED
-from .shelf import Shelf
-from .sidebar import UNTITLED
-from .store import Conversation, Store
-from .talk import Message, hear, messages_of
+from ..data.store import Conversation, Store
+from ..draw.entry import Entry
+from ..draw.message_cache import Shelf
+from ..widgets.prompt import REMEMBERED
+from ..widgets.sidebar import UNTITLED
+from .answer_stream import Message, hear, messages_of
 
 DEFAULT_MODEL = "disco"
 READ_AT_ONCE = 100  # messages

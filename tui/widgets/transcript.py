@@ -24,9 +24,9 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.timer import Timer
 
-from .entry import Entry
-from .look import Look
-from .markdown import wrap
+from ..draw.entry import Entry
+from ..draw.markdown import wrap
+from ..draw.theme import Look
 
 FRAME_S = 1 / 20  # between two drawings of a growing answer, at least
 SHARE = 0.25  # of the time, at most, that drawing it may take: keys come first

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from disco_daemon.client.once import DaemonError
 
-from .attach import MAX_BYTES, AttachError, attached
+from ..data.attach import MAX_BYTES, AttachError, attached
+from ..data.export import to_json, to_markdown
+from ..draw.entry import Entry
+from ..draw.theme import fit
 from .conversation import Attached, save
 from .dialogs import Ask, AskLong, Pick
-from .entry import Entry
-from .export import to_json, to_markdown
-from .look import fit
 
 if TYPE_CHECKING:
     from .chat import ChatScreen

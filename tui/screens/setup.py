@@ -20,7 +20,8 @@ from textual.widgets.option_list import Option
 
 from disco_daemon.client.once import DaemonError
 
-from .draft import (
+from ..data.daemon_launcher import startable
+from ..data.setup_draft import (  # fmt: skip
     DIGITS,
     LOCAL,
     NONE,
@@ -34,14 +35,13 @@ from .draft import (
     local_choices,
     problem_of,
     result_of,
-)  # fmt: skip
-from .look import fit
-from .starter import startable
+)
+from ..draw.theme import fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from .app import DiscoApp
+    from ..app import DiscoApp
 
 CLOSE = "close"
 NOTE_S = 6.0  # how long it is told that all is saved

@@ -19,7 +19,11 @@ from textual.widgets import Footer, Input, Label, Select, Static
 
 from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 
-from .knobs import (
+from ..data.debounce import Latest
+from ..data.model import Daemon, HasDaemon, Money, Prediction
+from ..data.readers import Reader, presets
+from ..data.scale import BUDGET, RATE, dollars, factor_of, in_force
+from ..data.sliders import (
     BUDGET_WORDS,
     CAP_WORDS,
     CAPS,
@@ -38,12 +42,8 @@ from .knobs import (
     regime,
     slider_words,
 )
-from .latest import Latest
-from .model import Daemon, HasDaemon, Money, Prediction
-from .readers import Reader, presets
-from .scale import BUDGET, RATE, dollars, factor_of, in_force
-from .slider import Slider
-from .toggle import Toggle
+from ..widgets.slider import Slider
+from ..widgets.toggle import Toggle
 
 T = TypeVar("T")
 

@@ -14,21 +14,21 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from . import errands
-from .banner import Banner
+from ..data.banner import Banner
+from ..data.store import StoreError
+from ..draw.entry import Entry
+from ..draw.theme import fit
+from ..widgets.prompt import Prompt
+from ..widgets.sidebar import Sidebar
+from ..widgets.transcript import Transcript
+from . import dialog_actions as errands
 from .conversation import Talks
-from .entry import Entry
-from .look import fit
-from .prompt import Prompt
-from .sidebar import Sidebar
-from .store import StoreError
-from .transcript import Transcript
 
 if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
     from textual.widget import Widget
 
-    from .app import DiscoApp
+    from ..app import DiscoApp
 
 
 class ChatScreen(Screen[None]):

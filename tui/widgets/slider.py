@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from .scale import Scale
+from ..data.scale import Scale
 
 PAGE = 10  # steps
 

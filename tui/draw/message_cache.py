@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textual.cache import LRUCache
 
+from ..data.store import Store, StoreError
 from .entry import Words
-from .store import Store, StoreError
 
 KEPT = 64  # messages; some screens of them
 
