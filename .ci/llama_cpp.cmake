@@ -3,8 +3,6 @@
 # Leaves out the library that llama.cpp's own command-line programs share. It goes into the wheel, nothing there loads
 # it, and compiling it takes long. A variable of this name goes before the cached one that the build forces on.
 set(LLAMA_BUILD_COMMON OFF)
-# Nor for pictures and sound, which nobody here looks at.
-set(LLAVA_BUILD OFF CACHE BOOL "" FORCE)
 
 # What GCC makes of two files' AVX-512 is slower than it could be: benchmarks/compile_options.py compares. The dot products
 # of quantised weights are 256 bits wide anyway, and AVX-VNNI has the instruction that counts: they are better off without

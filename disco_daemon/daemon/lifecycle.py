@@ -10,9 +10,8 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
-
-import psutil
 
 from .. import __version__
 from ..errors import ConfigError
@@ -22,8 +21,11 @@ log = logging.getLogger("disco.daemon")
 
 SWITCH_INTERVAL_S = 0.001
 COLLECT_S = 1.0  # between two looks whether a full collection is due
-COLLECT_AT_MIB = 128  # of growth since the last one: then readers wait for it, 100 ms where there are 500
 COLLECT_FROM = 10_000  # new objects; fewer are no reason for a collection
+# Readers wait for one so long after the last one, or later where it takes more: a tenth of a second with 500 of them.
+COLLECT_AT_LATEST_S = 60.0
+COLLECT_SHARE = 1 / 3000
+OBJECT_S = 1e-6  # to walk one, about
 STDIN = 0
 
 
@@ -87,23 +89,26 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
 
 
 async def collect_at_leisure(n_waiting: Callable[[], int]) -> None:
-    """Look for unreachable cycles while nobody waits, or when the memory has grown much since, until cancelled.
+    """Look for unreachable cycles while nobody waits, or else seldom, until cancelled.
 
     With 500 streams that takes a tenth of a second. The interpreter by itself would do so every few seconds, and walk
     the young objects several times a second: 10 ms each, since each token under way has new ones. All for next to
-    nothing: an answer that has ended is in no cycle, and goes at once (`tests/e2e/test_streams.py`).
+    nothing: an answer that has ended is in no cycle, and goes at once.
     """
-    was_enabled, process = gc.isenabled(), psutil.Process()
+    was_enabled, last, took_s = gc.isenabled(), time.monotonic(), 0.0
     gc.disable()
     try:
-        rss = process.memory_info().rss
         while True:
             await asyncio.sleep(COLLECT_S)
-            if gc.get_count()[0] < COLLECT_FROM:
+            n_new = gc.get_count()[0]
+            if n_new < COLLECT_FROM:
                 continue
-            if not n_waiting() or process.memory_info().rss - rss > COLLECT_AT_MIB << 20:
+            patience_s = max(COLLECT_AT_LATEST_S, max(took_s, n_new * OBJECT_S) / COLLECT_SHARE)
+            began = time.monotonic()
+            if not n_waiting() or began - last >= patience_s:
                 gc.collect()
-                rss = process.memory_info().rss
+                last = time.monotonic()
+                took_s = last - began
     finally:
         if was_enabled:
             gc.enable()
