@@ -272,7 +272,8 @@ async def test_a_model_that_crashes_the_loader_is_given_up(monkeypatch: pytest.M
 # The worker, on a processor whose special layout of weights crashes llama.cpp.
 CRASHES_REPACKED = """
 import os, signal, sys
-from disco_daemon.engine import llama, worker
+from disco_daemon.engine import worker
+from disco_daemon.engine.llama import model as llama
 init = llama.Llama.__init__
 def crashing(self, load, abort):
     if load.repack:

@@ -17,7 +17,7 @@ from disco_tui.data.store import Store
 TERMINAL = """
 import sys
 from pathlib import Path
-from disco_tui.store import Store
+from disco_tui.data.store import Store
 
 store = Store(Path(sys.argv[1]))
 conversation = store.new()
