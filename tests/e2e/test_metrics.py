@@ -62,7 +62,8 @@ async def load(daemon: DaemonProcess) -> None:
     async def one(i: int) -> None:
         async with gate:
             model = ("disco", "disco/device", "disco/server")[i % 3]
-            await ask(daemon, f"Count to {i}.", model=model, max_tokens=N_TOKENS)
+            # Words that are a token each for the scripted server and by our count, which "10." is not.
+            await ask(daemon, f"Count to {i} please", model=model, max_tokens=N_TOKENS)
 
     async with asyncio.TaskGroup() as group:
         for i in range(N_REQUESTS):
@@ -74,9 +75,7 @@ def summed(found: Samples, name: str, *labels: str) -> float:
 
 
 async def test_metrics_parse_under_load_never_go_back_and_add_up(tmp_path: Path) -> None:
-    # No moves: where a side's own count of a part of its answer differs from ours, the sums do, too.
-    handoff = {"for_cost": False, "stall_s": 60.0}
-    settings: dict[str, Any] = {"device": {"n_ctx": 512}, "caps": {"usd_per_day": 1.0}, "handoff": handoff}
+    settings: dict[str, Any] = {"device": {"n_ctx": 512}, "caps": {"usd_per_day": 1.0}}
     async with (
         Upstream(tokens=N_TOKENS, interval_s=0.005) as upstream,
         running(tmp_path, server=upstream.url, settings=settings) as daemon,
@@ -99,8 +98,7 @@ async def test_metrics_parse_under_load_never_go_back_and_add_up(tmp_path: Path)
     for name in ("ttft_seconds", "qoe_ratio", "largest_gap_seconds"):
         assert summed(found, f"disco_{name}_count") == N_REQUESTS, name
     delivered = summed(found, "disco_tokens_total", "kind=delivered")
-    # Times are of the tokens that were shown; delivered are as many as a side counts itself, which may differ a little.
-    assert abs(summed(found, "disco_tbt_seconds_count") + N_REQUESTS - delivered) <= 0.1 * delivered
+    assert summed(found, "disco_tbt_seconds_count") == delivered - N_REQUESTS
     chats = ("handler=/v1/chat/completions", "code=200")
     assert summed(found, "disco_http_requests_total", *chats) == N_REQUESTS
     assert summed(found, "disco_http_requests_total", "handler=other", "code=404") == 1
