@@ -250,26 +250,26 @@ def run_qoe(args: argparse.Namespace) -> int:
 
 def _simulate_qoe(args: argparse.Namespace) -> int:
     from disco_daemon.simulate.figures import require_plots
-    from disco_daemon.simulate.scheduler import qoe as serving
-    from disco_daemon.simulate.scheduler import report as serving_report
+    from disco_daemon.simulate.scheduler import qoe
+    from disco_daemon.simulate.scheduler.report import draw_serving, summary
 
     if args.plots:
         require_plots()
-    loads = sorted(set(args.loads or serving.LOADS))
-    n_points, done = serving.n_points(loads=len(loads)), 0
+    loads = sorted(set(args.loads or qoe.LOADS))
+    n_points, done = qoe.n_points(loads=len(loads)), 0
 
     def tick() -> None:
         nonlocal done
         done += 1
         _progress(f"{done} of {n_points} points")
 
-    lengths = serving.azure_lengths(args.traces) if args.traces else None
-    n_requests, seeds = args.requests or serving.N_REQUESTS, serving.SEEDS if args.seed is None else (args.seed,)
-    figures = serving.simulate_qoe(lengths, loads=loads, n_requests=n_requests, seeds=seeds, tick=tick)
+    lengths = qoe.azure_lengths(args.traces) if args.traces else None
+    n_requests, seeds = args.requests or qoe.N_REQUESTS, qoe.SEEDS if args.seed is None else (args.seed,)
+    figures = qoe.simulate_qoe(lengths, loads=loads, n_requests=n_requests, seeds=seeds, tick=tick)
     if args.plots:
-        for path in serving_report.draw_serving(figures, args.plots):
+        for path in draw_serving(figures, args.plots):
             _progress(f"drew {path}")
-    print(json.dumps(figures) if args.json else serving_report.summary(figures))
+    print(json.dumps(figures) if args.json else summary(figures))
     return 0
 
 

@@ -107,7 +107,7 @@ def _checks(config: Config, error: str, key: Key, *, unasked: str) -> Iterator[F
 
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
     """The device's checks; whether llama.cpp would use a GPU."""
-    from ..daemon import device as tuning
+    from ..daemon.device import n_gpu_layers
     from . import checks, checks_engine, checks_machine, checks_server
 
     settings = config.device
@@ -118,7 +118,7 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
         yield checks_server.network("local server", settings.base_url, unasked=unasked)
     if not settings.enabled or settings.base_url:
         return False
-    question = checks_engine.question(settings, tuning.n_gpu_layers(settings))
+    question = checks_engine.question(settings, n_gpu_layers(settings))
     seen = checks_engine.examined(None if isinstance(question, str) else question)
     yield checks_engine.llama_cpp(settings, seen, checks_engine.pinned_version())
     if (confined := checks_engine.confinement(seen)) is not None:

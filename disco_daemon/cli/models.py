@@ -238,11 +238,11 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     """What the engine would find, as `engine.measure.checkup` reckons it in a process of its own."""
     import msgspec
 
-    from ..daemon import device as tuning
+    from ..daemon.device import n_gpu_layers
     from . import checks_engine
 
     try:
-        asked = checks_engine.asked(settings, path, tuning.n_gpu_layers(settings))
+        asked = checks_engine.asked(settings, path, n_gpu_layers(settings))
     except (OSError, ValueError) as e:
         return {"problem": f"cannot be predicted: {e}"}
     seen = checks_engine.examined(asked)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..config.layers import load
-    from ..daemon import device as tuning
+    from ..daemon.device import profiles
     from ..profiling import picture, saved
     from ..simulate.figures import require_plots
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if (url := _daemon_beside(config)) is not None:
         _say(f"a daemon runs at {url}: what it computes meanwhile slows this down; best stop it first")
     measured = asyncio.run(_measured(config, device, server, args))
-    path = saved.save(tuning.profiles(), measured)
+    path = saved.save(profiles(), measured)
     if args.plot is not None:
         _say(f"drew {picture.draw(measured.device, args.plot)}")
     if args.json:
@@ -120,14 +120,14 @@ async def _measured(config: Config, device: Device, server: Server | None, args:
 
     from ..bench.demo import PASSAGE
     from ..clock import SystemClock
-    from ..daemon import device as tuning
+    from ..daemon.device import key_for, knobs_for
     from ..power.sensors import of_this_machine
     from ..profiling.device import FULL, QUICK, Steps, measure
     from ..profiling.saved import Measured
     from ..profiling.server import N_FULL, N_QUICK, measure_server
 
     clock, path = SystemClock(), device.engine.config.model_path
-    knobs, key = tuning.knobs_for(config, path), tuning.key_for(config, path)
+    knobs, key = knobs_for(config, path), key_for(config, path)
     n = N_QUICK if args.quick else N_FULL
     with _progress() as tell:
         steps = Steps(tell)

@@ -66,12 +66,12 @@ def _row(root: str, key: str, request_id: str) -> dict[str, Any] | None:
 
 def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: dict[str, Any], *, plain: bool) -> None:
 
-    from disco_tui.draw import timeline_model as told
+    from disco_tui.draw import timeline_model
 
     console = make_console(highlight=False)
-    story = told.Story.of(None, row, trace)
+    story = timeline_model.Story.of(None, row, trace)
     console.print(f"answer {story.request_id}: {story.winner or 'nobody'} was first", markup=False)
-    for line in told.words(story):
+    for line in timeline_model.words(story):
         console.print(line, markup=False)
     if not plain:
         for picture in _pictures(story, settings, console):
@@ -81,15 +81,15 @@ def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: di
 
 def _pictures(story: Any, settings: dict[str, Any], console: Console) -> Iterator[Text]:
     """Each with its legend below."""
-    from disco_tui.draw import timeline_model as told
+    from disco_tui.draw import timeline_model
 
     width = max(LEAST_WIDTH, console.width)
     wish = settings["pace_tps"], settings["expected_ttft_s"]
-    legend = told.STRAIGHT if story.trace is None else told.DELIVERY
-    yield _text(told.lanes(story, width) + f"\n{told.LEGEND}")
+    legend = timeline_model.STRAIGHT if story.trace is None else timeline_model.DELIVERY
+    yield _text(timeline_model.lanes(story, width) + f"\n{timeline_model.LEGEND}")
     for picture, below in (
-        (told.delivery(story, *wish, width, DELIVERY_HEIGHT), legend),
-        (told.level(story, *wish, width, LEVEL_HEIGHT), told.LEVEL),
+        (timeline_model.delivery(story, *wish, width, DELIVERY_HEIGHT), legend),
+        (timeline_model.level(story, *wish, width, LEVEL_HEIGHT), timeline_model.LEVEL),
     ):
         if picture is not None:
             yield _text(picture + f"\n{below}")

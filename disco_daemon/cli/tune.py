@@ -52,17 +52,17 @@ def run(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..config.layers import load
-    from ..daemon import device as tuning
+    from ..daemon.device import job_for, model_path, save
     from ..daemon.tasks.autotuner import BUDGET_S, run_tune
     from ..errors import ConfigError
 
     config = load(flags={"device.model": args.model})
     if config.device.base_url or not config.device.enabled:
         raise ConfigError("there is no engine to tune: device.base_url is set, or device.enabled is false")
-    path = tuning.model_path(config.device)
-    job = tuning.job_for(config, path, budget_s=args.budget or BUDGET_S)
+    path = model_path(config.device)
+    job = job_for(config, path, budget_s=args.budget or BUDGET_S)
     tuned = asyncio.run(run_tune(job, _progress))
-    kept = tuning.save(config, path, tuned)
+    kept = save(config, path, tuned)
     copy = _copy(config, path, tuned, write=args.requantize)
     if args.json:
         document = to_builtins(tuned) | {
@@ -95,7 +95,7 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
     from msgspec import to_builtins
     from msgspec.structs import replace
 
-    from ..daemon import device as tuning
+    from ..daemon.device import job_for
     from ..daemon.tasks.autotuner import run_tune
 
     copy = copy_path(path)
@@ -105,7 +105,7 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
         _requantize(path, copy)
     if not copy.exists():
         return {"path": str(copy), "measured": False}
-    job = replace(tuning.job_for(config, path), budget_s=0.0, start=tuned.knobs, compare=str(copy))
+    job = replace(job_for(config, path), budget_s=0.0, start=tuned.knobs, compare=str(copy))
     both = asyncio.run(run_tune(job, _progress))
     assert both.other is not None
     sizes = {"size_bytes": copy.stat().st_size, "model_bytes": path.stat().st_size}
@@ -129,7 +129,7 @@ def _requantize(path: Path, copy: Path) -> None:
 def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
     from rich.table import Table
 
-    from ..daemon import device as tuning
+    from ..daemon.device import told
 
     table = Table(box=None, pad_edge=False)
     for column in ("what", "tried", "ms", "samples"):
@@ -140,7 +140,7 @@ def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
     console.print(table)
     if not tuned.complete:
         console.print("the time was up before all was tried: a larger --budget tries the rest")
-    console.print(f"fastest: {tuning.told(tuned)}")
+    console.print(f"fastest: {told(tuned)}")
     console.print(f"kept in {kept} for the next start of the daemon", soft_wrap=True)
     if n_threads:
         console.print(f"but device.n_threads = {n_threads} is set, and a setting wins: unset it with 0")

@@ -39,12 +39,12 @@ from ..service.notify import Manager
 from ..store import History
 from ..store.claim import claimed
 from ..types import Outcome, Side, Usage
-from . import device as tuning
 from . import files
-from . import money as paying
 from .assembly import Parts, make_manner, make_mover, make_planner, names
 from .binding import bound
+from .device import load_measured, make_autotuner
 from .endpoints import make_endpoints
+from .money import limits_of, make_purse, make_sensors, probe_attempt, probe_outcome, restore
 from .reports import Reports
 from .server_setup import Servers
 from .state import vitals
@@ -112,14 +112,14 @@ class Daemon:
     def _make(self, config: Config, before: Parts | None = None) -> Parts:
         """New parts; a device that would be the same is taken over from those `before`. Raises ConfigError."""
         endpoints = make_endpoints(config, self.clock, self._shape, None if before is None else before.endpoints)
-        measured = tuning.measured(config)
-        purse = paying.make_purse(
+        measured = load_measured(config)
+        purse = make_purse(
             config, self.path.parent / "servers", self.clock, None if before is None else before.purse.caps
         )  # fmt: skip
         learner = Learner(make_planner(config, purse), self.history, self.clock, names(config))
         costs = CostMover(learner.planner, self._per_token, stops_billing=purse.stops_billing)
         wattmeter = Wattmeter(
-            paying.make_sensors(config),
+            make_sensors(config),
             purse,
             self.clock,
             speeds=self._speeds,
@@ -143,7 +143,7 @@ class Daemon:
         device = endpoints.get(Side.DEVICE)
         autotuner = None
         if isinstance(device, Device):
-            autotuner = tuning.make_autotuner(config, device.engine, lambda: self.conductor.in_flight > 0, self.clock)
+            autotuner = make_autotuner(config, device.engine, lambda: self.conductor.in_flight > 0, self.clock)
         prober = self._make_prober(config, endpoints.get(Side.SERVER))
         return Parts(config, endpoints, measured, purse, learner, costs, wattmeter, prober, autotuner, stage)
 
@@ -168,10 +168,10 @@ class Daemon:
 
     def _book_probe(self, spent: Usage) -> None:
         """A probe is a row of its own in the ledger."""
-        attempt = paying.probe_attempt(self.parts.purse, self.config.server.model, spent)
+        attempt = probe_attempt(self.parts.purse, self.config.server.model, spent)
         if attempt.bill_usd or spent.completion_tokens:
             self.parts.purse.book(attempt, self.clock.wall())
-            outcome = paying.probe_outcome(attempt, self.clock)
+            outcome = probe_outcome(attempt, self.clock)
             self.history.record(outcome)
             self.metrics.observe(outcome)
 
@@ -273,7 +273,7 @@ class Daemon:
         """Go by other live settings from now on."""
         self.parts = replace(self.parts, config=config)
         self.parts.purse.set_rate(config.device.usd_per_kwh)
-        self.parts.purse.set_limits(paying.limits(config))
+        self.parts.purse.set_limits(limits_of(config))
         self.conductor.stage.manner = make_manner(config)
         self.privacy.on = config.policy.private
         await self._confine()
@@ -388,7 +388,7 @@ class Daemon:
             stack.enter_context(claimed(self.history.path))
             await asyncio.to_thread(self.history.open)
             stack.push_async_callback(asyncio.to_thread, self.history.close)
-            await asyncio.to_thread(paying.restore, self.parts.purse, self.history, self.clock)
+            await asyncio.to_thread(restore, self.parts.purse, self.history, self.clock)
             await self._prepare(self.parts)
             stack.push_async_callback(self.keeper.end)
             await self.keeper.start()

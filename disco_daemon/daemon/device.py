@@ -94,7 +94,7 @@ def save(config: Config, path: Path, tuned: Tuned) -> Path:
     return profiles().save(key_for(config, path), tuned, datetime.now(UTC).date().isoformat())
 
 
-def measured(config: Config) -> Measured | None:
+def load_measured(config: Config) -> Measured | None:
     """What `disco profile` found of the configured model, as it will be computed; None if it was never run on it."""
     settings = config.device
     if not settings.enabled or settings.base_url:

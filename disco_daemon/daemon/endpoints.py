@@ -21,8 +21,8 @@ from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..models import places
 from ..types import Side
-from . import device as tuning
 from .assembly import same_device
+from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
 
 log = logging.getLogger("disco.daemon")
 
@@ -75,10 +75,10 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
-    path = tuning.model_path(settings)
-    knobs = tuning.knobs_for(config, path)
-    sizes = (settings.n_ctx, knobs.n_threads, tuning.n_gpu_layers(settings), settings.n_cells)
-    exact = tuning.is_exact(config)
+    path = model_path(settings)
+    knobs = knobs_for(config, path)
+    sizes = (settings.n_ctx, knobs.n_threads, n_gpu_layers(settings), settings.n_cells)
+    exact = is_exact(config)
     loaded = EngineConfig(
         path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),
@@ -119,5 +119,5 @@ def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:
 def _named(key: str, text: str) -> str:
     """The path that a setting names. Raises ConfigError where that is no file."""
     path = Path(text).expanduser()
-    tuning.require_regular(key, path)
+    require_regular(key, path)
     return str(path)

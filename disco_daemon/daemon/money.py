@@ -19,7 +19,7 @@ from ..power.sensors import Sensors, of_this_machine
 from ..pricelist import load
 from ..store import History
 from ..types import Attempt, Outcome, Plan, Side, Usage
-from . import device as tuning
+from .device import n_gpu_layers
 
 log = logging.getLogger("disco.money")
 
@@ -34,9 +34,9 @@ def make_purse(config: Config, own: Path, clock: Clock, caps: Caps | None = None
     if config.server.base_url and not price.known:
         log.warning("%s", catalog.advice(config.server.base_url, config.server.model, str(own / "mine.toml")))
     if caps is None:
-        caps = Caps(limits(config), local_zone(), clock.wall())
+        caps = Caps(limits_of(config), local_zone(), clock.wall())
     else:
-        caps.set_limits(limits(config))
+        caps.set_limits(limits_of(config))
     return Purse(
         price,
         caps,
@@ -74,7 +74,7 @@ def price_of(config: Config, catalog: Catalog) -> Price:
     )
 
 
-def limits(config: Config) -> Limits:
+def limits_of(config: Config) -> Limits:
     """The caps as set."""
     caps = config.caps
     return Limits(caps.usd_per_day, caps.usd_per_month, caps.wh_per_day, caps.battery_floor)
@@ -109,4 +109,4 @@ def probe_outcome(attempt: Attempt, clock: Clock) -> Outcome:
 def make_sensors(config: Config) -> Sensors:
     """The power sensors of this machine, for the threads and layers that compute."""
     device = config.device
-    return of_this_machine(device.watts, device.n_threads, on_gpu=tuning.n_gpu_layers(device) != 0)
+    return of_this_machine(device.watts, device.n_threads, on_gpu=n_gpu_layers(device) != 0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.config import layers as config
-from disco_daemon.daemon import device as tuning
+from disco_daemon.daemon.device import key_for, knobs_for, model_path, profiles
 from disco_daemon.estimation.device_ttft import DeviceTtft
 from disco_daemon.models.default import default_model_path
 from disco_daemon.profiling import saved
@@ -65,12 +65,12 @@ async def test_the_real_model_and_a_server_are_measured_and_kept(
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "drew" in err
 
-    monkeypatch.setattr(tuning, "data_path", lambda: tmp_path / "disco")
+    monkeypatch.setattr("disco_daemon.daemon.device.data_path", lambda: tmp_path / "disco")
     same = config.load(tmp_path / "none.toml", {}, settings)
-    model = tuning.model_path(same.device)
-    read = saved.load(tuning.profiles(), tuning.key_for(same, model), tuning.knobs_for(same, model))
+    model = model_path(same.device)
+    read = saved.load(profiles(), key_for(same, model), knobs_for(same, model))
     assert read is not None, "the daemon with the same settings finds it"
-    assert saved.path_of(tuning.profiles(), read.key) == Path(found["profile"])
+    assert saved.path_of(profiles(), read.key) == Path(found["profile"])
     assert DeviceTtft(*read.prior).predict(saved.TYPICAL) == pytest.approx(read.device.ttft_fit.predict(saved.TYPICAL))
     assert read.device.ttft_fit.r2 == device["ttft_fit"]["r2"]
 

@@ -19,7 +19,7 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
-from disco_daemon.daemon import device as tuning
+from disco_daemon.daemon.device import key_for, knobs_for, profiles
 from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError, run_tune
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama import gpu
@@ -81,10 +81,10 @@ async def test_the_fastest_knobs_are_kept_for_the_next_start_and_a_copy_is_only_
     assert 0.85 < copy["agreement"] < 1, "8 bits a weight are nearly, and not quite, the same model"
     assert not list(tmp_path.rglob("config.toml")), "which model is used is the user's to say"
 
-    monkeypatch.setattr(tuning, "data_path", lambda: tmp_path / "disco")
+    monkeypatch.setattr("disco_daemon.daemon.device.data_path", lambda: tmp_path / "disco")
     settings = config.load(tmp_path / "none.toml", {}, {"device.model": str(model)})
-    assert tuning.profiles().path(tuning.key_for(settings, model)) == Path(found["profile"])
-    knobs = tuning.knobs_for(settings, model)
+    assert profiles().path(key_for(settings, model)) == Path(found["profile"])
+    knobs = knobs_for(settings, model)
     assert {"n_threads": knobs.n_threads, "n_ubatch": knobs.n_ubatch}.items() <= found["knobs"].items()
 
 

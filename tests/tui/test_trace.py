@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import DataTable
 
-from disco_tui.draw import trace as traced
+from disco_tui.draw import token_timeline
 from disco_tui.draw.timeline_model import Story, delivery, lanes, level, words
-from disco_tui.draw.trace import Trace, counted, fullest, peaks
+from disco_tui.draw.token_timeline import Trace, counted, fullest, peaks
 from disco_tui.screens.dashboard import DashboardScreen
 from disco_tui.screens.timeline import TimelineScreen
 from tests.fixtures.recorded_daemon import RecordedDaemon, on_stage, playing, recorded, text_of, until
@@ -39,21 +39,21 @@ def test_tokens_are_counted_over_time() -> None:
 
 
 def test_the_level_is_what_came_and_was_not_shown_yet() -> None:
-    assert traced.levels(MADE) == [(0.5, 1), (0.6, 2), (1.5, 1), (2.0, 2), (2.5, 1), (3.5, 0)]
+    assert token_timeline.levels(MADE) == [(0.5, 1), (0.6, 2), (1.5, 1), (2.0, 2), (2.5, 1), (3.5, 0)]
     assert fullest(MADE) == (0.6, 2)
     assert [tokens for _, tokens in peaks(MADE, 4.0, 4)] == [2.0, 2.0, 2.0, 1.0]
 
 
 def test_a_token_that_passes_is_not_held() -> None:
     passing = Trace([0.1, 0.2], [0.1, 0.2], 2, 2, 5.0, 1.0)
-    assert traced.levels(passing) == [(0.1, 0), (0.2, 0)]
-    assert "the buffer held nothing" in traced.words(passing)
+    assert token_timeline.levels(passing) == [(0.1, 0), (0.2, 0)]
+    assert "the buffer held nothing" in token_timeline.words(passing)
 
 
 def test_behind_the_end_of_what_was_kept_the_level_is_not_known() -> None:
     cut = Trace([0.1, 0.2], [0.3, 0.4], 9, 9, 5.0, 1.0)
-    assert traced.levels(cut) == [(0.1, 1), (0.2, 2)], "others came after those, before these were shown"
-    assert "times are kept of the first 2 of 9 tokens" in traced.words(cut)
+    assert token_timeline.levels(cut) == [(0.1, 1), (0.2, 2)], "others came after those, before these were shown"
+    assert "times are kept of the first 2 of 9 tokens" in token_timeline.words(cut)
 
 
 times = st.lists(st.floats(0, 100), min_size=1, max_size=40).map(sorted)
@@ -81,18 +81,18 @@ def test_curves_rise_and_the_highest_level_is_in_some_column(
 
 
 def test_the_words_say_what_the_pictures_show() -> None:
-    assert traced.words(MADE) == [
+    assert token_timeline.words(MADE) == [
         "generated from 0.50 s to 2.00 s, shown from 0.50 s to 3.50 s",
         "the buffer held 2 tokens at most, 2.00 s of reading, at 0.60 s",
         "no token was later than the reader wanted it (expected: the first at 0.50 s, then 1 a second)",
     ]
     late = Trace([0.5, 4.0], [0.5, 4.0], 2, 2, pace_tps=1.0, expected_s=0.5)
-    assert traced.words(late)[2].startswith("token 2 was the latest, 2.50 s after its time")
+    assert token_timeline.words(late)[2].startswith("token 2 was the latest, 2.50 s after its time")
     left = Trace([0.5, 0.6], [0.5], 2, 1, 1.0, 0.5)
-    assert traced.words(left)[0].endswith("shown from 0.50 s to 0.50 s (1 of 2 tokens never)")
+    assert token_timeline.words(left)[0].endswith("shown from 0.50 s to 0.50 s (1 of 2 tokens never)")
     unseen = Trace([0.5, 0.6], [], 2, 0, 1.0, 0.5)
-    assert traced.words(unseen)[0].endswith("shown none of it")
-    assert traced.words(Trace([], [], 0, 0, 1.0, 0.5)) == ["no token was generated"]
+    assert token_timeline.words(unseen)[0].endswith("shown none of it")
+    assert token_timeline.words(Trace([], [], 0, 0, 1.0, 0.5)) == ["no token was generated"]
 
 
 # --- a real answer ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from disco_daemon import program
 from disco_daemon.cli import frozen, service
 from disco_daemon.config.schema import DeviceSettings
-from disco_daemon.daemon import device as tuning
+from disco_daemon.daemon.device import model_path
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 
@@ -166,9 +166,9 @@ def test_the_default_model_comes_out_of_the_binary(carried: Path) -> None:
 
 
 def test_the_daemon_takes_it_out_where_none_was_chosen(carried: Path) -> None:
-    assert tuning.model_path(DeviceSettings()) == carried
+    assert model_path(DeviceSettings()) == carried
     with pytest.raises(ConfigError, match=r"check device\.model"):
-        tuning.model_path(DeviceSettings(model="/nowhere.gguf"))
+        model_path(DeviceSettings(model="/nowhere.gguf"))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.jobs import Capacity, Job
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.simulate.scheduler import report as serving_report
+from disco_daemon.simulate.scheduler import report
 from disco_daemon.simulate.scheduler.machine import EXPECTED_TTFT_S, OPT_66B, Machine, Played, Simulation, Workload
 from disco_daemon.simulate.scheduler.qoe import (
     ARRIVALS_CV,
@@ -331,21 +331,21 @@ def test_the_command_simulates_the_loads_and_the_seed_that_it_is_given(capsys: p
 
 
 def test_the_summary_tells_every_setting_and_scheduler(result: dict[str, object]) -> None:
-    text = serving_report.summary(result)
+    text = report.summary(result)
     for part in ("Figure 10", "Figure 13", "Table 4", "load 1.1", *SCHEDULERS, "by content"):
         assert part in text
     assert "Figure 12" not in text  # no Gamma arrivals were simulated
-    assert serving_report.summary({"curves": []}) == "nothing was simulated"
+    assert report.summary({"curves": []}) == "nothing was simulated"
 
 
 def test_the_markdown_has_a_block_for_each_table(result: dict[str, object]) -> None:
-    text = serving_report.markdown(result)
+    text = report.markdown(result)
     assert text.count("```text\n") == 5  # gains, two settings, two of Table 4
     assert text.count("```") == 10
 
 
 def test_a_figure_is_drawn_for_each_setting(result: dict[str, object], tmp_path: Path) -> None:
-    paths = serving_report.draw_serving(result, tmp_path / "new")
+    paths = report.draw_serving(result, tmp_path / "new")
     assert [p.name for p in paths] == ["fig10-qoe-rate.png", "fig13-voice.png"]
     assert all(imread(p).std() > 0.05 for p in paths)
 
@@ -355,5 +355,5 @@ def test_without_matplotlib_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="plots"):
-        serving_report.draw_serving(result, tmp_path)
-    assert serving_report.summary(result)
+        report.draw_serving(result, tmp_path)
+    assert report.summary(result)

@@ -17,7 +17,7 @@ from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.delivery.trace import MAX_TRACED, Trace
 from disco_daemon.errors import RequestError
 from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Side, Token, Usage
-from disco_tui.draw import trace as pictured
+from disco_tui.draw import token_timeline
 
 BEGAN = 100.0  # of every answer, on the buffer's clock, s
 PACE = 2.0
@@ -171,7 +171,7 @@ def test_no_token_is_shown_before_it_came_and_the_level_is_never_below_nothing(
     assert released == sorted(released)
     assert len(put) >= len(released)
     assert all(came <= shown for came, shown in zip(put, released, strict=False))
-    levels = pictured.levels(pictured.Trace.of(told))
+    levels = token_timeline.levels(token_timeline.Trace.of(told))
     assert all(level >= 0 for _, level in levels)
     assert [t for t, _ in levels] == sorted({*put, *released})
     if levels:

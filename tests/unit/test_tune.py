@@ -14,8 +14,7 @@ from disco_daemon.cli.tune import copy_path
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config
-from disco_daemon.daemon import device as tuning
-from disco_daemon.daemon.tasks import autotuner as autotune
+from disco_daemon.daemon.device import is_exact, knobs_for, make_autotuner, n_gpu_layers, save
 from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.measure.search import Search, thread_counts
@@ -225,25 +224,25 @@ def configured(text: str, tmp_path: Path) -> Config:
 
 @pytest.fixture
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tuning, "data_path", lambda: tmp_path / "data")
+    monkeypatch.setattr("disco_daemon.daemon.device.data_path", lambda: tmp_path / "data")
     return tmp_path
 
 
 def test_the_engine_gets_the_profile_that_fits(at_home: Path, model: Path) -> None:
     settings = configured(f"[device]\nmodel = '{model}'\nrounding = 'fast'\n", at_home)
-    tuning.save(settings, model, TUNED)
-    assert tuning.knobs_for(settings, model) == TUNED.knobs
+    save(settings, model, TUNED)
+    assert knobs_for(settings, model) == TUNED.knobs
     exact = configured(f"[device]\nmodel = '{model}'\nrounding = 'exact'\n", at_home)
-    assert tuning.knobs_for(exact, model).flash_attn is None, "what was measured without exactness is another thing"
+    assert knobs_for(exact, model).flash_attn is None, "what was measured without exactness is another thing"
 
 
 def test_what_is_exact_computes_on_the_cpu_and_with_flash_attention(at_home: Path) -> None:
     exact = configured("[device]\nrounding = 'exact'\n", at_home)
-    assert (tuning.is_exact(exact), tuning.n_gpu_layers(exact.device)) == (True, 0)
+    assert (is_exact(exact), n_gpu_layers(exact.device)) == (True, 0)
     auto = configured("[device]\nflash_attn = 'off'\n[server]\nbase_url = 'http://h/v1'\nmodel = 'm'\n", at_home)
-    assert (tuning.is_exact(auto), tuning.n_gpu_layers(auto.device)) == (False, None)
+    assert (is_exact(auto), n_gpu_layers(auto.device)) == (False, None)
     some = configured("[device]\nn_gpu_layers = 7\n", at_home)
-    assert tuning.n_gpu_layers(some.device) == 7
+    assert n_gpu_layers(some.device) == 7
 
 
 @pytest.mark.parametrize(
@@ -303,7 +302,7 @@ class Tune:
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     stand_in = Tune()
-    monkeypatch.setattr(autotune, "run_tune", stand_in)
+    monkeypatch.setattr("disco_daemon.daemon.tasks.autotuner.run_tune", stand_in)
     return stand_in
 
 
@@ -339,8 +338,8 @@ async def test_a_request_ends_it_and_it_tries_again(tune: Tune) -> None:
 
 
 async def test_it_gives_up_when_it_is_always_broken_off(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune, "MAX_TRIES", 2)
-    monkeypatch.setattr(autotune, "LOOK_S", 0.001)
+    monkeypatch.setattr("disco_daemon.daemon.tasks.autotuner.MAX_TRIES", 2)
+    monkeypatch.setattr("disco_daemon.daemon.tasks.autotuner.LOOK_S", 0.001)
     began = -1
 
     def busy() -> bool:  # a request comes as soon as it has begun
@@ -405,10 +404,10 @@ async def test_shutdown_ends_the_measurement(tune: Tune) -> None:
 def test_who_is_tuned_by_itself(at_home: Path, model: Path, text: str, known: bool, runs: bool) -> None:
     settings = configured(f"[device]\nmodel = '{model}'\n{text}\n", at_home)
     if known:
-        tuning.save(settings, model, TUNED)
+        save(settings, model, TUNED)
     clock = SystemClock()
     engine = Engine(EngineConfig(model, 512, 1), clock)
-    made = tuning.make_autotuner(settings, engine, lambda: False, clock)
+    made = make_autotuner(settings, engine, lambda: False, clock)
     assert (made is not None) == runs
 
 
@@ -416,10 +415,10 @@ def test_a_result_is_for_the_next_start_of_the_engine(at_home: Path, model: Path
     settings = configured(f"[device]\nmodel = '{model}'\n", at_home)
     clock = SystemClock()
     engine = Engine(EngineConfig(model, 512, 1), clock)
-    made = tuning.make_autotuner(settings, engine, lambda: False, clock)
+    made = make_autotuner(settings, engine, lambda: False, clock)
     assert made is not None
     made._adopt(TUNED)
     now = engine.config
     assert (now.n_threads, now.n_threads_batch, now.n_ubatch, now.flash_attn) == (2, 4, 256, False)
     assert now.n_ctx == 512
-    assert tuning.knobs_for(settings, model) == TUNED.knobs
+    assert knobs_for(settings, model) == TUNED.knobs

@@ -15,10 +15,10 @@ from textual.content import Content
 
 from ..data.model import Json
 from ..data.scale import dollars, seconds
-from . import trace as traced
+from . import token_timeline
 from .charts import Axes, Curve, plot
 from .pictures import STYLES
-from .trace import Trace
+from .token_timeline import Trace
 
 NAME_WIDTH = 10
 WAITS, WORKS, SPEAKS, LOST = " ", "-", "=", "x"
@@ -165,7 +165,7 @@ def words(story: Story) -> list[str]:
     else:
         sure = "" if story.exact_end else "about "
         lines.append(f"you saw the first token at {seconds(story.ttft_s)}, the last at {sure}{seconds(story.end_s)}")
-    return [*lines, *(traced.words(story.trace) if story.trace is not None else []), *story.figures]
+    return [*lines, *(token_timeline.words(story.trace) if story.trace is not None else []), *story.figures]
 
 
 def _planned(side: str, start: float | None) -> str:
@@ -248,11 +248,11 @@ def delivery(story: Story, pace_tps: float, expected_s: float, width: int, heigh
 
 def level(story: Story, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
     """Tokens in the buffer over time (`#`), on the same time axis; None where that is unknown, or nothing was held."""
-    held = traced.fullest(story.trace)[1] if story.trace is not None else 0
+    held = token_timeline.fullest(story.trace)[1] if story.trace is not None else 0
     if story.trace is None or not held:
         return None
     until_s = _until_s(story, *_wish(story, pace_tps, expected_s))
-    points = [(t, tokens) for t, tokens in traced.peaks(story.trace, until_s, width) if tokens]
+    points = [(t, tokens) for t, tokens in token_timeline.peaks(story.trace, until_s, width) if tokens]
     most = f"{held} tokens".rjust(len(f"{_tokens(story)} tokens"))  # both pictures begin in the same column
     axes = Axes((0.0, until_s), (0.0, float(held)), ("0", seconds(until_s)), ("0", most))
     return plot([Curve(points, "#", "$accent", joined=False, filled=True)], axes, width, height)
@@ -289,7 +289,7 @@ def _came(story: Story, seams: Sequence[tuple[float, float]], until_s: float, wi
     makers = [(0, story.winner or ""), *((move.at, move.target) for _, move in _seams(story))]
     ends = [*(at for at, _ in makers[1:]), len(trace.put_s)]
     curves = [
-        Curve(traced.counted(trace.put_s[at:end], until_s, width, before=at), "+", STYLES.get(side, ""))
+        Curve(token_timeline.counted(trace.put_s[at:end], until_s, width, before=at), "+", STYLES.get(side, ""))
         for (at, side), end in zip(makers, ends, strict=True)
     ]
-    return [*curves, Curve(traced.counted(trace.shown_s, until_s, width), "*", "$accent")]
+    return [*curves, Curve(token_timeline.counted(trace.shown_s, until_s, width), "*", "$accent")]

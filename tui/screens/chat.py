@@ -21,7 +21,7 @@ from ..draw.theme import fit
 from ..widgets.prompt import Prompt
 from ..widgets.sidebar import Sidebar
 from ..widgets.transcript import Transcript
-from . import dialog_actions as errands
+from . import dialog_actions
 from .conversation import Talks
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class ChatScreen(Screen[None]):
     @work(group="dialog")
     async def action_attach(self) -> None:
         """A text file for the next question."""
-        await errands.attach(self)
+        await dialog_actions.attach(self)
 
     # --- conversations ----------------------------------------------------------------------------------------------
 
@@ -294,17 +294,17 @@ class ChatScreen(Screen[None]):
     @work(group="dialog")
     async def action_rename(self) -> None:
         """Another title."""
-        await errands.rename(self)
+        await dialog_actions.rename(self)
 
     @work(group="dialog")
     async def action_system(self) -> None:
         """The system prompt of this conversation."""
-        await errands.system(self)
+        await dialog_actions.system(self)
 
     @work(group="dialog")
     async def action_model(self) -> None:
         """Model or route."""
-        await errands.model(self)
+        await dialog_actions.model(self)
 
     def action_delete(self) -> None:
         """Delete the open conversation."""
@@ -336,14 +336,14 @@ class ChatScreen(Screen[None]):
     @work(group="dialog")
     async def action_export(self) -> None:
         """Write the conversation into a file."""
-        await errands.export(self)
+        await dialog_actions.export(self)
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     @work(group="dialog")
     async def action_copy(self) -> None:
         """Copy an answer, or one of its code blocks."""
-        await errands.copy(self, self._chosen("assistant"))
+        await dialog_actions.copy(self, self._chosen("assistant"))
 
     def action_timeline(self) -> None:
         """How the selected answer came about."""
