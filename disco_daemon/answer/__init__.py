@@ -317,6 +317,7 @@ class Answer:
         return self._counted(side, token) if self.handoffs else self._kept(side, token)
 
     def _counted(self, side: Side, token: Token) -> Iterable[Effect]:
+        """A token behind a seam, where nobody else counts."""
         yield from self._kept(side, token)
         if side in self._running:
             yield from self._limited(side)
