@@ -54,14 +54,13 @@ fmt: .venv/.stamp
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# The pictures in the README are those that the tests compare the screens with.
+# The pictures in the documents are those that the tests compare the screens with.
 screenshots: .venv/.stamp
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest -q tests/tui
 
-# What documents say by code: the command line, and the states of an answer.
+# What documents say by code: the command line, the settings, the routes, the states of an answer.
 docs: .venv/.stamp
-	$(BIN)/python -m disco_daemon.cli.reference docs/cli.md
-	$(BIN)/python docs/states.py
+	$(BIN)/python docs/generate.py
 
 model: .venv/.stamp
 	$(BIN)/disco models fetch

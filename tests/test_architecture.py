@@ -19,11 +19,13 @@ from disco_daemon.cli.main import make_parser
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config, keys
 from disco_daemon.endpoints.server import CONTINUATIONS
-from docs import states
+from docs import generate
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-ARCHITECTURE = states.DOCUMENT.read_text("utf-8")
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text("utf-8")
+HANDOFF = (ROOT / "docs/handoff.md").read_text("utf-8")
+PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 RELIABILITY = (ROOT / "docs/reliability.md").read_text("utf-8")
 HEAVY = ("aiohttp", "llama_cpp", "numpy", "openai", "rich", "sqlite3", "textual", "asyncio")
 
@@ -103,13 +105,43 @@ def test_every_package_folder_is_in_pyproject() -> None:
 # --- documents ----------------------------------------------------------------------------------------------------
 
 
-def test_the_state_diagram_is_the_table() -> None:
-    _, between, _ = states.split(ARCHITECTURE)
-    assert between.strip() == states.diagram(), "run `python docs/states.py`"
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    assert (ROOT / name).read_text("utf-8") == generate.PAGES[name](), "run `make docs`"
 
 
-def test_readme_lists_every_setting_with_its_default() -> None:
-    shown = {code(key)[0]: code(default)[0] for key, default, _ in rows(README, "Settings")}
+@pytest.mark.parametrize(("name", "block"), generate.BLOCKS)
+def test_a_generated_block_is_up_to_date(name: str, block: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    assert text == generate.replaced(text, block, generate.BLOCKS[name, block]()), "run `make docs`"
+
+
+def test_every_marked_block_is_generated() -> None:
+    marked = {
+        (f"docs/{name}", block)
+        for name, text in PAGES.items()
+        for block in re.findall(r"<!-- (?:generated|end): ([\w-]+) -->", text)
+    }
+    assert marked == set(generate.BLOCKS)
+
+
+def test_a_block_that_is_missing_or_there_twice_is_an_error() -> None:
+    block = "<!-- generated: x -->\nold\n<!-- end: x -->\n"
+    assert generate.replaced(f"a\n{block}b\n", "x", "new") == f"a\n{block.replace('old', 'new')}b\n"
+    for text in ("", block + block, block.replace("end", "and")):
+        with pytest.raises(ValueError, match="expected one"):
+            generate.replaced(text, "x", "new")
+
+
+def test_readme_fits_on_a_few_screens() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_settings_page_lists_every_setting_with_its_default() -> None:
+    sections = sorted({key.partition(".")[0] for key in keys()})
+    tables = [row for name in sections for row in rows(PAGES["settings.md"], name)]
+    shown = {code(key)[0]: code(default)[0] for key, default, *_ in tables}
+    assert len(tables) == len(shown)
     defaults = Config()
     assert shown == {key: json.dumps(config.get_value(defaults, key)) for key in sorted(keys())}
 
@@ -127,14 +159,15 @@ def commands(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
         yield path
 
 
-def test_readme_lists_every_verb() -> None:
-    shown = [re.match(r"disco((?: [a-z]+)+)", code(command)[0]) for command, _ in rows(README, "Commands")]
+def test_the_page_of_commands_lists_every_verb() -> None:
+    listed = rows(PAGES["commands.md"], "Commands")
+    shown = [re.match(r"disco((?: [a-z]+)+)", code(command)[0]) for command, _ in listed]
     assert sorted(m[1].strip() if m else "?" for m in shown) == sorted(commands(make_parser()))
 
 
 def documented_commands() -> list[str]:
-    """The lines of README and architecture.md that start with `disco`, in fenced blocks and in backticks."""
-    texts = [README, ARCHITECTURE]
+    """The lines of README and the pages that start with `disco`, in fenced blocks and in backticks."""
+    texts = [text for name, text in PAGES.items() if name != "cli.md"]  # that one is made of the parser
     fenced = [
         line
         for text in texts
@@ -154,11 +187,12 @@ def test_documented_command_is_understood(line: str) -> None:
     try:
         make_parser().parse_args(words)
     except SystemExit as e:
-        pytest.fail(f"`{line}` ends with status {e.code}")
+        if (e.code, words) != (0, ["--help"]):
+            pytest.fail(f"`{line}` ends with status {e.code}")
 
 
 def test_every_continuation_method_is_described_and_accepted(tmp_path: Path) -> None:
-    described = tuple(code(name)[0] for name, *_ in rows(ARCHITECTURE, "Continuing a partial answer"))
+    described = tuple(code(name)[0] for name, *_ in rows(HANDOFF, "Continuing a partial answer"))
     assert described == CONTINUATIONS
     for name in CONTINUATIONS:
         assert config.set_values(tmp_path / "config.toml", {"server.continuation": name}).server.continuation == name
@@ -173,8 +207,20 @@ def test_a_documented_bound_is_the_one_in_the_code(row: list[str]) -> None:
 
 
 def test_no_document_names_a_place_of_one_machine() -> None:
-    for text in (README, ARCHITECTURE, (ROOT / "CHANGELOG.md").read_text("utf-8")):
+    for text in (*PAGES.values(), (ROOT / "CHANGELOG.md").read_text("utf-8")):
         assert not re.search(r"/(home|root|work|tmp|Users|opt)/", text)
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for name, text in PAGES.items():
+        folder = ROOT if name == "README.md" else ROOT / "docs"
+        for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+            path = (folder / target) if target else folder / name
+            assert path.exists(), f"{name}: {target}"
+            if anchor:
+                heads = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+                anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+                assert anchor in anchors, f"{name}: {target}#{anchor}"
 
 
 # --- what is promised -------------------------------------------------------------------------------------------------

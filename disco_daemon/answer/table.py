@@ -20,7 +20,7 @@ class State(StrEnum):
 
 _ANY = (Due, Arrived, Ended, Broke, Followed, Move, Tick)
 
-# state -> event -> the states it may lead to. docs/architecture.md's diagram is generated from this.
+# state -> event -> the states it may lead to. docs/handoff.md's diagram is generated from this.
 TRANSITIONS: dict[State, dict[type, frozenset[State]]] = {
     State.PLANNED: {Begin: frozenset({State.RACING, State.FAILED})},
     State.RACING: {

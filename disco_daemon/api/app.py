@@ -69,7 +69,7 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
 
 
 async def _chat(request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions: Answer a conversation, streamed or whole, on the device, the server or both."""
     chat, extra = openai.parse(await _body(request))
     request_id = _new_id()
     generation = openai.to_generation(chat, extra, request_id, _route(request, chat.model))
@@ -77,7 +77,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
-    """POST /v1/completions."""
+    """POST /v1/completions: Continue a raw prompt, text or token ids, on the device."""
     asked, extra = openai.parse_completion(await _body(request))
     request_id = _new_id()
     allowed = _route(request, asked.model)
@@ -89,7 +89,7 @@ async def _complete(request: web.Request) -> web.StreamResponse:
 
 
 async def _embed(request: web.Request) -> web.StreamResponse:
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings: Turn texts into vectors by the device's model: the mean of its last layer."""
     asked, texts = embeddings.parse(await _body(request))
     if Side.DEVICE not in _route(request, asked.model) or _adapter(asked.model):
         msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
@@ -163,7 +163,7 @@ async def _answer(
 
 
 async def _adjust(request: web.Request) -> web.Response:
-    """POST /disco/v1/answers/ID: another pace or delivery for an answer that is running."""
+    """POST /disco/v1/answers/ID: Change a running answer, by `{"pace_tps": 8}` or `{"delivery": "off"}`."""
     request_id = request.match_info["request_id"]
     wish = openai.parse_adjustment(await body(request))
     delivery = None if wish.delivery is None else Delivery(wish.delivery)
@@ -199,7 +199,7 @@ def _model_card(name: str) -> dict[str, Any]:
 
 
 async def _models(request: web.Request) -> web.Response:
-    """GET /v1/models: what may be asked for now."""
+    """GET /v1/models: List the models that may be asked for now."""
     conductor = request.app[CONDUCTOR]
     here = {Side.DEVICE} if conductor.stage.private else BOTH
     names = [name for name, sides in _routes(conductor).items() if sides & here]
@@ -207,7 +207,7 @@ async def _models(request: web.Request) -> web.Response:
 
 
 async def _model(request: web.Request) -> web.Response:
-    """GET /v1/models/NAME."""
+    """GET /v1/models/NAME: Show one model."""
     name = request.match_info["name"]
     if name not in _routes(request.app[CONDUCTOR]):
         msg = f"The model '{name}' does not exist."
@@ -219,7 +219,7 @@ async def _model(request: web.Request) -> web.Response:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """GET /health: 200 while something can serve, else 503."""
+    """GET /health: Answer 200 while something can serve, else 503."""
     conductor = request.app[CONDUCTOR]
     serving = {
         side.value: endpoint.may_serve() and (side is Side.DEVICE or not conductor.stage.private)
@@ -230,5 +230,5 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _trace(request: web.Request) -> web.Response:
-    """GET /disco/v1/trace/ID, or `latest`: when each token of a recent answer came and was shown."""
+    """GET /disco/v1/trace/ID: Return when each token of an answer came and was shown; `latest` is the last one."""
     return json_response(fit(request, trace.document(request.app[CONDUCTOR], request.match_info["request_id"])))

@@ -76,18 +76,18 @@ def add_routes(app: web.Application, reports: Reports) -> None:
 
 
 async def _state(request: web.Request) -> web.Response:
-    """GET /disco/v1/state."""
+    """GET /disco/v1/state: Return the state of the daemon, as `disco status` shows it."""
     return _json(fit(request, request.app[REPORTS].state()))
 
 
 async def _history(request: web.Request) -> web.Response:
-    """GET /disco/v1/history?limit=N, newest first."""
+    """GET /disco/v1/history: Return the latest requests, newest first; `?limit=20`."""
     rows = await asyncio.to_thread(request.app[REPORTS].history, _number(request, "limit", 20))
     return _json({"data": rows})
 
 
 async def _ledger(request: web.Request) -> web.Response:
-    """GET /disco/v1/ledger?days=N: what was spent on each day, newest first."""
+    """GET /disco/v1/ledger: Return what each day has cost, newest first; `?days=31`."""
     rows = await asyncio.to_thread(request.app[REPORTS].ledger, _number(request, "days", 31))
     return _json({"data": rows})
 
@@ -102,12 +102,12 @@ def _number(request: web.Request, name: str, usual: int) -> int:
 
 
 async def _settings(request: web.Request) -> web.Response:
-    """GET /disco/v1/settings."""
+    """GET /disco/v1/settings: Return all settings in force; secrets are masked."""
     return _json(request.app[REPORTS].settings())
 
 
 async def _change(request: web.Request) -> web.Response:
-    """PATCH /disco/v1/settings {"device.usd_per_kwh": 2.5, …}: all of them are written, or none."""
+    """PATCH /disco/v1/settings: Write settings, such as `{"device.usd_per_kwh": 2.5}`: all that it names, or none."""
     changes = openai.parse_settings(await body(request))
     try:
         return _json(await request.app[REPORTS].change(changes))
@@ -116,7 +116,7 @@ async def _change(request: web.Request) -> web.Response:
 
 
 async def _reload(request: web.Request) -> web.Response:
-    """POST /disco/v1/reload: config.toml is read again, and the next request goes by it."""
+    """POST /disco/v1/reload: Read config.toml again; the next request goes by it."""
     try:
         return _json(await request.app[REPORTS].reload())
     except ConfigError as e:
@@ -124,7 +124,7 @@ async def _reload(request: web.Request) -> web.Response:
 
 
 async def _plan(request: web.Request) -> web.Response:
-    """GET /disco/v1/plan?tokens=N&waited=S: what would be done with such a prompt now."""
+    """GET /disco/v1/plan: Return what would be done with such a prompt now, and why; `?tokens=120&waited=0`."""
     try:
         tokens, waited_s = int(request.query.get("tokens", "")), float(request.query.get("waited", "0"))
     except ValueError:
@@ -136,7 +136,10 @@ async def _plan(request: web.Request) -> web.Response:
 
 
 async def _whatif(request: web.Request) -> web.Response:
-    """GET /disco/v1/whatif?rate=R&budget=B[&alpha=A][&kappa=K]: what they would have made of the requests on record."""
+    """GET /disco/v1/whatif: Return what another rate ($/kWh) and budget would have made of the requests on record.
+
+    The query is `?rate=2&budget=0.5`, with `alpha` or `kappa` for the policies that have them.
+    """
     tail = {name: _amount(request, name, most) for name, most in TAIL_KNOBS.items() if name in request.query}
     rate, budget = _amount(request, "rate", math.inf), _amount(request, "budget", 1.0)
     return _json(await request.app[REPORTS].whatif(rate, budget, tail))

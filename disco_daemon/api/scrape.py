@@ -22,6 +22,6 @@ async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def scraped(request: web.Request) -> web.Response:
-    """GET /metrics, for Prometheus."""
+    """GET /metrics: Return all metrics for Prometheus."""
     body, content_type = request.app[METRICS].render(request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})

@@ -51,7 +51,7 @@ def add_routes(app: web.Application, servers: Servers) -> None:
 
 
 async def _providers(request: web.Request) -> web.Response:
-    """GET /disco/v1/providers."""
+    """GET /disco/v1/providers: List the known servers, and the models on this machine."""
     known = await _mended(asyncio.to_thread(request.app[SERVERS].providers))
     if not may_control(request):  # whether there is a key, not where
         rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
@@ -60,21 +60,21 @@ async def _providers(request: web.Request) -> web.Response:
 
 
 async def _check(request: web.Request) -> web.Response:
-    """POST /disco/v1/server/check {base_url, api_key?, model?}: does it work? With a model it may cost a little."""
+    """POST /disco/v1/server/check: Test a server, `{base_url, api_key?, model?}`; with a model it may cost a little."""
     wish = parse_server(await body(request))
     asked = request.app[SERVERS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
     return _json(await _mended(asked))
 
 
 async def _set(request: web.Request) -> web.Response:
-    """PUT /disco/v1/server {base_url, api_key?, model?}."""
+    """PUT /disco/v1/server: Write a server down and use it, `{base_url, api_key?, model?}`; "" takes it away."""
     wish = parse_server(await body(request))
     asked = request.app[SERVERS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
     return _json(await _mended(asked))
 
 
 async def _set_device(request: web.Request) -> web.Response:
-    """PUT /disco/v1/device {model}: one of those that `GET /disco/v1/providers` lists; no other path is taken."""
+    """PUT /disco/v1/device: Use another local model, `{model}`, one that `GET /disco/v1/providers` lists."""
     return _json(await _mended(request.app[SERVERS].set_device(parse_device(await body(request)))))
 
 

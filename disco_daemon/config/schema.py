@@ -28,17 +28,18 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str = ""
     """If set, clients must send it as their API key; over TCP it opens the controls, too (docs/doors.md)."""
     control_key: str = ""
-    """If set, this key opens the controls over TCP, and `key`, which is pasted into editors, does not."""
+    """If set, this key opens the controls over TCP, and `api.key`, which is pasted into editors, does not."""
     any_user: bool = False
     """Let every user of this machine ask, without a key; otherwise others need `api.key`."""
     hosts: tuple[_HostName, ...] = ()
-    """More names by which clients on this machine may call it, such as host.docker.internal."""
+    """More names by which clients on this machine may call it, such as `host.docker.internal`; with commas between."""
     origins: tuple[_Origin, ...] = ()
-    """Origins of web pages that may ask, such as https://chat.example; a browser's page may not otherwise."""
+    """Origins of web pages that may ask, such as `https://chat.example`; a browser's page may not otherwise."""
     receive_timeout_s: _Positive = 30.0
     """A connection ends when a request's header or its body, or the next request, has not come for this long, s."""
     drain_s: _NonNegative = 30.0
-    """After a SIGTERM running answers may go on for so long, s; then their readers are told that there is no more."""
+    """After a SIGTERM running answers may go on for this long, s; then their readers are told that no more will
+    come."""
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,64 +58,70 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     """Whether the device takes part."""
     model: str = ""
-    """Path of a GGUF file; empty = the embedded default model. With `base_url`: the model's name there."""
+    """Path of a GGUF file; empty = the default model. With `device.base_url`: the model's name there."""
     base_url: str = ""
     """A local OpenAI-compatible server (llama-server, Ollama, LM Studio) to use as the device instead."""
     n_ctx: Annotated[int, Meta(ge=0)] = 4096
     """Context length in tokens of one answer with its prompt; 0 = as the model was trained. Less if memory is short."""
     n_cells: Annotated[int, Meta(ge=0)] = 0
-    """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice n_ctx if memory allows."""
+    """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice `device.n_ctx` if memory
+    allows."""
     spill_gib: _NonNegative = 0.0
-    """Disk for idle conversations, GiB: they go on after a restart without being read again. The files, yours alone in
-    the cache folder, hold the conversations, but no `private` ones. 0 = none, and those there are removed."""
+    """Disk for idle conversations, GiB: they go on after a restart without being read again. The files are yours alone,
+    in the cache folder (`disco/kv`), and hold the conversations, but no `private` ones; 0 = none, and those there are
+    removed."""
     spill_after_s: _NonNegative = 120.0
-    """A conversation goes to disk when nobody has used it for this long, s; or for want of room, or at the end."""
+    """A conversation goes to disk when nobody has used it for this long, s; also for want of room in memory, and at the
+    end."""
     keep_alive_s: _NonNegative = 0.0
     """Unload the model when nobody has asked it anything for this long, s, and load it again with the next request; a
-    server is asked at once meanwhile. What it knew of conversations goes, unless `spill_gib`. 0 = never."""
+    server is asked at once meanwhile. What it knew of conversations goes, unless `device.spill_gib`; 0 = never."""
     scheduler: Literal["andes", "fcfs", "round-robin"] = "andes"
-    """Who runs when not all can: andes (whose reader gains most), fcfs (first come, first served), round-robin."""
+    """Which answers run when not all can: `andes` (those whose readers gain most), `fcfs` (first come, first served),
+    `round-robin`."""
     n_threads: Annotated[int, Meta(ge=0)] = 0
     """CPU threads; 0 = as tuned, or else one fewer than the cores, at least 1."""
     n_threads_batch: Annotated[int, Meta(ge=0)] = 0
-    """CPU threads that read prompts; 0 = `n_threads` if you set that, or else as tuned."""
+    """CPU threads that read prompts; 0 = `device.n_threads` if you set that, or else as tuned."""
     n_ubatch: Annotated[int, Meta(ge=0, le=512)] = 0
     """Tokens of a prompt that are computed at a time (micro-batch); 0 = as tuned, or else 512."""
     flash_attn: Literal["auto", "on", "off"] = "auto"
-    """Flash attention; auto: on, unless rounding is fast and it was measured to be slower here."""
+    """Flash attention: on, off, or auto: on, unless rounding is fast and it was measured to be slower here."""
     kv_type: Literal["auto", "q8_0"] = "auto"
-    """How the KV cache keeps a number: auto (16 bits), or q8_0 (half the memory; answers may differ a little)."""
+    """How the KV cache keeps a number: auto (16 bits), or `q8_0` (half the memory; answers may differ a little)."""
     autotune: bool = True
     """Measure once, while the daemon is idle, which of these are fastest here, for the next start; `disco tune` does it
-    at once. Not if you set `n_threads`."""
+    at once. Not if you set `device.n_threads`."""
     rounding: Literal["auto", "exact", "fast"] = "auto"
-    """exact: an answer taken over from elsewhere goes on as if it had never been interrupted, to the bit; fast: prompts
-    are read 15 % faster (512 tokens), and greedy answers may part after a handoff. auto: exact if there is a server."""
+    """`exact`: an answer taken over from elsewhere goes on to the bit as if it had never been interrupted; `fast`:
+    prompts are read 15 % faster (512 tokens), and greedy answers may part after a handoff; `auto`: exact if there is a
+    server."""
     n_gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
-    """Layers to put on a GPU, if llama.cpp was built for one: auto (as many as its memory holds; none if `rounding` is
-    exact, which only the CPU is), a number, -1 = all."""
+    """Layers to put on a GPU, if llama.cpp was built for one: auto (as many as its memory holds; none if
+    `device.rounding` is `exact`, which only the CPU is), a number, -1 = all."""
     adapters: Annotated[dict[_AdapterName, str | Adapter], Meta(max_length=32)] = {}
-    """LoRA adapters, NAME = "path of a GGUF file" or {path, scale}; each is the model disco/device:NAME."""
+    """LoRA adapters: a table of NAME = "path of a GGUF file", or NAME = {path, scale}; each is the model
+    `disco/device:NAME`."""
     chat_template: str = ""
     """A Jinja file in place of the model's own chat template; empty = the model's own."""
     speculation: Literal["auto", "off"] = "auto"
-    """auto: guess the next tokens from the text (quotes, edits) and compute several at once where that pays; off. The
-    answers are the same."""
+    """`auto`: guess the next tokens from the text (quotes, edits) and compute several at once where that pays, without
+    changing the answer; `off`."""
     draft_model: str = ""
-    """A small GGUF file of the same family as `model`, which guesses, too; empty = none."""
+    """A small GGUF file of the same family as `device.model`, which guesses, too; empty = none."""
     watts: _NonNegative = 0.0
     """Power that computing draws, W, where no sensor can be read; 0 = guessed from the cores. `disco doctor` shows what
     is used."""
     usd_per_kwh: _NonNegative = 0.30
     """Exchange rate λ: what a kWh of this machine's energy is worth on mains, $. On battery it is worth more, the more
-    so the less there is left (docs/money.md). Taken up by a running daemon."""
+    so the less there is left (docs/money.md#the-exchange-rate)."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[server] The remote OpenAI-compatible API."""
 
     base_url: str = ""
-    """Such as https://api.openai.com/v1; empty = no server."""
+    """Base address of the API, such as `https://api.openai.com/v1`; empty = no server."""
     model: str = ""
     """The model's name there."""
     api_key_env: str = "OPENAI_API_KEY"
@@ -122,14 +129,15 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key_file: str = ""
     """A file with the API key, yours and readable by you only (chmod 600); used when the variable is not set."""
     key_origin: str = ""
-    """Whose the key is, such as https://api.openai.com: it goes nowhere else. `disco setup` writes it; empty = a
-    daemon's first start with a key binds it to the server that is configured then, and writes that here."""
+    """The origin that the key is for, such as `https://api.openai.com`: it goes nowhere else. `disco setup` writes it;
+    empty = a daemon's first start with a key binds it to the server that is configured then, and writes that here."""
     insecure: bool = False
-    """Let the key travel over plain http:// to a host that is not private (loopback, RFC 1918, 100.64/10, link-local,
-    ULA). Without it such a server is off."""
+    """Let the key travel over plain `http://` to a host that is not private (loopback, RFC 1918, 100.64/10, link-local,
+    ULA); without it such a server is off."""
     continuation: str = "auto"
     """How it continues a partial answer: auto (known hosts, or found out by a probe), token_ids, text,
-    continue_final_message, prefix, assistant, instruct (asks in words, and trims the overlap), none."""
+    continue_final_message, prefix, assistant, instruct (asks in words, and trims the overlap), none
+    (docs/handoff.md#continuing-a-partial-answer)."""
     probe: bool = True
     """With `auto`: find out once how an unknown server continues answers, after its first one; some 200 tokens."""
     stream_usage: bool = True
@@ -139,7 +147,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_timeout_s: _Positive = 15.0
     """Give up on the server after this long between two tokens, s."""
     input_usd_per_mtok: _NonNegative | None = None
-    """Price of a million input tokens, $; null = as in the price lists, 0 on your own machines."""
+    """Price of a million input tokens, $; null = as in the price lists (docs/money.md#what-servers-charge), 0 on your
+    own machines."""
     output_usd_per_mtok: _NonNegative | None = None
     """Price of a million output tokens, $; null = as in the price lists."""
 
@@ -149,7 +158,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str = "optimal"
     """optimal (learns both sides), paper (DiSCo), stochastic, stochastic-concurrent, race (both at once), all-device,
-    all-server, or delay (server first, the device after `delay_s`)."""
+    all-server, or delay (server first, the device after `policy.delay_s`): docs/policy.md."""
     budget: _Share = 0.5
     """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1. The device is booked
     with what it computes, not with what it has in its KV cache; the server with the whole prompt, whenever asked.
@@ -161,10 +170,10 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kappa: _NonNegative = 0.058
     """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
     shadow: bool = True
-    """Let a server that lost the race show its first token: about one token's cost, and its TTFT is known."""
+    """Let a server that lost the race show its first token: about one token's cost, and its time is known."""
     private: bool = False
-    """Never leave this machine: every request is answered as a `private` one, and the server is asked nothing, not even
-    by a probe. Taken up by a running daemon."""
+    """Never leave this machine: every request is answered as a `private` one (docs/api.md#one-request), and the server
+    is asked nothing, not even by a probe; a request that asks for the server gets a 403."""
     delay_s: _NonNegative = 0.3
     """Head start of the server in `delay`, s."""
 
@@ -173,12 +182,12 @@ class DeliverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[delivery] How tokens are released where the client does not say."""
 
     mode: str = "reserve"
-    """reserve (at once, but for a few tokens held back while a handoff is possible), paced (at most as fast as they
-    are read; `disco chat` asks for it), or off (at once)."""
+    """reserve (at once, but for a few tokens held back while a handoff is possible), paced (at most as fast as they are
+    read; `disco chat` asks for it), or off (at once): docs/handoff.md."""
     pace_tps: _Positive = 4.8
     """The reader's pace, token/s: 4.8 is reading, 3.3 listening."""
     expected_ttft_s: _Positive = 1.0
-    """The TTFT that readers expect, s; for the quality of experience."""
+    """The time to first token that readers expect, s; for the quality of experience."""
 
 
 class HandoffSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,7 +203,7 @@ class CapSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[caps] Where spending ends; null = no cap. A side whose cap is reached gives way to the other one."""
 
     usd_per_day: _NonNegative | None = None
-    """What servers may bill a day, $."""
+    """What servers may bill a day, $; null = no cap. A side whose cap is reached gives way to the other one."""
     usd_per_month: _NonNegative | None = None
     """What servers may bill a calendar month, $."""
     wh_per_day: _NonNegative | None = None

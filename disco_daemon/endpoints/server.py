@@ -80,7 +80,7 @@ Render = Callable[[GenerationRequest], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/architecture.md."""
+    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/handoff.md."""
 
     base_url: str
     model: str

@@ -108,7 +108,7 @@ def matrix(profiles: Mapping[str, Profile]) -> str:
 
 def test_the_documented_matrix_is_the_one_checked_here() -> None:
     lines = [f"| {' | '.join([n, *(v[m] for m in METHODS), BEST[n][0]])} |" for n, v in EXPECTED.items()]
-    document = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
+    document = (Path(__file__).parents[2] / "docs" / "handoff.md").read_text("utf-8")
     assert "\n".join(lines) in document
 
 

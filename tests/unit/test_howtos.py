@@ -57,5 +57,4 @@ def test_no_page_names_a_place_of_one_machine(name: str) -> None:
 def test_the_readme_leads_to_every_page() -> None:
     readme = (DOCS.parent / "README.md").read_text("utf-8")
     linked = set(re.findall(r"\(docs/([\w-]+\.md)[)#]", readme))
-    assert {page.name for page in PAGES} | {"metrics.md", "cli.md"} <= linked
-    assert [page for page in linked if not (DOCS / page).exists()] == []
+    assert linked == {page.name for page in DOCS.glob("*.md")}

@@ -1,0 +1,184 @@
+"""Make the parts of the documents that the code says itself: `make docs`, or `python docs/generate.py`.
+
+`PAGES` are whole files, `BLOCKS` parts of files between `<!-- generated: NAME -->` and `<!-- end: NAME -->`.
+tests/test_architecture.py compares all of them with the files.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# --- docs/settings.md ---------------------------------------------------------------------------------------------
+
+SETTINGS = """\
+# Settings
+
+Made of `disco_daemon/config/schema.py` by `make docs`; a test compares the two.
+
+A flag of `disco up` overrides a variable, a variable overrides config.toml; `disco config path` says where that is. The
+variable of `server.base_url` is `DISCO_SERVER_BASE_URL`, and so on. `DISCO_CONFIG` names another config.toml,
+`DISCO_MODELS_DIR` another folder of models. `disco config set KEY VALUE` writes one setting.
+
+A setting with a `●` is taken up by a running daemon at once, from the next request on. All others wait for
+`disco config reload` or the next start.
+"""
+
+
+def field_documents() -> dict[str, str]:
+    """The text below each field of the schema's classes, as `Class.field`; msgspec itself does not keep it."""
+    from disco_daemon.config import schema
+
+    found = {}
+    for cls in ast.parse(inspect.getsource(schema)).body:
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        for field, below in zip(cls.body, cls.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                found[f"{cls.name}.{field.target.id}"] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
+def values(kind: Any) -> str:
+    """What a setting may be, out of its type; the shape of a text is left to its meaning."""
+    from msgspec import inspect as types
+
+    match kind:
+        case types.UnionType():
+            return " or ".join(values(one) for one in kind.types)
+        case types.LiteralType():
+            return ", ".join(f"`{one}`" for one in kind.values)
+        case types.IntType() | types.FloatType():
+            bounds = (("≥", kind.ge), (">", kind.gt), ("≤", kind.le), ("<", kind.lt))
+            said = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
+            return " ".join(["integer" if isinstance(kind, types.IntType) else "number", ", ".join(said)]).strip()
+        case types.NoneType():
+            return "null"
+        case types.BoolType():
+            return "true, false"
+        case types.StrType():
+            return "text"
+        case types.VarTupleType():
+            return "list of texts"
+        case types.DictType():
+            return "table"
+    raise TypeError(kind)
+
+
+def settings() -> str:
+    """All settings, one table a section."""
+    import msgspec
+
+    from disco_daemon.config.layers import get_value
+    from disco_daemon.config.schema import LIVE, SECTIONS, Config
+
+    documents, defaults, lines = field_documents(), Config(), [SETTINGS]
+    for section, cls in SECTIONS.items():
+        about = (inspect.getdoc(cls) or "").partition("] ")[2]
+        lines += [f"## {section}", "", about, ""]
+        lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]
+        for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
+            key = f"{section}.{field.name}"
+            meaning = linked(documents[f"{cls.__name__}.{field.name}"]) + (" ●" if key in LIVE else "")
+            default = json.dumps(get_value(defaults, key))
+            lines.append(f"| `{key}` | `{default}` | {values(field.type)} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def linked(text: str) -> str:
+    """Mentions of documents as links from within docs/."""
+    return re.sub(r"docs/([\w-]+\.md(?:#[\w-]+)?)", r"[\1](\1)", text)
+
+
+# --- the routes in docs/api.md ------------------------------------------------------------------------------------
+
+
+def routes() -> str:
+    """Every route of the API, by its path: what the handler says of it, and where it is served."""
+    from disco_daemon.api.app import make_app
+    from disco_daemon.api.doors import ROUTES
+    from disco_daemon.api.guard import ApiConfig
+
+    nothing: Any = object()
+    app = make_app(nothing, nothing, ApiConfig("127.0.0.1", ""), nothing)
+    lines = ["| route | what it does | where it is served, besides the Unix socket |", "| --- | --- | --- |"]
+    for route in app.router.routes():
+        if route.method == "HEAD" or route.resource is None:
+            continue
+        path = route.resource.canonical
+        _, _, said = " ".join((inspect.getdoc(route.handler) or "").split()).partition(": ")
+        shown = path.replace("{request_id}", "ID").replace("{name}", "NAME")
+        lines.append(f"| `{route.method} {shown}` | {said} | {ROUTES[route.method, path].value} |")
+    return "\n".join(lines)
+
+
+# --- the life of an answer in docs/handoff.md ---------------------------------------------------------------------
+
+
+def states() -> str:
+    """The answer's table as a Mermaid diagram; one arrow for each pair of states, with its events."""
+    from disco_daemon.answer import TRANSITIONS, State
+
+    lines = ["stateDiagram-v2", f"    [*] --> {State.PLANNED.name}"]
+    for state in State:
+        moves = TRANSITIONS[state]
+        if all(targets == {state} for targets in moves.values()):  # final: whatever comes changes nothing
+            lines.append(f"    {state.name} --> [*]")
+            continue
+        for target in State:
+            events = [event.__name__ for event, targets in moves.items() if target in targets]
+            if events:
+                lines.append(f"    {state.name} --> {target.name}: {', '.join(events)}")
+    return "```mermaid\n" + "\n".join(lines) + "\n```"
+
+
+# --- all of it ----------------------------------------------------------------------------------------------------
+
+
+def reference() -> str:
+    """The command line."""
+    from disco_daemon.cli.main import make_parser
+    from disco_daemon.cli.reference import document
+
+    return document(make_parser())
+
+
+PAGES: dict[str, Callable[[], str]] = {"docs/cli.md": reference, "docs/settings.md": settings}
+BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/api.md", "routes"): routes,
+    ("docs/handoff.md", "states"): states,
+}
+
+
+def replaced(text: str, name: str, content: str) -> str:
+    """A document with another content in one of its blocks. Raises ValueError without exactly one of that name."""
+    begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        msg = f"expected one {begin} and one {end}"
+        raise ValueError(msg)
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+
+
+def main() -> None:
+    """Write all of it."""
+    sys.path.insert(0, str(ROOT))  # this checkout's code, installed or not
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), "utf-8")
+    for (name, block), content in BLOCKS.items():
+        path = ROOT / name
+        path.write_text(replaced(path.read_text("utf-8"), block, content()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
