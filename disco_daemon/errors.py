@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # which takes longer to load than `disco --help` does
@@ -97,3 +98,23 @@ class Unavailable(DiscoError):
         self.retry_after_s = retry_after_s
         if code is not None:
             self.code = code
+
+
+def release_frames(error: BaseException) -> None:
+    """Clear the finished frames that `error`, its causes and its contexts have passed through.
+
+    An error that something keeps holds these frames by its traceback, and their locals: often whatever keeps it. Such a
+    circle stays in memory until the collector looks for one. Frames that still run are left as they are; the lines that
+    a log shows of a traceback stay, too.
+    """
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        e = todo.pop()
+        if e is None or id(e) in seen:
+            continue
+        seen.add(id(e))
+        traceback.clear_frames(e.__traceback__)
+        todo += [e.__cause__, e.__context__]
+        if isinstance(e, BaseExceptionGroup):
+            todo += e.exceptions

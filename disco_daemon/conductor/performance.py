@@ -36,7 +36,7 @@ from ..delivery.buffer import TokenBuffer
 from ..delivery.trace import Trace
 from ..dispatch.mover import View
 from ..endpoints.base import Append, Endpoint, Hold, Pace, Reins
-from ..errors import DiscoError, EndpointError, ReaderGone
+from ..errors import DiscoError, EndpointError, ReaderGone, release_frames
 from ..money.purse import Asked, Refused
 from ..types import (
     CaughtUp,
@@ -451,6 +451,8 @@ class Performance:
                         run.whole = True
                         await self._inbox.put(run, Ended(run.side, event))
         except EndpointError as e:
+            release_frames(e)
+            e.__traceback__ = None  # or the run would hold it, it this frame, and the frame the run
             run.error = e
             log.warning("%s failed (%s)%s", run.side, e.reason, "" if self._private else f": {e}")
             await self._inbox.put(run, Broke(run.side, e))

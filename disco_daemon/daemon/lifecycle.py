@@ -22,10 +22,8 @@ log = logging.getLogger("disco.daemon")
 SWITCH_INTERVAL_S = 0.001
 COLLECT_S = 1.0  # between two looks whether a full collection is due
 COLLECT_FROM = 10_000  # new objects; fewer are no reason for a collection
-# Readers wait for one so long after the last one, or later where it takes more: a tenth of a second with 500 of them.
-COLLECT_AT_LATEST_S = 60.0
-COLLECT_SHARE = 1 / 3000
-OBJECT_S = 1e-6  # to walk one, about
+COLLECT_AT_LATEST_S = 60.0  # from one collection to the next, though readers have to wait for it
+COLLECT_SHARE = 1 / 500  # of the time may go into them at most: where one takes longer, the next one comes later
 STDIN = 0
 
 
@@ -100,12 +98,10 @@ async def collect_at_leisure(n_waiting: Callable[[], int]) -> None:
     try:
         while True:
             await asyncio.sleep(COLLECT_S)
-            n_new = gc.get_count()[0]
-            if n_new < COLLECT_FROM:
+            if gc.get_count()[0] < COLLECT_FROM:
                 continue
-            patience_s = max(COLLECT_AT_LATEST_S, max(took_s, n_new * OBJECT_S) / COLLECT_SHARE)
             began = time.monotonic()
-            if not n_waiting() or began - last >= patience_s:
+            if not n_waiting() or began - last >= max(COLLECT_AT_LATEST_S, took_s / COLLECT_SHARE):
                 gc.collect()
                 last = time.monotonic()
                 took_s = last - began

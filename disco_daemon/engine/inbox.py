@@ -81,7 +81,7 @@ class EngineAnswer:
         match message:
             case EngineGone():
                 self._ended = True
-                raise message
+                raise EngineGone(str(message))  # of its own: all answers in flight got the same one
             case wire.Done():
                 self._ended, self.done = True, message
                 return message
