@@ -58,7 +58,7 @@ fmt: .venv/.stamp
 screenshots: .venv/.stamp
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest -q tests/tui
 
-# What documents say by code: the command line, the settings, the routes, the states of an answer.
+# What documents say by code: command line, settings, routes, bounds, the states of an answer.
 docs: .venv/.stamp
 	$(BIN)/python docs/generate.py
 

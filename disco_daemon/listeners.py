@@ -18,7 +18,7 @@ from pathlib import Path
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTEN = "0A"  # the state of a row
 LSOF = "/usr/sbin/lsof"
-LSOF_TIMEOUT_S = 5.0
+LSOF_TIMEOUT_S = 5.0  # asking macOS whose program listens
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _LOOPBACK = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
 

@@ -19,7 +19,7 @@ import tomlkit
 from .engine.measure.tune_messages import Knobs, Speed, Tuned
 
 N_UBATCH = 512  # tokens; llama.cpp's own default
-SYSCTL_TIMEOUT_S = 2.0
+SYSCTL_TIMEOUT_S = 2.0  # asking macOS for the processor's name
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -20,11 +20,11 @@ from pathlib import Path
 import platformdirs
 
 NAME = "disco"
-MAX_PATH = 103  # bytes; macOS has room for no more, Linux for 107
+MAX_PATH = 103  # bytes of the socket's path; macOS has room for no more, Linux for 107
 LOCK = "sockets.lock"
 LOCK_TIMEOUT_S = 5.0  # for another daemon that makes or removes its socket: microseconds
-LOCK_LOOK_S = 0.02
-BACKLOG = 128
+LOCK_LOOK_S = 0.02  # between two looks at the lock
+BACKLOG = 128  # connections that wait to be taken
 
 
 class SocketFileError(Exception):

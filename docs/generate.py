@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,73 @@ def states() -> str:
     return "```mermaid\n" + "\n".join(lines) + "\n```"
 
 
+# --- docs/bounds.md -----------------------------------------------------------------------------------------------
+
+BOUNDS = """\
+# Time-outs, bounds and constants
+
+Every wait for the outside ends, and everything that grows has a limit. This page is made by `make docs` of the numbers
+in the code and the comments beside them, so that each is written once; measurements and simulators have more. What you
+can set yourself is in [settings.md](settings.md): `server.first_token_timeout_s`, `server.token_timeout_s`,
+`handoff.stall_s`, `api.receive_timeout_s`, `history.max_rows` and others. `_S` is seconds, `_TPS` token/s.
+"""
+MEASURE = ("bench", "simulate")  # rooms whose numbers describe an experiment, not the daemon
+
+
+def numbers() -> dict[str, list[tuple[str, str, str]]]:
+    """The public constants of each module that are numbers: name, value, comment ("" if there is none)."""
+    found = {}
+    for path in sorted((ROOT / "disco_daemon").rglob("*.py")):
+        parts = path.relative_to(ROOT / "disco_daemon").with_suffix("").parts
+        source = path.read_text("utf-8")
+        rows = list(_numbers_in(source)) if parts[0] not in MEASURE else []
+        if rows:
+            found[".".join(part for part in parts if part != "__init__")] = rows
+    return found
+
+
+def _numbers_in(source: str) -> Iterator[tuple[str, str, str]]:
+    module, lines = ast.parse(source), source.splitlines()
+    for body in (module.body, *(node.body for node in module.body if isinstance(node, ast.ClassDef))):
+        for node in body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            if not isinstance(target, ast.Name) or value is None or not re.fullmatch(r"[A-Z][A-Z0-9_]+", target.id):
+                continue
+            if _is_number(value):
+                shown = " ".join((ast.get_source_segment(source, value) or "").split())
+                yield target.id, shown, _comment(lines, node.lineno, value.end_lineno or node.lineno)
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _is_number(node.left) and _is_number(node.right)
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _comment(lines: list[str], first: int, last: int) -> str:
+    """The comment behind a statement, or else the lines of comment above it; lines count from 1."""
+    behind = lines[last - 1].partition("  # ")[2]
+    above: list[str] = []
+    while not behind and first > 1 and lines[first - 2].lstrip().startswith("# "):
+        first -= 1
+        above.insert(0, lines[first - 1].lstrip()[2:])
+    return behind or " ".join(above)
+
+
+def bounds() -> str:
+    """Every number in the code with its reason, a table a room."""
+    lines, rooms = [BOUNDS], dict[str, list[str]]()
+    for module, rows in numbers().items():
+        for name, value, why in rows:
+            if why:
+                cells = (f"`{name}`", f"`{value}`", f"`{module}`", why.replace("|", r"\|"))
+                rooms.setdefault(module.partition(".")[0], []).append(f"| {' | '.join(cells)} |")
+    for room, rows_of_room in rooms.items():
+        lines += [f"## {room}", "", "| name | value | where | why |", "| --- | --- | --- | --- |", *rows_of_room, ""]
+    return "\n".join(lines)
+
+
 # --- all of it ----------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +220,11 @@ def reference() -> str:
     return document(make_parser())
 
 
-PAGES: dict[str, Callable[[], str]] = {"docs/cli.md": reference, "docs/settings.md": settings}
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/bounds.md": bounds,
+    "docs/cli.md": reference,
+    "docs/settings.md": settings,
+}
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/api.md", "routes"): routes,
     ("docs/handoff.md", "states"): states,

@@ -198,12 +198,35 @@ def test_every_continuation_method_is_described_and_accepted(tmp_path: Path) -> 
         assert config.set_values(tmp_path / "config.toml", {"server.continuation": name}).server.continuation == name
 
 
-@pytest.mark.parametrize("row", rows(ARCHITECTURE, "Time-outs and bounds"), ids=lambda row: code(row[0])[0])
-def test_a_documented_bound_is_the_one_in_the_code(row: list[str]) -> None:
-    (name,), (value,), (module,) = code(row[0]), code(row[1]), code(row[2])
+NUMBERS = {
+    (module, name): (value, why) for module, rows_of in generate.numbers().items() for name, value, why in rows_of
+}
+BOUND = re.compile(r"(^|_)(MAX|MOST|LEAST|LONGEST|LIMIT|TIMEOUT|SPARE|MANY)(_|$)|_(S|BYTES)$")
+
+
+def test_every_bound_in_the_code_says_why_and_is_documented() -> None:
+    bounds = {key: why for key, (_, why) in NUMBERS.items() if BOUND.search(key[1])}
+    assert len(bounds) > 250
+    assert [key for key, why in bounds.items() if not why] == [], "a comment beside the number says why"
+    listed = [line for line in PAGES["bounds.md"].splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in listed]
+    shown = {(code(module)[0], code(name)[0]): code(value)[0] for name, value, module, _ in cells}
+    assert shown == {key: value for key, (value, why) in NUMBERS.items() if why}
+
+
+@pytest.mark.parametrize(("module", "name"), [key for key in NUMBERS if not key[0].startswith("cli")])
+def test_a_documented_number_is_the_one_in_the_code(module: str, name: str) -> None:
     path = ROOT / "disco_daemon" / module.replace(".", "/")
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+    value, _ = NUMBERS[module, name]
     assert re.search(rf"^\s*{name}(: .+)? = {re.escape(value)}(?=\s|$)", source, re.MULTILINE), f"{name} in {module}"
+
+
+def test_a_number_is_found_with_the_comment_behind_it_or_above() -> None:
+    lines = ("A_S = 1.5  # behind", "", "# above,", "# two lines", "BB = 2 * 3", "cc = 4", "DD = len('')")
+    source = "\n".join((*lines, "class E:", "    FF: int = 1 << 2  # in a class"))
+    found = [("A_S", "1.5", "behind"), ("BB", "2 * 3", "above, two lines"), ("FF", "1 << 2", "in a class")]
+    assert list(generate._numbers_in(source)) == found
 
 
 def test_no_document_names_a_place_of_one_machine() -> None:

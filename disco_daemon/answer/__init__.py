@@ -85,12 +85,12 @@ __all__ = [
     "Tick",
 ]
 
-MAX_HANDOFFS = 2  # DESIGN §7
+MAX_HANDOFFS = 2  # moves of one answer, the last kept for a failure: it does not move for ever
 MAX_MOVES = MAX_HANDOFFS - 1  # for money: the last one is kept for a failure
 MAX_STALLS = 2  # moves for a source's silence, done or not: each start of a target may cost the whole prompt
 FULL = "context_full"  # why an endpoint could not go on
 GO_WITHIN = 8  # tokens; a follower that lacks no more is told to go: it prefills them in one step
-MAX_CHASES = 8  # then it goes however much it lacks: the source is as fast as it can prefill
+MAX_CHASES = 8  # feeds of a follower; then it goes however much it lacks: the source is as fast as it can prefill
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from . import openai, servers
 from .connections import body
 from .doors import fit
 
-MAX_PLAN_TOKENS = 1_000_000  # longer than any context
+MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
 TAIL_KNOBS = {"alpha": 1.0, "kappa": math.inf}  # what the policies have to protect the tail, up to which value
 
 

@@ -16,7 +16,7 @@ from .shapes import error_body
 
 log = logging.getLogger("disco.api")
 
-MAX_BODY = 8 * 1024 * 1024  # bytes; a context of a million tokens is about half of it
+MAX_BODY = 8 * 1024 * 1024  # bytes of a request; a context of a million tokens is about half of it
 RETRY_S = 2.0  # what a client is told where it is full here, and nobody knows for how long
 MAX_RETRY_S = 86400.0  # a day; a cap's day ends, and what a server says beyond it is no advice
 MAX_TOLD = 200  # characters of what was wrong with a request that could not even be read

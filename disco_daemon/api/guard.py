@@ -25,7 +25,7 @@ _LOOPBACK = re.compile(
     rf"(?:(?:[a-z0-9_-]+\.)*localhost|127(?:\.{_OCTET}){{3}}|\[::1\])(?::\d{{1,5}})?", re.IGNORECASE | re.ASCII
 )
 _PORT = re.compile(r":(\d{1,5})$", re.ASCII)
-MAX_PORT = 65535
+MAX_PORT = 65535  # of TCP
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from msgspec import UNSET, Meta, UnsetType
 from ..errors import RequestError
 from ..types import Delivery, GenerationRequest, Sampling, Side
 
-MAX_INT = 2**63 - 1
+MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire format has them
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
-MAX_STOP = 4  # as OpenAI
+MAX_STOP = 4  # stop sequences, as OpenAI
 MAX_DEPTH = 64  # objects and arrays within each other; what reads them further on recurses
 MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
 COMPLETION_TOKENS = 16  # OpenAI's default for text completions

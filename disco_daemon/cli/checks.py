@@ -29,7 +29,7 @@ from ..power.sensors import GUESS, State
 from ..smallfile import open_regular
 from ..store.checkup import NEWEST, Seen
 
-DAEMON_TIMEOUT_S = 5.0
+DAEMON_TIMEOUT_S = 5.0  # the running daemon's answer to one look of `disco doctor`
 SPARE_BYTES, LEAST_BYTES = 2**30, 64 * 2**20  # of a disk: below the first it is told, below the second wrong
 GIB = 2**30
 MAX_SKEW_S = 120.0  # between two clocks; certificates and daily caps do not mind less

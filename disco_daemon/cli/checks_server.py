@@ -25,7 +25,7 @@ from ..types import Continuation
 from .checks import Finding, ok, warn, wrong
 
 NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
-N_NEAR = 3
+N_NEAR = 3  # names like the one asked for, in a hint
 _PORTS = {"http": 80, "https": 443}
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 OFFLINE = "not asked: --offline"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What a daemon that nobody started by hand needs to know of this shell.
 INHERITED = ("DISCO_CONFIG", "DISCO_MODELS_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 SPARE_BYTES = 2 << 30  # for the system and for what the user does; the limit is the rest of the memory
-LEAST_BYTES = 2 << 30
+LEAST_BYTES = 2 << 30  # of memory that the service is allowed, however little there is
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # llama.cpp's file types (`enum llama_ftype`) that gain nothing by 8 bits a weight: F32, F16, Q8_0, BF16.
 LARGE = (0, 1, 7, 32)
-LONGEST_S = 600.0
+LONGEST_S = 600.0  # that a tune may be asked to take
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

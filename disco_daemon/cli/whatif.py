@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..simulate.dispatch.whatif import Cell, WhatIf
 
 RATES = "0.01,0.1,1,10,100,1000"
-DAY_S = 86_400.0
+DAY_S = 86_400.0  # of a day
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from ..plain import plain
 if TYPE_CHECKING:
     from ..config.schema import Config
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0  # to a daemon on this machine, mostly; it takes milliseconds
 WAKE_TIMEOUT_S = 10.0  # a service manager starts the daemon, which then reads its history
 RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 MAX_ERROR = 65536  # bytes read of an answer that is an error; a message takes some hundred

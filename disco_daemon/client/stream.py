@@ -29,7 +29,7 @@ from . import once as client
 from .once import CONNECT_TIMEOUT_S, MAX_ERROR, DaemonError, headers, not_running, refusal
 
 REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
-WHATIF_TIMEOUT_S = 60.0  # the first one reads the whole history
+WHATIF_TIMEOUT_S = 60.0  # a what-if; the first one reads the whole history
 CHECK_TIMEOUT_S = 40.0  # a list of models and an answer; the daemon gives up before
 RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before

@@ -26,7 +26,7 @@ __all__ = ["Conductor", "Keeper", "Manner", "Privacy", "Sink", "Stage"]
 RESTART_S = 10.0  # until a daemon that is being stopped is back, if somebody starts it again
 GIVE_UP_S = 3.0  # for telling it to all readers; one that does not read is not waited for
 MAX_IN_FLIGHT = 512  # answers; each holds a connection on either side, and file descriptors end near 1,024
-FULL_S = 1.0  # with so many under way one of them ends in a moment
+FULL_S = 1.0  # the Retry-After where MAX_IN_FLIGHT are under way: one of them ends in a moment
 CONFINE_S = 2.0  # for closing what the server is not to get any more; takes milliseconds
 
 

@@ -64,7 +64,7 @@ MAX_PARKED_BESIDE = 4  # answers on the device; with more of them a loser's pref
 STALL_STEP_S = 0.01  # between two looks at a source's silence, at least
 PRIVATE = "the server is asked nothing: policy.private is on"
 LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
-LATE_S = 5.0
+LATE_S = 5.0  # beyond LATE_LOAD times: a short load that is late is no cause yet
 NOT_AGAIN = 1 << 62  # tokens
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..delivery.trace import Trace
 
-MAX_TRACES = 256  # answers; at most 8 MiB, where all of them are long
+MAX_TRACES = 256  # answers whose token times are kept, in memory only; at most 8 MiB, where all of them are long
 LATEST = "latest"  # in place of a request id: the answer that ended last
 
 

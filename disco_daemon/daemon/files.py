@@ -6,9 +6,9 @@ import resource
 
 from ..api.connections import MAX_CONNECTIONS
 
-WANTED_FILES = 4096  # 1,400 connections of clients at most, 512 to servers, the engine, the history, and room
+WANTED_FILES = 4096  # open: 1,400 connections of clients at most, 512 to servers, the engine, the history, and room
 SPARE_FILES = 128  # what is open beside connections
-LEAST_CONNECTIONS = 32
+LEAST_CONNECTIONS = 32  # of clients, however few files may be open
 
 
 def raise_limit() -> int:

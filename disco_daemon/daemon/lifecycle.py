@@ -19,7 +19,7 @@ from .daemon import Daemon, cancelled
 
 log = logging.getLogger("disco.daemon")
 
-SWITCH_INTERVAL_S = 0.001
+SWITCH_INTERVAL_S = 0.001  # a fit in its thread gives way to the loop within so much
 COLLECT_S = 1.0  # between two looks whether a full collection is due
 COLLECT_FROM = 10_000  # new objects; fewer are no reason for a collection
 COLLECT_AT_LATEST_S = 60.0  # from one collection to the next, though readers have to wait for it

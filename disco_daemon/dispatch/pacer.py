@@ -24,7 +24,7 @@ BoolArray = NDArray[np.bool_]
 Amount = FloatArray | float  # one, or one per lane
 
 WINDOW = 200  # requests: the promise is at most b + 2 points over any 200 of them
-SLACK = 0.02
+SLACK = 0.02  # over the budget in any WINDOW of requests: 2 points
 MARGIN = 0.005  # kept off the slack for what cannot be foreseen: a long prompt leaving the window
 CAUTION = 2.5  # standard deviations by which the prompts to come may be shorter than expected, together
 SOFT = 4.0  # mean prompts of headroom from which the handed-out budget shrinks

@@ -31,7 +31,7 @@ from ..types import (
 from .base import Append, Command, Hold, Pace, Reins
 
 Event = Token | CaughtUp | Paused | Finish
-LOAD_WAIT_S = 120.0  # a first token later than this is no answer
+LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
 
 
 class Device:

@@ -55,9 +55,9 @@ __all__ = ["CONTINUATIONS", "Server", "ServerConfig"]
 
 log = logging.getLogger("disco.server")
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0  # a server that cannot be reached; the device goes on meanwhile
 USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
-CLOSE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 1.0  # closing a stream whose server does not react
 LOOKUP_TIMEOUT_S = 1.0  # at the start, of a name that a key would be sent to by plain http
 
 RATE_LIMITED_S = 5.0  # after a 429 that names no time

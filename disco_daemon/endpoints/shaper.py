@@ -24,7 +24,7 @@ from ..types import CaughtUp, Embedding, Finish, GenerationRequest, Paused, Prom
 from .base import Reins
 from .device import Device
 
-N_REMEMBERED = 1024  # prompts
+N_REMEMBERED = 1024  # prompts whose recorded time to first token is remembered
 
 
 def read_trace(path: Path) -> list[float]:

@@ -15,12 +15,12 @@ from .counting import tokens_in, tokens_of_delta
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 MAX_JOINED = 256 * 1024  # bytes of an event in several lines, and how many: each is tried anew with every line
-MAX_JOINED_LINES = 64
+MAX_JOINED_LINES = 64  # of an event in several lines
 # A whole answer, bytes as they come: a million tokens of some 250, or half as many with their alternatives. One with
 # `max_tokens` gets as much for each as a token with twenty alternatives takes, and something for what is no token.
 MAX_ANSWER = 256 * 1024 * 1024
-TOKEN_BYTES = 16 * 1024
-SPARE_BYTES = 1024 * 1024
+TOKEN_BYTES = 16 * 1024  # for each token of `max_tokens`: one with twenty alternatives takes less
+SPARE_BYTES = 1024 * 1024  # for what is no token
 MAX_ANSWER_S = 3600.0  # of waiting for the server in one answer; the longest known, with hours of thought, are no chats
 
 Bytes = AsyncIterator[bytes]

@@ -11,7 +11,7 @@ from ..errors import EndpointError
 from ..types import Side
 from . import wire
 
-CANCEL_TIMEOUT_S = 0.5  # the abort callback stops a decode in 0.5-20 ms; more means a hang
+CANCEL_TIMEOUT_S = 0.5  # for the final counts of a cancelled answer; a decode stops in 0.5-20 ms, more means a hang
 
 
 class EngineGone(EndpointError):

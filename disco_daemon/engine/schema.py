@@ -15,11 +15,11 @@ from typing import Any
 MAX_SCHEMA = 64 * 1024  # characters; grammars grow with their schema, and so does the time that a token takes
 MAX_DEPTH = 64  # levels of a response format; people's schemas have 10
 MAX_REPEATS = 2000  # of one count, as llama.cpp's MAX_REPETITION_THRESHOLD
-MAX_REPEATS_IN_ALL = 10_000  # each is a rule of the grammar
+MAX_REPEATS_IN_ALL = 10_000  # of all counts together: each is a rule of the grammar
 MAX_CHOICES = 1000  # in one list or object: values of an enum, properties, alternatives
 MAX_OPTIONAL = 100  # properties of one object that may be left out: the grammar grows with their square
 MAX_INT = 2**63 - 1  # what goes to the engine has 64 bits
-MAX_PATTERN = 1000  # characters
+MAX_PATTERN = 1000  # characters of a schema's regular expression
 MAX_LOOSE = 24  # places in a pattern where an answer may go on in two ways: each may double the work of a token
 
 _COUNTS = {"minLength": "maxLength", "maxLength": "", "minItems": "maxItems", "maxItems": ""}

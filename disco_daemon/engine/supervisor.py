@@ -27,19 +27,19 @@ from .process import drain, spawn
 log = logging.getLogger("disco.engine")
 
 BACKOFF_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next request
-BACKOFF_MAX_S = 30.0
+BACKOFF_MAX_S = 30.0  # the longest pause between two restarts
 JITTER = 0.5  # of the back-off: several daemons whose engines fell together do not load together
 MAX_LOADS = 5  # lives in a row that ended while they loaded: a model that crashes llama.cpp will do so again
 MAX_RELOADS = 20  # of one that has been in memory before: then it may pass, such as memory being short
 HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off anew
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
-HANG_S = 15.0  # a decode takes well under a second, a prefill chunk a few on the slowest machines
+HANG_S = 15.0  # an engine that owes answers and is silent; a decode takes less than 1 s, a chunk a few at most
 STOP_TIMEOUT_S = 4.0  # after the socket is closed; then SIGKILL
 IDS_TIMEOUT_S = 0.5  # for a handoff: the answer goes on meanwhile, so there is time
 COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the server, an estimate will do
 LOAD_GUESS_S = 2.0  # for the first load of a model; what it took is known from then on
 LOAD_LEAST_S = 0.1  # while it is not loaded, however long that takes already
-N_STDERR_LINES = 50
+N_STDERR_LINES = 50  # the engine's last words, kept to say why it died
 # How llama.cpp's own code ends a process. On some processors it is the weights' special layout that does (AMX:
 # ggml-org/llama.cpp#20824): the next life keeps them as they are in the file.
 CRASHES = frozenset(-number for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT))

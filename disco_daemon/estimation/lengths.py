@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from .survival import FloatArray, Survival, heavy_tail, kaplan_meier
 
 EXACT = 256  # up to here every length has its own bin; above, PER_OCTAVE bins double the length
-PER_OCTAVE = 8
+PER_OCTAVE = 8  # bins for each doubling of the length, beyond EXACT
 LONGEST = 2**20  # longer prompts count as this
 BINS = EXACT + 2 + PER_OCTAVE * round(math.log2(LONGEST / EXACT))
 
@@ -33,7 +33,7 @@ PROMPT_PRIOR_N = 5.0  # requests the prior counts for; it fades as they do
 
 ANSWER_WINDOW = 200  # DESIGN §5
 ANSWER_MEDIAN, ANSWER_SHAPE = 150.0, 1.5
-ANSWER_PRIOR_N = 3.0
+ANSWER_PRIOR_N = 3.0  # requests that the prior of answers' lengths counts for
 
 DENSE = 16  # `of` counts in an array up to this many times longer than the data (or 4096), else sorts
 

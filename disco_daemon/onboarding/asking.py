@@ -21,7 +21,7 @@ from ..money.catalog import is_private
 from ..net import hostname, is_address, is_loopback, is_private_address, pointed_to
 
 LOOKUP_TIMEOUT_S = 3.0  # of a name that a key would go to by plain http
-MODELS_TIMEOUT_S = 5.0
+MODELS_TIMEOUT_S = 5.0  # a server's list of models, for `disco setup` and `disco doctor`
 ANSWER_TIMEOUT_S = 20.0  # until the first token; as server.first_token_timeout_s
 MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
 MAX_ANSWER = 64 * 1024  # bytes read of an answer, or of an error; a token takes some hundred

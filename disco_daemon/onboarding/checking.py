@@ -17,7 +17,7 @@ from ..net import hostname, is_http_url, is_loopback, is_plain
 from ..plain import masked, one_line, plain, tells
 from .asking import Reply, Said, ask_answer, ask_models, goes_nowhere_public
 
-N_NEAR = 3
+N_NEAR = 3  # names like the one asked for, in a hint
 MAX_TEXT = 200  # characters of what a server says of an error
 MAX_SAID = 4096  # characters of it that are looked at
 MAX_KEY = 4096  # characters; the longest known, those with claims inside, have some 1,500

@@ -19,10 +19,10 @@ from .reading import Charge, Covers, Reading, Skipped, Thermal
 SOURCE = "apple-smart-battery"
 IOREG = ("ioreg", "-rn", "AppleSmartBattery", "-a")
 PMSET = ("pmset", "-g", "therm")
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # of one of the system's own programs
 
 CURRENT_UNCERTAINTY, TELEMETRY_UNCERTAINTY = 0.05, 0.1
-LAG_S = 60.0
+LAG_S = 60.0  # a battery's figures may be a minute old
 _UNKNOWN_MINUTES = 65535
 _MOST_WATTS = 500.0
 _UNKNOWN_LEVEL = 255  # kIOPMThermalLevelUnknown

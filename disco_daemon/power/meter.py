@@ -29,8 +29,8 @@ from .reading import Covers, Integral, Reading
 WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # a window is this long, and so many times the source's lag
 MOST_GAP_S, GAP_LAGS = 15.0, 1.0  # with samples further apart (the machine slept) the window starts over
 LONGEST_S = 900.0  # work that has not ended by then is forgotten, or it would hold up all windows for ever
-MOST_WINDOWS = 512
-MOST_SOURCES = 8
+MOST_WINDOWS = 512  # of measured time that are fitted to; the oldest go first
+MOST_SOURCES = 8  # of energy that are remembered
 IDLE_QUANTILE = 0.25
 LEAST_IDLE, LEAST_BUSY = 3, 5
 PHASES_DIFFER = 0.5  # how far, relative, the power of the two phases is believed to differ

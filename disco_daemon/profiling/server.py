@@ -25,7 +25,7 @@ from .saved import ServerFigures
 
 N_QUICK, N_FULL = 5, 20  # streams
 N_RTT = 5
-CONNECT_S = 5.0
+CONNECT_S = 5.0  # one connection, of which the round trip is timed
 MAX_TOKENS = 8  # of an answer: its first token is what is wanted
 MAX_FAILED = 3  # in a row: then the server is left alone
 QUESTIONS = ("Name a colour.", "Name a river.", "Name a fruit.", "Name a planet.", "Name a bird.")

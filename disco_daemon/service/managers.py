@@ -16,7 +16,7 @@ from . import launchd, systemd
 from .spec import NAME, STOP_S, Spec
 
 CALL_S = STOP_S + 45  # a stop waits until running answers have ended
-LOG_LINES = 200
+LOG_LINES = 200  # of `disco service logs`
 
 
 class ServiceError(DiscoError):

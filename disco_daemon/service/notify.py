@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 log = logging.getLogger("disco.service")
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-LEAST_WATCHDOG_S = 0.05
+LEAST_WATCHDOG_S = 0.05  # between two signs of life to the service manager
 
 
 class Manager:

@@ -9,8 +9,8 @@ from pathlib import Path
 NAME = "disco"
 STOP_S = 45  # the daemon drains for 30 s, then what is left is told and closed
 WATCHDOG_S = 60  # an event loop that stands still for so long is restarted
-RESTART_S = 2
-MAX_FILES = 8192
+RESTART_S = 2  # until a service manager starts a daemon that failed again
+MAX_FILES = 8192  # open at a time, in the unit; connections take most of them
 MAX_TASKS = 512  # threads and processes; a daemon and its engine have some dozens, a GPU's driver as many
 
 

@@ -22,7 +22,7 @@ from .migrations import give_back_free_pages, open_database
 
 _log = logging.getLogger("disco.store")
 
-QUEUE_LIMIT = 10_000  # outcomes; some 10 MB without texts, hours of requests of one user
+QUEUE_LIMIT = 10_000  # outcomes that wait for a slow disk; some 10 MB without texts, hours of requests of one user
 BUSY_TIMEOUT_S = 5.0  # how long a write waits for another daemon's transaction, which takes milliseconds
 
 _RECENT = "SELECT * FROM requests WHERE id < ? ORDER BY id DESC LIMIT ?"

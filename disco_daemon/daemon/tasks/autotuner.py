@@ -19,7 +19,7 @@ from ...errors import DiscoError
 
 log = logging.getLogger("disco.tune")
 
-BUDGET_S = 30.0
+BUDGET_S = 30.0  # of one tune
 IDLE_S = 20.0  # without a request: somebody in the middle of a conversation asks again sooner
 LOOK_S = 0.05  # between two looks for a request while it runs: so long may one be slowed down
 QUIET = 0.2  # of the processor, at most taken by others: else their work would be measured

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from ...clock import Clock
 
-INTERVAL_S = 0.02
+INTERVAL_S = 0.02  # between two beats
 WINDOW = 3000  # beats: the last minute
 STALL_S = 0.1  # a lateness worth remembering: a tenth of the TTFTs we learn from
 SLEPT_S = 1.0  # the wall clock ran that much further than the monotonic one, which stops while the machine sleeps
-N_STALLS = 256  # the oldest go first; answers last seconds
+N_STALLS = 256  # stalls that are remembered, to keep their answers out of the samples
 
 
 class Pulse:

@@ -22,7 +22,7 @@ from ..llama.state import State
 from .host_cache import Attic
 from .spill import Spill
 
-MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of the attic, if there is memory
+MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of cached prefixes in main memory, if there is room
 FIRST_SWAP_S_PER_BYTE = 1e-10  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
 LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the attic

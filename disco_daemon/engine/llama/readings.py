@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
-MAX_READINGS = 2000  # twice what one enum of schema.MAX_CHOICES needs; llama.cpp takes 0.2 s a token for so many
+MAX_READINGS = 2000  # at once; twice what an enum of schema.MAX_CHOICES needs; llama.cpp takes 0.2 s a token for them
 MAX_NESTED = 4  # levels of [ or of { that a walk goes down: four alternatives like that are let through, five not
 MAX_WALK = 300  # characters of a walk: five levels of objects with some properties each
 MAX_WORK = 60_000  # stacks looked at, in all walks of one grammar; 0.1 s

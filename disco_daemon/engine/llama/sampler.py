@@ -14,7 +14,7 @@ from .readings import readings
 from .refusals import FormatError
 
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
-DEFAULT_MIN_P = 0.05
+DEFAULT_MIN_P = 0.05  # as in llama.cpp
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
 # What a grammar may cost: processor time, s. llama.cpp tries the whole vocabulary, so the bounds are for one of
 # USUAL_VOCABULARY tokens, and grow with it. A string takes 0.005 to 0.03 s a token, by what else the machine does. A

@@ -20,7 +20,7 @@ from jinja2.utils import Cycler, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 RENDER_S = 1.0  # of processor time for one conversation; common templates take 10 µs a message
-MAX_STEPS = 2_000_000
+MAX_STEPS = 2_000_000  # of a chat template: loops, calls, look-ups
 MAX_TEXT = 32 << 20  # characters of one text, and of all that is said; a request body has at most 8 MiB
 MAX_ITEMS = 200_000  # of a list, those inside it counted too
 MAX_NUMBER = 100_000  # given to a function or filter: a width, a count

@@ -11,7 +11,7 @@ import msgspec
 from .. import wire
 from .batch import Batcher
 
-EVERY_S = 1.0
+EVERY_S = 1.0  # between two messages with stats, while the engine computes
 
 
 @dataclass(slots=True)
