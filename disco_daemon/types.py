@@ -29,7 +29,7 @@ BOTH = frozenset(Side)
 
 
 class Delivery(StrEnum):
-    """How tokens are released to the reader (DESIGN §8)."""
+    """How tokens are released to the reader (docs/design.md#delivery)."""
 
     RESERVE = "reserve"  # at once, but for a few held back while a handoff is possible
     PACED = "paced"  # at most as fast as they are read
@@ -410,7 +410,7 @@ class Outcome:
         return named
 
     def to_json(self) -> dict[str, Any]:
-        """The `disco` object of the last chunk (DESIGN §9)."""
+        """The `disco` object of the last chunk (docs/design.md#interfaces)."""
         return {
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,

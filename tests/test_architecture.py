@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import shlex
@@ -229,9 +230,87 @@ def test_a_number_is_found_with_the_comment_behind_it_or_above() -> None:
     assert list(generate._numbers_in(source)) == found
 
 
+# --- names of modules, functions and files ------------------------------------------------------------------------
+
+ROOMS = {code(name)[0] for name, _, _ in rows(ARCHITECTURE, "Rooms")} - {"profiles", "disco_tui"}
+STEPS = [code(name)[0] for name, _ in rows(ARCHITECTURE, "One request")]
+MODULES = sorted(grimp.build_graph("disco_daemon", cache_dir=None).modules)
+
+
+def scope(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """Names that a module or a class defines, with the statement that does it."""
+    found: dict[str, ast.stmt] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name: node for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            found |= {name.id: node for name in names}
+    return found
+
+
+def is_defined(name: str) -> bool:
+    """Whether a dotted name, such as `room.module.Class.method`, leads to a module or to something in one."""
+    parts = name.split(".")
+    module = next((n for n in range(len(parts), 0, -1) if ".".join(["disco_daemon", *parts[:n]]) in MODULES), 0)
+    if not module or module == len(parts):
+        return bool(module)
+    path = ROOT.joinpath("disco_daemon", *parts[:module])
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+    names = scope(ast.parse(source).body)
+    for part in parts[module:]:
+        if part not in names:
+            return False
+        node = names[part]
+        names = scope(node.body) if isinstance(node, ast.ClassDef) else {}
+    return True
+
+
+def test_a_dotted_name_is_looked_up_in_the_source() -> None:
+    for name in ("errors", "engine.llama", "errors.RequestError", "answer.Answer.on", "api.doors.ROUTES"):
+        assert is_defined(name), name
+    for name in ("nowhere", "errors.nothing", "answer.Answer.nothing", "errors.RequestError.on.more"):
+        assert not is_defined(name), name
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_each_step_of_a_request_is_a_function(name: str) -> None:
+    assert name[name.rindex(".") + 1 :].islower()
+    assert is_defined(name), f"{name}: mend it in docs/architecture.md"
+
+
+def test_the_page_on_architecture_is_short() -> None:
+    assert len(STEPS) <= 35
+    assert len(ARCHITECTURE.splitlines()) <= 200
+    assert len(rows(ARCHITECTURE, "Glossary")) <= 25
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_module_and_file_that_a_document_names_is_there(name: str) -> None:
+    text = re.sub(r"```.*?```", "", PAGES[name], flags=re.DOTALL)
+    sections = {key.partition(".")[0] for key in keys()}
+    for said in re.findall(r"`([^`\n]+)`", text):
+        if re.fullmatch(r"[a-z]\w*(\.\w+)+", said) and said.partition(".")[0] in ROOMS and said not in keys():
+            known_file = re.search(r"\.(py|md|toml|yaml|sh|csv|sqlite|lock|log|json|sock)$", said)
+            assert known_file or is_defined(said) or said.partition(".")[0] in sections, said
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.py)", said) and "/" in said:
+            places = (ROOT / said, ROOT / "disco_daemon" / said)
+            users_own = name.startswith("howto-") and said.endswith("/")
+            assert users_own or said.startswith("disco/") or any(place.exists() for place in places), said
+
+
 def test_no_document_names_a_place_of_one_machine() -> None:
     for text in (*PAGES.values(), (ROOT / "CHANGELOG.md").read_text("utf-8")):
         assert not re.search(r"/(home|root|work|tmp|Users|opt)/", text)
+
+
+def anchors(path: Path) -> set[str]:
+    """The names by which links lead to the headings of a page."""
+    heads = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def test_every_link_between_documents_leads_somewhere() -> None:
@@ -240,10 +319,24 @@ def test_every_link_between_documents_leads_somewhere() -> None:
         for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
             path = (folder / target) if target else folder / name
             assert path.exists(), f"{name}: {target}"
-            if anchor:
-                heads = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
-                anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
-                assert anchor in anchors, f"{name}: {target}#{anchor}"
+            assert not anchor or anchor in anchors(path), f"{name}: {target}#{anchor}"
+
+
+def test_every_page_that_the_code_cites_is_there() -> None:
+    cited = set()
+    for folder in ("disco_daemon", "tui", "profiles", "benchmarks", ".ci"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text("utf-8").replace("docs/gguf.md", "")  # llama.cpp's own
+            cited |= set(re.findall(r"(?<![\w/])docs/([\w-]+\.md)(?:#([\w-]+))?", text))
+            assert "DESIGN §" not in text, path
+    assert {"design.md", "handoff.md"} <= {page for page, _ in cited}
+    for page, anchor in cited:
+        assert (ROOT / "docs" / page).exists(), page
+        assert not anchor or anchor in anchors(ROOT / "docs" / page), f"{page}#{anchor}"
+
+
+def test_the_page_on_the_design_is_short() -> None:
+    assert len(PAGES["design.md"].splitlines()) < 200
 
 
 # --- what is promised -------------------------------------------------------------------------------------------------

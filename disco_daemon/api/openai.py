@@ -20,7 +20,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 
 
 class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The `disco` object of a request (DESIGN §9); `pace_tps` in token/s.
+    """The `disco` object of a request (docs/design.md#interfaces); `pace_tps` in token/s.
 
     With `sides`, each chunk of a stream tells which endpoint made it.
     """

@@ -3,7 +3,7 @@
 The daemon holds the stage of the next request; each answer and each request for embeddings holds the stage that it
 began on. A stage that nobody holds lets go of its endpoints; an endpoint that no stage holds is closed, once. Of those
 that must be `alone`, since each has a model in memory, the next one is opened when the one before is closed; one that
-nobody needs any more by then is never opened. docs/architecture.md has it as a drawing.
+nobody needs any more by then is never opened. docs/daemon.md has it as a drawing.
 """
 
 from __future__ import annotations

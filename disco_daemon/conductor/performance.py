@@ -1,4 +1,4 @@
-"""One answer being played: plan, race, relay, hand over, deliver (DESIGN §3)."""
+"""One answer being played: plan, race, relay, hand over, deliver (docs/design.md#one-request)."""
 
 from __future__ import annotations
 

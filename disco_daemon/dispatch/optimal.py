@@ -31,7 +31,7 @@ from .table import Moment, Table
 
 FloatArray = NDArray[np.float64]
 
-KAPPA = 0.058  # s of mean a second of the worst 1 % is worth; DESIGN §6 says about 0.05
+KAPPA = 0.058  # s of mean a second of the worst 1 % is worth; docs/design.md#policies
 CVAR_SHARE = 0.01  # of the requests: the worst 1 %, by which we are judged …
 # … and those that are looked at: of a few hundred samples the worst 1 % are two or three, and fitted to them alone the
 # P99 of what comes next is 0.7 % higher. The weight of each second in the tail is the same.

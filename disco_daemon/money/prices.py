@@ -39,7 +39,10 @@ class Prices:
         }
 
     def scarcer(self, prefill_tps: float, decode_tps: float) -> Side:
-        """The side whose use a budget limits (DESIGN §6): the device if its cheapest token is dearer than any other."""
+        """The side whose use a budget limits: the device if its cheapest token is dearer than any other.
+
+        The rule is in docs/design.md#policies.
+        """
         c = self.per_token(prefill_tps, decode_tps)
         device_s, server_s = (c["device_prefill"], c["device_decode"]), (c["server_prefill"], c["server_decode"])
         return Side.DEVICE if min(device_s) > max(server_s) else Side.SERVER

@@ -40,7 +40,7 @@ from .player import Phone, Played, Stream
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-# handoff: DESIGN §7, the source runs on until the target has taken over, and the target prefills everything.
+# handoff (docs/design.md#handoff): the source runs on until the target has taken over, and the target prefills all.
 # kept: the same, but a device that lost the race keeps and completes its prefill of the prompt.
 # paused: kept, and the source rests once the reader has enough to read until the target comes; a device goes on
 # in time should it not, a server is closed.
@@ -55,7 +55,7 @@ NOT_RUN = -1.0  # in place of the prompt tokens that a device has left to prefil
 def dear_usd_per_kwh(phones: Sequence[Phone], times: float) -> float:
     """The exchange rate, $/kWh, at which every phone's cheapest token costs `times` the server's dearest or more.
 
-    Above `times` = 1 all of them are device-constrained by the definition of DESIGN §6.
+    Above `times` = 1 all of them are device-constrained by the definition of docs/design.md#policies.
     """
     quickest = max(max(p.prefill_tps, p.decode_tps) for p in phones)
     return times * max(SERVER_USD) * quickest * 3.6e6 / WATTS
