@@ -238,7 +238,7 @@ class Engine:
         """
         while not self._idle_for_long():
             await asyncio.sleep(1.0)
-            chunk_s = wire.LONE_CHUNK / self.info.prefill_tps if self.info else 0.0
+            chunk_s = wire.SINGLE_PROMPT_CHUNK / self.info.prefill_tps if self.info else 0.0
             if self.state is EngineState.READY and self.silent_s > max(HANG_S, 4 * chunk_s):
                 log.error("engine gave no sign of life for %.0f s: killing it", self.silent_s)
                 self._kill(process, f"it gave no sign of life for {self.silent_s:.0f} s")

@@ -15,7 +15,7 @@ import msgspec
 
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
-LONE_CHUNK = 512  # of a prompt that is alone, where that is faster; given up when somebody comes
+SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; given up when somebody comes
 FULL = "context"  # the end of a sequence for which there is no room left: its context, or the KV cache, is full
 _HEADER = struct.Struct("<I")
 

@@ -37,7 +37,7 @@ from .llama.vocabulary import PromptError
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.prepare import Prepared, prepared
-from .serve.stats import Gauge
+from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
 NICE = 5  # added to our niceness: the daemon comes first
@@ -123,25 +123,25 @@ class Worker:
 
     def _compute(self, batcher: Batcher) -> None:
         """Iterate for ever; rest while there is nothing to compute."""
-        gauge = Gauge(batcher)
+        stats = EngineStats(batcher)
         busy = False
         while True:
             self._abort.clear()  # before the queue is drained: a Cancel sets it again after it was queued
-            self._obey(batcher, gauge, wait=not busy)
-            with gauge:
+            self._obey(batcher, stats, wait=not busy)
+            with stats:
                 busy = batcher.step()
                 self._flush()
-            if (stats := gauge.told(busy=busy)) is not None:
-                self.send(stats)
+            if (due := stats.stats_if_due(busy=busy)) is not None:
+                self.send(due)
             if self._embeddings is not None and self._embeddings.step(batcher.spare, beside=busy):
                 busy = True
                 self._flush()
 
-    def _obey(self, batcher: Batcher, gauge: Gauge, *, wait: bool) -> None:
+    def _obey(self, batcher: Batcher, stats: EngineStats, *, wait: bool) -> None:
         """Carry out all queued commands; with `wait` there is nothing to compute before at least one has come."""
         while wait or not self._commands.empty():
             wait = False
-            match self._next(gauge):
+            match self._next(stats):
                 case Prepared() as ready:
                     try:
                         batcher.queue(ready)
@@ -163,14 +163,14 @@ class Worker:
                     msg = f"unexpected message {type(other).__name__}"
                     raise TypeError(msg)
 
-    def _next(self, gauge: Gauge) -> Command:
+    def _next(self, stats: EngineStats) -> Command:
         """The next command. Until it comes, cached prefixes that have become idle go to disk; so do all at the end."""
         while True:
             wait_s = None
             if self._spill is not None and self._cells is not None and self._commands.empty():
                 wait_s = self._spill.write_idle(self._cells.copy)
-                if (stats := gauge.told(busy=False)) is not None:
-                    self.send(stats)
+                if (due := stats.stats_if_due(busy=False)) is not None:
+                    self.send(due)
             try:
                 command = self._commands.get(timeout=wait_s)
             except queue.Empty:
@@ -214,8 +214,8 @@ class Worker:
             self._try(message.id, lambda: self._commands.put(_in_tokens(message, llama)))
         else:
             self._commands.put(message)
-        somebody_comes = isinstance(message, wire.Generate) and self._batcher is not None and self._batcher.lone
-        if isinstance(message, wire.Cancel) or somebody_comes:
+        single = self._batcher is not None and self._batcher.single_prompt
+        if isinstance(message, wire.Cancel) or (isinstance(message, wire.Generate) and single):
             self._abort.set()
 
     def _try(self, request_id: str, do: Callable[[], None]) -> None:

@@ -73,7 +73,7 @@ class Core:
             expected = self.cells._index.length(seq)
             assert llama_cpp.llama_memory_seq_pos_max(memory, seq) == expected - 1
             assert llama_cpp.llama_memory_seq_pos_min(memory, seq) == (0 if expected else -1)
-        running = self.admission.running
+        running = self.admission.resident
         assert {s.slot: s.n_past for s in running} == {s.slot: self.cells.n_of(s.slot) for s in running}
         assert 0 <= self.cells.n_used <= N_CELLS
         assert self.cells.n_garbage >= 0
@@ -103,7 +103,7 @@ def test_answers_that_were_preempted_are_those_that_were_not(llama: Llama) -> No
         for k in range(rng.randrange(4)):
             core.ask(f"beside {i} {k}", phrase(rng), max_tokens=8)
         for at in sorted(rng.sample(range(1, n_tokens), 2)):
-            while s.n_drawn < at and s.request.id in core.admission.sequences:
+            while s.draw.n_drawn < at and s.request.id in core.admission.sequences:
                 assert core.batcher.step()
             if s.slot >= 0:
                 core.cells.swap_s_per_byte = rng.choice([1e-12, 1.0])  # swapped, or computed again

@@ -109,9 +109,9 @@ def test_answers_are_bit_for_bit_those_of_their_adapter_alone(llama: Llama) -> N
         core.ask(f"{i}", STORY, rng.choice(list(alone)), 24)
         for _ in range(rng.randrange(8)):
             core.batcher.step()
-        if rng.random() < 0.3 and core.admission.running:
+        if rng.random() < 0.3 and core.admission.resident:
             core.cells.swap_s_per_byte = rng.choice([1e-12, 1.0])  # swapped, or computed again
-            core.admission.preempt(rng.choice(core.admission.running))
+            core.admission.preempt(rng.choice(core.admission.resident))
         if i == 9:
             core.cells.tidy()
     asked = {id_: s.request.adapter for id_, s in core.admission.sequences.items()}

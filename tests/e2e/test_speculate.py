@@ -45,7 +45,7 @@ class Eager(Speculator):
     def cost_s(self, size: int) -> float:
         return 0.0
 
-    def saw(self, load: Load, sizes: Any, took_s: float) -> None:
+    def observe(self, load: Load, sizes: Any, took_s: float) -> None:
         assert took_s > 0
 
 
@@ -110,7 +110,7 @@ def test_guesses_save_iterations_where_the_text_repeats_itself(llama: Llama) -> 
         for prompt in COPIES:
             core.told(prompt, max_tokens=40)
         before = n_tokens, n_iterations
-        n_tokens, n_iterations = core.batcher.totals.completion_tokens, core.batcher.totals.iterations
+        n_tokens, n_iterations = core.batcher.counters.completion_tokens, core.batcher.counters.iterations
         if isinstance(core.batcher.speculator, Eager):
             n_accepted = core.batcher.speculator.n_accepted
     assert n_tokens == before[0]
@@ -131,7 +131,7 @@ def test_answers_that_are_held_preempted_and_disturbed_are_those_that_were_not(l
         for k in range(rng.randrange(3)):
             core.ask(f"beside {i} {k}", rng.choice(COPIES), max_tokens=8)
         for at in sorted(rng.sample(range(1, n_tokens), 2)):
-            while s.n_drawn < at and s.request.id in core.admission.sequences:
+            while s.draw.n_drawn < at and s.request.id in core.admission.sequences:
                 assert core.batcher.step()
             if s.slot >= 0 and rng.random() < 0.7:
                 core.cells.swap_s_per_byte = rng.choice([1e-12, 1.0])  # swapped, or computed again
@@ -181,7 +181,7 @@ def test_a_draft_model_changes_no_answer(llama: Llama) -> None:
         assert [core.told(prompt, max_tokens=32, **sampling) for prompt in PROMPTS] == plain
         speculator = core.batcher.speculator
         assert speculator is not None
-        assert speculator.n_accepted > 0.1 * core.batcher.totals.completion_tokens
+        assert speculator.n_accepted > 0.1 * core.batcher.counters.completion_tokens
         assert model.token_s > 0
 
 

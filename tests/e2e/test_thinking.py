@@ -108,18 +108,18 @@ def test_a_follower_goes_on_behind_the_thought_that_its_prompt_opened() -> None:
 
     batcher.add(wire.Generate("g1", [BLACK], hold=True, temperature=0, max_tokens=8))
     rest()
-    (held,) = batcher.admission.running
-    prompt = list(held.prompt)
+    (held,) = batcher.admission.resident
+    prompt = list(held.given.prompt)
     batcher.append(wire.Append("g1", "The colour of coal", go=False))
     batcher.append(wire.Append("g1", " is", go=True))
     text = b"".join(llama.vocabulary.piece(token, special=True) for token in held.tokens).decode()
     assert text.endswith("<think>\n\n</think>\n\nThe colour of coal"), "its last token is drawn again"
-    assert held.prompt[: len(prompt)] == prompt
+    assert held.given.prompt[: len(prompt)] == prompt
     rest()
     said = [m for m in heard if isinstance(m, wire.Piece)]
     assert said
     assert not any(piece.thought for piece in said)
-    assert heard[-1].n_prompt == held.n_prompt, "what was prefilled before is not computed again"
+    assert heard[-1].n_prompt == held.prefill.n_prompt, "what was prefilled before is not computed again"
 
 
 # --- over HTTP ----------------------------------------------------------------------------------------------------

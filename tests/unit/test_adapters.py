@@ -21,10 +21,10 @@ from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.adapters import keyed
-from disco_daemon.engine.serve.adapter_round_robin import TURN_S, Turns
+from disco_daemon.engine.serve.adapter_round_robin import TURN_S, AdapterRoundRobin
 from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
-from disco_daemon.engine.serve.sequence import Sequence
+from disco_daemon.engine.serve.sequence import Given, Sequence, Status
 from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import RoundRobin
@@ -145,36 +145,41 @@ class Bench:
 
 
 def waiting(adapter: str) -> Sequence:
-    s = Sequence(wire.Generate("", [], adapter=adapter), [], "", [], False, False, 0.0, 0, cast(Any, None), None)
-    s.chosen = True
-    return s
+    given = Given(prompt=[], text="", tokens=[], exact=False, n_first=0)
+    return Sequence(
+        request=wire.Generate("", [], adapter=adapter),
+        given=given,
+        timeline=cast(Any, None),
+        waiting_since=None,
+        status=Status.RUNNING,
+    )
 
 
 def test_who_is_alone_keeps_the_turn() -> None:
-    turns, ours = Turns(), [waiting("a"), waiting("a")]
+    turns, ours = AdapterRoundRobin(), [waiting("a"), waiting("a")]
     for i in range(100):
-        assert turns.among(ours, i * TURN_S) == ours
+        assert turns.select(ours, i * TURN_S) == ours
 
 
 def test_a_turn_is_as_long_as_the_change_is_worth_and_then_it_is_the_next_ones() -> None:
-    turns, all_three = Turns("", 0.0), [waiting(name) for name in ("", "a", "b")]
-    served = [turns.among(all_three, i * (TURN_S / 4 + 1e-9))[0].request.adapter for i in range(48)]
+    turns, all_three = AdapterRoundRobin("", 0.0), [waiting(name) for name in ("", "a", "b")]
+    served = [turns.select(all_three, i * (TURN_S / 4 + 1e-9))[0].request.adapter for i in range(48)]
     assert served == 4 * (4 * [""] + 4 * ["a"] + 4 * ["b"])
 
 
 def test_nobody_waits_for_one_who_has_nothing_to_compute() -> None:
-    turns, a, b = Turns("a", 0.0), waiting("a"), waiting("b")
-    assert turns.among([a, b], TURN_S / 2) == [a]
-    a.chosen = False
-    assert turns.among([a, b], TURN_S / 2) == [b]
-    assert turns.among([a], TURN_S / 2) == [], "and nothing is done where nothing is to do"
+    turns, a, b = AdapterRoundRobin("a", 0.0), waiting("a"), waiting("b")
+    assert turns.select([a, b], TURN_S / 2) == [a]
+    a.status = Status.PAUSED
+    assert turns.select([a, b], TURN_S / 2) == [b]
+    assert turns.select([a], TURN_S / 2) == [], "and nothing is done where nothing is to do"
 
 
 @given(st.lists(st.sets(st.sampled_from("abcde")), max_size=60))
 def test_who_wants_it_gets_its_turn_before_anybody_has_had_two(wants: list[set[str]]) -> None:
-    turns, since = Turns(), dict.fromkeys("abcde", 0)
+    turns, since = AdapterRoundRobin(), dict.fromkeys("abcde", 0)
     for i, names in enumerate(wants):
-        served = {s.request.adapter for s in turns.among([waiting(name) for name in sorted(names)], i * 1.01 * TURN_S)}
+        served = {s.request.adapter for s in turns.select([waiting(name) for name in sorted(names)], i * 1.01 * TURN_S)}
         assert len(served) == bool(names)
         for name in "abcde":
             since[name] = since[name] + 1 if name in names - served else 0
@@ -232,7 +237,7 @@ def test_answers_of_all_adapters_are_computed_in_turns() -> None:
 def test_whatever_happens_each_answer_is_what_its_adapter_says(steps: list[tuple[str, Any, str]]) -> None:
     bench, cancelled = Bench(n_cells=60), set()
     for op, what, adapter in steps:
-        running = bench.admission.running
+        running = bench.admission.resident
         if op == "add":
             bench.add(what, adapter)
         elif op == "step":

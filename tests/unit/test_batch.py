@@ -18,7 +18,7 @@ from disco_daemon.engine.llama.text import TextStream
 from disco_daemon.engine.llama.vocabulary import PromptError
 from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import MAX_WAITING, Batcher
-from disco_daemon.engine.serve.row_grouping import Grouping
+from disco_daemon.engine.serve.row_grouping import RowGrouping
 from disco_daemon.engine.serve.sequence import Sequence as Sequence_
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
@@ -226,7 +226,7 @@ class Given:
             data += PIECES[token]
 
 
-class Apart(Grouping):
+class Apart(RowGrouping):
     """Rows go one by one every second time: nothing may depend on it."""
 
     def apart(self, n: int) -> bool:
@@ -266,7 +266,7 @@ class Bench:
 
     def append(self, id_: str, text: str, *, go: bool, known: bool = False) -> None:
         s = self.find(id_)
-        if s is not None and s.held:
+        if s is not None and s.is_held:
             given = self.given[id_]
             splits = (given.answer[-1:], text[:1]) == ("p", "q")
             known = known and not splits  # the oracle reads the answer as one text
@@ -283,7 +283,7 @@ class Bench:
     def hold(self, id_: str) -> None:
         s = self.find(id_)
         if s is not None:
-            self.given[id_].reworked |= not s.held
+            self.given[id_].reworked |= not s.is_held
             self.given[id_].since = len(self.sent)
         self.batcher.hold(id_)
 
@@ -297,13 +297,13 @@ class Bench:
         return busy
 
     def check(self) -> None:
-        running = self.admission.running
+        running = self.admission.resident
         owned = {s.slot: s.tokens[: s.n_past] for s in running}
         assert len(owned) == len(running) == self.cells.n_taken <= N_SEQS
         assert {slot: self.llama.tokens(slot) for slot in owned} == owned
         assert self.llama.n_used == self.cells.n_used <= self.llama.n_cells
         assert self.llama.n_placed == self.cells.n_used + self.cells.n_garbage
-        saved = [s.saved for s in self.admission.waiting if s.saved is not None]
+        saved = [s.saved for s in self.admission.without_cells if s.saved is not None]
         assert self.cells.saved_bytes == sum(len(s.data) for s in saved)
 
     def drain(self) -> None:
@@ -349,12 +349,12 @@ class Bench:
 
     def check_rest(self) -> None:
         self.check()
-        assert not (*self.admission.running, *self.admission.waiting)
+        assert not (*self.admission.resident, *self.admission.without_cells)
         assert all(s.closed for s in self.llama.samplers)
-        done, totals = self.of(wire.Done), self.batcher.totals
-        assert totals.completion_tokens == sum(d.n_completion for d in done)
-        assert totals.prompt_tokens == sum(d.n_prompt for d in done)
-        assert self.of(wire.Failed) or totals.busy_s == pytest.approx(sum(d.busy_s for d in done))
+        done, counters = self.of(wire.Done), self.batcher.counters
+        assert counters.completion_tokens == sum(d.n_completion for d in done)
+        assert counters.prompt_tokens == sum(d.n_prompt for d in done)
+        assert self.of(wire.Failed) or counters.busy_s == pytest.approx(sum(d.busy_s for d in done))
 
 
 prompts = st.text("abc", min_size=1, max_size=N_CTX - 2)
@@ -395,7 +395,7 @@ def test_whatever_happens_each_answer_is_what_the_model_says(
 ) -> None:
     bench = Bench(scheduler, n_cells=n_cells, tick_s=0.05)
     bench.llama.bytes_per_token = bytes_per_token
-    bench.batcher.grouping = Apart() if apart else Grouping()
+    bench.batcher.grouping = Apart() if apart else RowGrouping()
     play(bench, script)
 
 
@@ -416,8 +416,8 @@ def play(bench: Bench, script: list[tuple[Any, ...]]) -> None:
             case "pace", int() as n, pace_tps:
                 bench.batcher.pace(f"r{n}", pace_tps)
         bench.check()
-    for s in (*bench.admission.running, *bench.admission.waiting):
-        if s.held:
+    for s in (*bench.admission.resident, *bench.admission.without_cells):
+        if s.is_held:
             bench.append(s.request.id, "", go=True)
     bench.drain()
     for id_ in bench.given:
@@ -433,14 +433,14 @@ def test_rows_that_go_one_by_one_are_one_iteration() -> None:
     for id_ in ids:
         bench.check_answer(id_)
     bench.check_rest()
-    assert bench.batcher.totals.iterations <= 1 + max(bench.done(id_).n_completion for id_ in ids)
+    assert bench.batcher.counters.iterations <= 1 + max(bench.done(id_).n_completion for id_ in ids)
 
 
 def test_a_held_answer_waits_with_its_prompt_computed_until_it_may_go() -> None:
     bench = Bench()
     id_ = bench.add("abc", hold=True)
     bench.drain()
-    (held,) = bench.admission.running
+    (held,) = bench.admission.resident
     assert held.n_past == 2, "all but the last token, whose logits are wanted later"
     bench.append(id_, "de", go=False)
     bench.append(id_, "f", go=True)
@@ -461,7 +461,7 @@ def test_a_held_answer_gives_way_and_is_computed_again_later() -> None:
     answer = bench.add("b" * 10, max_tokens=3)
     while not bench.of(wire.Done):
         assert bench.step()
-        assert [s.request.id for s in bench.admission.running] in ([answer], [])
+        assert [s.request.id for s in bench.admission.resident] in ([answer], [])
     bench.check_answer(answer)
     bench.drain()
     assert idle(bench, held) == [(N_CTX - 6, 0), (N_CTX - 6, 0)], "it says again that it has caught up"
@@ -477,7 +477,7 @@ def test_of_held_answers_the_one_held_longest_gives_up_its_slot() -> None:
     bench.drain()
     bench.add("b", max_tokens=2)
     bench.step()
-    assert [s.request.id for s in bench.admission.waiting] == held[:1]
+    assert [s.request.id for s in bench.admission.without_cells] == held[:1]
 
 
 def test_a_held_answer_without_room_says_so_once_and_the_engine_rests() -> None:
@@ -520,8 +520,8 @@ def test_a_longest_common_prefix_stays_computed_when_text_is_tokenized_anew() ->
     bench.append(id_, "xpp", go=False)
     bench.drain()
     bench.append(id_, "qx", go=False)
-    (s,) = bench.admission.running or bench.admission.waiting
-    assert s.given == tokens_of("xppqx")
+    (s,) = bench.admission.resident or bench.admission.without_cells
+    assert s.given.tokens == tokens_of("xppqx")
     assert s.n_past == 5, "abc, x and the first p"
 
 
@@ -597,16 +597,16 @@ def test_a_broken_decode_fails_the_answers_in_it_and_frees_their_slots() -> None
 
 
 def test_a_prompt_that_is_alone_is_read_in_large_chunks_unless_every_bit_counts() -> None:
-    for exact, chunk in ((True, wire.PREFILL_CHUNK), (False, wire.LONE_CHUNK)):
+    for exact, chunk in ((True, wire.PREFILL_CHUNK), (False, wire.SINGLE_PROMPT_CHUNK)):
         bench = Bench(n_ctx=2000)
         bench.llama.exact = exact
         bench.add("a" * 1200, max_tokens=1)
         bench.step()
         assert [p.n_past for p in bench.of(wire.Progress)] == [chunk]
-        assert bench.batcher.lone is not exact
+        assert bench.batcher.single_prompt is not exact
         bench.add("b", max_tokens=1)
         bench.step()
-        assert not bench.batcher.lone
+        assert not bench.batcher.single_prompt
 
 
 def test_who_reads_faster_from_now_on_has_in_hand_what_was_there() -> None:
@@ -614,7 +614,7 @@ def test_who_reads_faster_from_now_on_has_in_hand_what_was_there() -> None:
     id_ = bench.add("zz", pace_tps=2.0, max_tokens=30)
     for _ in range(8):
         bench.step()
-    (s,) = bench.admission.running
+    (s,) = bench.admission.resident
     now = bench.batcher.clock()
     in_hand = 2.0 * s.timeline.stock_s(now)
     assert in_hand > 2

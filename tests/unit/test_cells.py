@@ -55,7 +55,7 @@ def test_all_of_a_prompt_is_known_but_its_last_token_is_computed() -> None:
     assert taken[1] == 39
 
 
-def test_what_is_in_the_way_for_long_goes_to_the_attic_and_comes_back() -> None:
+def test_what_is_in_the_way_for_long_goes_to_the_host_cache_and_comes_back() -> None:
     llama, cells = made(skip_s=1e-6)
     cells.leave(computed(llama, cells, A))
     other = computed(llama, cells, B)
@@ -69,7 +69,7 @@ def test_what_is_in_the_way_for_long_goes_to_the_attic_and_comes_back() -> None:
     assert cells.n_reused == 40
 
 
-def test_a_text_stays_in_the_attic_if_only_its_beginning_is_wanted() -> None:
+def test_a_text_stays_in_the_host_cache_if_only_its_beginning_is_wanted() -> None:
     llama, cells = made(skip_s=1e-6)
     cells.leave(computed(llama, cells, A + B))
     computed(llama, cells, B)

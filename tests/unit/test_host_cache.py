@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine.kv.host_cache import Attic
+from disco_daemon.engine.kv.host_cache import HostCache
 
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
 
@@ -15,39 +15,39 @@ def n_common(a: list[int], b: list[int]) -> int:
 
 @given(texts, st.lists(st.integers(0, 2), max_size=10))
 def test_the_text_with_most_in_common_is_found(kept: list[list[int]], wanted: list[int]) -> None:
-    attic = Attic(1000)
+    cache = HostCache(1000)
     for text in kept:
-        attic.put(text, bytes(text))
+        cache.put(text, bytes(text))
     most = max(n_common(text, wanted) for text in kept)
-    assert attic.match(wanted) == most
-    n = len(attic)
-    text, data, _ = attic.take(wanted)
+    assert cache.match(wanted) == most
+    n = len(cache)
+    text, data, _ = cache.take(wanted)
     assert n_common(text, wanted) == most
     assert data == bytes(text)
-    assert len(attic) == n - (most == len(text)), "what is only begun with stays for others"
-    assert attic.n_bytes == sum(len(data) for data in attic._kept.values())
+    assert len(cache) == n - (most == len(text)), "what is only begun with stays for others"
+    assert cache.n_bytes == sum(len(data) for data in cache._kept.values())
 
 
 def test_a_text_that_goes_on_takes_the_place_of_its_beginning() -> None:
-    attic = Attic(1000)
-    attic.put([1, 2], b"12")
-    attic.put([1, 2, 3], b"123")
-    attic.put([1, 4], b"14")
-    assert (len(attic), attic.n_bytes) == (2, 5)
+    cache = HostCache(1000)
+    cache.put([1, 2], b"12")
+    cache.put([1, 2, 3], b"123")
+    cache.put([1, 4], b"14")
+    assert (len(cache), cache.n_bytes) == (2, 5)
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    attic = Attic(max_bytes=6)
-    attic.put([1, 1], b"aa")
-    attic.put([2, 2], b"bb")
-    attic.put([3, 3], b"cc")
-    attic.take([1])  # a beginning only: it stays, and was used
-    attic.put([4, 4], b"dd")
-    assert [attic.match([k]) for k in (1, 2, 3, 4)] == [1, 0, 1, 1]
-    attic.put([5] * 7, b"too large")
-    assert (len(attic), attic.n_bytes) == (0, 0)
+    cache = HostCache(max_bytes=6)
+    cache.put([1, 1], b"aa")
+    cache.put([2, 2], b"bb")
+    cache.put([3, 3], b"cc")
+    cache.take([1])  # a beginning only: it stays, and was used
+    cache.put([4, 4], b"dd")
+    assert [cache.match([k]) for k in (1, 2, 3, 4)] == [1, 0, 1, 1]
+    cache.put([5] * 7, b"too large")
+    assert (len(cache), cache.n_bytes) == (0, 0)
 
 
-def test_nothing_is_taken_from_an_empty_attic() -> None:
+def test_nothing_is_taken_from_an_empty_host_cache() -> None:
     with pytest.raises(KeyError):
-        Attic(1000).take([1])
+        HostCache(1000).take([1])

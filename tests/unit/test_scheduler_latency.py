@@ -24,7 +24,7 @@ def loads(seed: int, n: int) -> list[Load]:
 def learned(prior: tuple[float, float, float, float] = PRIOR, n: int = 300, noise: float = 0.03) -> IterationLatency:
     random, latency = np.random.default_rng(7), IterationLatency(prior)
     for load in loads(1, n):
-        latency.saw(load, took(load) * float(np.exp(random.normal(0, noise))))
+        latency.observe(load, took(load) * float(np.exp(random.normal(0, noise))))
     return latency
 
 
@@ -44,7 +44,7 @@ def test_it_learns_the_machine_whatever_the_prior(scale: float) -> None:
 def test_coefficients_are_never_negative() -> None:
     latency, random = IterationLatency(PRIOR), np.random.default_rng(3)
     for load in loads(4, 200):  # the time has nothing to do with the load
-        latency.saw(load, float(random.uniform(0.001, 0.1)))
+        latency.observe(load, float(random.uniform(0.001, 0.1)))
     assert min(latency.coefficients) >= 0
     assert latency.predict(0) > 0
 
@@ -59,14 +59,14 @@ def test_arrays_are_predicted_at_once() -> None:
 def test_one_iteration_in_which_the_machine_stood_still_is_no_speed() -> None:
     latency = learned()
     before = latency.predict(8, 0, 4000)
-    latency.saw(Load(8, 0, 4000), 50 * took(Load(8, 0, 4000)))
+    latency.observe(Load(8, 0, 4000), 50 * took(Load(8, 0, 4000)))
     assert latency.predict(8, 0, 4000) == pytest.approx(before, rel=0.2)
 
 
 def test_a_new_speed_is_learned() -> None:
     latency = learned()
     for load in loads(5, 300):
-        latency.saw(load, 2.5 * took(load))
+        latency.observe(load, 2.5 * took(load))
     assert latency.predict(8, 64, 4000) == pytest.approx(2.5 * took(Load(8, 64, 4000)), rel=0.1)
 
 
@@ -75,7 +75,7 @@ def test_an_hour_of_decoding_does_not_unlearn_prefill() -> None:
     before = latency.coefficients[2]
     for i in range(5000):
         load = Load(1 + i % 4, 0, 500 * (1 + i % 4))
-        latency.saw(load, took(load))
+        latency.observe(load, took(load))
     assert latency.coefficients[2] == pytest.approx(before, rel=0.1)
 
 
@@ -83,7 +83,7 @@ def test_an_hour_of_decoding_does_not_unlearn_prefill() -> None:
 def test_no_time_is_learned_from(took_s: float) -> None:
     latency = IterationLatency(PRIOR)
     with pytest.raises(ValueError, match="iteration"):
-        latency.saw(Load(1, 0, 10), took_s)
+        latency.observe(Load(1, 0, 10), took_s)
     assert latency.n == 0
     assert latency.coefficients == pytest.approx(PRIOR)
 

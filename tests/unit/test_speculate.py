@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
+from disco_daemon.engine.serve.sequence import Given
 from disco_daemon.engine.serve.sequence import Sequence as Sequence_
-from disco_daemon.engine.speculation.prompt_lookup import LEAST, LONGEST, PRIOR, Chance, Lookup
+from disco_daemon.engine.speculation.prompt_lookup import LEAST, LONGEST, PRIOR, Chance, PromptLookup
 from disco_daemon.engine.speculation.speculate import (
     CHEAPEST,
     ENOUGH_S,
@@ -48,7 +49,7 @@ def longest_match(tokens: Sequence[int]) -> tuple[int, int]:
 @settings(max_examples=300)
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 20))
 def test_a_guess_is_what_followed_the_longest_match(tokens: list[int], n: int) -> None:
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     run, place = longest_match(tokens)
     guess = lookup.guess(n)
     assert bool(guess) == bool(lookup.chance) == bool(run)
@@ -60,7 +61,7 @@ def test_a_guess_is_what_followed_the_longest_match(tokens: list[int], n: int) -
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 40), max_size=5))
 def test_a_text_in_pieces_is_followed_as_one_token_at_a_time(tokens: list[int], cuts: list[int]) -> None:
-    in_pieces, one_by_one = Lookup(tokens[:5]), Lookup(tokens[:5])
+    in_pieces, one_by_one = PromptLookup(tokens[:5]), PromptLookup(tokens[:5])
     for end in (*sorted(cuts), len(tokens)):
         in_pieces.follow(tokens[:end])
     for end in range(len(tokens) + 1):
@@ -70,7 +71,7 @@ def test_a_text_in_pieces_is_followed_as_one_token_at_a_time(tokens: list[int], 
 
 def test_a_guess_that_turns_out_right_is_gone_on_with_and_trusted_more() -> None:
     text = list(range(30))
-    lookup = Lookup([*text, 0, 1])
+    lookup = PromptLookup([*text, 0, 1])
     assert lookup.guess(3) == [2, 3, 4]
     assert lookup.chance == PRIOR[0]
     lookup.follow([*text, *range(20)])
@@ -80,7 +81,7 @@ def test_a_guess_that_turns_out_right_is_gone_on_with_and_trusted_more() -> None
 
 def test_guesses_that_turn_out_wrong_are_trusted_less() -> None:
     tokens = [1, 2, 3]
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     for other in range(4, 60):
         tokens += [1, 2, other]
         lookup.follow(tokens)
@@ -90,13 +91,13 @@ def test_guesses_that_turn_out_wrong_are_trusted_less() -> None:
 
 def test_behind_a_wrong_guess_nothing_is_learned() -> None:
     run, one_by_one = Chance(0.5), Chance(0.5)
-    run.saw_run(2, 7)
+    run.observe_run(2, 7)
     for right in (True, True, False):
-        one_by_one.saw(right=right)
+        one_by_one.observe(right=right)
     assert run.value == one_by_one.value
-    run.saw_run(3, 3)
+    run.observe_run(3, 3)
     for _ in range(3):
-        one_by_one.saw(right=True)
+        one_by_one.observe(right=True)
     assert run.value == one_by_one.value
 
 
@@ -127,9 +128,8 @@ class Scene:
     def answer(self, tokens: Sequence[int], **more: Any) -> Sequence_:
         request = wire.Generate(f"r{self.n}", [], **more)
         timeline = Timeline(0.0, 1.0, more.get("pace_tps") or 100.0)
-        s = Sequence_(request, list(tokens), "", [], True, False, 0.0, 0, timeline, None)
-        s.tokens = list(tokens)
-        return s
+        given = Given(prompt=list(tokens), text="", tokens=[], exact=True, n_first=0)
+        return Sequence_(request=request, given=given, timeline=timeline, waiting_since=None, tokens=list(tokens))
 
     def drafts(self, *answers: Sequence_) -> dict[Sequence_, list[int]]:
         """What is guessed in the next iteration, which is then over."""
@@ -138,7 +138,7 @@ class Scene:
         n_rows = sum(map(len, drafts.values()))
         took_s = self.latency.predict(len(answers)) + n_rows * self.row_s
         if drafts:
-            self.speculator.saw(Load(len(answers), 0, 0), map(len, drafts.values()), took_s)
+            self.speculator.observe(Load(len(answers), 0, 0), map(len, drafts.values()), took_s)
         return drafts
 
 
@@ -219,7 +219,7 @@ def test_one_slow_iteration_is_not_taken_for_what_rows_cost() -> None:
     for _ in range(20):
         scene.drafts(scene.answer(copying()))
     before = scene.speculator.cost_s(SIZES[-1])
-    scene.speculator.saw(Load(1, 0, 0), [SIZES[-1]], 1.0)
+    scene.speculator.observe(Load(1, 0, 0), [SIZES[-1]], 1.0)
     assert scene.speculator.cost_s(SIZES[-1]) < 6 * before
 
 
@@ -292,7 +292,7 @@ class Eager(Speculator):
     def cost_s(self, size: int) -> float:
         return 0.0
 
-    def saw(self, load: Load, sizes: Any, took_s: float) -> None:
+    def observe(self, load: Load, sizes: Any, took_s: float) -> None:
         assert load.n_decode
         assert took_s > 0
         assert not load.n_prefill
@@ -344,8 +344,8 @@ def test_right_guesses_save_iterations_and_all_counts_are_the_same() -> None:
             assert (as_well.reason, as_well.n_prompt, as_well.n_completion) == (
                 done.reason, done.n_prompt, done.n_completion
             )  # fmt: skip
-            assert guessed.batcher.totals.completion_tokens == plain.batcher.totals.completion_tokens
-            n_saved += plain.batcher.totals.iterations - guessed.batcher.totals.iterations
+            assert guessed.batcher.counters.completion_tokens == plain.batcher.counters.completion_tokens
+            n_saved += plain.batcher.counters.iterations - guessed.batcher.counters.iterations
     assert n_saved > 0
 
 
@@ -376,7 +376,7 @@ def test_an_end_is_an_end_even_if_it_was_guessed() -> None:
     llama = Ending(n_ctx=400)
     speculator = Speculator(cast(Any, llama), scene.latency, scene.bench.cells)
     s = scene.answer([1, 2, 3])
-    s.sampler = cast(Any, FakeSampler())
+    s.draw.sampler = cast(Any, FakeSampler())
     (s.slot, _), s.n_past = cast(tuple[int, int], scene.bench.cells.take([1, 2, 3, 1, 0, 5, 5])), 7
     speculator._options[s] = Option(SIZES[0], 1.0, 0.0, of_model=True)
     assert speculator.drawn(s, [1, 0, 5, 5], 4) == [1, 0]

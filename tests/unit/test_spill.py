@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv import spill as spill_module
 from disco_daemon.engine.kv.cells import Cells
-from disco_daemon.engine.kv.host_cache import Attic
+from disco_daemon.engine.kv.host_cache import HostCache
 from disco_daemon.engine.kv.spill import Spill, fingerprint_of
 from disco_daemon.engine.llama.state import State
 from tests.unit.test_batch import FakeLlama
@@ -450,7 +450,7 @@ def test_what_has_no_room_in_memory_goes_to_disk(tmp_path: Path) -> None:
             answered(llama, cells, text)
         cells.tidy()
         assert spill._flush(PATIENCE_S)
-        assert len(spill) == 2, "the attic has room for one"
+        assert len(spill) == 2, "the host cache has room for one"
         assert [cells.cached(text) for text in (A, B, [7] * 40)] == [40] * 3
         assert answered(llama, cells, [*A, 9]) == 40
 
@@ -473,7 +473,7 @@ def test_what_gives_up_its_id_goes_to_disk(tmp_path: Path) -> None:
         assert llama.n_used == cells.n_used == 80
 
 
-@pytest.mark.parametrize("way", ["idle", "tidy", "evict", "swap", "attic and back"])
+@pytest.mark.parametrize("way", ["idle", "tidy", "evict", "swap", "host cache and back"])
 def test_what_is_private_is_never_written(tmp_path: Path, way: str) -> None:
     spare = 50 if way == "tidy" else 2**20
     with made(tmp_path, n_cells=100, spare_bytes=spare, skip_s=1e-6) as (llama, cells, spill, clock):
@@ -492,7 +492,7 @@ def test_what_is_private_is_never_written(tmp_path: Path, way: str) -> None:
             seq = cells.swap_in(saved, [*A, 9], private=True)
             assert seq is not None
             cells.leave(seq)
-        elif way == "attic and back":
+        elif way == "host cache and back":
             cells.tidy()
             assert answered(llama, cells, [*A, 9], private=True) == 40
             cells.tidy()
@@ -506,7 +506,7 @@ def test_what_is_private_is_never_written(tmp_path: Path, way: str) -> None:
         assert len(files(tmp_path)) == 1, "but others are"
 
 
-def test_what_comes_back_from_the_attic_is_still_private(tmp_path: Path) -> None:
+def test_what_comes_back_from_the_host_cache_is_still_private(tmp_path: Path) -> None:
     with made(tmp_path, n_cells=100, spare_bytes=50) as (llama, cells, spill, _):
         answered(llama, cells, A, private=True)
         cells.tidy()
@@ -556,7 +556,7 @@ def test_a_text_for_which_there_is_no_room_stays_where_it_is(tmp_path: Path) -> 
         assert len(files(tmp_path)) == 1
 
 
-def test_a_text_stays_in_the_attic_when_there_is_no_room_for_it(tmp_path: Path) -> None:
+def test_a_text_stays_in_the_host_cache_when_there_is_no_room_for_it(tmp_path: Path) -> None:
     with made(tmp_path, n_cells=100) as (llama, cells, _, _):
         answered(llama, cells, A + B)
         cells.tidy()
@@ -576,20 +576,20 @@ def test_a_text_that_goes_on_is_not_taken_for_its_beginning(tmp_path: Path) -> N
         assert len(spill) == 0
 
 
-def test_the_attic_gives_away_what_it_has_no_room_for() -> None:
+def test_the_host_cache_gives_away_what_it_has_no_room_for() -> None:
     given: dict[bytes, State] = {}
-    attic = Attic(2, given.__setitem__)
-    attic.put([1], b"a", private=True)
-    attic.put([2], b"b")
-    attic.put([3], b"c")
-    attic.put([4], b"d")
+    cache = HostCache(2, given.__setitem__)
+    cache.put([1], b"a", private=True)
+    cache.put([2], b"b")
+    cache.put([3], b"c")
+    cache.put([4], b"d")
     assert given == {key([2]): b"b"}
-    assert attic.take([3, 3]) == ([3], b"c", False)
-    attic.put([4, 5], b"e", private=True)
-    assert attic.take([4, 5]) == ([4, 5], b"e", True)
+    assert cache.take([3, 3]) == ([3], b"c", False)
+    cache.put([4, 5], b"e", private=True)
+    assert cache.take([4, 5]) == ([4, 5], b"e", True)
     assert given == {key([2]): b"b"}, "what is taken out or has become longer is not given away"
-    attic.put([4, 5], b"e")
-    attic.put([6], b"too much")
+    cache.put([4, 5], b"e")
+    cache.put([6], b"too much")
     assert key([4, 5]) in given, "this time it was not private"
 
 

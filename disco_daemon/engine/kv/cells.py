@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from ...scheduler.prefix import PrefixIndex
 from ..llama.model import Llama
 from ..llama.state import State
-from .host_cache import Attic
+from .host_cache import HostCache
 from .spill import Spill
 
 MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of cached prefixes in main memory, if there is room
 FIRST_SWAP_S_PER_BYTE = 1e-10  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
-LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the attic
+LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the host cache
 EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached texts are read for it
 
 
@@ -74,7 +74,7 @@ class Cells:
         self._taken: dict[int, int] = {}
         self._head = 0  # cells used since the last move
         self.spill = spill
-        self._attic = Attic(self._spare_bytes, spill.put if spill is not None else None)
+        self._host_cache = HostCache(self._spare_bytes, spill.put if spill is not None else None)
         self._private: set[int] = set()
         self._wasted_s = 0.0  # time lost so far on cells that were in the way
 
@@ -97,7 +97,7 @@ class Cells:
     def cached(self, tokens: Sequence[int]) -> int:
         """How many of these tokens would not have to be computed."""
         with self._lock:
-            n = max(self._index.match(tokens)[0], self._attic.match(tokens))
+            n = max(self._index.match(tokens)[0], self._host_cache.match(tokens))
         found = self.spill.find(tokens, n) if self.spill is not None else None
         return n if found is None else found.n
 
@@ -127,20 +127,20 @@ class Cells:
         return seq, n
 
     def _bring(self, tokens: Sequence[int]) -> None:
-        """Bring back what has much more of these tokens than the KV cache, from attic or disk, as a cached prefix."""
+        """Bring a text back from host cache or disk, as a cached prefix, if it has many more of these tokens."""
         with self._lock:
-            n, n_attic = self._index.match(tokens)[0], self._attic.match(tokens)
-        if self.spill is not None and self._read(self.spill, tokens, max(n, n_attic)):
+            n, n_kept = self._index.match(tokens)[0], self._host_cache.match(tokens)
+        if self.spill is not None and self._read(self.spill, tokens, max(n, n_kept)):
             return
-        if n_attic < n + LEAST_BROUGHT:
+        if n_kept < n + LEAST_BROUGHT:
             return
         with self._lock:
-            kept, data, private = self._attic.take(tokens)
+            kept, data, private = self._host_cache.take(tokens)
         if self.make_room(len(kept)):
             self._put_back(kept, data, private=private)
             return
         with self._lock:
-            self._attic.put(kept, data, private=private)
+            self._host_cache.put(kept, data, private=private)
 
     def _read(self, spill: Spill, tokens: Sequence[int], have: int) -> bool:
         """Bring a text back from disk if it has enough more than `have` of these tokens; whether one came."""
@@ -318,10 +318,10 @@ class Cells:
             self.move()
 
     def tidy(self) -> None:
-        """Put cached prefixes into the attic, and what runs to the front."""
+        """Put cached prefixes into the host cache, and what runs to the front."""
         with self._lock:
             for seq in self._index.unpinned():
-                self._attic.put(self._index.tokens(seq), self._llama.saved(seq), private=seq in self._private)
+                self._host_cache.put(self._index.tokens(seq), self._llama.saved(seq), private=seq in self._private)
                 self._index.drop(seq)
                 self._llama.forget(seq, 0)
                 self._free.add(seq)
@@ -381,13 +381,13 @@ class Cells:
             self.leave(seq)
 
     def copy(self, key: bytes) -> State | None:
-        """What there is of just this text, in the KV cache or the attic; `key` are its int32 tokens. Takes some ms."""
+        """Copy just this text, given as its int32 tokens, from KV cache or host cache; None if gone. Takes some ms."""
         tokens = array("i", key)
         with self._lock:
             n, seq = self._index.match(tokens)
             if n == len(tokens) == self._index.length(seq):
                 return self._llama.saved(seq)
-            return self._attic.get(key)
+            return self._host_cache.get(key)
 
     def _cached_texts(self) -> dict[int, bytes]:
         """The texts that can be evicted, by sequence, if they are to be kept all the same. Under the lock."""
@@ -397,8 +397,10 @@ class Cells:
         return {seq: self._index.tokens(seq).tobytes() for seq in public}
 
     def _keep_copy(self, seq: int, texts: dict[int, bytes]) -> None:
-        """Put a sequence that is being evicted into the attic, which has its way to the disk. Under the lock."""
+        """Put a sequence that is being evicted into the host cache, which writes to the disk. Under the lock."""
         key = texts.get(seq, b"")
+        if not key or self.spill is None or self.spill.has(key):
+            return
         tokens = array("i", key)
-        if key and self.spill is not None and not (self.spill.has(key) or self._attic.match(tokens) == len(tokens)):
-            self._attic.put(tokens, self._llama.saved(seq))
+        if self._host_cache.match(tokens) < len(tokens):
+            self._host_cache.put(tokens, self._llama.saved(seq))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..llama.state import State
 
 
-class Attic:
+class HostCache:
     """Texts and what the KV cache had of them, the one used last at the end.
 
     Bounded by `max_bytes`: those go first that nobody has used for longest, to `spill` unless they are private.

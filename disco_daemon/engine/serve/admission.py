@@ -1,4 +1,4 @@
-"""Who runs, and who has cells in the KV cache. The scheduler decides; what it takes to obey it is done here."""
+"""Which sequences run, and which have cells in the KV cache: the scheduler decides, and this carries it out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ...scheduler.jobs import Capacity
 from ...scheduler.latency import IterationLatency
 from ...scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 from ..kv.cells import Cells
-from .sequence import Sequence
+from .sequence import MOVES, Sequence, Status
 
-QUANTUM_S = 0.1  # between two decisions on who runs, unless somebody comes or goes
+QUANTUM_S = 0.1  # between two decisions, unless a sequence comes, goes or changes
 GROWTH = 8  # cells kept free for each running answer, so that it does not end up without one within a quantum
 MAX_GROWTH = 0.125  # of all cells
 
@@ -24,10 +24,10 @@ SCHEDULERS: dict[str, Callable[[IterationLatency], TokenScheduler]] = {
 
 @dataclass(slots=True)
 class Admission:
-    """All sequences, in the order of their arrival, and the right to run.
+    """All sequences, in the order of their arrival, and the only place where their status is set.
 
-    A sequence that wants to generate and is not chosen is *paused*: it keeps its cells until somebody else needs them,
-    and is then *preempted*. One that is held only prefills; it has cells as long as nobody who runs needs them.
+    A sequence that wants to generate and is not chosen is *paused*: it keeps its cells until another one needs them,
+    and is then *preempted*. A held one only prefills; it has cells as long as no running one needs them.
     """
 
     cells: Cells
@@ -39,56 +39,51 @@ class Admission:
     _changed: bool = True
 
     @property
-    def running(self) -> list[Sequence]:
-        """Those with cells, chosen or not."""
+    def resident(self) -> list[Sequence]:
+        """The sequences with cells, chosen or not."""
         return [s for s in self.sequences.values() if s.slot >= 0]
 
     @property
-    def waiting(self) -> list[Sequence]:
-        """Those without."""
+    def without_cells(self) -> list[Sequence]:
+        """The sequences without cells."""
         return [s for s in self.sequences.values() if s.slot < 0]
 
-    def changed(self) -> None:
-        """Somebody came, went, or may go on: decide again before the quantum is over."""
+    # --- a sequence's life ---------------------------------------------------------------------------------------
+
+    def add(self, s: Sequence) -> None:
+        """Queue a sequence; it waits to be chosen."""
+        self.sequences[s.request.id] = s
         self._changed = True
 
-    def decide(self, now: float) -> bool:
-        """Let the scheduler choose, if it is time; bring those chosen into the KV cache, then the held ones."""
-        if not self._changed and now - self._decided_at < QUANTUM_S:
-            return False
-        self._decided_at, self._changed = now, False
-        chosen = self._chosen(now)
-        for s in self.sequences.values():
-            s.chosen = s in chosen
-        for s in chosen:
-            s.chosen = s.slot >= 0 or self._enter(s)
-        for s in self.waiting:
-            if s.held:
-                self._enter(s)
-        for s in self.sequences.values():
-            s.waiting_since = None if s.chosen else (now if s.waiting_since is None else s.waiting_since)
-        return True
-
-    def preempt(self, s: Sequence) -> None:
-        """Take a sequence out of the KV cache; it is swapped in again, or computed again, token for token."""
-        if s.held:
-            self.cells.leave(s.slot)
-        else:
-            s.saved = self.cells.swap_out(s.slot, self.latency.predict(0, s.n_past))
-            self.n_preempted += 1
-            s.n_preempted += 1
-        s.slot, s.told, s.chosen = -1, False, False
-        s.n_past = 0 if s.saved is None else s.saved.n_past
+    def hold(self, s: Sequence, now: float) -> None:
+        """Let a sequence wait for an order."""
+        self._set(s, Status.HELD)
+        s.held_at = now
         self._changed = True
 
-    def give_way(self) -> None:
-        """There was no cell where there should have been: one of several sequences goes."""
-        self.preempt(
-            min(self.running, key=lambda s: (not s.held, s.chosen, s.held_at if s.held else -s.timeline.arrived_s))
-        )
+    def release(self, s: Sequence, now: float) -> None:
+        """Let a held sequence compete for the device again."""
+        self._set(s, _unchosen(s))
+        s.waiting_since = now
+        self._changed = True
+
+    def cut(self, s: Sequence, n: int) -> None:
+        """Forget what is computed beyond `n` tokens, and the last token: its logits are wanted again."""
+        s.prefill.n_counted = min(s.prefill.n_counted, n)
+        n = min(n, len(s.tokens) - 1)
+        if s.saved is not None and s.saved.n_past > n:
+            self.cells.forget(s.saved)
+            s.saved, s.n_past = None, 0
+        if s.n_past > n:
+            s.n_past = n
+            self.cells.cut(s.slot, n)
+
+    def reconsider(self) -> None:
+        """Decide again before the quantum is over."""
+        self._changed = True
 
     def remove(self, s: Sequence) -> None:
-        """A sequence has ended; what it has computed stays as a cached prefix."""
+        """End a sequence; what it has computed stays as a cached prefix."""
         del self.sequences[s.request.id]
         if s.slot >= 0:
             self.cells.leave(s.slot)
@@ -96,10 +91,61 @@ class Admission:
         if s.saved is not None:
             self.cells.forget(s.saved)
             s.saved = None
+        self._set(s, Status.ENDED)
         self._changed = True
 
+    # --- decisions -----------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> bool:
+        """Let the scheduler choose, if it is time; give cells to the chosen ones, then to the held ones."""
+        if not self._changed and now - self._decided_at < QUANTUM_S:
+            return False
+        self._decided_at, self._changed = now, False  # what is preempted below may run again soon
+        chosen = self._chosen(now)
+        for s in self.resident:
+            if not s.is_held:
+                self._set(s, Status.RUNNING if s in chosen else Status.PAUSED)
+        for s in chosen:
+            if s.slot >= 0 or self._enter(s):
+                self._set(s, Status.RUNNING)
+        for s in self.without_cells:
+            if s.is_held:
+                self._enter(s)
+        for s in self.sequences.values():
+            s.waiting_since = None if s.is_running else (now if s.waiting_since is None else s.waiting_since)
+        return True
+
+    def preempt(self, s: Sequence) -> None:
+        """Take a sequence out of the KV cache; it is swapped in again, or computed again, token for token."""
+        if s.is_held:
+            self.cells.leave(s.slot)
+        else:
+            s.saved = self.cells.swap_out(s.slot, self.latency.predict(0, s.n_past))
+            self.n_preempted += 1
+            s.n_preempted += 1
+        s.slot, s.idle_sent = -1, False
+        s.n_past = 0 if s.saved is None else s.saved.n_past
+        self._set(s, Status.HELD if s.is_held else _unchosen(s))
+        self._changed = True
+
+    def give_way(self) -> None:
+        """Preempt one of several sequences: there was no cell where there should have been one.
+
+        A held one goes first, the one held longest; then one that is paused; then the one that came last.
+        """
+        self.preempt(
+            min(
+                self.resident,
+                key=lambda s: (not s.is_held, s.is_running, s.held_at if s.is_held else -s.timeline.arrived_s),
+            )
+        )
+
+    def _set(self, s: Sequence, status: Status) -> None:
+        assert status is s.status or status in MOVES[s.status], f"{s.status} -> {status}"
+        s.status = status
+
     def _chosen(self, now: float) -> dict[Sequence, None]:
-        ready = [s for s in self.sequences.values() if not s.held]
+        ready = [s for s in self.sequences.values() if not s.is_held]
         if not ready:
             return {}
         jobs = [s.job(self.cells.swap_s(s.saved) if s.saved is not None else 0.0) for s in ready]
@@ -110,27 +156,32 @@ class Admission:
         return dict.fromkeys(by_key[job.key] for job in chosen) or {ready[0]: None}
 
     def _enter(self, s: Sequence) -> bool:
-        """Give a sequence its cells; held ones and paused ones make room for one that runs."""
-        while not self._placed(s):
-            others = [r for r in self.running if not r.chosen and r is not s]
-            if s.held or not others:
+        """Give a sequence its cells, if there are any; held ones and paused ones make room for one that runs."""
+        while not self._place(s):
+            others = [r for r in self.resident if not r.is_running and r is not s]
+            if s.is_held or not others:
                 return False
-            self.preempt(min(others, key=lambda r: (not r.held, r.held_at if r.held else -len(r.tokens))))
+            self.preempt(min(others, key=lambda r: (not r.is_held, r.held_at if r.is_held else -len(r.tokens))))
         return True
 
-    def _placed(self, s: Sequence) -> bool:
+    def _place(self, s: Sequence) -> bool:
+        """Put a sequence into the KV cache; False if there is no room."""
         if s.saved is not None:
             slot = self.cells.swap_in(s.saved, s.key(), private=s.request.private)
             if slot is None:
                 return False
-            s.saved, s.slot, s.n_past, s.told = None, slot, self.cells.n_of(slot), False
+            s.saved, s.slot, s.n_past, s.idle_sent = None, slot, self.cells.n_of(slot), False
             return True
         taken = self.cells.take(s.key(), private=s.request.private)
         if taken is None:
             return False
-        (s.slot, s.n_past), s.told = taken, False
-        n_new = min(s.n_past, s.n_prompt) - s.n_counted
-        if n_new > 0:
-            s.n_cached += n_new
-            s.n_counted += n_new
+        (s.slot, s.n_past), s.idle_sent = taken, False
+        s.prefill.count_cached(s.n_past)
         return True
+
+
+def _unchosen(s: Sequence) -> Status:
+    """Return the status of a sequence that may generate, and is not chosen."""
+    if s.slot >= 0:
+        return Status.PAUSED
+    return Status.WAITING if s.saved is None else Status.SWAPPED

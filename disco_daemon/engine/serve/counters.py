@@ -1,4 +1,4 @@
-"""What the engine has computed so far."""
+"""Counters of what the engine has computed since its start."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ...scheduler.latency import Load
 
 
 @dataclass(slots=True)
-class Totals:
-    """Counters since the start: tokens, iterations, s.
+class Counters:
+    """Tokens, iterations, and times in s.
 
-    `chunks` were iterations with a part of a prompt beside running answers.
+    `chunks` were iterations with a part of a prompt beside running answers, and took `chunks_s` in all.
     """
 
     prompt_tokens: int = 0
@@ -22,8 +22,8 @@ class Totals:
     chunks: int = 0
     chunks_s: float = 0.0
 
-    def iteration(self, load: Load, took_s: float) -> None:
-        """An iteration of this load has gone through."""
+    def count_iteration(self, load: Load, took_s: float) -> None:
+        """Count an iteration that has gone through."""
         self.iterations += 1
         if load.n_prefill and load.n_decode:
             self.chunks += 1

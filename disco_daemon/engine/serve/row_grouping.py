@@ -19,7 +19,7 @@ OTHER_EVERY = 61  # iterations; one of them goes the other way: either may have 
 FAR = 1.5  # what takes so many times as long is not tried again
 
 
-class Grouping:
+class RowGrouping:
     """How much longer 2 .. MOST rows took one by one than together, each time both ways were taken in turn."""
 
     __slots__ = ("_alone_s", "_last", "_n_asked", "_ratios")
@@ -41,7 +41,7 @@ class Grouping:
         other = self._n_asked % OTHER_EVERY == 0 and 1 / FAR < ratio < FAR
         return (ratio < 1) is not other
 
-    def saw(self, n: int, took_s: float, *, apart: bool) -> None:
+    def observe(self, n: int, took_s: float, *, apart: bool) -> None:
         """The `n` rows of an iteration, each of another answer, took so long in all."""
         n_last, was_apart, last_s = self._last
         self._last = n, apart, took_s

@@ -1,8 +1,10 @@
-"""One answer in the engine."""
+"""One answer in the engine: where it is in its life, its tokens, and the messages that say so."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from ...scheduler.jobs import Job
 from ...scheduler.timeline import Timeline
@@ -11,78 +13,209 @@ from ..kv.cells import Saved
 from ..llama.adapters import keyed
 from ..llama.sampler import Sampler
 from ..llama.text import TextStream
-from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, Lookup
+from ..llama.vocabulary import Vocabulary
+from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, PromptLookup
+
+Send = Callable[[wire.Message], None]
 
 
-@dataclass(slots=True, eq=False)
+class Status(Enum):
+    """Where a sequence is in its life. Only `Admission` sets it, along MOVES."""
+
+    WAITING = auto()  # it may generate, but has no cells in the KV cache, and nothing is saved
+    RUNNING = auto()  # it has cells, and the scheduler has chosen it
+    PAUSED = auto()  # it keeps its cells, but the scheduler has chosen others
+    SWAPPED = auto()  # its cells' content is in main memory
+    HELD = auto()  # it waits for an order; meanwhile it may have cells, or be swapped out, or neither
+    ENDED = auto()  # it has left, for whatever reason
+
+
+MOVES: dict[Status, frozenset[Status]] = {
+    Status.WAITING: frozenset({Status.RUNNING, Status.HELD, Status.ENDED}),
+    Status.RUNNING: frozenset({Status.PAUSED, Status.WAITING, Status.SWAPPED, Status.HELD, Status.ENDED}),
+    Status.PAUSED: frozenset({Status.RUNNING, Status.WAITING, Status.SWAPPED, Status.HELD, Status.ENDED}),
+    Status.SWAPPED: frozenset({Status.RUNNING, Status.HELD, Status.ENDED}),
+    Status.HELD: frozenset({Status.WAITING, Status.PAUSED, Status.SWAPPED, Status.ENDED}),
+    Status.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Given:
+    """What the answer goes on from: the tokens of its prompt, and the answer so far as `text` and `tokens`.
+
+    `exact`: the end of the text is the end of a token. The first `n_first` tokens came with the request, and do not
+    count against its `max_tokens`.
+    """
+
+    prompt: list[int]
+    text: str
+    tokens: list[int]
+    exact: bool
+    n_first: int
+
+    def extend(self, order: wire.Append, vocabulary: Vocabulary) -> int:
+        """Add text from elsewhere; return how many tokens, the prompt's included, are as before. Raises PromptError.
+
+        Without ids the whole answer is tokenized anew, as one text.
+        """
+        if not self.text:
+            self.prompt = vocabulary.closed(self.prompt, order.text)
+        self.text += order.text
+        before = self.tokens
+        if order.ids:
+            self.tokens = before + vocabulary.checked(order.ids)
+        elif order.text:
+            self.tokens = vocabulary.answer_tokens(self.text)
+        self.exact = bool(order.ids) or (self.exact and not order.text)
+        pairs = enumerate(zip(before, self.tokens, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), len(before))
+        return len(self.prompt) + min(same, len(self.tokens))
+
+
+@dataclass(slots=True)
+class Prefill:
+    """How far the tokens are computed that are not drawn: the first `n_prompt` of the sequence.
+
+    Each is counted once, whatever is cut and computed again: the first `n_counted` are part of `n_computed`, or of
+    `n_cached` where the KV cache had them.
+    """
+
+    n_prompt: int = 0
+    n_counted: int = 0
+    n_computed: int = 0
+    n_cached: int = 0
+
+    def count_computed(self, n_past: int) -> int:
+        """Count what has been computed up to `n_past`; return how many tokens that adds."""
+        n_new = max(0, min(n_past, self.n_prompt) - self.n_counted)
+        self.n_counted += n_new
+        self.n_computed += n_new
+        return n_new
+
+    def count_cached(self, n_past: int) -> None:
+        """Count what the KV cache had up to `n_past`."""
+        n_new = max(0, min(n_past, self.n_prompt) - self.n_counted)
+        self.n_counted += n_new
+        self.n_cached += n_new
+
+
+@dataclass(slots=True)
+class Draw:
+    """How the next token is drawn: `n_drawn` were since the last order, `n_completion` in all.
+
+    While the last given token is being healed, `healed` has its bytes, and `candidates` may stand in its place.
+    """
+
+    sampler: Sampler | None = None
+    healed: bytes = b""
+    candidates: list[int] = field(default_factory=list)
+    n_drawn: int = 0
+    n_completion: int = 0
+
+    def close(self) -> None:
+        """Free the sampler; idempotent."""
+        if self.sampler is not None:
+            self.sampler.close()
+            self.sampler = None
+
+
+@dataclass(slots=True)
+class Unsent:
+    """Tokens that were drawn and not sent yet, and the stream that makes text of them.
+
+    `has_ids`: the text since the last order is exactly that of the tokens drawn, so their `ids` may go with it.
+    """
+
+    text: TextStream = field(default_factory=TextStream)
+    n_tokens: int = 0
+    ids: list[int] = field(default_factory=list)
+    has_ids: bool = True
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """One answer in the engine. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache.
+    """One answer. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache, or in `saved`.
 
-    Given were `prompt`, and of the answer the text `answer` with the tokens `given`; `exact` says that its end is the
-    end of a token. `n_first` of these tokens were there at the start; `n_prompt` tokens are prefilled, not drawn, and
-    those below `n_counted` are in `n_prefilled`. While the last token is being healed, `dropped` are its bytes, and
-    `candidates` may stand in its place. `n_drawn` tokens were drawn since the last order, `n_completion` in all.
-
-    `slot` is its sequence in the KV cache, -1 without one; `chosen` says that the scheduler lets it run; the daemon was
-    told whether it is `paused`. One that was
-    swapped out has `saved`. Its adapter's `salt` is in the first token's `key`.
+    Its cells belong to the sequence `slot` of the KV cache, -1 without cells. The first token's `key` has its adapter's
+    `salt`. Of its orders `n_orders` are carried out. The daemon knows that it is idle (`idle_sent`), and that it waits
+    for others (`pause_sent`).
     """
 
     request: wire.Generate
-    prompt: list[int]
-    answer: str
-    given: list[int]
-    exact: bool
-    held: bool
-    held_at: float
-    n_first: int
+    given: Given
     timeline: Timeline
     waiting_since: float | None
     grammar: str = ""
     salt: int = 0
-    tokens: list[int] = field(default_factory=list)
-    n_prompt: int = 0
-    text: TextStream = field(default_factory=TextStream)
-    sampler: Sampler | None = None
-    dropped: bytes = b""
-    candidates: list[int] = field(default_factory=list)
+
+    status: Status = Status.WAITING
+    held_at: float = 0.0
     slot: int = -1
     saved: Saved | None = None
-    chosen: bool = False
     n_preempted: int = 0
+
+    tokens: list[int] = field(default_factory=list)
     n_past: int = 0
-    n_counted: int = 0
-    n_prefilled: int = 0
-    n_cached: int = 0
-    n_drawn: int = 0
-    n_completion: int = 0
-    n_unsent: int = 0
-    unsent_ids: list[int] = field(default_factory=list)
-    has_ids: bool = True
-    n_orders: int = 0
-    told: bool = False
-    paused: bool = False
-    busy_s: float = 0.0
-    lookup: Lookup | None = None
+    prefill: Prefill = field(default_factory=Prefill)
+    draw: Draw = field(default_factory=Draw)
+    unsent: Unsent = field(default_factory=Unsent)
+    lookup: PromptLookup | None = None
     drafting: Chance = field(default_factory=lambda: Chance(MODEL_PRIOR))
 
+    n_orders: int = 0
+    idle_sent: bool = False
+    pause_sent: bool = False
+    busy_s: float = 0.0
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
     @property
-    def prefilling(self) -> bool:
+    def is_held(self) -> bool:
+        """Whether it waits for an order."""
+        return self.status is Status.HELD
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has cells and is chosen."""
+        return self.status is Status.RUNNING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.status is Status.ENDED
+
+    @property
+    def is_prefilling(self) -> bool:
         """Whether more than the last token is still to be computed."""
         return self.n_past < len(self.tokens) - 1
 
     @property
-    def full(self) -> bool:
-        """Whether the answer has all the tokens that were asked for, appended ones included."""
+    def n_left(self) -> int | None:
+        """How many tokens the answer may still get, appended ones included; None without a limit."""
         limit = self.request.max_tokens
-        return limit is not None and self.n_drawn + len(self.given) - self.n_first >= limit
+        return None if limit is None else limit - (self.draw.n_drawn + len(self.given.tokens) - self.given.n_first)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the answer has all the tokens that were asked for."""
+        n_left = self.n_left
+        return n_left is not None and n_left <= 0
+
+    def end_reason(self, n_ctx: int) -> str:
+        """Return why the answer ends here, in a context of `n_ctx` tokens; empty if it goes on."""
+        if self.unsent.text.stopped:
+            return "stop"
+        if self.is_full:
+            return "length"
+        return wire.FULL if len(self.tokens) >= n_ctx else ""
 
     def key(self, start: int = 0, end: int | None = None) -> list[int]:
-        """Its tokens from `start` to `end` as the prefix index knows them: they are of use under its adapter only."""
+        """Return its tokens as the prefix index knows them: they are of use under its adapter only."""
         return keyed(self.tokens[start:end], 0 if start else self.salt)
 
     def job(self, swap_s: float) -> Job:
-        """What the scheduler sees of it; `swap_s` is how long it takes to bring back what was swapped out, s."""
+        """Describe it to the scheduler; `swap_s` is how long it takes to swap it in, s."""
         n_there = self.saved.n_past if self.saved is not None else self.n_past
         return Job(
             key=self.request.id,
@@ -95,3 +228,84 @@ class Sequence:
             waiting_since=self.waiting_since,
             hurried=self.request.pace_tps is None,
         )
+
+    # --- orders --------------------------------------------------------------------------------------------------
+
+    def rewind(self, vocabulary: Vocabulary) -> None:
+        """Begin again behind what was given: nothing is drawn, and no text is on its way."""
+        self.draw.close()
+        self.draw = Draw(n_completion=self.draw.n_completion)
+        self.unsent = Unsent(vocabulary.stream(self.request, self.given.prompt, self.given.text))
+        self.tokens = self.given.prompt + self.given.tokens
+        self.prefill.n_prompt = len(self.tokens)
+        self.lookup, self.idle_sent = None, False
+
+    def heal(self, vocabulary: Vocabulary) -> None:
+        """Have the last given token drawn again, if it may be the beginning of a longer one."""
+        if self.given.tokens and not self.given.exact:
+            self.draw.candidates = vocabulary.extensions(self.given.tokens[-1])
+            if self.draw.candidates:
+                self.draw.healed = vocabulary.piece(self.tokens.pop())
+        self.prefill.n_prompt = len(self.tokens)
+
+    def read_on(self, request: wire.Generate, timeline: Timeline, now: float) -> None:
+        """Go on for a reader of another pace; what the reader has in hand stays, and what was late is past."""
+        in_hand = round(self.timeline.stock_s(now) * self.timeline.pace_tps)
+        self.request, self.timeline = request, timeline
+        timeline.token(now, in_hand)
+
+    # --- tokens --------------------------------------------------------------------------------------------------
+
+    def take_token(self, token: int, piece: bytes, now: float, send: Send) -> bool:
+        """Add a drawn token with its bytes, and send its text; False if it is just the one that was being healed."""
+        draw, unsent = self.draw, self.unsent
+        self.tokens.append(token)
+        if draw.candidates:
+            piece = piece[len(draw.healed) :]
+            draw.healed, draw.candidates = b"", []
+            if not piece:
+                self.prefill.n_prompt += 1
+                return False
+            unsent.has_ids = False  # from here on no text is exactly that of some tokens
+        draw.n_drawn += 1
+        draw.n_completion += 1
+        unsent.n_tokens += 1
+        unsent.ids.append(token)
+        self.timeline.token(now)
+        self.emit(unsent.text.feed(piece), send)
+        return True
+
+    def emit(self, text: str, send: Send) -> None:
+        """Send a thought that is complete, and the text; with ids where they spell it."""
+        unsent, id_ = self.unsent, self.request.id
+        if thought := unsent.text.thought():
+            send(wire.Piece(id_, thought, unsent.n_tokens, thought=True))
+            unsent.n_tokens = 0
+        if not text:
+            return
+        ids: tuple[int, ...] = ()
+        if unsent.has_ids and unsent.text.whole:
+            ids, unsent.ids = tuple(unsent.ids), []
+        send(wire.Piece(id_, text, unsent.n_tokens, ids))
+        unsent.n_tokens = 0
+
+    def send_progress(self, send: Send, *, idle: bool = False) -> None:
+        """Send how much of the prompt is computed; `idle`: no more is, before an order or room for it comes."""
+        self.idle_sent = idle
+        counts = self.prefill
+        send(
+            wire.Progress(
+                self.request.id,
+                self.n_past,
+                counts.n_prompt,
+                idle=idle,
+                n_orders=self.n_orders,
+                n_prefilled=counts.n_computed,
+                n_cached=counts.n_cached,
+            )
+        )
+
+    def done(self, reason: str) -> wire.Done:
+        """Return the message that it has ended."""
+        prefill, n = self.prefill, self.draw.n_completion
+        return wire.Done(self.request.id, reason, prefill.n_computed, n, self.busy_s, prefill.n_cached)

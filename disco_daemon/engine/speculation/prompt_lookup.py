@@ -34,18 +34,18 @@ class Chance:
         """The chance, 0 to 1."""
         return self._hits / self._tries
 
-    def saw(self, *, right: bool) -> None:
+    def observe(self, *, right: bool) -> None:
         """A guess was `right` or wrong."""
         self._hits = KEEP * self._hits + right
         self._tries = KEEP * self._tries + 1.0
 
-    def saw_run(self, n_right: int, n: int) -> None:
+    def observe_run(self, n_right: int, n: int) -> None:
         """Of `n` guesses in a row the first `n_right` were right; of those behind a wrong one nothing is known."""
         for i in range(min(n_right + 1, n)):
-            self.saw(right=i < n_right)
+            self.observe(right=i < n_right)
 
 
-class Lookup:
+class PromptLookup:
     """The guess for one growing text. State: where in the text it is repeated, the chances, and where each pair was.
 
     `_newest` has the place behind the newest occurrence of each pair of tokens, `_older` behind the one before it for
@@ -72,7 +72,7 @@ class Lookup:
             token = tokens[i]
             right = self._at > 0 and self._tokens[self._at] == token
             if self._at:
-                self._chances[self._class].saw(right=right)
+                self._chances[self._class].observe(right=right)
             self._add(token)
             if right:
                 self._at += 1

@@ -21,7 +21,7 @@ from ...scheduler.latency import IterationLatency, Load
 from ..kv.cells import Cells
 from ..llama.model import Llama
 from ..serve.sequence import Sequence
-from .prompt_lookup import Lookup
+from .prompt_lookup import PromptLookup
 
 SIZES = (3, 7, 15)  # guessed tokens in one iteration; with the last one these are whole blocks of llama.cpp's kernels
 MAX_BESIDE = 4  # answers; with more of them rows are better spent on another answer
@@ -91,7 +91,7 @@ class Speculator:
         now, n_tokens, n_guessed = self._clock(), float(len(decoding)), 0
         took_s = self._latency.predict(len(decoding), 0, sum(s.n_past for s in decoding))
         for s in decoding:
-            if s.candidates or self._rounded(s) or (s.request.pace_tps and s.timeline.stock_s(now) > ENOUGH_S):
+            if s.draw.candidates or self._rounded(s) or (s.request.pace_tps and s.timeline.stock_s(now) > ENOUGH_S):
                 continue
             limit = min(MAX_GUESSED - n_guessed, self._left(s))
             best = self._best(self._possible(s, limit, trial=n_iterations % TRY_EVERY == 0), n_tokens / took_s)
@@ -134,8 +134,7 @@ class Speculator:
 
     def _left(self, s: Sequence) -> int:
         """How many guessed tokens may be of use: the one that is drawn in any case is not among them."""
-        most = s.request.max_tokens
-        limit = math.inf if most is None else most - (s.n_drawn + len(s.given) - s.n_first) - 1
+        limit = math.inf if s.n_left is None else s.n_left - 1
         return int(min(limit, self._llama.n_ctx - len(s.tokens) - 1))
 
     def _modelled(self, s: Sequence, size: int) -> list[int]:
@@ -155,13 +154,13 @@ class Speculator:
         As many as were guessed right, and one more: nothing is drawn from behind a wrong guess, or behind an end. What
         was wrong is cut from the KV cache.
         """
-        assert s.sampler is not None
+        assert s.draw.sampler is not None
         tokens: list[int] = []
         for i, guessed in enumerate((*draft, None), row - len(draft)):
-            tokens.append(self._llama.sample(s.sampler, i, ()))
+            tokens.append(self._llama.sample(s.draw.sampler, i, ()))
             if tokens[-1] != guessed or self._llama.vocabulary.ends(guessed):
                 break
-            if s.sampler.meter is not None and s.sampler.meter.over:
+            if s.draw.sampler.meter is not None and s.draw.sampler.meter.over:
                 break  # its grammar takes too long: the answer ends here
         n_right = len(tokens) - 1
         self.judge(s, n_right, len(draft))
@@ -175,7 +174,7 @@ class Speculator:
         self.n_drafted += n
         self.n_accepted += n_right
         if self._options[s].of_model:
-            s.drafting.saw_run(n_right, n)
+            s.drafting.observe_run(n_right, n)
         else:
             promised = self._options[s].more / self.trust
             self._promised, self._kept = KEEP * self._promised + promised, KEEP * self._kept + n_right
@@ -188,7 +187,7 @@ class Speculator:
         _, c1, c2, _ = self._latency.coefficients
         return size * max(c1, c2, CHEAPEST * unit_s)
 
-    def saw(self, load: Load, sizes: Iterable[int], took_s: float) -> None:
+    def observe(self, load: Load, sizes: Iterable[int], took_s: float) -> None:
         """Learn from an iteration of this load with guesses of these sizes beside it, which took `took_s`."""
         unit_s = self._latency.predict(1)
         known = [min(size for size in SIZES if size >= n) for n in sizes]
@@ -205,9 +204,9 @@ def expected(chance: float, size: int) -> float:
     return float(size) if chance >= 1 else chance * (1 - chance**size) / (1 - chance)
 
 
-def _lookup(s: Sequence) -> Lookup:
+def _lookup(s: Sequence) -> PromptLookup:
     """The sequence's own, up to date."""
     if s.lookup is None:
-        s.lookup = Lookup(s.tokens)
+        s.lookup = PromptLookup(s.tokens)
     s.lookup.follow(s.tokens)
     return s.lookup

@@ -337,4 +337,4 @@ class Simulation:
 
     def _saw(self, load: Load, took: float) -> None:
         if self._latency is not None:
-            self._latency.saw(load, took)
+            self._latency.observe(load, took)
