@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..scheduler.andes import HORIZON_S, Andes, horizon_s
 from ..scheduler.jobs import Capacity, Job
 from ..scheduler.latency import Coefficients, IterationLatency
 from ..scheduler.packing import FloatArray
-from ..scheduler.policy import HORIZON_S, Andes, horizon_s
 from ..scheduler.timeline import Readers, Timeline
 
 LIMITS_US = {"64": 100.0, "1000": 1000.0}  # one decision

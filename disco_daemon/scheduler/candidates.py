@@ -1,4 +1,4 @@
-"""The jobs of one decision as arrays, the room for them, and who of them fits. Pure."""
+"""The jobs of one decision as arrays, the room for them, and which of them fit. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .packing import FloatArray, IntArray
 from .timeline import Readers
 
 
-class Batch:
-    """The jobs of one decision as arrays [n], and the room for them; who is `running`, as indices.
+class Candidates:
+    """The jobs of one decision as arrays [n], and the room for them; `running` has the indices of running jobs.
 
-    `least_tbt_s` is the time between tokens that keeps the most stringent pace, s; inf if all are `hurried`.
+    `least_tbt_s` is the time between tokens that keeps the most stringent pace, s; inf if all are `hurried`. Jobs are
+    named by their indices.
     """
 
     __slots__ = (
@@ -31,7 +32,7 @@ class Batch:
         self.cells: FloatArray = np.frombuffer(array("d", cells))
         self.since = [job.waiting_since for job in jobs]
         self.running = [i for i, since in enumerate(self.since) if since is None]
-        # Who runs may have grown above the high-water mark.
+        # Running jobs may have grown above the high-water mark.
         grown = min(sum([cells[i] for i in self.running]), capacity.n_cells)
         self.room = max(high_water * capacity.n_cells, float(grown))
         self.n_context = sum(cells)
@@ -44,11 +45,11 @@ class Batch:
         self.least_tbt_s = 1.0 / fastest if fastest else math.inf
 
     def used(self, chosen: list[int]) -> float:
-        """Cells of the chosen."""
+        """Return the number of cells of the chosen jobs."""
         return float(self.cells[chosen].sum()) if chosen else 0.0
 
-    def kept(self, starved: list[int], leaving: Collection[int] = ()) -> list[int]:
-        """Who runs but for those `leaving`, then the starved, as they fit; whose stock ends first, comes first."""
+    def keep(self, starved: list[int], leaving: Collection[int] = ()) -> list[int]:
+        """Return running jobs without `leaving`, then starved ones, as many as fit, by remaining stock."""
         order = [i for i in self.running if i not in leaving] if leaving else self.running
         fits = len(order) <= self.capacity.n_seqs and self.used(order) <= self.capacity.n_cells
         if fits and not starved:
@@ -58,7 +59,7 @@ class Batch:
         return fitting([*order, *(i for i in starved if self.since[i] is not None)], self.cells, self.capacity)
 
     def beside(self, first: list[int]) -> IntArray:
-        """Who would fit beside `first`."""
+        """Return the jobs of which each would fit beside `first`."""
         if len(first) >= self.capacity.n_seqs:
             return np.zeros(0, int)
         fits = self.cells <= self.room - self.used(first)
@@ -68,13 +69,13 @@ class Batch:
         return others
 
     def alone(self, gains: FloatArray) -> list[int]:
-        """The best one that fits all the cells, though not below the high-water mark."""
+        """Return the job that gains most and fits all the cells, be it above the high-water mark; none if none does."""
         fits = np.flatnonzero(self.cells <= self.capacity.n_cells)
         return [int(fits[gains[fits].argmax()])] if len(fits) and self.capacity.n_seqs else []
 
 
 def fitting(order: Iterable[int], cells: FloatArray, capacity: Capacity) -> list[int]:
-    """Jobs by `order`, skipping what does not fit."""
+    """Return jobs by `order`, without those that do not fit."""
     left, chosen = float(capacity.n_cells), list[int]()
     for i in order:
         if len(chosen) < capacity.n_seqs and cells[i] <= left:
@@ -84,7 +85,7 @@ def fitting(order: Iterable[int], cells: FloatArray, capacity: Capacity) -> list
 
 
 def n_fitting(cells: list[float], room: float) -> int:
-    """How many fit, the smallest first."""
+    """Count how many fit, the smallest first."""
     for n, need in enumerate(sorted(cells)):
         room -= need
         if room < 0:

@@ -33,7 +33,7 @@ LEAST_S = 1e-6  # no iteration is predicted shorter
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class IterationLoad:
     """What one iteration computes.
 
     `n_decode` sequences get a token each and read `n_context` KV cells in all; `n_prefill` prompt tokens are computed.
@@ -82,7 +82,7 @@ class IterationLatency:
         c0, c1, c2, c3 = self._theta
         return c0, c1, c2, c3
 
-    def observe(self, load: Load, took_s: float) -> None:
+    def observe(self, load: IterationLoad, took_s: float) -> None:
         """Learn from an iteration that went through. Raises ValueError, and learns nothing, on a time not > 0."""
         if not 0 < took_s < math.inf:
             msg = f"an iteration of {took_s!r} s"

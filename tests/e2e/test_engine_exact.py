@@ -21,8 +21,8 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.sequence import Sequence
 from disco_daemon.models.default import default_model_path
+from disco_daemon.scheduler.baselines import RoundRobin
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.scheduler.policy import RoundRobin
 from tests.unit.test_batch import Apart
 
 N_ANSWERS = int(os.environ.get("DISCO_ENGINE_ANSWERS", "20"))

@@ -18,8 +18,8 @@ from disco_daemon.engine.llama.vocabulary import PromptError
 from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.models.default import default_model_path
+from disco_daemon.scheduler.baselines import RoundRobin
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.scheduler.policy import RoundRobin
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.lora import write_lora
 from tests.fixtures.upstream import Upstream

@@ -19,7 +19,7 @@ from disco_daemon.engine.llama.model import AbortFlag, Llama, ModelError
 from disco_daemon.engine.speculation.speculate import Drafting, Speculator
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
-from disco_daemon.scheduler.latency import Load
+from disco_daemon.scheduler.latency import IterationLoad
 from disco_daemon.types import Delivery, GenerationRequest, Sampling
 from tests.e2e.test_engine_exact import N_CELLS, Core, assert_no_cell_lost, phrase, random_steps
 
@@ -45,7 +45,7 @@ class Eager(Speculator):
     def cost_s(self, size: int) -> float:
         return 0.0
 
-    def observe(self, load: Load, sizes: Any, took_s: float) -> None:
+    def observe(self, load: IterationLoad, sizes: Any, took_s: float) -> None:
         assert took_s > 0
 
 

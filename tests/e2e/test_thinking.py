@@ -27,8 +27,8 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.errors import ConfigError
 from disco_daemon.models.default import default_model_path
+from disco_daemon.scheduler.baselines import Fcfs
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.scheduler.policy import Fcfs
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.scheduler.jobs import Capacity, Job
+from disco_daemon.scheduler.andes import Andes, Objective
+from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
+from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
 from disco_daemon.scheduler.timeline import Timeline
 
 CAPACITY = Capacity(2000, 6)

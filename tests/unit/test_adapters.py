@@ -26,8 +26,8 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.sequence import Given, Sequence, Status
 from disco_daemon.errors import ConfigError
+from disco_daemon.scheduler.baselines import RoundRobin
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.scheduler.policy import RoundRobin
 from disco_daemon.types import Side
 from tests.unit.test_batch import N_SEQS, Cell, FakeLlama, FakeSampler, oracle, tokens_of
 

@@ -20,8 +20,10 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import MAX_WAITING, Batcher
 from disco_daemon.engine.serve.row_grouping import RowGrouping
 from disco_daemon.engine.serve.sequence import Sequence as Sequence_
+from disco_daemon.scheduler.andes import Andes
+from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
+from disco_daemon.scheduler.jobs import TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 
 PIECES = (b"", b"a", b"b", b" ", b"\xe2", b"\x82\xac", b"ST", b"OP", b"x")  # token 0 ends an answer
 N_CTX = 40

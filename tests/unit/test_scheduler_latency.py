@@ -3,22 +3,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_daemon.scheduler.latency import IterationLatency, Load
+from disco_daemon.scheduler.latency import IterationLatency, IterationLoad
 
 TRUE = (0.006, 0.008, 0.0012, 2e-6)
 PRIOR = (0.02, 0.004, 0.003, 0.0)
 
 
-def took(load: Load, true: tuple[float, float, float, float] = TRUE) -> float:
+def took(load: IterationLoad, true: tuple[float, float, float, float] = TRUE) -> float:
     return true[0] + true[1] * load.n_decode + true[2] * load.n_prefill + true[3] * load.n_context
 
 
-def loads(seed: int, n: int) -> list[Load]:
+def loads(seed: int, n: int) -> list[IterationLoad]:
     random = np.random.default_rng(seed)
     decoding = random.integers(0, 17, n)
     prefill = np.where((random.random(n) < 0.2) | (decoding == 0), random.choice([16, 64, 512], n), 0)
     context = decoding * random.integers(50, 2000, n)
-    return [Load(*row) for row in zip(decoding.tolist(), prefill.tolist(), context.tolist(), strict=True)]
+    return [IterationLoad(*row) for row in zip(decoding.tolist(), prefill.tolist(), context.tolist(), strict=True)]
 
 
 def learned(prior: tuple[float, float, float, float] = PRIOR, n: int = 300, noise: float = 0.03) -> IterationLatency:
@@ -59,7 +59,7 @@ def test_arrays_are_predicted_at_once() -> None:
 def test_one_iteration_in_which_the_machine_stood_still_is_no_speed() -> None:
     latency = learned()
     before = latency.predict(8, 0, 4000)
-    latency.observe(Load(8, 0, 4000), 50 * took(Load(8, 0, 4000)))
+    latency.observe(IterationLoad(8, 0, 4000), 50 * took(IterationLoad(8, 0, 4000)))
     assert latency.predict(8, 0, 4000) == pytest.approx(before, rel=0.2)
 
 
@@ -67,14 +67,14 @@ def test_a_new_speed_is_learned() -> None:
     latency = learned()
     for load in loads(5, 300):
         latency.observe(load, 2.5 * took(load))
-    assert latency.predict(8, 64, 4000) == pytest.approx(2.5 * took(Load(8, 64, 4000)), rel=0.1)
+    assert latency.predict(8, 64, 4000) == pytest.approx(2.5 * took(IterationLoad(8, 64, 4000)), rel=0.1)
 
 
 def test_an_hour_of_decoding_does_not_unlearn_prefill() -> None:
     latency = learned()
     before = latency.coefficients[2]
     for i in range(5000):
-        load = Load(1 + i % 4, 0, 500 * (1 + i % 4))
+        load = IterationLoad(1 + i % 4, 0, 500 * (1 + i % 4))
         latency.observe(load, took(load))
     assert latency.coefficients[2] == pytest.approx(before, rel=0.1)
 
@@ -83,7 +83,7 @@ def test_an_hour_of_decoding_does_not_unlearn_prefill() -> None:
 def test_no_time_is_learned_from(took_s: float) -> None:
     latency = IterationLatency(PRIOR)
     with pytest.raises(ValueError, match="iteration"):
-        latency.observe(Load(1, 0, 10), took_s)
+        latency.observe(IterationLoad(1, 0, 10), took_s)
     assert latency.n == 0
     assert latency.coefficients == pytest.approx(PRIOR)
 

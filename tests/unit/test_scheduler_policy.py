@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from disco_daemon.scheduler.candidates import Batch
-from disco_daemon.scheduler.jobs import Capacity, Job
+from disco_daemon.scheduler.andes import Andes, Objective, horizon_s
+from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
+from disco_daemon.scheduler.candidates import Candidates
+from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler, horizon_s
 from disco_daemon.scheduler.timeline import Readers, Timeline
 
 LATENCY = (0.02, 0.01, 0.001, 0.0)  # 10 side by side: 0.12 s
@@ -156,9 +157,9 @@ def test_of_those_in_a_hurry_some_wait_where_there_is_no_room_for_all() -> None:
 def test_the_largest_batch_that_keeps_a_pace_is_found_without_trying(cell_s: float) -> None:
     latency = IterationLatency((0.02, 0.01, 0.001, cell_s))
     jobs = [job(i, 150, pace=pace) for i, pace in enumerate([4.0, 5.0, 7.0, 11.0] * 10)]
-    batch = Batch(jobs, Capacity(2000, 64), 1.0)
+    candidates = Candidates(jobs, Capacity(2000, 64), 1.0)
     for tbt_s in (0.01, 0.025, 0.031, 0.1, 0.2, 0.4):
-        n = Andes(latency)._within(batch, tbt_s)
+        n = Andes(latency)._within(candidates, tbt_s)
         tried = [k for k in range(1, 41) if latency.predict(k, 0, min(150 * k, 2000)) <= tbt_s]
         assert max(n, 0) == max(tried, default=0), tbt_s
 

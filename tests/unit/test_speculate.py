@@ -24,7 +24,7 @@ from disco_daemon.engine.speculation.speculate import (
     Speculator,
     expected,
 )
-from disco_daemon.scheduler.latency import IterationLatency, Load
+from disco_daemon.scheduler.latency import IterationLatency, IterationLoad
 from disco_daemon.scheduler.timeline import Timeline
 from tests.unit.test_batch import N_CTX, Bench, FakeLlama, FakeSampler, ops, oracle, play
 
@@ -138,7 +138,7 @@ class Scene:
         n_rows = sum(map(len, drafts.values()))
         took_s = self.latency.predict(len(answers)) + n_rows * self.row_s
         if drafts:
-            self.speculator.observe(Load(len(answers), 0, 0), map(len, drafts.values()), took_s)
+            self.speculator.observe(IterationLoad(len(answers), 0, 0), map(len, drafts.values()), took_s)
         return drafts
 
 
@@ -219,7 +219,7 @@ def test_one_slow_iteration_is_not_taken_for_what_rows_cost() -> None:
     for _ in range(20):
         scene.drafts(scene.answer(copying()))
     before = scene.speculator.cost_s(SIZES[-1])
-    scene.speculator.observe(Load(1, 0, 0), [SIZES[-1]], 1.0)
+    scene.speculator.observe(IterationLoad(1, 0, 0), [SIZES[-1]], 1.0)
     assert scene.speculator.cost_s(SIZES[-1]) < 6 * before
 
 
@@ -292,7 +292,7 @@ class Eager(Speculator):
     def cost_s(self, size: int) -> float:
         return 0.0
 
-    def observe(self, load: Load, sizes: Any, took_s: float) -> None:
+    def observe(self, load: IterationLoad, sizes: Any, took_s: float) -> None:
         assert load.n_decode
         assert took_s > 0
         assert not load.n_prefill

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from ...scheduler.jobs import Capacity
+from ...scheduler.andes import Andes
+from ...scheduler.baselines import Fcfs, RoundRobin
+from ...scheduler.jobs import Capacity, TokenScheduler
 from ...scheduler.latency import IterationLatency
-from ...scheduler.policy import Andes, Fcfs, RoundRobin, TokenScheduler
 from ..kv.cells import Cells
 from .sequence import MOVES, Sequence, Status
 

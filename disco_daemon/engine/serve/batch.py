@@ -9,18 +9,18 @@ from typing import Protocol
 
 import msgspec
 
-from ...scheduler.latency import Load
-from ...scheduler.policy import SIDE_BY_SIDE
+from ...scheduler.andes import SIDE_BY_SIDE
 from ...scheduler.timeline import Timeline
 from .. import wire
 from ..llama.model import Llama
 from ..llama.refusals import TooLong
-from ..llama.rows import ABORTED, NO_KV_SLOT, Row
+from ..llama.rows import ABORTED, NO_KV_SLOT
 from ..llama.vocabulary import PromptError
 from ..speculation.speculate import Speculator
 from .adapter_round_robin import AdapterRoundRobin
 from .admission import Admission
 from .counters import Counters
+from .iteration import Batch, Share
 from .prepare import Prepared, prepared
 from .row_grouping import RowGrouping
 from .sequence import Given, Sequence
@@ -31,52 +31,12 @@ LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learni
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who does not say
 
-Share = tuple[Sequence, int, int]  # a sequence, the number of its rows, and the row to sample from or -1
-
-
-NOTHING = Load(0, 0, 0)
-
 
 class Send(Protocol):
     """Where messages to the daemon go."""
 
     def __call__(self, message: wire.Message) -> None:
         """Send one message."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """What one iteration computes: `rows` for llama_decode, and the `shares` that the sequences have in them.
-
-    Answers whose next tokens are guessed have a draft; `load` is what the latency depends on. The rows are `alike` if
-    each is the last one of another answer; then they may go to llama.cpp one by one (`apart`), each a part of its own.
-    `n_decoded` shares are decoded, in `took_s`; the latest part ended at `ended_at`, s by the batcher's clock.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-    shares: list[Share] = field(default_factory=list)
-    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
-    load: Load = NOTHING
-    alike: bool = False
-    apart: bool = False
-    part: list[Share] = field(default_factory=list)
-    n_decoded: int = 0
-    took_s: float = 0.0
-    ended_at: float = 0.0
-
-    def next_rows(self) -> list[Row]:
-        """Return the rows of the next part, and make it the present one; none if all are decoded."""
-        n = self.n_decoded
-        if self.apart and n < len(self.shares):
-            self.part = [(self.shares[n][0], 1, 0)]
-            return [self.rows[n]]
-        self.part = [] if n else self.shares
-        return [] if n else self.rows
-
-    @property
-    def is_decoded(self) -> bool:
-        """Whether all rows have gone through."""
-        return self.n_decoded == len(self.shares) > 0
 
 
 @dataclass(slots=True)
@@ -241,9 +201,9 @@ class Batcher:
         if self.speculator is not None and not prefilling:
             batch.drafts = self.speculator.drafts(decoding, self.counters.iterations)
             self.counters.busy_s += self.speculator.took_s
-        _add_last_tokens(batch, decoding)
+        batch.add_last_tokens(decoding)
         if prefilling:
-            _add_chunks(batch, prefilling, self.spare())
+            batch.add_chunks(prefilling, self.spare())
         for s in (*self.admission.resident, *(() if batch.rows else self.admission.without_cells)):
             if s.is_held and not s.idle_sent and (s.slot < 0 or not s.is_prefilling):
                 s.send_progress(self.send, idle=True)
@@ -252,7 +212,7 @@ class Batcher:
             self.admission.cells.promise(s.slot, max(s.n_past + n, len(s.tokens)))
         if batch.rows:
             self.admission.cells.advance(len(batch.rows))
-            batch.load = _load(batch.shares)
+            batch.weigh()
             batch.alike = not (batch.load.n_prefill or batch.drafts or self.adapters.adapter)
             batch.apart = batch.alike and self.grouping.apart(len(batch.rows))
         return batch
@@ -380,30 +340,3 @@ class Batcher:
     def _remove(self, s: Sequence) -> None:
         self.admission.remove(s)
         s.draw.close()
-
-
-def _add_last_tokens(batch: Batch, decoding: list[Sequence]) -> None:
-    """Add a row for the last token of each answer, and rows for what is guessed to follow it."""
-    for s in decoding:
-        tokens = (s.tokens[s.n_past], *batch.drafts.get(s, ()))
-        batch.rows += [(token, i, s.slot, True) for i, token in enumerate(tokens, s.n_past)]
-        batch.shares.append((s, len(tokens), len(batch.rows) - 1))
-
-
-def _add_chunks(batch: Batch, prefilling: list[Sequence], room: int) -> None:
-    """Add `room` rows of prompts; the shortest rest comes first: that delays a long one a little, and helps a lot."""
-    for s in sorted(prefilling, key=lambda s: len(s.tokens) - s.n_past):
-        if room <= 0:
-            return
-        # The last token of a held sequence stays out: its logits are wanted when it may generate.
-        end = min(len(s.tokens) - (1 if s.is_held else 0), s.n_past + room)
-        sample = end == len(s.tokens)
-        batch.rows += [(s.tokens[i], i, s.slot, sample and i == end - 1) for i in range(s.n_past, end)]
-        batch.shares.append((s, end - s.n_past, len(batch.rows) - 1 if sample else -1))
-        room -= end - s.n_past
-
-
-def _load(shares: list[Share]) -> Load:
-    decoding = [s for s, _, _ in shares if not s.is_prefilling]
-    n_prefill = sum(n for s, n, _ in shares if s.is_prefilling)
-    return Load(len(decoding), n_prefill, sum(s.n_past for s in decoding))

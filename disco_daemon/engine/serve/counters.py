@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...scheduler.latency import Load
+from ...scheduler.latency import IterationLoad
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Counters:
     chunks: int = 0
     chunks_s: float = 0.0
 
-    def count_iteration(self, load: Load, took_s: float) -> None:
+    def count_iteration(self, load: IterationLoad, took_s: float) -> None:
         """Count an iteration that has gone through."""
         self.iterations += 1
         if load.n_prefill and load.n_decode:

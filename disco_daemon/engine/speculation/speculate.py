@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
-from ...scheduler.latency import IterationLatency, Load
+from ...scheduler.latency import IterationLatency, IterationLoad
 from ..kv.cells import Cells
 from ..llama.model import Llama
 from ..serve.sequence import Sequence
@@ -187,7 +187,7 @@ class Speculator:
         _, c1, c2, _ = self._latency.coefficients
         return size * max(c1, c2, CHEAPEST * unit_s)
 
-    def observe(self, load: Load, sizes: Iterable[int], took_s: float) -> None:
+    def observe(self, load: IterationLoad, sizes: Iterable[int], took_s: float) -> None:
         """Learn from an iteration of this load with guesses of these sizes beside it, which took `took_s`."""
         unit_s = self._latency.predict(1)
         known = [min(size for size in SIZES if size >= n) for n in sizes]

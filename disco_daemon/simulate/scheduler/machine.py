@@ -3,7 +3,7 @@
 One engine that batches continuously, iteration by iteration in simulated time: prompts are prefilled in chunks beside
 the running answers, every ready answer gets one token an iteration, KV cells are bounded, and who is paused may have to
 be swapped out and in again. Who runs is decided by the classes that decide it in the engine process
-(`disco_daemon.scheduler.policy`). Iterations between two decisions in which the batch stays as it is are reckoned at
+(`disco_daemon.scheduler.andes`). Iterations between two decisions in which the batch stays as it is are reckoned at
 once.
 
 The paper's testbed is OPT-66B on four A100 GPUs. Its text states no latency model, so OPT_66B is reckoned from public
@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...delivery.qoe import qoe
-from ...scheduler.jobs import Capacity, Job
-from ...scheduler.latency import IterationLatency, Load
-from ...scheduler.policy import TokenScheduler
+from ...scheduler.jobs import Capacity, Job, TokenScheduler
+from ...scheduler.latency import IterationLatency, IterationLoad
 from ...scheduler.timeline import Timeline
 
 FloatArray = NDArray[np.float64]
@@ -292,7 +291,7 @@ class Simulation:
         n_prefill, begun = self._prefill([a for a in self._running if a.job.n_missing])
         n_context = sum(a.job.n_context for a in ready)
         took = self._machine.iteration_s(len(ready), n_prefill, n_context)
-        self._saw(Load(len(ready), n_prefill, n_context), took)
+        self._saw(IterationLoad(len(ready), n_prefill, n_context), took)
         end = self._now + max(self._owed_s, took)
         self._owed_s = 0.0
         self._emit(ready + begun, [end])
@@ -319,7 +318,7 @@ class Simulation:
         growth = self._machine.latency[3] * len(batch)  # each iteration reads one cell more of each answer
         ends = self._now + np.cumsum(first + growth * np.arange(n))
         n = min(n, int(np.searchsorted(ends, self._next_arrival())) + 1)
-        self._saw(Load(len(batch), 0, n_context), first)
+        self._saw(IterationLoad(len(batch), 0, n_context), first)
         self._emit(batch, [float(end) for end in ends[:n]])
         return n
 
@@ -335,6 +334,6 @@ class Simulation:
                 token(end)
         self._n_held += len(batch) * len(ends)
 
-    def _saw(self, load: Load, took: float) -> None:
+    def _saw(self, load: IterationLoad, took: float) -> None:
         if self._latency is not None:
             self._latency.observe(load, took)

@@ -28,8 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
+from ...scheduler.andes import Andes, Objective
+from ...scheduler.baselines import Fcfs, RoundRobin
+from ...scheduler.jobs import TokenScheduler
 from ...scheduler.latency import IterationLatency
-from ...scheduler.policy import Andes, Fcfs, Objective, RoundRobin, TokenScheduler
 from ..traces import Requests
 from .machine import OPT_66B, Machine, Played, Simulation, Workload
 

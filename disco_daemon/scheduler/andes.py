@@ -1,0 +1,282 @@
+"""The QoE-aware scheduler of Andes (Liu et al. 2024, arXiv 2404.16283, §4). Pure.
+
+For each job it asks what its reader's QoE will be at a horizon if it is served in a batch of B, Q_serve(B), and if it
+waits, Q_wait; it packs the batch with the largest sum of gains. `Andes.choose` has the decision step by step. Why the
+steps are as they are:
+
+Selective triggering. A hurried reader names no pace, and is content as one of SIDE_BY_SIDE: fewer answers at a time get
+no more tokens in all, and some get none.
+
+Batch sizes. B goes from B_min, the largest batch that keeps the most stringent pace, to B_max, the most that fit. In
+between the value is smooth and flat at its top, so N_SIZES sizes in equal ratios are looked at, not all.
+
+Gains. The horizon is twice as far ahead as the jobs have been here on average: they are here as long as the queue is. A
+running job keeps its place unless a challenger gains half as much again (hysteresis).
+
+Preemption cap. There are P preemptions for each request seen, and no more.
+
+Starvation. A job that has waited longer than `max_wait_s` is let in, within a share of the room, and runs to its end.
+
+Room. A newcomer finds room up to the high-water mark; running jobs may grow on into the rest, and are preempted only
+when all cells are used up. The caller subtracts the growth of one quantum from the capacity it passes. A scheduler's
+mutable state: requests and preemptions counted, and the keys of the starved jobs it has let in.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from .candidates import Candidates, fitting, n_fitting
+from .jobs import HIGH_WATER, Capacity, Job, checked_high_water
+from .latency import LEAST_S, IterationLatency
+from .packing import FloatArray, IntArray, pack
+from .timeline import Readers
+
+SIDE_BY_SIDE = 16  # hurried readers all run; only if there are more do some of them have to wait
+HORIZON_S = 20.0  # how far ahead QoE is predicted, at least: an answer's typical length
+AGES = 2.0  # how far in times the mean age of all jobs: a late job is given up only if that helps for long
+MAX_WAIT_S = 120.0  # a job that has waited two minutes is served, whatever it does to the average
+AGED_SHARE = 1 / 16  # of cells and sequences, at least one: for starved jobs
+N_SIZES = 5  # batch sizes looked at
+HYSTERESIS = 0.5  # share by which a challenger must gain more than a running job: a swap costs all of them time
+EVEN = 1e-6  # QoE, on top of each gain: without any gain, too, a running job stays
+WANTED_SHARE = 0.8  # of the preemptions under the cap; the rest is for those that growing answers force
+PERFECT = 1.0 - 1e-3  # a QoE that counts as perfect: discrete tokens miss 1 by a rounding
+TIE = 0.02  # share of the average objective in the others, which are indifferent to most choices
+TRIFLE_S = 1e-12  # s per sequence: less is none
+
+
+class Objective(StrEnum):
+    """What is made as large as possible (Andes §4.1)."""
+
+    AVERAGE = "average"
+    MAX_MIN = "max-min"
+    PERFECT = "perfect"
+
+
+class Andes:
+    """The QoE-aware scheduler; see `choose` for how it decides.
+
+    `horizon_s` is how far QoE is predicted at least, `preemption_cap` is P, in preemptions per request; `max_wait_s` of
+    inf turns the starvation bound off. Raises ValueError on a horizon or a bound that is not positive, a negative cap,
+    and a high-water mark outside (0, 1].
+    """
+
+    def __init__(
+        self,
+        latency: IterationLatency,
+        *,
+        objective: Objective = Objective.AVERAGE,
+        horizon_s: float = HORIZON_S,
+        preemption_cap: float = 1.0,
+        max_wait_s: float = MAX_WAIT_S,
+        high_water: float = HIGH_WATER,
+    ) -> None:
+        if not (0 < horizon_s < np.inf and preemption_cap >= 0 and max_wait_s > 0):
+            msg = f"no scheduler: horizon {horizon_s!r} s, cap {preemption_cap!r}, longest wait {max_wait_s!r} s"
+            raise ValueError(msg)
+        self.n_seen = 0  # requests
+        self.n_preempted = 0  # times that a running job was not chosen
+        self._latency = latency
+        self._objective = objective
+        self._horizon_s = horizon_s
+        self._cap = preemption_cap
+        self._max_wait_s = max_wait_s
+        self._high_water = checked_high_water(high_water)
+        self._keys: set[Hashable] = set()
+        self._aged: set[Hashable] = set()
+
+    def choose(self, jobs: Sequence[Job], capacity: Capacity, now: float) -> list[Job]:
+        """See `TokenScheduler`. Running jobs come first, then the others by what their readers gain for their cells.
+
+        1. If all jobs fit, and an iteration with all of them keeps every reader's pace, all run.
+        2. Starved jobs come first. If no preemption is left under the cap, all running jobs come first, too.
+        3. For several batch sizes, compute what each job that fits beside the first ones gains at the horizon.
+        4. If only some preemptions are left, running jobs come first but for those whose place is worth least.
+        5. Pack the room that the first ones leave with the largest sum of gains.
+        6. If nothing fits, the job that gains most runs alone.
+        """
+        if not jobs:
+            return []
+        self._count(jobs)
+        candidates = Candidates(jobs, capacity, self._high_water)
+        # 1. Selective triggering.
+        if self._all_may_run(candidates):
+            return self._in_order(candidates, list(range(len(jobs))), candidates.cells)
+        # 2. Starvation, and a preemption cap that is used up.
+        allowed = max(int(WANTED_SHARE * self._cap * self.n_seen) - self.n_preempted, 0)
+        starved = self._starved(candidates, now)
+        first = starved if allowed else candidates.keep(starved)
+        # 3. Batch sizes and gains.
+        offers = self._offers(candidates, now, first)
+        # 4. A preemption cap that is nearly used up.
+        n_running = len(candidates.running)
+        if 0 < allowed < n_running:
+            first = candidates.keep(starved, offers.least(candidates, allowed))
+        # 5. Packing; where most of the batch is fixed, the last few percent are not looked for.
+        chosen, gains = offers.best(candidates, first, rough=allowed < n_running)
+        # 6. One alone.
+        return self._in_order(candidates, chosen or candidates.alone(gains), gains)
+
+    def _in_order(self, candidates: Candidates, chosen: list[int], gains: FloatArray) -> list[Job]:
+        """Return the chosen jobs, running ones first, then by gain per cell; count the others that ran as preempted."""
+        stays = [i for i in chosen if candidates.since[i] is None]
+        self.n_preempted += len(candidates.running) - len(stays)
+        others = [i for i in chosen if candidates.since[i] is not None]
+        if len(others) > 1:
+            worth = (gains[others] / candidates.cells[others]).tolist()
+            others = [i for _, i in sorted(zip(worth, others, strict=True), reverse=True)]
+        return [candidates.jobs[i] for i in (*stays, *others)]
+
+    def _count(self, jobs: Sequence[Job]) -> None:
+        keys = {job.key for job in jobs}
+        self.n_seen += len(keys - self._keys)
+        self._keys = keys
+
+    # --- triggering, batch sizes, gains ---------------------------------------------------------------------------
+
+    def _all_may_run(self, candidates: Candidates) -> bool:
+        n = len(candidates.jobs)
+        if n > candidates.capacity.n_seqs or candidates.n_context > candidates.room:
+            return False
+        if candidates.hurried and n > SIDE_BY_SIDE:
+            return False
+        return self._latency.predict(n, 0, candidates.n_context) <= candidates.least_tbt_s
+
+    def _offers(self, candidates: Candidates, now: float, first: list[int]) -> _Offers:
+        """Compute what the jobs gain that may be chosen: `first`, and those that fit beside them."""
+        others = candidates.beside(first)
+        if not len(others):
+            return _Offers([], np.zeros((1, len(candidates.jobs))), others)
+        n_more = n_fitting(candidates.cells[others].tolist(), candidates.room - candidates.used(first))
+        sizes = self._sizes(candidates, len(first), len(first) + n_more)
+        near = np.concatenate((first, others)) if first else others
+        return _Offers(sizes, self._gains(candidates, near, now, self._tbt_s(candidates, sizes)), others)
+
+    def _sizes(self, candidates: Candidates, n_first: int, largest: int) -> list[int]:
+        """Return the batch sizes to look at, ascending, from B_min to B_max."""
+        largest = max(min(largest, candidates.capacity.n_seqs), 1)
+        calm = self._within(candidates, candidates.least_tbt_s)
+        smallest = min(max(min(calm, SIDE_BY_SIDE) if candidates.hurried else calm, n_first, 1), largest)
+        if smallest == largest:
+            return [largest]
+        growth = (largest / smallest) ** (1.0 / (N_SIZES - 1))
+        return sorted({round(smallest * growth**i) for i in range(N_SIZES)})
+
+    def _within(self, candidates: Candidates, tbt_s: float) -> int:
+        """Return the largest batch of jobs of mean context with at most `tbt_s` between tokens: `_tbt_s` inverted.
+
+        Two lines: as long as there is room each job brings its cells, from then on the cells are all read.
+        """
+        base, sequence, _, cell = self._latency.coefficients
+        growing = (tbt_s - base) / max(sequence + cell * candidates.mean_cells, TRIFLE_S)
+        full = (tbt_s - base - cell * candidates.room) / max(sequence, TRIFLE_S)
+        return int(min(max(growing, full), len(candidates.jobs)))
+
+    def _tbt_s(self, candidates: Candidates, sizes: Sequence[int]) -> list[float]:
+        """Predict the time between tokens in batches of these sizes, of jobs of mean context, s."""
+        base, sequence, _, cell = self._latency.coefficients
+        mean, room = candidates.mean_cells, candidates.room
+        return [max(base + sequence * size + cell * min(size * mean, room), LEAST_S) for size in sizes]
+
+    def _gains(self, candidates: Candidates, near: IntArray, now: float, tbt_s: list[float]) -> FloatArray:
+        """Compute the gains [k, n] >= 0 of each job in a batch of each `tbt_s` [k]; 0 for jobs not in `near`."""
+        everyone, jobs, readers = len(near) == len(candidates.jobs), candidates.jobs, candidates.readers
+        stays = np.ones(len(jobs))
+        stays[candidates.running] = 1.0 + HYSTERESIS
+        if not everyone:
+            jobs, readers, stays = [jobs[i] for i in near.tolist()], readers.only(near), stays[near]
+        per_token = self._latency.coefficients[2]
+        delay_s = np.frombuffer(array("d", [job.resume_s + per_token * job.n_missing for job in jobs]))
+        until = now + horizon_s(candidates.readers, now, self._horizon_s)
+        served, waits = readers.predicted(now, until, delay_s, tbt_s), readers.qoe(until)
+        found = self._worth(served, waits, readers, now, stays)
+        if everyone:
+            return found
+        gains = np.zeros((len(tbt_s), len(candidates.jobs)))
+        gains[:, near] = found
+        return gains
+
+    def _worth(
+        self, served: FloatArray, waits: FloatArray, readers: Readers, now: float, stays: FloatArray
+    ) -> FloatArray:
+        """The objective's gain [k, n] of being served instead of waiting (Andes §4.1); `stays` [n] are factors."""
+        gains: FloatArray = served - waits
+        for row in gains:  # at once is slower: of two shapes
+            np.maximum(row, 0.0, out=row)
+            row += EVEN
+            row *= stays
+        if self._objective is Objective.AVERAGE:
+            return gains
+        current = readers.qoe(now)
+        if self._objective is Objective.MAX_MIN:
+            below: FloatArray = np.maximum(current.min() - waits, 0.0)
+            return below + TIE * gains
+        kept: FloatArray = ((served >= PERFECT) & (waits < PERFECT) & (current >= PERFECT)).astype(float)
+        return kept + TIE * gains
+
+    # --- starvation -----------------------------------------------------------------------------------------------
+
+    def _starved(self, candidates: Candidates, now: float) -> list[int]:
+        """Return the jobs served first because they have waited too long: those let in before, then by time waited."""
+        self._aged &= self._keys
+        since, aged = now - self._max_wait_s, self._aged
+        if not aged and not [waited for waited in candidates.since if waited is not None and waited < since]:
+            return []
+        late = [
+            (candidates.jobs[i].key not in aged, now if waited is None else waited, i)
+            for i, waited in enumerate(candidates.since)
+            if (waited is not None and waited < since) or (aged and candidates.jobs[i].key in aged)
+        ]
+        if not late:
+            return []
+        cells, capacity = candidates.cells, candidates.capacity
+        share = Capacity(int(AGED_SHARE * capacity.n_cells), int(AGED_SHARE * capacity.n_seqs))
+        order = [i for _, _, i in sorted(late)]
+        first = fitting(order, cells, share) or fitting(order, cells, capacity)[:1]
+        self._aged = {candidates.jobs[i].key for i in first}
+        return first
+
+
+def horizon_s(readers: Readers, now: float, least_s: float) -> float:
+    """Return how far ahead QoE is predicted, s."""
+    return max(least_s, AGES * (now - float(readers.arrived.sum()) / len(readers.arrived)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Offers:
+    """Batch sizes [k], the gains of each job in each of them [k, n], and the jobs that `may` be chosen."""
+
+    sizes: list[int]
+    gains: FloatArray
+    may: IntArray
+
+    def least(self, candidates: Candidates, n: int) -> set[int]:
+        """Return the `n` running jobs whose place is worth least."""
+        worth = (self.gains[-1, candidates.running] / candidates.cells[candidates.running]).tolist()
+        return {i for _, i in sorted(zip(worth, candidates.running, strict=True))[:n]}
+
+    def best(self, candidates: Candidates, first: list[int], *, rough: bool) -> tuple[list[int], FloatArray]:
+        """Return `first` with the jobs that make the most of the room beside them, and the gains [n] in that batch."""
+        left, n, others = candidates.room - candidates.used(first), len(first), self.may
+        if first:
+            fits = candidates.cells <= left
+            fits[first] = False
+            others = others[fits[others]]
+        if not len(others) or n >= candidates.capacity.n_seqs:
+            return first, self.gains[-1]
+        large = bisect_left(self.sizes, n + 1)
+        sizes, gains = (self.sizes[large:], self.gains[large:]) if large < len(self.sizes) else ([n], self.gains[-1:])
+        if len(others) == len(candidates.cells):
+            row, more = pack(gains, candidates.cells, sizes, left, rough=rough)
+            return more, gains[row]
+        base = gains[:, first].sum(axis=1) if first else 0.0
+        cells = candidates.cells[others]
+        row, more = pack(gains[:, others], cells, [size - n for size in sizes], left, base, rough=rough)
+        return [*first, *others[more].tolist()], gains[row]
