@@ -26,7 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text("utf-8")
 HANDOFF = (ROOT / "docs/handoff.md").read_text("utf-8")
-PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = {
+    path.name: path.read_text("utf-8")
+    for path in (*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md")))
+}
 RELIABILITY = (ROOT / "docs/reliability.md").read_text("utf-8")
 HEAVY = ("aiohttp", "llama_cpp", "numpy", "openai", "rich", "sqlite3", "textual", "asyncio")
 
@@ -188,7 +192,7 @@ def test_documented_command_is_understood(line: str) -> None:
     try:
         make_parser().parse_args(words)
     except SystemExit as e:
-        if (e.code, words) != (0, ["--help"]):
+        if e.code != 0 or words not in (["--help"], ["--version"]):
             pytest.fail(f"`{line}` ends with status {e.code}")
 
 
@@ -297,9 +301,51 @@ def test_every_module_and_file_that_a_document_names_is_there(name: str) -> None
             known_file = re.search(r"\.(py|md|toml|yaml|sh|csv|sqlite|lock|log|json|sock)$", said)
             assert known_file or is_defined(said) or said.partition(".")[0] in sections, said
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.py)", said) and "/" in said:
-            places = (ROOT / said, ROOT / "disco_daemon" / said)
+            places = [root / said for root in (ROOT, ROOT / "disco_daemon")]
+            if said.endswith("/NAME.py"):  # a file that does not exist yet
+                places = [place.parent for place in places]
             users_own = name.startswith("howto-") and said.endswith("/")
             assert users_own or said.startswith("disco/") or any(place.exists() for place in places), said
+
+
+CHANGES = rows(PAGES["CONTRIBUTING.md"], "Ten changes you might want to make")
+
+
+@pytest.mark.parametrize("row", CHANGES, ids=lambda row: row[0])
+def test_a_change_touches_at_most_three_files_and_they_are_there(row: list[str]) -> None:
+    _, files, _ = row
+    named = code(files)
+    assert 1 <= len(named) <= 3
+    for file in named:
+        path = ROOT / file
+        assert path.parent.is_dir() if path.name == "NAME.py" else path.is_file(), file
+
+
+def test_there_are_ten_changes() -> None:
+    assert len(CHANGES) == 10
+
+
+def test_hosted_checks_run_what_everybody_runs_on_both_systems() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text("utf-8")
+    assert re.findall(r"^      - run: (.+)$", workflow, re.MULTILINE) == ['PYTHON="$(command -v python)" .ci/run']
+    assert "os: [ubuntu-latest, macos-latest]" in workflow
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    newest = re.search(r"for p in python(3\.\d+) ", (ROOT / "Makefile").read_text("utf-8"))
+    assert newest
+    oldest = project["requires-python"].removeprefix(">=")
+    assert f'python: ["{oldest}", "{newest[1]}"]' in workflow
+    for action in re.findall(r"uses: (\S+)", workflow):
+        assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action), action
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]  # as Keep a Changelog orders them
+    assert text.startswith("# Changelog\n")
+    for release in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        assert re.match(r"\[(Unreleased\]|\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d)\n", release), release[:40]
+        heads = re.findall(r"^### (.+)$", release, re.MULTILINE)
+        assert heads == [kind for kind in kinds if kind in heads]
 
 
 def test_no_document_names_a_place_of_one_machine() -> None:
@@ -315,7 +361,7 @@ def anchors(path: Path) -> set[str]:
 
 def test_every_link_between_documents_leads_somewhere() -> None:
     for name, text in PAGES.items():
-        folder = ROOT if name == "README.md" else ROOT / "docs"
+        folder = ROOT if name in TOP else ROOT / "docs"
         for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
             path = (folder / target) if target else folder / name
             assert path.exists(), f"{name}: {target}"
