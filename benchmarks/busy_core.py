@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from unittest import mock
 
+from disco_daemon import program
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import process, wire
 from disco_daemon.engine.config import EngineConfig
@@ -74,7 +75,7 @@ async def measure(threads: int, tokens: int, repeats: int) -> dict[str, dict[str
     for n in (0, 1):
         rows = found.setdefault("one busy core" if n else "quiet", {"ours": [], "openmp": []})
         for _ in range(repeats):
-            for name, environment in (("ours", process.environment), ("openmp", os.environ.copy)):
+            for name, environment in (("ours", program.environment), ("openmp", os.environ.copy)):
                 async with busy(n):
                     rows[name].append(await asyncio.wait_for(speed(threads, tokens, environment), PATIENCE_S))
     return {what: {name: statistics.median(v) for name, v in rows.items()} for what, rows in found.items()}

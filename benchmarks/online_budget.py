@@ -34,7 +34,7 @@ PHONE = PHONES[-1]
 
 def play(
     ttft_s: NDArray[np.float64], requests: Requests, args: argparse.Namespace, seed: int, **how: object
-) -> NDArray:
+) -> NDArray[np.float64]:
     """Spent and offered tokens of each request, [n, 2]."""
     side, budget = Side(str(how["side"])), float(str(how["budget"]))
     stream = Stream.draw(ttft_s, requests, len(ttft_s), [seed])

@@ -156,8 +156,10 @@ def commands(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
     nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     worded = [a for a in parser._actions if not a.option_strings and a.choices is not None and a not in nested]
     for verbs in nested:
+        shown = {verb.dest for verb in verbs._choices_actions}  # others only say where they went
         for name, child in verbs.choices.items():
-            yield from commands(child, f"{path} {name}".strip())
+            if name in shown:
+                yield from commands(child, f"{path} {name}".strip())
     for action in worded:
         yield from (f"{path} {word}" for word in action.choices or ())
     if not nested and not worded:

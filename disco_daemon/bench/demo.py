@@ -197,7 +197,7 @@ async def _stage(model: Path, live: Live | None, say: Say) -> AsyncIterator[str]
             env = {}
         else:
             server, env = {"base_url": live.base_url, "model": live.model}, {"OPENAI_API_KEY": live.api_key}
-        # The race is what is shown here; `disco bench handoff` shows answers that move.
+        # The race is what is shown here; `benchmarks.handoff` shows answers that move.
         settings = {"server": server | {"probe": False}, "handoff": {"for_cost": False}, "device": {"watts": WATTS}}
         argv = _up(folder, "daemon", settings, model, threads, "--policy", "race")
         say("starting the daemon")

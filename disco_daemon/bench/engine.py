@@ -1,9 +1,10 @@
-"""Our engine beside llama.cpp's own llama-server: the same GGUF, threads, prompts and client, in one run.
+"""How fast our engine reads prompts and writes answers, alone or in turns with another server.
 
-Both are asked over HTTP, and the same things in turn: each repeat measures both, and which of them goes first changes
-with every repeat. A figure is the median of its repeats; a ratio is our median over the peer's. Both have one KV cache
-of `n_ctx` tokens for all their answers, a prefix cache, and answer greedily. Ours runs as `disco up --device-only` with
-delivery off: the daemon's part of the way is in our figures, as the peer's HTTP server is in its own.
+`disco bench engine` measures ours alone; `python -m benchmarks.engine`, from a checkout, sets llama-server beside it. A
+server is asked over HTTP. Where there are two, each repeat asks both the same things, and which of them goes first
+changes with every repeat. A figure is the median of its repeats; a ratio is our median over the other's. Ours runs as
+`disco up --device-only` with delivery off: the daemon's part of the way is in our figures. It has one KV cache of
+`n_ctx` tokens for all its answers, a prefix cache, and answers greedily.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import platform
 import statistics
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,14 @@ import tomlkit
 
 from ..models.default import fetch_default_model
 from ..program import verb
-from . import llama_server
 from .child import BenchError, child
 from .demo import PASSAGE
 from .streamed import Chat, Door, Heard, ask, at_rest, device_state, rate_together, rate_whole, state_of, worst_gap
 
-OURS, PEER = "ours", "peer"
+OURS = "ours"
 REQUEST_S = 300.0  # one answer, s
 TTFT_TOKENS = 2  # of an answer that is timed to its first token
-TTFT_BUDGET, TTFT_TRIES = (
-    512,
-    4,
-)  # short prompts are timed more often in a repeat: as many as make 512 tokens, 4 at most
+TTFT_BUDGET, TTFT_TRIES = 512, 4  # short prompts are timed more often: as many as make 512 tokens, 4 at most
 CHAT_TOKENS, TURN_TOKENS = 600, 32  # of the chat's first prompt, and of each answer in it
 NEXT_TURN = "What is the most important part of it?"
 RUNNING, RUN_TOKENS = 4, 160  # answers that a long prompt disturbs; long enough to outlast its prefill in small chunks
@@ -45,14 +42,15 @@ SHARE_AT, LOOK_S = 8, 0.5  # answers at a time when Python's share is read, and 
 
 Count = Callable[[Chat], Awaitable[int]]
 Progress = Callable[[str], None]
-Both = dict[str, list[float]]  # figures of OURS and PEER, one for each repeat
+Start = Callable[[Path], list[str]]  # the command that starts a server whose files go to a folder
+Figures = dict[str, list[float]]  # of each server, ours first; one for each repeat
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What to measure: `concurrent` answers of `max_tokens` tokens each, first tokens of prompts of `lengths` tokens.
 
-    `threads` 0: one fewer than the cores, at least 1. `n_ctx` tokens of KV cache on either side.
+    `threads` 0: one fewer than the cores, at least 1. `n_ctx` tokens of KV cache for each server.
     """
 
     model: Path | None = None
@@ -65,17 +63,18 @@ class Setup:
 
     @property
     def n_threads(self) -> int:
-        """CPU threads of either side."""
+        """CPU threads of each server."""
         return self.threads or max(1, (os.cpu_count() or 2) - 1)
 
 
-def ratio(figures: Mapping[str, Sequence[float]]) -> float:
-    """Our median over the peer's."""
-    return round(statistics.median(figures[OURS]) / statistics.median(figures[PEER]), 4)
+def ratio(figures: Mapping[str, Sequence[float]], key: str = "ratio") -> dict[str, float]:
+    """Our median over the other server's, below `key`; nothing where we are measured alone."""
+    ours, *others = map(statistics.median, figures.values())
+    return {key: round(ours / others[0], 4)} if others else {}
 
 
 def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of each side."""
+    """The median of each server."""
     return {name: round(statistics.median(values), 5) for name, values in figures.items()}
 
 
@@ -139,18 +138,21 @@ async def sized(n_tokens: int, i: int, count: Count) -> Chat:
     return chat(low, missing)
 
 
-def counter(door: Door) -> Count:
-    """How long a chat is, by llama-server's own template and tokenizer; both sides run the same model."""
+async def estimated(door: Door) -> Count:
+    """Return a count that is right to a few tokens, from what two prompts took: for a server that counts no others."""
 
-    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        async with door.session.post(f"{door.root}/{path}", json=body, allow_redirects=False) as response:
-            response.raise_for_status()
-            found: dict[str, Any] = await response.json()
-        return found
+    def words(chat: Chat) -> tuple[int, int]:
+        said = chat[-1]["content"].split()
+        n_single = said.count("a")  # a token wherever it stands
+        return len(said) - n_single, n_single
+
+    short, long = _chat(0, "a"), _chat(0, PASSAGE)
+    n_short, n_long = [(await ask(door, chat, 1)).prompt["prompt_tokens"] for chat in (short, long)]
+    each = (n_long - n_short + 1 - words(long)[1]) / words(long)[0]
 
     async def count(chat: Chat) -> int:
-        prompt = (await post("apply-template", {"messages": chat}))["prompt"]
-        return len((await post("tokenize", {"content": prompt, "add_special": True, "parse_special": True}))["tokens"])
+        n_words, n_single = words(chat)
+        return int(n_short - 1 + n_words * each + n_single + 0.5)
 
     return count
 
@@ -160,7 +162,7 @@ def counter(door: Door) -> Count:
 
 @dataclass(slots=True)
 class Bench:
-    """Both doors, and the numbers of the prompts already used: none is asked twice at the same door."""
+    """The doors, ours first, and the numbers of the prompts already used: none is asked twice at the same door."""
 
     doors: Mapping[str, Door]
     setup: Setup
@@ -172,18 +174,19 @@ class Bench:
     def turns(self) -> Iterator[tuple[int, list[Door]]]:
         """Each repeat, and who is asked first in it."""
         for repeat in range(self.setup.repeats):
-            yield repeat, [self.doors[name] for name in ((OURS, PEER) if repeat % 2 == 0 else (PEER, OURS))]
+            doors = list(self.doors.values())
+            yield repeat, doors if repeat % 2 == 0 else doors[::-1]
 
     def told(self, what: str, figures: Mapping[str, Sequence[float]], unit: str) -> None:
         """Say the latest repeat's figures."""
-        last = ", ".join(f"{name} {figures[name][-1]:.4g}" for name in (OURS, PEER))
+        last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in figures.items())
         self.progress(f"{what}: {last} {unit} ({len(figures[OURS])} of {self.setup.repeats})")
 
     async def throughput(self, n: int) -> dict[str, Any]:
-        """Aggregate token/s of `n` answers at a time; of decoding alone where both sides run all of them at once."""
-        together: dict[str, list[float | None]] = {OURS: [], PEER: []}
-        whole: Both = {OURS: [], PEER: []}
-        early = dict.fromkeys((OURS, PEER), 0)
+        """Aggregate token/s of `n` answers at a time; of decoding alone where each server runs all of them at once."""
+        together: dict[str, list[float | None]] = {name: [] for name in self.doors}
+        whole = self._figures()
+        early = dict.fromkeys(self.doors, 0)
         states = [device_state(await state_of(self.doors[OURS]))]
         for _, doors in self.turns():
             chats = [story(next(self.fresh)) for _ in range(n)]
@@ -198,14 +201,17 @@ class Bench:
         is_pure = all(len(pure[name]) == len(whole[name]) for name in whole)
         chosen = pure if is_pure else whole
         return {
-            "ratio": ratio(chosen),
+            **ratio(chosen),
             "measure": "decode" if is_pure else "whole",
             "tps": medians(chosen),
-            "whole_ratio": ratio(whole),
+            **ratio(whole, "whole_ratio"),
             "whole_tps": medians(whole),
             "ended_early": early,
             "raw": {"decode": together, "whole": whole},
         }
+
+    def _figures(self) -> Figures:
+        return {name: [] for name in self.doors}
 
     async def _at_once(self, door: Door, chats: Sequence[Chat], states: list[dict[str, Any]] | None) -> list[Heard]:
         """Ask all of it at once; meanwhile look at our state now and then, if it is wanted."""
@@ -219,7 +225,7 @@ class Bench:
 
     async def ttft(self, n_tokens: int) -> dict[str, Any]:
         """Time to the first token of a prompt of `n_tokens` tokens that nobody has seen before, s."""
-        figures: Both = {OURS: [], PEER: []}
+        figures = self._figures()
         tries = max(1, min(TTFT_TRIES, TTFT_BUDGET // n_tokens))
         seen: dict[str, dict[str, Any]] = {}
         for _, doors in self.turns():
@@ -229,11 +235,11 @@ class Bench:
                 figures[door.name].append(statistics.median(h.ttft for h in heard))
                 seen[door.name] = heard[-1].prompt
             self.told(f"first token of {n_tokens}", figures, "s")
-        return {"ratio": ratio(figures), "s": medians(figures), "prompts": seen, "raw": figures}
+        return {**ratio(figures), "s": medians(figures), "prompts": seen, "raw": figures}
 
     async def second_turn(self) -> dict[str, Any]:
         """Time to the first token of a chat's second turn, s, when the first has just been answered."""
-        figures: Both = {OURS: [], PEER: []}
+        figures = self._figures()
         seen: dict[str, dict[str, Any]] = {}
         for _, doors in self.turns():
             chat = await sized(CHAT_TOKENS, next(self.fresh), self.count)
@@ -244,13 +250,12 @@ class Bench:
                 figures[door.name].append(heard.ttft)
                 seen[door.name] = heard.prompt
             self.told("second turn", figures, "s")
-        return {"ratio": ratio(figures), "s": medians(figures), "prompts": seen, "raw": figures}
+        return {**ratio(figures), "s": medians(figures), "prompts": seen, "raw": figures}
 
     async def worst_tbt(self) -> dict[str, Any]:
         """Longest silence of the running answers while a long prompt is prefilled, s, and that prompt's TTFT, s."""
         before = device_state(await at_rest(self.doors[OURS]))
-        gaps: Both = {OURS: [], PEER: []}
-        ttfts: Both = {OURS: [], PEER: []}
+        gaps, ttfts = self._figures(), self._figures()
         for _, doors in self.turns():
             chats = [story(next(self.fresh)) for _ in range(RUNNING)]
             long = await sized(LONG_PROMPT, next(self.fresh), self.count)
@@ -261,7 +266,7 @@ class Bench:
             self.told(f"worst gap beside a prompt of {LONG_PROMPT}", gaps, "s")
         chunk_s, found = chunk_time(before, device_state(await at_rest(self.doors[OURS]))), medians(gaps)
         return {
-            "ratio": ratio(gaps),
+            **ratio(gaps),
             "s": found,
             "prompt_ttft_s": medians(ttfts),
             "chunk_s": chunk_s and round(chunk_s, 4),
@@ -302,55 +307,52 @@ async def _group() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def bench_engine(setup: Setup, progress: Progress) -> dict[str, Any]:
-    """Run it all. Raises BenchError."""
+    """Measure our engine alone. Raises BenchError."""
     model = setup.model
     if model is None:
         model = await asyncio.to_thread(fetch_default_model, progress)
+    with breaks_off():
+        async with opened(setup, {OURS: lambda folder: up(folder, setup, model)}, progress) as doors:
+            return await measure(Bench(doors, setup, await estimated(doors[OURS]), progress)) | about(setup, model)
+
+
+@contextmanager
+def breaks_off() -> Iterator[None]:
+    """Raise BenchError for what a server or the network does to a measurement."""
     try:
-        async with _doors(setup, model, progress) as doors:
-            bench = Bench(doors, setup, counter(doors[PEER]), progress)
-            figures = await _measure(bench)
+        yield
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
         msg = f"the measurement broke off: {error!r}"
         raise BenchError(msg) from error
+
+
+def about(setup: Setup, model: Path) -> dict[str, Any]:
+    """Describe machine and setting."""
     host = {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()}
     settings = {"threads": setup.n_threads, "n_ctx": setup.n_ctx, "repeats": setup.repeats, "model": model.name}
-    return figures | {"peer": llama_server.peer(), "host": host, **settings}
+    return {"host": host, **settings}
 
 
-async def _measure(bench: Bench) -> dict[str, Any]:
-    for door in bench.doors.values():  # what is loaded, compiled and mapped at the first request
+async def measure(bench: Bench) -> dict[str, Any]:
+    """Run all measurements, after a first request that loads, compiles and maps what that does."""
+    for door in bench.doors.values():
         await ask(door, story(next(bench.fresh)), TTFT_TOKENS)
     rates = {str(n): await bench.throughput(n) for n in bench.setup.concurrent}
     ttfts = {str(n): await bench.ttft(n) for n in bench.setup.lengths}
     turn, gap = await bench.second_turn(), await bench.worst_tbt()
-    return {
-        "throughput_ratio": {n: found["ratio"] for n, found in rates.items()},
-        "ttft_ratio": {n: found["ratio"] for n, found in ttfts.items()},
-        "second_turn_ttft_ratio": turn["ratio"],
-        "python_share": bench.shares.get(SHARE_AT),
-        "worst_tbt": gap,
-        "throughput": rates,
-        "ttft": ttfts,
-        "second_turn": turn,
-    }
+    share = bench.shares.get(SHARE_AT)
+    return {"python_share": share, "worst_tbt": gap, "throughput": rates, "ttft": ttfts, "second_turn": turn}
 
 
 @asynccontextmanager
-async def _doors(setup: Setup, model: Path, progress: Progress) -> AsyncIterator[dict[str, Door]]:
-    """Run both servers, and open a door to each."""
-    # One cache for all slots, as ours: divided among 16 slots it would have no room for a long prompt. The rest is what
-    # llama.cpp does by default; batch sizes and its cache of prompts outside the KV cache made no difference.
-    options = llama_server.Options(
-        n_ctx=setup.n_ctx, n_parallel=max((RUNNING + 1, *setup.concurrent)), n_threads=setup.n_threads, kv_unified=True
-    )
+async def opened(setup: Setup, servers: Mapping[str, Start], progress: Progress) -> AsyncIterator[dict[str, Door]]:
+    """Run the servers, and open a door to each."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-engine-")))
-        commands = {OURS: _up(folder, setup, model), PEER: llama_server.argv(model, options)}
         timeout = aiohttp.ClientTimeout(total=REQUEST_S)
         doors = {}
-        for name, argv in commands.items():
-            url = await stack.enter_async_context(child(argv, folder, name))
+        for name, command in servers.items():
+            url = await stack.enter_async_context(child(command(folder), folder, name))
             # A connection for each request: llama-server closes those it finds idle, and whatever is under way on them.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             session = aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=2**20)
@@ -359,7 +361,8 @@ async def _doors(setup: Setup, model: Path, progress: Progress) -> AsyncIterator
         yield doors
 
 
-def _up(folder: Path, setup: Setup, model: Path) -> list[str]:
+def up(folder: Path, setup: Setup, model: Path) -> list[str]:
+    """Write the configuration of our daemon, and return the command that starts it."""
     settings = {"device": {"n_ctx": setup.n_ctx}, "delivery": {"mode": "off"}}
     config = folder / "ours.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
@@ -374,18 +377,23 @@ def _up(folder: Path, setup: Setup, model: Path) -> list[str]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Ours, the peer's and the ratio, row by row."""
+    """Return each server's figures, and our ratio to the other where there is one, row by row."""
+    gap = figures["worst_tbt"]
     rows = [
-        *((f"{n} answers, {f['measure']}", f["tps"], f["ratio"], "token/s") for n, f in figures["throughput"].items()),
-        *((f"first token, prompt of {n}", f["s"], f["ratio"], "s") for n, f in figures["ttft"].items()),
-        ("first token, second turn", figures["second_turn"]["s"], figures["second_turn"]["ratio"], "s"),
-        (f"worst gap beside {LONG_PROMPT}", figures["worst_tbt"]["s"], figures["worst_tbt"]["ratio"], "s"),
+        *((f"{n} answers, {f['measure']}", f["tps"], f, "token/s") for n, f in figures["throughput"].items()),
+        *((f"first token, prompt of {n}", f["s"], f, "s") for n, f in figures["ttft"].items()),
+        ("first token, second turn", figures["second_turn"]["s"], figures["second_turn"], "s"),
+        (f"worst gap beside {LONG_PROMPT}", gap["s"], gap, "s"),
     ]
-    lines = [f"{'':<28}{'ours':>10}{'peer':>10}{'ratio':>8}"]
-    lines += [f"{label:<28}{s[OURS]:>10.4g}{s[PEER]:>10.4g}{r:>8.3f}  {unit}" for label, s, r, unit in rows]
-    share = figures["python_share"]
+    head = "".join(f"{name:>10}" for name in gap["s"]) + (f"{'ratio':>8}" if "ratio" in gap else "")
+    lines = [f"{'':<28}{head}"]
+    for label, medians_of, measured, unit in rows:
+        values = "".join(f"{value:>10.4g}" for value in medians_of.values())
+        compared = f"{measured['ratio']:>8.3f}" if "ratio" in measured else ""
+        lines.append(f"{label:<28}{values}{compared}  {unit}")
+    share, host = figures["python_share"], figures["host"]
     lines.append(f"Python's share of an iteration: {'not told' if share is None else f'{share:.1%}'}")
-    peer, host = figures["peer"], figures["host"]
-    lines.append(f"{figures['model']}, {figures['threads']} threads; peer: {peer['name']} {peer['version']}")
+    peer = "; peer: {name} {version}".format(**figures["peer"]) if "peer" in figures else ""
+    lines.append(f"{figures['model']}, {figures['threads']} threads{peer}")
     lines.append(f"{figures['repeats']} repeats, Python {host['python']}, {host['cpus']} CPUs, {host['platform']}")
     return "\n".join(lines)

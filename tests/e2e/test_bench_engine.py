@@ -1,20 +1,36 @@
-"""`disco bench engine` with the real engine and the real llama-server, as small as it goes: its figures are there."""
+"""`disco bench engine`, alone and beside the real llama-server, as small as it goes: its figures are there."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.engine import PEER, bench_engine
 from disco_daemon.bench import engine
-from disco_daemon.bench.engine import OURS, PEER, Setup, bench_engine, table
+from disco_daemon.bench.engine import OURS, Setup, table
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
+    for name, value in {"CHAT_TOKENS": 80, "TURN_TOKENS": 8, "LONG_PROMPT": 256, "RUN_TOKENS": 64}.items():
+        monkeypatch.setattr(engine, name, value)
+    return Setup(repeats=1, concurrent=(1, 2), lengths=(32,), n_ctx=2048, max_tokens=12)
 
 
 @pytest.mark.slow
-async def test_both_servers_answer_the_same_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_device_is_measured_alone(setup: Setup) -> None:
+    figures = await engine.bench_engine(setup, lambda _: None)
+    assert list(figures["throughput"]["2"]["tps"]) == [OURS]
+    assert figures["ttft"]["32"]["prompts"][OURS]["prompt_tokens"] == pytest.approx(32, abs=4)
+    assert figures["second_turn"]["prompts"][OURS]["cached_tokens"] > 60
+    assert figures["worst_tbt"]["s"][OURS] > 0
+    assert "ratio" not in str(figures)
+    assert "first token, second turn" in table(figures)
+
+
+@pytest.mark.slow
+async def test_both_servers_answer_the_same_prompts(setup: Setup) -> None:
     pytest.importorskip("xllamacpp")
-    for name, value in {"CHAT_TOKENS": 80, "TURN_TOKENS": 8, "LONG_PROMPT": 256, "RUN_TOKENS": 64}.items():
-        monkeypatch.setattr(engine, name, value)
     said: list[str] = []
-    setup = Setup(repeats=1, concurrent=(1, 2), lengths=(32,), n_ctx=2048, max_tokens=12)
     figures = await bench_engine(setup, said.append)
     assert set(figures["throughput_ratio"]) == {"1", "2"}
     short = figures["ttft"]["32"]["prompts"]

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from disco_daemon.bench.money import Setup, bench_money, table
+from benchmarks.money import Setup, bench_money, main, table
 from disco_daemon.config.layers import load
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream
@@ -205,8 +205,6 @@ async def _disco(env: dict[str, str], *args: str) -> str:
 
 
 def test_the_bench_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    from disco_daemon.cli.main import main
-
-    assert main(["bench", "money", "--requests", "20", "--kills", "1", "--json"]) == 0
+    assert main(["--requests", "20", "--kills", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"ledger", "cap", "kills"} <= set(found)

@@ -1,8 +1,9 @@
-"""`disco bench engine`: what it makes of times and answers, on scripted servers; the real ones run in tests/e2e."""
+"""`disco bench engine` and `benchmarks.engine`: times and answers of scripted servers; real ones are in tests/e2e."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -14,9 +15,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from disco_daemon.bench import engine, llama_server, streamed
+from benchmarks import llama_server
+from benchmarks.engine import PEER
+from disco_daemon.bench import engine, streamed
 from disco_daemon.bench.child import BenchError
-from disco_daemon.bench.engine import OURS, PEER, Bench, Setup
+from disco_daemon.bench.command import run_script
+from disco_daemon.bench.engine import OURS, Bench, Setup
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange
 from disco_daemon.bench.streamed import Chat, Door, Heard, ask, rate_together, rate_whole, worst_gap
@@ -72,10 +76,10 @@ class Stage:
         self.servers: dict[str, Scripted] = {}
         self.said: list[str] = []
 
-    async def bench(self, setup: Setup, **changes: Any) -> Bench:
+    async def bench(self, setup: Setup, names: tuple[str, ...] = (OURS, PEER), **changes: Any) -> Bench:
         """Start the servers."""
         doors = {}
-        for name in (OURS, PEER):
+        for name in names:
             self.servers[name] = await self.stack.enter_async_context(Scripted(**{"tokens": 400} | changes))
             session = await self.stack.enter_async_context(aiohttp.ClientSession())
             doors[name] = Door(name, self.servers[name].url, session)
@@ -213,6 +217,25 @@ async def test_throughput_asks_both_the_same_things_in_turn(stage: Stage) -> Non
     assert len(stage.said) == 3
 
 
+async def test_alone_there_are_figures_and_no_ratios(stage: Stage) -> None:
+    bench = await stage.bench(Setup(repeats=2, max_tokens=200), names=(OURS,))
+    found = await bench.throughput(2)
+    assert set(found) == {"measure", "tps", "whole_tps", "ended_early", "raw"}
+    assert list(found["tps"]) == [OURS]
+    assert set(await bench.ttft(32)) == {"s", "prompts", "raw"}
+    assert set(await bench.second_turn()) == {"s", "prompts", "raw"}
+    assert len(stage.said) == 6
+
+
+async def test_a_server_that_counts_no_prompts_is_asked_what_two_of_them_took() -> None:
+    async with LoopbackServer(tokens=1) as server, aiohttp.ClientSession() as session:
+        count = await engine.estimated(Door(OURS, server.url, session))
+    for n_tokens in (40, 512):
+        chat = await engine.sized(n_tokens, 3, count)
+        said = sum(len(message["content"].split()) for message in chat)  # a word is a token there
+        assert said == pytest.approx(n_tokens, abs=1)
+
+
 async def test_pythons_share_is_read_while_eight_answers_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LOOK_S", 0.001)
     bench = await stage.bench(Setup(repeats=1, max_tokens=200))
@@ -285,6 +308,20 @@ def test_without_the_wheel_there_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(llama_server, "find_spec", lambda _: None)
     with pytest.raises(BenchError, match="pip install xllamacpp"):
         llama_server.argv(Path("m.gguf"))
+
+
+@pytest.mark.parametrize("script", ["engine", "handoff", "qoe"])
+def test_a_script_says_what_to_install(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(llama_server, "find_spec", lambda _: None)
+    more = ["--server", "llama-server"] if script == "handoff" else []
+    main = importlib.import_module(f"benchmarks.{script}").main
+    assert run_script(lambda: main(more)) == 1
+    shown = capsys.readouterr()
+    assert "pip install xllamacpp" in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert shown.out == ""
 
 
 def test_threads_default_to_one_fewer_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`disco bench qoe`: its requests, its open loop and its figures, on scripted servers; engines are for e2e tests."""
+"""`benchmarks.qoe`: its requests, its open loop and its figures, on scripted servers; engines are for e2e tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from disco_daemon.bench import qoe, streamed
-from disco_daemon.bench.child import BenchError
-from disco_daemon.bench.loopback import LoopbackServer
-from disco_daemon.bench.qoe import Request, Setup
-from disco_daemon.bench.qoe_figures import (
+from benchmarks import qoe
+from benchmarks.qoe import Request, Setup
+from benchmarks.qoe_figures import (
     ANDES,
     FCFS,
     PACE_TPS,
@@ -33,6 +31,9 @@ from disco_daemon.bench.qoe_figures import (
     table,
     token_times,
 )
+from disco_daemon.bench import streamed
+from disco_daemon.bench.child import BenchError
+from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange
 from disco_daemon.bench.streamed import Door, Heard
 from tests.fixtures.upstream import PATIENCE_S, Upstream

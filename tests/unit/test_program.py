@@ -21,8 +21,6 @@ from disco_daemon.models import default as models
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for folder in ("disco_daemon", "tui") for path in sorted((ROOT / folder).rglob("*.py"))]
-# Not in the binary: it needs the wheel xllamacpp, and says so before it is started.
-OUTSIDE = {"disco_daemon.bench.llama_server"}
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ def test_every_part_that_is_started_somewhere_is_known() -> None:
         for text in texts
         for name in re.findall(r'(?:command|spawn|run|run_part)\(\s*"(disco_daemon[\w.]+)"', text)
     }
-    assert started == {*program.PARTS, *OUTSIDE}
+    assert started == set(program.PARTS)
 
 
 @pytest.mark.parametrize("name", program.PARTS)

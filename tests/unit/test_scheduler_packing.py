@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from disco_daemon.bench.scheduling import exact, ratio_to_optimum
+from benchmarks.scheduling import exact, ratio_to_optimum
 from disco_daemon.scheduler.packing import by_density, greedy, pack
 
 
@@ -28,7 +28,7 @@ def test_the_oracle_is_the_best_of_all_selections(seed: int) -> None:
 
 
 def test_the_choice_is_within_two_percent_of_the_optimum() -> None:
-    """Over all batch sizes and selections; `python -m disco_daemon.bench.scheduling` tries 1,000 instances."""
+    """Over all batch sizes and selections; `python -m benchmarks.scheduling` tries 1,000 instances."""
     ratios = [ratio_to_optimum(seed) for seed in range(2_000, 2_150)]
     assert min(ratios) >= 0.98
     assert max(ratios) <= 1 + 1e-9

@@ -1,10 +1,10 @@
-"""The judge of `disco bench handoff` sees what it is there for."""
+"""The judge of `benchmarks.handoff` sees what it is there for."""
 
 from __future__ import annotations
 
 import pytest
 
-from disco_daemon.bench.seams import Compared, compare
+from benchmarks.seams import Compared, compare
 
 WHOLE = "Once upon a time there was a fox who found a lantern by the old mill and took it home."
 AT = 40

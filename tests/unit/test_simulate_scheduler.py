@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from disco_daemon.cli.main import main
+from benchmarks.qoe import main
 from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.jobs import Capacity, Job
 from disco_daemon.scheduler.latency import IterationLatency
@@ -321,7 +321,7 @@ def test_the_same_seeds_give_the_same_result() -> None:
 def test_the_command_simulates_the_loads_and_the_seed_that_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     def curves(seed: str) -> list[Curve]:
         given = ["--requests", "20", "--loads", "3,0.5", "--seed", seed]
-        assert main(["bench", "qoe", "--simulate", "--json", *given]) == 0
+        assert main(["--simulate", "--json", *given]) == 0
         found: list[Curve] = json.loads(capsys.readouterr().out)["curves"]
         return found
 

@@ -1,4 +1,4 @@
-"""`disco bench qoe --simulate`: our token schedulers against FCFS at the scale of Andes (Liu et al. 2024, 2404.16283).
+"""`benchmarks.qoe --simulate`: our token schedulers against FCFS at the scale of Andes (Liu et al. 2024, 2404.16283).
 
 The same requests go through the engine of `serving_engine` under each scheduler, at rates around what it can serve:
 Figures 10 (text), 12 (bursts: Gamma arrivals with a CV of 3), 13 (voice) and Table 4 of the paper, by content.

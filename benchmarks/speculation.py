@@ -1,4 +1,4 @@
-"""What speculative decoding gains: `python -m disco_daemon.bench.speculation`.
+"""What speculative decoding gains: `python -m benchmarks.speculation`.
 
 Two daemons with the same model, one of them with `device.speculation = "off"`, are asked the same things in turn: to
 repeat a text, to edit a JSON document, and for a story. A figure is the median over the repeats of token/s from the
@@ -9,7 +9,6 @@ answers have to be the same to the letter.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
@@ -24,11 +23,12 @@ from typing import Any
 import aiohttp
 import tomlkit
 
-from ..models.default import fetch_default_model
-from ..program import verb
-from .child import BenchError, child
-from .demo import PASSAGE
-from .streamed import Chat, Door, Heard, ask, at_rest, device_state
+from disco_daemon.bench.child import BenchError, child
+from disco_daemon.bench.command import measured, printed, progress, run_script
+from disco_daemon.bench.demo import PASSAGE
+from disco_daemon.bench.streamed import Chat, Door, Heard, ask, at_rest, device_state
+from disco_daemon.models.default import fetch_default_model
+from disco_daemon.program import verb
 
 ON, OFF = "auto", "off"
 REQUEST_S = 300.0  # one answer, s
@@ -124,19 +124,23 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, f"Python {host['python']}, {host['cpus']} CPUs, {host['platform']}"])
 
 
-def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> int:
+    """Ask both daemons; progress goes to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speculation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", type=Path, help="GGUF file (default: the embedded model)")
     parser.add_argument("--draft-model", default="", help="a small GGUF file of the same family (default: none)")
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    model = arguments.model or fetch_default_model(lambda text: print(text, file=sys.stderr))
-    found = asyncio.run(bench_speculation(model, arguments.draft_model, arguments.threads, arguments.repeats))
-    print(json.dumps(found) if arguments.json else table(found))
+    args = parser.parse_args(argv)
+    model = args.model or fetch_default_model(progress)
+    figures = measured(bench_speculation(model, args.draft_model, args.threads, args.repeats))
+    return printed(figures, table, as_json=args.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -1,28 +1,36 @@
-"""What scheduling costs: refits at several sample sizes, one plan, one update of everything that is learned."""
+"""What dispatch costs: refits at several sample sizes, one plan, one update of everything that is learned.
+
+python -m benchmarks.policy [--repeat 51] [--plots DIR] [--json]
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..dispatch.optimal import Optimal
-from ..dispatch.outlook import Outlook
-from ..dispatch.paper import Paper
-from ..dispatch.planner import Planner
-from ..dispatch.policy import Policy
-from ..estimation.context import conditioned
-from ..estimation.knowledge import Knowledge
-from ..estimation.lengths import LengthDistribution
-from ..estimation.survival import kaplan_meier
-from ..simulate.dispatch.report import PUBLISHED_REFIT_MS
-from ..types import Attempt, Outcome, Plan, Readiness, Side, Usage
+from disco_daemon.bench.command import at_least, printed, progress, run_script
+from disco_daemon.dispatch.optimal import Optimal
+from disco_daemon.dispatch.outlook import Outlook
+from disco_daemon.dispatch.paper import Paper
+from disco_daemon.dispatch.planner import Planner
+from disco_daemon.dispatch.policy import Policy
+from disco_daemon.estimation.context import conditioned
+from disco_daemon.estimation.knowledge import Knowledge
+from disco_daemon.estimation.lengths import LengthDistribution
+from disco_daemon.estimation.survival import kaplan_meier
+from disco_daemon.simulate.dispatch import report
+from disco_daemon.simulate.figures import require_plots
+from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 SIZES = (1_000, 10_000, 100_000)  # the paper's
 BUDGET = 0.3
@@ -62,7 +70,7 @@ def bench_policy(repeat: int) -> dict[str, Any]:
 
 def policy_table(figures: dict[str, Any]) -> str:
     """The figures beside their limits, the peer and what the paper published."""
-    published = {f"paper_{side}_ms": tuple(ms.values()) for side, ms in PUBLISHED_REFIT_MS.items()}
+    published = {f"paper_{side}_ms": tuple(ms.values()) for side, ms in report.PUBLISHED_REFIT_MS.items()}
     lines = [f"{'refit, ms':<26}" + "".join(f"{n:>12,}" for n in SIZES)]
     for key in (*LIMITS, "peer_device_ms", "peer_server_ms"):
         lines.append(_row(key, [figures[key][str(n)] for n in SIZES]))
@@ -165,3 +173,25 @@ def _naive_server(lengths: Any) -> int:
         left -= length
         threshold = length
     return threshold
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Time the pure core in this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.policy",
+        description="Time the dispatcher's own work; the paper's figures are printed beside ours.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--plots", metavar="DIR", help="draw refit time against samples, beside the published figures")
+    parser.add_argument("--repeat", type=at_least(3), default=51, help="fits of each size (default: %(default)s)")
+    args = parser.parse_args(argv)
+    if args.plots:
+        require_plots()
+    figures = bench_policy(args.repeat)
+    if args.plots:
+        progress(f"drew {report.draw_overhead(figures, Path(args.plots))}")
+    return printed(figures, policy_table, as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

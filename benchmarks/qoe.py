@@ -10,16 +10,18 @@ Our engine is told the reader's pace; no handoff is possible, so the daemon hold
 the same size. A scheduler has something to decide only where that cache does not hold all answers there are, and gains
 most where those that it holds come faster than they are read: with `n_cells` / 160 answers at a time well below
 capacity x 20 s. The queue of an overloaded server grows as long as the run does, and gains in QoE with it: a point is
-short here, minutes in the paper. `disco bench qoe --simulate` is at the paper's scale.
+short here, minutes in the paper. `python -m benchmarks.qoe --simulate` is at the paper's scale.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import math
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -33,15 +35,20 @@ import msgspec
 import numpy as np
 import tomlkit
 
-from ..models.default import fetch_default_model
-from ..program import verb
-from ..simulate.scheduler.qoe import ARRIVALS_CV
+from disco_daemon.bench.child import BenchError, child
+from disco_daemon.bench.command import at_least, measured, positive, printed, progress, run_script
+from disco_daemon.bench.demo import PASSAGE
+from disco_daemon.bench.engine import story
+from disco_daemon.bench.streamed import Chat, Door, Heard, ask, at_rest, device_state
+from disco_daemon.models.default import fetch_default_model
+from disco_daemon.program import verb
+from disco_daemon.simulate.figures import require_plots
+from disco_daemon.simulate.scheduler import qoe as simulated
+from disco_daemon.simulate.scheduler import report
+from disco_daemon.simulate.scheduler.qoe import ARRIVALS_CV
+
 from . import llama_server
-from .child import BenchError, child
-from .demo import PASSAGE
-from .engine import story
 from .qoe_figures import ANDES, FCFS, PACE_TPS, PEER, Curve, Served, measure, rate_between, summary, table
-from .streamed import Chat, Door, Heard, ask, at_rest, device_state
 
 N_CTX = 1024  # of one of our answers with its prompt, tokens
 PEER_CELLS = 256  # of llama-server's for each of its slots: with less, answers that do not fit in its cache fail
@@ -198,6 +205,8 @@ async def _keep_asking(door: Door, todo: Iterator[Request], heard: list[Heard], 
 
 async def bench_qoe(setup: Setup, progress: Progress) -> dict[str, Any]:
     """Run it all. Raises BenchError."""
+    if PEER in setup.servers:
+        llama_server.require()
     model = setup.model
     if model is None:
         model = await asyncio.to_thread(fetch_default_model, progress)
@@ -304,3 +313,71 @@ def _up(folder: Path, scheduler: str, setup: Setup, model: Path) -> list[str]:
         "--history", str(folder / f"{scheduler}.sqlite"), "--model", str(model), "--threads", str(setup.n_threads),
         "--device-only", "--policy", "all-device", "--log-level", "warning",
     ]  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Live, or simulated; progress goes to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.qoe",
+        description="Poisson and bursty arrivals up to twice the capacity: our scheduler, first come first served, and "
+        "llama-server. With --simulate in a simulation at the scale of Andes' paper, with the same scheduler code.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--simulate", action="store_true", help="simulate the paper's setting; nothing is started")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="with --simulate: lengths of the Azure trace there")
+    parser.add_argument("--requests", type=at_least(20), help="requests of each point; more of them, a longer queue")
+    parser.add_argument("--loads", type=_loads, metavar="X,Y", help="multiples of capacity (default: up to 2)")
+    parser.add_argument("--arrivals", choices=("poisson", "gamma"), help="live: one kind of arrivals (default: both)")
+    parser.add_argument("--cells", type=at_least(512), help="live: tokens in each server's KV cache (default: 1024)")
+    parser.add_argument(
+        "--capacity", type=positive, metavar="RPS", help="live: requests/s at load 1 (default: measured)"
+    )
+    parser.add_argument("--seed", type=at_least(0), help="of lengths and arrivals (default: 1)")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="with --simulate: draw the figures there")
+    args = parser.parse_args(argv)
+    if args.simulate:
+        return _simulate(args)
+    usual = Setup()
+    setup = Setup(
+        loads=args.loads or usual.loads,
+        n_requests=args.requests or usual.n_requests,
+        arrivals=(args.arrivals,) if args.arrivals else usual.arrivals,
+        n_cells=args.cells or usual.n_cells,
+        capacity_rps=args.capacity or usual.capacity_rps,
+        seed=usual.seed if args.seed is None else args.seed,
+    )
+    return printed(measured(bench_qoe(setup, progress)), table, as_json=args.json)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    if args.plots:
+        require_plots()
+    loads = sorted(set(args.loads or simulated.LOADS))
+    n_points, done = simulated.n_points(loads=len(loads)), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress(f"{done} of {n_points} points")
+
+    lengths = simulated.azure_lengths(args.traces) if args.traces else None
+    n_requests, seeds = args.requests or simulated.N_REQUESTS, simulated.SEEDS if args.seed is None else (args.seed,)
+    figures = simulated.simulate_qoe(lengths, loads=loads, n_requests=n_requests, seeds=seeds, tick=tick)
+    if args.plots:
+        for path in report.draw_serving(figures, args.plots):
+            progress(f"drew {path}")
+    return printed(figures, report.summary, as_json=args.json)
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    try:
+        loads = tuple(map(float, text.split(",")))
+    except ValueError:
+        loads = ()
+    if not loads or not all(0 < load <= 10 for load in loads):
+        raise argparse.ArgumentTypeError("must be like 0.8,1,2: each above 0, and at most 10")
+    return loads
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

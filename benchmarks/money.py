@@ -1,5 +1,7 @@
 """Whether the ledger is right: against a server's own meter, under a cap with many clients at once, after kill -9.
 
+    python -m benchmarks.money [--requests 1000] [--clients 20] [--kills 20] [--json]
+
 The server is the loopback server, which counts what it makes and stops when a stream is closed; its meter is what a
 provider would bill. The daemon runs without a device, so that the server has to serve everything. Prices are those of
 gpt-4o, so that a cent is some 4 % of what is billed.
@@ -7,10 +9,12 @@ gpt-4o, so that a cent is some 4 % of what is billed.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import platform
 import random
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,10 +26,11 @@ from typing import Any
 import aiohttp
 import tomlkit
 
-from ..program import verb
-from .child import LOG_TAIL, BenchError, child, child_env, start
-from .loopback import LoopbackServer
-from .script import Exchange, text_of
+from disco_daemon.bench.child import LOG_TAIL, BenchError, child, child_env, start
+from disco_daemon.bench.command import at_least, measured, printed, progress, run_script
+from disco_daemon.bench.loopback import LoopbackServer
+from disco_daemon.bench.script import Exchange, text_of
+from disco_daemon.program import verb
 
 INPUT_USD, OUTPUT_USD = 2.5, 10.0  # per million tokens: gpt-4o
 PROMPT_WORDS, ANSWER_TOKENS = (20, 200), (5, 60)  # of three letters and a blank: a token to the server, and to us
@@ -271,19 +276,8 @@ class _Bench:
         }  # fmt: skip
         history = {"path": str(folder / "history.sqlite")}
         config.write_text(tomlkit.dumps({"server": server, "history": history} | settings), encoding="utf-8")
-        up = [
-            "up",
-            "--port",
-            "0",
-            "--json",
-            "--until-eof",
-            "--no-device",
-            "--policy",
-            "all-server",
-            "--config",
-            str(config),
-        ]
-        return verb(*up)
+        words = ["up", "--port", "0", "--json", "--until-eof", "--no-device", "--policy", "all-server", "--config"]
+        return verb(*words, str(config))
 
     async def _ask_all(self, url: str, asked: list[Question], tally: Tally) -> Tally:
         """`clients` at a time, until all is asked or the daemon is gone."""
@@ -382,3 +376,22 @@ def table(figures: dict[str, Any]) -> str:
         ),
     )
     return "\n".join(f"{name:9} {said}" for name, said in rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Ask, cap and kill; progress goes to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.money",
+        description="A metering server, many clients at once, some of whom leave; a cap; kill -9 at random moments.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--requests", type=at_least(20), default=1000, help="(default: %(default)s)")
+    parser.add_argument("--clients", type=at_least(1), default=20, help="at a time (default: %(default)s)")
+    parser.add_argument("--kills", type=at_least(0), default=20, help="(default: %(default)s)")
+    args = parser.parse_args(argv)
+    setup = Setup(args.requests, args.clients, args.kills)
+    return printed(measured(bench_money(setup, progress)), table, as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

@@ -1,4 +1,4 @@
-"""What `disco bench qoe` makes of the answers of its readers: the figures of a point, and what andes gains over all."""
+"""Figures of one point of `benchmarks.qoe` from the answers of its readers, and what andes gains over all points."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..delivery.qoe import qoe
-from ..simulate.scheduler.qoe import HIGH_QOE, rate_at
-from .child import BenchError
-from .streamed import Heard
+from disco_daemon.bench.child import BenchError
+from disco_daemon.bench.streamed import Heard
+from disco_daemon.delivery.qoe import qoe
+from disco_daemon.simulate.scheduler.qoe import HIGH_QOE, rate_at
 
 ANDES, FCFS, PEER = "andes", "fcfs", "llama-server"
 PACE_TPS, EXPECTED_TTFT_S = 4.8, 1.0  # of every reader: text, as in the paper

@@ -1,5 +1,7 @@
 """Real handoffs between a real engine and a real second server: is the text whole, and does it flow.
 
+    python -m benchmarks.handoff [--count 40] [--server disco|llama-server|URL] [--json]
+
 Three processes: a daemon that is the server (device only), a daemon that has a device and that server, and this one,
 the reader. Every answer is moved once, after a number of tokens that differs from answer to answer. What it says is
 held against the answer that the same model gives unbroken; where two models take part, against what each of them says
@@ -8,34 +10,34 @@ alone: the first part must begin the source's own answer, the second be the targ
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 import tomlkit
 
-from ..models.default import fetch_default_model
-from ..program import verb
+from disco_daemon.bench.child import LOG_TAIL, BenchError, child
+from disco_daemon.bench.command import at_least, measured, printed, progress, run_script
+from disco_daemon.bench.demo import PASSAGE, PRICES, WATTS
+from disco_daemon.models.default import fetch_default_model
+from disco_daemon.program import verb
+
 from . import llama_server
-from .child import LOG_TAIL, BenchError, child
-from .demo import PASSAGE, PRICES, WATTS
-from .seams import Compared, compare
+from .seams import PACE_TPS, Compared, Heard, compare, figures_of
 
 REQUEST_S = 300.0
-PACE_TPS = 4.8  # a reader, as in the paper
-GAP_SLACK_S = 0.02  # a token later than the pace by more than this is a delayed one
-BURST_S = 0.005  # tokens this close together at the end are the flush of a finished answer
 OWN, LLAMA = "disco", "llama-server"  # servers that the benchmark starts itself
 N_PROMPTS = 40
 MAX_TOKENS = 64
@@ -53,29 +55,6 @@ N_KNOWN = 6  # short answers of the server first: nobody moves to a server whose
 DEAR_KWH = 100.0  # $/kWh at which the device's tokens cost more than gpt-4o-mini's
 
 Progress = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Heard:
-    """One streamed answer: its text, when each piece came (s), and what the daemon says of it."""
-
-    text: str = ""
-    times: list[float] = field(default_factory=list)
-    disco: dict[str, Any] = field(default_factory=dict)
-    finish: str | None = None
-
-    @property
-    def move(self) -> dict[str, Any] | None:
-        """The handoff that took place, if one did."""
-        return next((m for m in self.disco.get("moves", []) if m["dropped"] is None), None)
-
-    @property
-    def gaps(self) -> list[float]:
-        """Times between pieces, s, without the flush at the end."""
-        times = list(self.times)
-        while len(times) > 1 and times[-1] - times[-2] < BURST_S:
-            times.pop()
-        return [b - a for a, b in itertools.pairwise(times[:-1])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +227,8 @@ async def _one_way(
             heard = await _ask(session, url, _body(prompt, "disco", length, disco=manner))
         answers.append(heard)
         if len(answers) % 50 == 0:
-            progress(
-                f"{name}: {sum(h.move is not None for h in answers)} of {setup.count} moved, {len(answers)} answers"
-            )
+            n_moved = sum(h.move is not None for h in answers)
+            progress(f"{name}: {n_moved} of {setup.count} moved, {len(answers)} answers")
         return prompt, heard
 
     whole = await unbroken(length)
@@ -262,7 +240,7 @@ async def _one_way(
         compared += [await _compared(session, url, target, whole[p], p, h, setup, length) for p, h in moved]
         if 2 * len(moved) < missing and length < LONGEST and (longer := await unbroken(2 * length)):
             length, whole, order = 2 * length, longer, itertools.cycle(longer)
-    return _figures(answers, compared)
+    return figures_of(answers, compared)
 
 
 async def _compared(
@@ -285,32 +263,6 @@ async def _compared(
     body = {"model": target, "messages": messages, "max_tokens": length, "continue_final_message": True}
     rest = (await _ask(session, url, body)).text if before else whole
     return compare(heard.text, at, whole, rest)
-
-
-def _figures(heard: Sequence[Heard], compared: Sequence[Compared]) -> dict[str, Any]:
-    moved = [h for h in heard if h.move]
-    gaps = np.array([gap for h in moved for gap in h.gaps] or [0.0])
-    late = np.array([sum(gap > 1 / PACE_TPS + GAP_SLACK_S for gap in h.gaps) for h in moved] or [0])
-    moves = [h.move for h in moved if h.move]
-    dropped = [m["dropped"] for h in heard for m in h.disco.get("moves", []) if m["dropped"] is not None]
-    return {
-        "answers": len(heard),
-        "handoffs": len(moved),
-        "identical": sum(c.identical for c in compared),
-        "lost_chars": sum(c.lost for c in compared),
-        "doubled_chars": sum(c.doubled for c in compared),
-        "unexplained": sum(not c.explained for c in compared),
-        "tbt_p99_s": round(float(np.quantile(gaps, 0.99)), 4),
-        "tbt_p50_s": round(float(np.quantile(gaps, 0.5)), 4),
-        "n_gaps": len(gaps),
-        "delayed_tokens_mean": round(float(late.mean()), 4),
-        "delayed_tokens_p99": float(np.quantile(late, 0.99)),
-        "largest_gap_s": round(float(gaps.max()), 4),
-        "took_s_p50": round(float(np.median([m["took_s"] for m in moves] or [0.0])), 4),
-        "overlap_tokens_mean": round(float(np.mean([m["overlap"] for m in moves] or [0.0])), 2),
-        "dropped": {why: dropped.count(why) for why in sorted(set(dropped))},
-        "different": [c.note for c in compared if not c.identical][:10],
-    }
 
 
 # --- what it saves ------------------------------------------------------------------------------------------------
@@ -368,3 +320,42 @@ def table(figures: dict[str, Any]) -> str:
     host = figures["host"]
     lines.append(f"{figures['method']}, Python {host['python']}, {host['cpus']} CPUs, {host['platform']}")
     return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Move answers; progress goes to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.handoff",
+        description="Text, flow and cost of answers that move in mid-stream, both ways; another disco is the server.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--count", type=at_least(1), default=40, help="handoffs each way (default: %(default)s)")
+    parser.add_argument(
+        "--method", default="token_ids", choices=("token_ids", "continue_final_message", "assistant", "prefix"),
+        help="how the server is asked to continue (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--server", default=OWN, metavar="disco|llama-server|URL", help="the other side (default: %(default)s)"
+    )
+    parser.add_argument("--server-model", type=Path, metavar="GGUF", help="another model on the server's side")
+    parser.add_argument("--shape-ttft", type=Path, metavar="CSV", help="replay a trace's TTFTs at the server")
+    parser.add_argument(
+        "--concurrent", type=at_least(1), default=CONCURRENT, help="answers at a time (default: %(default)s)"
+    )
+    parser.add_argument("--delivery", default="paced", choices=("paced", "reserve"), help="(default: %(default)s)")
+    parser.add_argument("--way", choices=("to_device", "to_server"), help="one direction only")
+    parser.add_argument(
+        "--live", type=at_least(0), default=LIVE_ANSWERS, help="answers that show the saving (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    if args.server == LLAMA:
+        llama_server.require()
+    setup = Setup(
+        args.count, args.method, args.server, args.server_model, args.shape_ttft, args.concurrent, args.delivery,
+        args.live, (args.way,) if args.way else ("to_device", "to_server"),
+    )  # fmt: skip
+    return printed(measured(bench_handoff(setup, progress)), table, as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

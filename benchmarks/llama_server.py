@@ -1,6 +1,6 @@
 """llama.cpp's own llama-server, out of the wheel `xllamacpp`: a server that nobody here wrote.
 
-`python -m disco_daemon.bench.llama_server MODEL [OPTIONS]` listens on a free port of 127.0.0.1, prints `{"url": …}`,
+`python -m benchmarks.llama_server MODEL [OPTIONS]` listens on a free port of 127.0.0.1, prints `{"url": …}`,
 and serves until the end of its stdin. OPTIONS is a JSON object with the fields of `Options`.
 """
 
@@ -15,8 +15,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..program import command
-from .child import BenchError
+from disco_daemon.bench.child import BenchError
+from disco_daemon.program import command
 
 PACKAGE = "xllamacpp"
 ENGINE_NICE = 5  # as engine.worker has it
@@ -42,13 +42,19 @@ class Options:
     nice: int = ENGINE_NICE
 
 
-def argv(model: Path, options: Options | None = None) -> list[str]:
-    """The command that starts it. Raises BenchError where the wheel is not installed."""
+def require() -> None:
+    """Raise BenchError where the wheel is not installed."""
     if find_spec(PACKAGE) is None:
-        msg = f"llama-server is not installed: pip install {PACKAGE}"
+        msg = (
+            f"llama-server is not installed: pip install {PACKAGE}, or all that this checkout needs: make .venv/.stamp"
+        )
         raise BenchError(msg)
-    told = json.dumps(asdict(options or Options()))
-    return command("disco_daemon.bench.llama_server", str(model), told)
+
+
+def argv(model: Path, options: Options | None = None) -> list[str]:
+    """Return the command that starts it. Raises BenchError where the wheel is not installed."""
+    require()
+    return command("benchmarks.llama_server", str(model), json.dumps(asdict(options or Options())))
 
 
 def peer() -> dict[str, str]:

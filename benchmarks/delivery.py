@@ -1,22 +1,27 @@
 """What delivery costs on a real asyncio loop: passing tokens through, pacing many streams, and how late releases are.
 
+    python -m benchmarks.delivery [--json]
+
 Each stream has a token buffer and one timer, as the conductor has. The peers are what one writes without them: an
 asyncio.Queue and a task a stream that relays, and the same with an `asyncio.sleep` before each token.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ..delivery.buffer import TokenBuffer
-from ..types import Delivery, Token
+from disco_daemon.bench.command import printed, progress, run_script
+from disco_daemon.delivery.buffer import TokenBuffer
+from disco_daemon.types import Delivery, Token
 
 PACE_TPS = 4.8  # a reader's, token/s
 GENERATED_TPS = 20.0  # what the sources of the paced streams make, token/s
@@ -185,3 +190,18 @@ async def _stop(streams: list[Any]) -> None:
 
 def _percentile(values: list[float], q: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[q - 1] if len(values) > 1 else 0.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Time the token buffer in this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.delivery",
+        description="Time the token buffer on a real event loop, beside a plain queue and a task for each stream.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    args = parser.parse_args(argv)
+    return printed(asyncio.run(bench_delivery(progress=progress)), table, as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

@@ -1,23 +1,24 @@
-"""What the token scheduler costs, and how far from the best it is: `python -m disco_daemon.bench.scheduling`."""
+"""What the token scheduler costs, and how far from the best it is: `python -m benchmarks.scheduling`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..scheduler.andes import HORIZON_S, Andes, horizon_s
-from ..scheduler.jobs import Capacity, Job
-from ..scheduler.latency import Coefficients, IterationLatency
-from ..scheduler.packing import FloatArray
-from ..scheduler.timeline import Readers, Timeline
+from disco_daemon.bench.command import printed, run_script
+from disco_daemon.scheduler.andes import HORIZON_S, Andes, horizon_s
+from disco_daemon.scheduler.jobs import Capacity, Job
+from disco_daemon.scheduler.latency import Coefficients, IterationLatency
+from disco_daemon.scheduler.packing import FloatArray
+from disco_daemon.scheduler.timeline import Readers, Timeline
 
 LIMITS_US = {"64": 100.0, "1000": 1000.0}  # one decision
 LEAST_RATIO = 0.98  # of the exact optimum
@@ -155,16 +156,15 @@ def scheduling_table(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, f"Python {host['python']}, {host['cpus']} CPUs, {host['platform']}"])
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling", description=__doc__)
     parser.add_argument("--repeat", type=int, default=300, help="decisions of each size (default: %(default)s)")
     parser.add_argument("--instances", type=int, default=N_INSTANCES, help="random instances (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    figures = bench_scheduling(arguments.repeat, arguments.instances)
-    print(json.dumps(figures) if arguments.json else scheduling_table(figures))
+    args = parser.parse_args(argv)
+    return printed(bench_scheduling(args.repeat, args.instances), scheduling_table, as_json=args.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -1,0 +1,96 @@
+"""Our engine beside llama.cpp's own llama-server: the same GGUF, threads, prompts and client, in one run.
+
+    python -m benchmarks.engine [--repeats 5] [--threads N] [--json]
+
+It needs the wheel xllamacpp, a development dependency. Both sides are asked over HTTP as `disco_daemon.bench.engine`
+says, and have one KV cache of `n_ctx` tokens for all their answers and a prefix cache. The daemon's part of the way is
+in our figures, as the peer's HTTP server is in its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from disco_daemon.bench.command import at_least, measured, printed, progress, run_script
+from disco_daemon.bench.engine import (
+    OURS,
+    RUNNING,
+    Bench,
+    Count,
+    Progress,
+    Setup,
+    about,
+    breaks_off,
+    measure,
+    opened,
+    table,
+    up,
+)
+from disco_daemon.bench.streamed import Chat, Door
+from disco_daemon.models.default import fetch_default_model
+
+from . import llama_server
+
+PEER = "peer"
+
+
+def counter(door: Door) -> Count:
+    """How long a chat is, by llama-server's own template and tokenizer; both sides run the same model."""
+
+    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        async with door.session.post(f"{door.root}/{path}", json=body, allow_redirects=False) as response:
+            response.raise_for_status()
+            found: dict[str, Any] = await response.json()
+        return found
+
+    async def count(chat: Chat) -> int:
+        prompt = (await post("apply-template", {"messages": chat}))["prompt"]
+        return len((await post("tokenize", {"content": prompt, "add_special": True, "parse_special": True}))["tokens"])
+
+    return count
+
+
+async def bench_engine(setup: Setup, progress: Progress) -> dict[str, Any]:
+    """Measure both in turns. Raises BenchError."""
+    llama_server.require()
+    model = setup.model
+    if model is None:
+        model = await asyncio.to_thread(fetch_default_model, progress)
+    # One cache for all slots, as ours: divided among 16 slots it would have no room for a long prompt. The rest is what
+    # llama.cpp does by default; batch sizes and its cache of prompts outside the KV cache made no difference.
+    options = llama_server.Options(
+        n_ctx=setup.n_ctx, n_parallel=max((RUNNING + 1, *setup.concurrent)), n_threads=setup.n_threads, kv_unified=True
+    )
+    servers = {OURS: lambda folder: up(folder, setup, model), PEER: lambda _: llama_server.argv(model, options)}
+    with breaks_off():
+        async with opened(setup, servers, progress) as doors:
+            figures = await measure(Bench(doors, setup, counter(doors[PEER]), progress))
+    return {
+        "throughput_ratio": {n: found["ratio"] for n, found in figures["throughput"].items()},
+        "ttft_ratio": {n: found["ratio"] for n, found in figures["ttft"].items()},
+        "second_turn_ttft_ratio": figures["second_turn"]["ratio"],
+        **figures,
+        "peer": llama_server.peer(),
+        **about(setup, model),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare and print; progress goes to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine",
+        description="Same model, threads, prompts and client on both sides, in turns. Needs the wheel xllamacpp.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--repeats", type=at_least(1), default=5, help="turns (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="of both sides (default: one fewer than the cores)")
+    args = parser.parse_args(argv)
+    figures = measured(bench_engine(Setup(repeats=args.repeats, threads=args.threads), progress))
+    return printed(figures, table, as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

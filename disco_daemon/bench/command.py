@@ -1,0 +1,82 @@
+"""What every command that measures needs: types of its arguments, progress on stderr, and a run that ends cleanly.
+
+`disco bench` and the scripts in benchmarks/ are made with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from disco_daemon.errors import DiscoError
+
+Figures = dict[str, Any]
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return an argument type: an integer of at least `least`."""
+
+    def count(text: str) -> int:
+        value = int(text)
+        if value < least:
+            msg = f"must be at least {least}"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return count
+
+
+def positive(text: str) -> float:
+    """Read a finite number above 0. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return value
+
+
+def progress(line: str) -> None:
+    """Print a line to stderr at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def measured(work: Coroutine[Any, Any, Figures]) -> Figures | None:
+    """Run a measurement that has children; none of them outlives this process. None when it was ended by SIGTERM."""
+    import asyncio
+
+    async def measure() -> Figures | None:
+        task = asyncio.ensure_future(work)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
+
+    figures = asyncio.run(measure())
+    if figures is None:
+        progress("ended by SIGTERM")
+    return figures
+
+
+def printed(figures: Figures | None, table: Callable[[Figures], str], *, as_json: bool) -> int:
+    """Print the figures as one JSON document or as a table, and return the exit code."""
+    if figures is None:
+        return 1
+    print(json.dumps(figures) if as_json else table(figures))
+    return 0
+
+
+def run_script(main: Callable[[], int]) -> int:
+    """Run the `main` of a script as `disco` runs a verb: an error is one line on stderr, and exit code 1."""
+    try:
+        return main()
+    except DiscoError as e:
+        progress(str(e))
+        return 1
+    except KeyboardInterrupt:
+        return 130
