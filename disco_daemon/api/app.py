@@ -15,7 +15,7 @@ from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, servers, sse, trace
 from .connections import body, bounded
-from .documents import Reports
+from .documents import Documents
 from .doors import DOOR, Door, controlled, fit
 from .failures import MAX_BODY, errors_in_shape, failure, json_response, signed, unexpected
 from .guard import CONFIG, ApiConfig, guarded
@@ -43,7 +43,7 @@ TURNSTILE = web.AppKey("turnstile", Turnstile)
 CONDUCTOR = web.AppKey("conductor", Conductor)
 
 
-def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics: Metrics) -> web.Application:
+def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
     middlewares = [counted, errors_in_shape, guarded, controlled, bounded]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
@@ -58,8 +58,8 @@ def make_app(conductor: Conductor, reports: Reports, config: ApiConfig, metrics:
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/health", _health)
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
-    documents.add_routes(app, reports)
-    servers.add_routes(app, reports)
+    documents.add_routes(app, daemon)
+    servers.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
     return app

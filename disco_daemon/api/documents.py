@@ -1,4 +1,4 @@
-"""What the daemon tells of itself, and its settings: one JSON document a route."""
+"""The daemon's own JSON documents, one a route, and the protocol of what stands behind them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ..errors import ConfigError, RequestError
-from . import openai, servers
+from . import openai
 from .connections import body
 from .doors import fit
 
@@ -20,34 +20,34 @@ MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; lon
 TAIL_KNOBS = {"alpha": 1.0, "kappa": math.inf}  # what the policies have to protect the tail, up to which value
 
 
-class Reports(servers.Servers, Protocol):
-    """What the API shows of the daemon; implemented by the composition root."""
+class Documents(Protocol):
+    """The daemon as its API shows and changes it; implemented by the composition root."""
 
     def state(self) -> dict[str, Any]:
         """The whole state as JSON."""
         ...
 
     def history(self, limit: int) -> list[dict[str, Any]]:
-        """The latest requests; may block on disk, so it is called in a thread."""
+        """Return the latest requests, newest first; called in a thread, since it blocks on disk."""
         ...
 
     def ledger(self, days: int) -> list[dict[str, Any]]:
-        """What was spent on each of the latest days; may block on disk, so it is called in a thread."""
+        """Return what was spent on each of the latest days, newest first; called in a thread, as `history`."""
         ...
 
     def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
-        """What would be done with a prompt of so many tokens now, and why."""
+        """Return what would be done now with a prompt of that length, and why; `waited_s` of its wait are over."""
         ...
 
     async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
-        """What that exchange rate and budget would have made of the requests on record. Raises RequestError.
+        """Return what that exchange rate and budget would have made of the requests on record. Raises RequestError.
 
         `tail` may have other values for the policy's knobs `alpha` and `kappa`.
         """
         ...
 
     def settings(self) -> dict[str, Any]:
-        """All settings in force; secrets are masked."""
+        """Return all settings in force, by section, and which of them are live; secrets are masked."""
         ...
 
     async def reload(self) -> dict[str, Any]:
@@ -55,16 +55,32 @@ class Reports(servers.Servers, Protocol):
         ...
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Write settings and take them up as far as a running daemon can. Raises ConfigError."""
+        """Write live settings and apply them. Raises ConfigError, RequestError, and then nothing has changed."""
+        ...
+
+    def providers(self) -> dict[str, Any]:
+        """Return the known servers and the models here; called in a thread, since it blocks on disk."""
+        ...
+
+    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Check whether a server works: its models, and with a model one short answer of it. Raises DiscoError."""
+        ...
+
+    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Write the server down and go by it; "" takes it away. Raises ConfigError, RequestError."""
+        ...
+
+    async def set_device(self, model: str) -> dict[str, Any]:
+        """Have the device answer with one of the models on this machine. Raises ConfigError, RequestError."""
         ...
 
 
-REPORTS = web.AppKey("reports", Reports)
+DOCUMENTS = web.AppKey("documents", Documents)
 
 
-def add_routes(app: web.Application, reports: Reports) -> None:
-    """The routes, and what is behind them."""
-    app[REPORTS] = reports
+def add_routes(app: web.Application, documents: Documents) -> None:
+    """Add the routes, and what stands behind them."""
+    app[DOCUMENTS] = documents
     app.router.add_get("/disco/v1/state", _state)
     app.router.add_get("/disco/v1/history", _history)
     app.router.add_get("/disco/v1/ledger", _ledger)
@@ -77,18 +93,18 @@ def add_routes(app: web.Application, reports: Reports) -> None:
 
 async def _state(request: web.Request) -> web.Response:
     """GET /disco/v1/state: Return the state of the daemon, as `disco status` shows it."""
-    return _json(fit(request, request.app[REPORTS].state()))
+    return _json(fit(request, request.app[DOCUMENTS].state()))
 
 
 async def _history(request: web.Request) -> web.Response:
     """GET /disco/v1/history: Return the latest requests, newest first; `?limit=20`."""
-    rows = await asyncio.to_thread(request.app[REPORTS].history, _number(request, "limit", 20))
+    rows = await asyncio.to_thread(request.app[DOCUMENTS].history, _number(request, "limit", 20))
     return _json({"data": rows})
 
 
 async def _ledger(request: web.Request) -> web.Response:
     """GET /disco/v1/ledger: Return what each day has cost, newest first; `?days=31`."""
-    rows = await asyncio.to_thread(request.app[REPORTS].ledger, _number(request, "days", 31))
+    rows = await asyncio.to_thread(request.app[DOCUMENTS].ledger, _number(request, "days", 31))
     return _json({"data": rows})
 
 
@@ -103,14 +119,14 @@ def _number(request: web.Request, name: str, usual: int) -> int:
 
 async def _settings(request: web.Request) -> web.Response:
     """GET /disco/v1/settings: Return all settings in force; secrets are masked."""
-    return _json(request.app[REPORTS].settings())
+    return _json(request.app[DOCUMENTS].settings())
 
 
 async def _change(request: web.Request) -> web.Response:
     """PATCH /disco/v1/settings: Write settings, such as `{"device.usd_per_kwh": 2.5}`: all that it names, or none."""
     changes = openai.parse_settings(await body(request))
     try:
-        return _json(await request.app[REPORTS].change(changes))
+        return _json(await request.app[DOCUMENTS].change(changes))
     except ConfigError as e:
         raise RequestError(str(e), code="invalid_setting") from e
 
@@ -118,7 +134,7 @@ async def _change(request: web.Request) -> web.Response:
 async def _reload(request: web.Request) -> web.Response:
     """POST /disco/v1/reload: Read config.toml again; the next request goes by it."""
     try:
-        return _json(await request.app[REPORTS].reload())
+        return _json(await request.app[DOCUMENTS].reload())
     except ConfigError as e:
         raise RequestError(str(e), code="invalid_setting") from e
 
@@ -132,7 +148,7 @@ async def _plan(request: web.Request) -> web.Response:
     if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
         msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
         raise RequestError(msg, param="tokens")
-    return _json(request.app[REPORTS].plan(tokens, waited_s))
+    return _json(request.app[DOCUMENTS].plan(tokens, waited_s))
 
 
 async def _whatif(request: web.Request) -> web.Response:
@@ -142,7 +158,7 @@ async def _whatif(request: web.Request) -> web.Response:
     """
     tail = {name: _amount(request, name, most) for name, most in TAIL_KNOBS.items() if name in request.query}
     rate, budget = _amount(request, "rate", math.inf), _amount(request, "budget", 1.0)
-    return _json(await request.app[REPORTS].whatif(rate, budget, tail))
+    return _json(await request.app[DOCUMENTS].whatif(rate, budget, tail))
 
 
 def _amount(request: web.Request, name: str, most: float) -> float:

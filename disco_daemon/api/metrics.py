@@ -1,4 +1,4 @@
-"""What Prometheus sees: counters and histograms of what has happened, and at each scrape how things are (`vitals`).
+"""What Prometheus sees: counters and histograms of what has happened, and at each scrape how things are (`health`).
 
 docs/metrics.md names each of them, and a test compares the two.
 """
@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from ..types import Attempt, Handoff, Outcome, Reading, Side
-from .vitals import Present, Vitals
+from .health import HealthSnapshot, Present
 
 MAX_WORDS = 32  # values of one label; a server chooses its finish reasons, and each one is a time series for ever
 OPENMETRICS = "application/openmetrics-text"
@@ -31,17 +31,17 @@ _LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)  # 5 ms 
 
 
 class Metrics:
-    """All metrics of one daemon, for its event loop's thread. `vitals` tells how things are; labels are bounded."""
+    """All metrics of one daemon, for its event loop's thread. `health` tells how things are; labels are bounded."""
 
-    def __init__(self, vitals: Callable[[], Vitals] | None = None) -> None:
+    def __init__(self, health: Callable[[], HealthSnapshot] | None = None) -> None:
         self._registry = CollectorRegistry()
         self._seen: dict[str, set[str]] = {}
         self._of_answers()
         self._of_endpoints()
         self._of_money()
         self._of_the_daemon()
-        if vitals is not None:
-            self._registry.register(Present(vitals))
+        if health is not None:
+            self._registry.register(Present(health))
 
     def _of_answers(self) -> None:
         self._answers = self._counter("disco_answers", "Finished answers.", "endpoint", "finish", "error")

@@ -7,43 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from ..errors import ConfigError, RequestError
 from .connections import body
+from .documents import DOCUMENTS
 from .doors import fit, may_control
 from .openai import parse_device, parse_server
 
 
-class Servers(Protocol):
-    """What the composition root knows of servers."""
-
-    def providers(self) -> dict[str, Any]:
-        """The servers that are known, and the models here; may block on disk, so it is called in a thread."""
-        ...
-
-    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Whether a server works: its models, and with a model one short answer of it. Raises DiscoError."""
-        ...
-
-    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Write the server down and go by it; "" takes it away. Raises ConfigError, RequestError."""
-        ...
-
-    async def set_device(self, model: str) -> dict[str, Any]:
-        """Have the device answer with one of the models on this machine. Raises ConfigError, RequestError."""
-        ...
-
-
-SERVERS = web.AppKey("servers", Servers)
-
-
-def add_routes(app: web.Application, servers: Servers) -> None:
-    """The routes, and what is behind them."""
-    app[SERVERS] = servers
+def add_routes(app: web.Application) -> None:
+    """Add the routes; `documents.DOCUMENTS` stands behind them."""
     app.router.add_get("/disco/v1/providers", _providers)
     app.router.add_post("/disco/v1/server/check", _check)
     app.router.add_put("/disco/v1/server", _set)
@@ -52,7 +29,7 @@ def add_routes(app: web.Application, servers: Servers) -> None:
 
 async def _providers(request: web.Request) -> web.Response:
     """GET /disco/v1/providers: List the known servers, and the models on this machine."""
-    known = await _mended(asyncio.to_thread(request.app[SERVERS].providers))
+    known = await _mended(asyncio.to_thread(request.app[DOCUMENTS].providers))
     if not may_control(request):  # whether there is a key, not where
         rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
         known = known | {"providers": rows}
@@ -62,20 +39,20 @@ async def _providers(request: web.Request) -> web.Response:
 async def _check(request: web.Request) -> web.Response:
     """POST /disco/v1/server/check: Test a server, `{base_url, api_key?, model?}`; with a model it may cost a little."""
     wish = parse_server(await body(request))
-    asked = request.app[SERVERS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
+    asked = request.app[DOCUMENTS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
     return _json(await _mended(asked))
 
 
 async def _set(request: web.Request) -> web.Response:
     """PUT /disco/v1/server: Write a server down and use it, `{base_url, api_key?, model?}`; "" takes it away."""
     wish = parse_server(await body(request))
-    asked = request.app[SERVERS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
+    asked = request.app[DOCUMENTS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
     return _json(await _mended(asked))
 
 
 async def _set_device(request: web.Request) -> web.Response:
     """PUT /disco/v1/device: Use another local model, `{model}`, one that `GET /disco/v1/providers` lists."""
-    return _json(await _mended(request.app[SERVERS].set_device(parse_device(await body(request)))))
+    return _json(await _mended(request.app[DOCUMENTS].set_device(parse_device(await body(request)))))
 
 
 async def _mended(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:

@@ -1,34 +1,65 @@
-"""What the settings make of a daemon, and the small parts of it."""
+"""Assembles the parts of a daemon from its settings: all wiring is here."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from ..conductor import Manner, Stage
+from ..api.metrics import Metrics
+from ..clock import Clock
+from ..conductor import Manner, Privacy, Stage
+from ..conductor.traces import Traces
 from ..config.schema import Config
+from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover, Forced, Mover, Stay
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
-from ..endpoints.shaper import Shaped
-from ..money.purse import Purse
+from ..endpoints.server import Server
+from ..endpoints.shaper import Shape
+from ..estimation.knowledge import Knowledge
+from ..money.purse import Purse, Speeds
 from ..net import without_credentials
 from ..profiling.saved import Measured
+from ..store import History
 from ..types import Delivery, Side
+from .device import load_measured, make_autotuner
+from .endpoints import make_endpoints
+from .money import ProbeAccount, limits_of, make_purse, make_sensors
+from .scarcity import ScarceSide
 from .tasks.autotuner import Autotuner
 from .tasks.learner import Learner
+from .tasks.loop_monitor import LoopMonitor
 from .tasks.prober import Prober
 from .tasks.wattmeter import Wattmeter
 from .whatif import policy_of
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the settings make: all of it is made anew when they change, but for the caps, and a device that is the same.
+class Shared:
+    """The parts that live as long as the process, whatever the settings become.
 
-    An answer keeps to the parts that it began with.
+    `price_lists` is the folder of the user's own price lists.
+    """
+
+    clock: Clock
+    history: History
+    metrics: Metrics
+    loop_monitor: LoopMonitor
+    privacy: Privacy
+    traces: Traces
+    price_lists: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that the settings make. A reload makes all of them anew, except the caps and a device that is the same.
+
+    An answer keeps the parts that it began with.
     """
 
     config: Config
@@ -36,42 +67,175 @@ class Parts:
     measured: Measured | None
     purse: Purse
     learner: Learner
-    costs: CostMover
+    scarce_side: ScarceSide
     wattmeter: Wattmeter
     prober: Prober | None
     autotuner: Autotuner | None
     stage: Stage
+    device_speeds: Callable[[], Speeds]
+
+    @property
+    def planner(self) -> Planner:
+        """The planner, which owns what was learned."""
+        return self.learner.planner
+
+    async def prepare(self, before: Parts | None = None) -> None:
+        """Hand over what is known already, by the parts `before` these or on disk; disk and fits run in threads."""
+        if before is not None and estimator_key(before.config) == estimator_key(self.config):
+            learned = Knowledge.from_json(before.planner.knowledge.to_json())
+            await asyncio.to_thread(self.planner.restore, learned)
+        else:
+            await asyncio.to_thread(self.learner.restore)
+        if self.measured is not None:
+            self.planner.knowledge.profiled(*self.measured.prior)
+            await self.learner.fit()
+        if before is not None:
+            self.planner.succeed(before.planner)
+        await self.wattmeter.look()
+        if self.prober is not None:
+            await asyncio.to_thread(self.prober.restore)
+
+    def apply(self, config: Config) -> Parts:
+        """Apply other live settings, all but the policy's; return these parts under the new settings."""
+        self.purse.set_rate(config.device.usd_per_kwh)
+        self.purse.set_limits(limits_of(config))
+        self.stage.manner = make_manner(config)
+        return replace(self, config=config)
+
+    async def pursue(self) -> None:
+        """Plan by the policy's settings from now on. Returns when the planner has been fitted to them."""
+        settings = self.config.policy
+        self.planner.pursue(policy_of(settings))
+        self.scarce_side.set(settings.scarcer, settings.budget)
+        if self.planner.due:
+            await self.learner.fit()
+
+    def start_tasks(self) -> list[asyncio.Task[None]]:
+        """Start the background tasks of these parts."""
+        tasks: dict[str, Coroutine[Any, Any, None]] = {"learner": self.learner.run(), "wattmeter": self.wattmeter.run()}
+        if self.prober is not None:
+            tasks["prober"] = self.prober.run()
+        if self.autotuner is not None:
+            tasks["autotuner"] = self.autotuner.run()
+        return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
 
 
-def same_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
-    """The old device where the new one would be the same and the old one is well: its model is in memory."""
-    if not isinstance(new, Device | Shaped) or not isinstance(old, Device | Shaped):
-        return new
-    return old if new.engine.config == old.engine.config and old.may_serve() else new
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Makes parts. `shape` and `force` are for experiments: they shape the device's timing, and force handoffs."""
+
+    shared: Shared
+    shape: Shape | None = None
+    force: tuple[int, int] | None = None
+
+    def make(self, config: Config, busy: Callable[[], bool], before: Parts | None = None) -> Parts:
+        """Return new parts, with the caps of those `before` and their device where it is the same.
+
+        `busy` says whether an answer is being made. Raises ConfigError.
+        """
+        shared = self.shared
+        endpoints = make_endpoints(config, shared.clock, self.shape, None if before is None else before.endpoints)
+        measured = load_measured(config)
+        caps = None if before is None else before.purse.caps
+        purse = make_purse(config, shared.price_lists, shared.clock, caps)
+        planner = make_planner(config, purse)
+        learner = Learner(planner, shared.history, shared.clock, estimator_key(config))
+        costs = CostMover(
+            planner, lambda *tps: Costs(**purse.prices.per_token(*tps)), stops_billing=purse.stops_billing
+        )
+
+        def device_speeds() -> Speeds:
+            return Speeds(planner.knowledge.device.prefill_tps, costs.decode_tps[Side.DEVICE])
+
+        changed_at = None if before is None else before.scarce_side.changed_at
+        scarce_side = ScarceSide(learner, purse, shared.clock, config.policy, changed_at)
+        wattmeter = Wattmeter(
+            make_sensors(config),
+            purse,
+            shared.clock,
+            speeds=device_speeds,
+            changed=scarce_side.follow,
+            known=None if measured is None else measured.known_energy,
+        )
+        return Parts(
+            config,
+            endpoints,
+            measured,
+            purse,
+            learner,
+            scarce_side,
+            wattmeter,
+            self._make_prober(config, endpoints.get(Side.SERVER), purse),
+            self._make_autotuner(config, endpoints.get(Side.DEVICE), busy),
+            self._make_stage(config, endpoints, planner, make_mover(config, costs, self.force), purse, wattmeter),
+            device_speeds,
+        )
+
+    def _make_stage(
+        self,
+        config: Config,
+        endpoints: Mapping[Side, Endpoint],
+        planner: Planner,
+        mover: Mover,
+        purse: Purse,
+        wattmeter: Wattmeter,
+    ) -> Stage:
+        shared = self.shared
+        return Stage(
+            endpoints=endpoints,
+            planner=planner,
+            mover=mover,
+            clock=shared.clock,
+            purse=purse,
+            disturbed=shared.loop_monitor.disturbed,
+            effort=wattmeter,
+            shadow=config.policy.shadow,
+            privacy=shared.privacy,
+            keep_text=config.history.keep_text,
+            manner=make_manner(config),
+            traces=shared.traces,
+        )
+
+    def _make_prober(self, config: Config, server: Endpoint | None, purse: Purse) -> Prober | None:
+        if not isinstance(server, Server):
+            return None
+        shared = self.shared
+        account = ProbeAccount(purse, config.server.model, shared.history, shared.metrics, shared.clock, shared.privacy)
+        return Prober(
+            server,
+            shared.history,
+            shared.clock,
+            enabled=config.server.probe,
+            affordable=account.affordable,
+            book=account.book,
+        )
+
+    def _make_autotuner(self, config: Config, device: Endpoint | None, busy: Callable[[], bool]) -> Autotuner | None:
+        return make_autotuner(config, device.engine, busy, self.shared.clock) if isinstance(device, Device) else None
 
 
 def make_manner(config: Config) -> Manner:
-    """How answers are delivered where the client does not say."""
+    """Return the delivery defaults, for clients that ask for nothing else."""
     delivery = config.delivery
     return Manner(Delivery(delivery.mode), delivery.pace_tps, delivery.expected_ttft_s, config.handoff.stall_s)
 
 
 def make_mover(config: Config, costs: CostMover, force: tuple[int, int] | None) -> Mover:
-    """Who decides about moves: the costs, nobody, or an experiment."""
+    """Return the mover of running answers: by cost, none, or an experiment's."""
     if force is not None:
         return Forced(costs, *force)
     return costs if config.handoff.for_cost else Stay(costs)
 
 
 def make_planner(config: Config, purse: Purse) -> Planner:
-    """The planner for the configured policy; the scarcer side is the dearer one unless told otherwise."""
+    """Return the planner of the configured policy; the scarcer side is the dearer one unless it is set."""
     settings = config.policy
     scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else purse.regime.scarcer
     return Planner(policy_of(settings), scarcer, settings.budget, draw=random.random)
 
 
-def names(config: Config) -> str:
-    """Whom the learned figures are about."""
+def estimator_key(config: Config) -> str:
+    """Return the name of the pair of endpoints that learned figures are about: another pair starts from nothing."""
     server = f"{without_credentials(config.server.base_url)} {config.server.model}"
     device = config.device.base_url or "engine"
     return f"{server} | {device} {config.device.model or 'default'}"

@@ -21,7 +21,6 @@ from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..models import places
 from ..types import Side
-from .assembly import same_device
 from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
 
 log = logging.getLogger("disco.daemon")
@@ -36,13 +35,20 @@ def make_endpoints(
     """
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
-        endpoints[Side.DEVICE] = same_device(_device(config, clock, shape), (before or {}).get(Side.DEVICE))
+        endpoints[Side.DEVICE] = reuse_device(_device(config, clock, shape), (before or {}).get(Side.DEVICE))
     if config.server.base_url:
         endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE))
     if not endpoints:
         msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
         raise ConfigError(msg)
     return endpoints
+
+
+def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
+    """Return the old device if the new one would be the same and the old one is well: its model is in memory."""
+    if not isinstance(new, Device | Shaped) or not isinstance(old, Device | Shaped):
+        return new
+    return old if new.engine.config == old.engine.config and old.may_serve() else new
 
 
 def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from .. import __version__
 from ..errors import ConfigError
-from .daemon import Daemon, cancelled
+from .daemon import Daemon
+from .tasks import cancel_all
 
 log = logging.getLogger("disco.daemon")
 
@@ -65,7 +66,7 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
         task.add_done_callback(reloads.discard)
 
     async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(lambda: cancelled(list(reloads)))
+        stack.push_async_callback(lambda: cancel_all(list(reloads)))
         loop.add_signal_handler(signal.SIGHUP, hung_up)
         # What the imports left behind lives for ever: out of the collector's sight, or each full collection would walk
         # all of it and stop every stream for tens of milliseconds.
@@ -74,7 +75,7 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
         gc.collect()
         gc.freeze()
         collecting = asyncio.create_task(collect_at_leisure(lambda: daemon.conductor.in_flight), name="collector")
-        stack.push_async_callback(lambda: cancelled([collecting]))
+        stack.push_async_callback(lambda: cancel_all([collecting]))
         announce(url)
         daemon.manager.ready(f"listens on {url}")
         await stop.wait()

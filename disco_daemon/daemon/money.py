@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..api.metrics import Metrics
 from ..clock import Clock, local_zone
+from ..conductor import Privacy
 from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
 from ..money.caps import J_PER_WH, SERVER_CONTEXT, Caps, Limits, Spent, since
 from ..money.catalog import Catalog, Price
-from ..money.purse import Purse, Speeds
+from ..money.purse import Asked, Purse, Speeds
 from ..power.sensors import Sensors, of_this_machine
 from ..pricelist import load
 from ..store import History
@@ -22,6 +24,8 @@ from ..types import Attempt, Outcome, Plan, Side, Usage
 from .device import n_gpu_layers
 
 log = logging.getLogger("disco.money")
+
+PROBE = Asked(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 
 
 def make_purse(config: Config, own: Path, clock: Clock, caps: Caps | None = None) -> Purse:
@@ -92,13 +96,34 @@ def restore(purse: Purse, history: History, clock: Clock) -> None:
     purse.caps.restore(Spent(day.server_usd, month.server_usd, day.energy_j / J_PER_WH), now)
 
 
-def probe_attempt(purse: Purse, model: str, spent: Usage) -> Attempt:
-    """What a probe of the server came to. It is disturbed: its time is no TTFT."""
-    return purse.prices.booked(Attempt(Side.SERVER, model, 0.0, 0.0, True, spent, disturbed=True))
+@dataclass(frozen=True, slots=True)
+class ProbeAccount:
+    """Admits probes of the server, and books what they cost; `model` is the server's."""
+
+    purse: Purse
+    model: str
+    history: History
+    metrics: Metrics
+    clock: Clock
+    privacy: Privacy
+
+    def affordable(self) -> bool:
+        """Whether the server may be probed now: nothing is private, and no cap closes it."""
+        return not self.privacy.on and self.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
+
+    def book(self, spent: Usage) -> None:
+        """Book a probe as a row of its own in the ledger, if it has cost anything."""
+        # Disturbed: its time is no TTFT.
+        attempt = self.purse.prices.booked(Attempt(Side.SERVER, self.model, 0.0, 0.0, True, spent, disturbed=True))
+        if attempt.bill_usd or spent.completion_tokens:
+            self.purse.book(attempt, self.clock.wall())
+            outcome = _probe_outcome(attempt, self.clock)
+            self.history.record(outcome)
+            self.metrics.observe(outcome)
 
 
-def probe_outcome(attempt: Attempt, clock: Clock) -> Outcome:
-    """The ledger's row of a probe: nobody asked for it, and nobody got an answer."""
+def _probe_outcome(attempt: Attempt, clock: Clock) -> Outcome:
+    """Return a probe's row in the ledger; it has no request and no answer."""
     return Outcome(
         "probe", clock.wall(), attempt.model, "probe", Plan(math.inf, 0.0), attempt.usage.prompt_tokens, winner=None,
         finish_reason="probe", error=None, ttft_s=None, duration_s=0.0, handoffs=0, tokens={}, attempts=(attempt,),

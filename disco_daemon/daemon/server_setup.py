@@ -16,14 +16,14 @@ from ..onboarding.saving import Choice, shadowed
 CHECK_TIMEOUT_S = 30.0  # one list of models and one answer, each with a time-out of its own
 
 
-class Servers:
-    """What the daemon's API may do at the desk. One check at a time: each may cost money."""
+class ServerSetup:
+    """The first steps that the daemon's API offers. One check at a time: each may cost money."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._checking = False
 
-    def known(self) -> dict[str, Any]:
+    def providers(self) -> dict[str, Any]:
         """The providers, where there is a key to each, what is written down, and this machine's models. Blocks."""
         desk, saved = self._desk, self._desk.config()
         rows = [
@@ -59,7 +59,7 @@ class Servers:
             return Checked(without_credentials(base_url), model, problem=problem)
         return desk.check(base_url, desk.key(base_url, api_key), model)
 
-    async def save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+    async def save_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
         """Write it down; an empty address takes the server away. Raises ConfigError, and then nothing has changed."""
         return await asyncio.to_thread(self._save, base_url, api_key, model)
 

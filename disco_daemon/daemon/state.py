@@ -1,35 +1,134 @@
-"""What /metrics says of the daemon's parts as they are now."""
+"""The JSON documents of a running daemon, as its API serves them, and the health snapshot for /metrics."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
 
 from .. import __version__
-from ..api.vitals import Budget, CapUse, EngineVitals, Vitals
+from ..api.documents import Documents
+from ..api.health import Budget, CapUse, EngineHealth, HealthSnapshot
+from ..config.layers import as_dict, with_values
+from ..config.schema import LIVE
+from ..dispatch.planner import Planner
 from ..endpoints.device import Device
 from ..types import Side
-
-if TYPE_CHECKING:
-    from ..dispatch.planner import Planner
-    from .daemon import Daemon
+from .assembly import Shared
+from .runtime import Runtime
+from .server_setup import ServerSetup
+from .whatif import HistoryReplay
 
 ANSWERS = ("running", "paused", "swapped", "waiting")  # what the engine's statistics count
 
 
-def vitals(daemon: Daemon) -> Vitals:
-    """Look at all of them; nothing here waits."""
-    purse, device = daemon.parts.purse, daemon.endpoints.get(Side.DEVICE)
-    caps: dict[str, dict[str, Any]] = purse.caps.state(daemon.clock.wall())
-    return Vitals(
-        version=__version__,
-        in_flight=daemon.conductor.in_flight,
-        may_serve={side: endpoint.may_serve() for side, endpoint in daemon.endpoints.items()},
-        budget=_budget(daemon.parts.learner.planner),
-        caps={name: _use(cap["limit"], cap["spent"], cap["reserved"]) for name, cap in caps.items()},
-        usd_per_kwh=purse.prices.usd_per_kwh,
-        rows_dropped=daemon.history.dropped,
-        engine=_engine(device) if isinstance(device, Device) else None,
-    )
+class StateDocuments(Documents):
+    """The documents of one daemon. `url` is set when it listens."""
+
+    def __init__(self, shared: Shared, runtime: Runtime, replay: HistoryReplay, setup: ServerSetup) -> None:
+        self.url = ""
+        self._shared, self._runtime, self._replay, self._setup = shared, runtime, replay, setup
+        self._started = shared.clock.now()
+
+    # --- the daemon ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        shared, runtime, parts = self._shared, self._runtime, self._runtime.parts
+        monitor, history = shared.loop_monitor, shared.history
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self.url,
+            "cpu_s": round(time.process_time(), 4),
+            "uptime_s": round(shared.clock.now() - self._started, 1),
+            "policy": parts.planner.policy.name,
+            "private": shared.privacy.on,
+            "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
+            "in_flight": runtime.conductor.in_flight,
+            "tasks": len(asyncio.all_tasks()),
+            "served": runtime.conductor.n_served,
+            "loop_lag_ms": {"p50": monitor.quantile_ms(0.5), "p99": monitor.quantile_ms(0.99)},
+            "learned": parts.learner.state(),
+            "money": self._money(),
+            "energy": parts.wattmeter.state(),
+            "tune": parts.autotuner.state if parts.autotuner is not None else None,
+            "history": {"path": str(history.path), "dropped": history.dropped, "error": history.error},
+        }
+
+    def _money(self) -> dict[str, Any]:
+        """Return prices, spending and caps; without a server nothing is scarce, and there is no price."""
+        parts = self._runtime.parts
+        state = parts.purse.state(self._shared.clock.wall())
+        alone = Side.SERVER not in parts.endpoints
+        return state | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None} if alone else state
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        return self._shared.history.recent(limit)
+
+    def ledger(self, days: int) -> list[dict[str, Any]]:
+        return self._shared.history.days(days)
+
+    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
+        parts = self._runtime.parts
+        readiness = {side: endpoint.readiness() for side, endpoint in parts.endpoints.items()}
+        available = frozenset(readiness) - ({Side.SERVER} if self._shared.privacy.on else set())
+        explained = parts.planner.explain(tokens, readiness, waited_s, available)
+        prices, speeds = parts.purse.prices, parts.device_speeds()
+        costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
+        return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}
+
+    async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
+        config = with_values(self._runtime.config, {f"policy.{knob}": value for knob, value in tail.items()})
+        return await self._replay.predict(config, usd_per_kwh, budget)
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        return {"settings": as_dict(self._runtime.config), "live": sorted(LIVE)}
+
+    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        await self._runtime.change(changes)
+        return self.settings() | {"changed": sorted(changes), "needs_restart": [], "money": self._money()}
+
+    async def reload(self) -> dict[str, Any]:
+        return await self._runtime.reload()
+
+    # --- first steps --------------------------------------------------------------------------------------------------
+
+    def providers(self) -> dict[str, Any]:
+        return self._setup.providers()
+
+    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        return await self._setup.check(base_url, api_key, model)
+
+    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        return await self._saved(await self._setup.save_server(base_url, api_key, model))
+
+    async def set_device(self, model: str) -> dict[str, Any]:
+        return await self._saved(await self._setup.save_device(model))
+
+    async def _saved(self, saved: dict[str, Any]) -> dict[str, Any]:
+        return saved | {"needs_restart": await self._runtime.reload_written(saved["saved"])}
+
+    # --- /metrics -----------------------------------------------------------------------------------------------------
+
+    def health(self) -> HealthSnapshot:
+        """Return the health of all parts as it is now; nothing here waits."""
+        shared, runtime, parts = self._shared, self._runtime, self._runtime.parts
+        caps: dict[str, dict[str, Any]] = parts.purse.caps.state(shared.clock.wall())
+        device = parts.endpoints.get(Side.DEVICE)
+        return HealthSnapshot(
+            version=__version__,
+            in_flight=runtime.conductor.in_flight,
+            may_serve={side: endpoint.may_serve() for side, endpoint in parts.endpoints.items()},
+            budget=_budget(parts.planner),
+            caps={name: _use(cap["limit"], cap["spent"], cap["reserved"]) for name, cap in caps.items()},
+            usd_per_kwh=parts.purse.prices.usd_per_kwh,
+            rows_dropped=shared.history.dropped,
+            engine=_engine(device) if isinstance(device, Device) else None,
+        )
 
 
 def _budget(planner: Planner) -> Budget:
@@ -38,14 +137,14 @@ def _budget(planner: Planner) -> Budget:
 
 
 def _use(limit: float, spent: float, reserved: float) -> CapUse:
-    """Shares of a cap; one of nothing is used up."""
+    """Return the shares of a cap; a cap of nothing is used up."""
     return CapUse(spent / limit, reserved / limit) if limit > 0 else CapUse(1.0, 0.0)
 
 
-def _engine(device: Device) -> EngineVitals:
+def _engine(device: Device) -> EngineHealth:
     engine = device.engine
     stats, info = engine.stats, engine.info
-    return EngineVitals(
+    return EngineHealth(
         up=device.ready,
         restarts=engine.restarts,
         answers=dict.fromkeys(ANSWERS, 0) if stats is None else {name: getattr(stats, name) for name in ANSWERS},

@@ -81,12 +81,12 @@ def _terms_of(config: Config) -> object:
     return config.policy.scarcer, config.delivery.pace_tps
 
 
-class Foresight:
+class HistoryReplay:
     """Owns the replayed history and the thread. `served` counts the requests; `own` is the folder of price lists."""
 
     def __init__(self, path: Path, own: Path, clock: Clock, served: Callable[[], int]) -> None:
         self._path, self._own, self._clock, self._served = path, own, clock, served
-        self._thread = ThreadPoolExecutor(1, "foresight")
+        self._thread = ThreadPoolExecutor(1, "whatif")
         self._made: _Made | None = None  # touched by the thread only
         self.n_builds = 0
 

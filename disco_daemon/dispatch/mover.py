@@ -88,7 +88,7 @@ class CostMover:
         if view.target is Side.DEVICE and not self._stops_billing:
             return None
         device = self._planner.knowledge.device
-        costs = self._costs(1 / device.k, self.decode_tps[Side.DEVICE])
+        costs = self._costs(device.prefill_tps, self.decode_tps[Side.DEVICE])
         if costs.cheaper is not view.target:
             return None
         if not worth(self.prospect(view), costs, view.pace_tps, margin=margin(view.handoffs)):

@@ -86,6 +86,11 @@ class DeviceTtft:
         return max(self._theta[1], LEAST_K * self._prior[0])
 
     @property
+    def prefill_tps(self) -> float:
+        """Prefill speed on an idle engine, token/s."""
+        return 1 / self.k
+
+    @property
     def c(self) -> float:
         """The part that does not depend on the prompt, s; >= 0."""
         return max(self._theta[0], 0.0) * REF

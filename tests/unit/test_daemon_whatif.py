@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.config.schema import Config, PolicySettings, ServerSettings
-from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, Foresight, as_json
+from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, HistoryReplay, as_json
 from disco_daemon.errors import RequestError, Unavailable
 from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, Recorded
 from disco_daemon.simulate.dispatch.whatif import Terms, WhatIf
@@ -39,12 +39,12 @@ class Stopped:
 
 
 class Setup:
-    """A history of `n` requests, and the foresight over it; `served` is what the daemon says it has served."""
+    """A history of `n` requests, and its replay; `served` is what the daemon says it has served."""
 
     def __init__(self, path: Path, n: int) -> None:
         self.path, self.served, self.clock = path / "h.sqlite", 0, Stopped()
         self.write(n)
-        self.foresight = Foresight(self.path, path / "servers", self.clock, lambda: self.served)
+        self.replay = HistoryReplay(self.path, path / "servers", self.clock, lambda: self.served)
 
     def write(self, n: int, seed: int = 0) -> None:
         with History(self.path) as file:
@@ -53,42 +53,42 @@ class Setup:
             file.flush(WAIT_S)
 
     async def predict(self, rate: float = 1.0, budget: float = 0.5, config: Config = CONFIG) -> dict[str, Any]:
-        return await self.foresight.predict(config, rate, budget)
+        return await self.replay.predict(config, rate, budget)
 
 
 @pytest.fixture
 def few(tmp_path: Path) -> Iterator[Setup]:
     setup = Setup(tmp_path, 60)
     yield setup
-    setup.foresight.close()
+    setup.replay.close()
 
 
 async def test_the_history_is_read_once_and_again_when_it_is_stale(few: Setup) -> None:
     for budget in (0.1, 0.5, 0.9):
         said = await few.predict(budget=budget)
         assert (said["budget"], said["requests"]) == (budget, 60)
-    assert few.foresight.n_builds == 1
+    assert few.replay.n_builds == 1
     few.clock.at += 10 * REBUILD_S
     await few.predict()
-    assert few.foresight.n_builds == 1, "nobody asked anything meanwhile"
+    assert few.replay.n_builds == 1, "nobody asked anything meanwhile"
     few.served = 1
     await few.predict()
-    assert few.foresight.n_builds == 2
+    assert few.replay.n_builds == 2
     few.served += REBUILD_AFTER - 1
     await few.predict()
-    assert few.foresight.n_builds == 2
+    assert few.replay.n_builds == 2
     few.served += 1
     await few.predict()
-    assert few.foresight.n_builds == 3
+    assert few.replay.n_builds == 3
 
 
 async def test_a_setting_that_the_model_rests_on_makes_another_one_and_the_budget_does_not(few: Setup) -> None:
     config = Config(server=SERVER, policy=PolicySettings(scarcer="device"))
     assert (await few.predict(rate=0.01))["scarcer"] == "server"
     assert (await few.predict(rate=0.01, config=config))["scarcer"] == "device"
-    assert few.foresight.n_builds == 2
+    assert few.replay.n_builds == 2
     await few.predict(config=Config(server=SERVER, policy=PolicySettings(scarcer="device", budget=0.2)))
-    assert few.foresight.n_builds == 2
+    assert few.replay.n_builds == 2
 
 
 @pytest.mark.parametrize(("policy", "knob", "other"), [("optimal", "kappa", 5.0), ("paper", "alpha", 0.4)])
@@ -103,10 +103,10 @@ async def test_another_value_of_the_tails_knob_is_fitted_to_the_same_history(
     assert usual["scarcer"] == turned["scarcer"] == "device"
     assert turned["mean_ttft_s"] != usual["mean_ttft_s"]
     assert await few.predict(rate=1000.0, budget=0.2, config=config()) == usual
-    assert few.foresight.n_builds == 1, "the history is not read again"
+    assert few.replay.n_builds == 1, "the history is not read again"
     for i in range(2 * MAX_MODELS):
         await few.predict(config=config(**{knob: 0.01 * i}))
-    made = few.foresight._made
+    made = few.replay._made
     assert made is not None
     assert made.past is not None
     assert len(made.past.models) == MAX_MODELS, "a slider that is moved for long fills no memory"
@@ -118,18 +118,18 @@ async def test_too_little_is_said_as_such_and_may_be_enough_a_request_later(tmp_
         with pytest.raises(RequestError, match="at least") as refused:
             await setup.predict()
         assert (refused.value.status, refused.value.code) == (404, "too_little")
-    assert setup.foresight.n_builds == 1
+    assert setup.replay.n_builds == 1
     setup.write(MIN_REQUESTS, seed=1)
     setup.served = 1
     assert (await setup.predict())["requests"] == 2 * MIN_REQUESTS - 1
-    setup.foresight.close()
+    setup.replay.close()
 
 
 async def test_no_history_at_all_is_unavailable(tmp_path: Path) -> None:
-    foresight = Foresight(tmp_path / "none.sqlite", tmp_path, Stopped(), lambda: 0)
+    replay = HistoryReplay(tmp_path / "none.sqlite", tmp_path, Stopped(), lambda: 0)
     with pytest.raises(Unavailable):
-        await foresight.predict(CONFIG, 1.0, 0.5)
-    foresight.close()
+        await replay.predict(CONFIG, 1.0, 0.5)
+    replay.close()
 
 
 async def test_predictions_that_nobody_waits_for_any_more_are_dropped(few: Setup) -> None:

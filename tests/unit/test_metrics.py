@@ -15,8 +15,8 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from disco_daemon.api.health import Budget, CapUse, EngineHealth, HealthSnapshot
 from disco_daemon.api.metrics import MAX_WORDS, Metrics, gaps_by_maker
-from disco_daemon.api.vitals import Budget, CapUse, EngineVitals, Vitals
 from disco_daemon.types import Attempt, Handoff, Outcome, Plan, Reading, Side, Usage
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
@@ -46,7 +46,7 @@ OUTCOME = Outcome(
     reading=Reading(0.985, 7.5, 0.22, 2, 0.2, 0.21),
     arrivals_s=array("d", (100.0, 100.015, 100.03, 100.25, 100.45, 100.45)),
 )
-VITALS = Vitals(
+HEALTH = HealthSnapshot(
     version="1.2.3",
     in_flight=4,
     may_serve={Side.DEVICE: True, Side.SERVER: False},
@@ -54,7 +54,7 @@ VITALS = Vitals(
     caps={"usd_per_day": CapUse(0.75, 0.125)},
     usd_per_kwh=0.3,
     rows_dropped=5,
-    engine=EngineVitals(True, 2, {"running": 3, "waiting": 1}, 100, 4096),
+    engine=EngineHealth(True, 2, {"running": 3, "waiting": 1}, 100, 4096),
 )
 
 
@@ -83,7 +83,7 @@ def observed(*outcomes: Outcome) -> dict[tuple[str, ...], float]:
 
 def everything() -> Metrics:
     """Metrics in which every one of them has a value."""
-    metrics = Metrics(lambda: VITALS)
+    metrics = Metrics(lambda: HEALTH)
     metrics.observe(OUTCOME)
     metrics.lagged(0.003)
     metrics.answered("/v1/chat/completions", 200)
@@ -168,7 +168,7 @@ def test_counters_add_up() -> None:
 
 
 def test_how_things_are_is_looked_up_at_each_scrape() -> None:
-    now = VITALS
+    now = HEALTH
     metrics = Metrics(lambda: now)
     found = shown(metrics)
     expected: dict[tuple[str, ...], float] = {
@@ -186,7 +186,7 @@ def test_how_things_are_is_looked_up_at_each_scrape() -> None:
         ("disco_engine_cells_used",): 100,
     }
     assert {key: found.get(key) for key in expected} == expected
-    now = replace(VITALS, in_flight=0, engine=None, budget=Budget(Side.DEVICE, 0.5, 0.5, None))
+    now = replace(HEALTH, in_flight=0, engine=None, budget=Budget(Side.DEVICE, 0.5, 0.5, None))
     found = shown(metrics)
     assert found[("disco_answers_in_flight",)] == 0
     unknown = ("disco_engine", "disco_budget_used")

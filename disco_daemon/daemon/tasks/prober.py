@@ -54,7 +54,7 @@ class Prober:
         except (DiscoError, ValueError) as e:
             log.warning("the server is probed again: %s", e)
 
-    def saw(self, outcome: Outcome) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Take a finished answer; never blocks."""
         served = any(a.side is Side.SERVER and not a.censored and a.error is None for a in outcome.attempts)
         if served and self._enabled and self._due and self._affordable():

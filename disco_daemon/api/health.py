@@ -12,7 +12,7 @@ from ..types import Side
 
 
 @dataclass(frozen=True, slots=True)
-class EngineVitals:
+class EngineHealth:
     """The engine process. `answers` are those in it, by what they do; `cells` the tokens its KV cache can hold."""
 
     up: bool
@@ -41,7 +41,7 @@ class CapUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class HealthSnapshot:
     """Everything that is looked up, not counted. `usd_per_kwh` is the exchange rate in force."""
 
     version: str
@@ -51,22 +51,22 @@ class Vitals:
     caps: Mapping[str, CapUse]
     usd_per_kwh: float
     rows_dropped: int
-    engine: EngineVitals | None = None
+    engine: EngineHealth | None = None
 
 
 class Present(Collector):
-    """Asks for the vitals at each scrape."""
+    """Asks for the health at each scrape."""
 
-    def __init__(self, vitals: Callable[[], Vitals]) -> None:
-        self._vitals = vitals
+    def __init__(self, health: Callable[[], HealthSnapshot]) -> None:
+        self._health = health
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
-        vitals = self._vitals()
-        yield from _daemon(vitals)
-        yield from _money(vitals)
-        if vitals.engine is not None:
-            yield from _engine(vitals.engine)
+        health = self._health()
+        yield from _daemon(health)
+        yield from _money(health)
+        if health.engine is not None:
+            yield from _engine(health.engine)
 
 
 def _gauge(name: str, told: str, value: float | None) -> GaugeMetricFamily:
@@ -83,7 +83,7 @@ def _gauges(name: str, told: str, label: str, values: Mapping[str, float | None]
     return family
 
 
-def _daemon(now: Vitals) -> Iterator[Metric]:
+def _daemon(now: HealthSnapshot) -> Iterator[Metric]:
     yield _gauges("disco_build_info", "The daemon's version; always 1.", "version", {now.version: 1})
     yield _gauge("disco_answers_in_flight", "Answers being made now.", now.in_flight)
     up = {side.value: float(serves) for side, serves in now.may_serve.items()}
@@ -92,7 +92,7 @@ def _daemon(now: Vitals) -> Iterator[Metric]:
     yield CounterMetricFamily("disco_history_rows_dropped", told, now.rows_dropped)
 
 
-def _money(now: Vitals) -> Iterator[Metric]:
+def _money(now: HealthSnapshot) -> Iterator[Metric]:
     yield _gauge("disco_exchange_rate_usd_per_kwh", "What a kWh here is worth now, $.", now.usd_per_kwh)
     budget, side = now.budget, now.budget.side.value
     told = "Share of all prompt tokens that the scarcer endpoint may process."
@@ -107,7 +107,7 @@ def _money(now: Vitals) -> Iterator[Metric]:
     yield _gauges("disco_cap_reserved_ratio", "Share of a cap held for running answers.", "cap", reserved)
 
 
-def _engine(now: EngineVitals) -> Iterator[Metric]:
+def _engine(now: EngineHealth) -> Iterator[Metric]:
     yield _gauge("disco_engine_up", "Whether the engine has its model in memory.", float(now.up))
     yield CounterMetricFamily("disco_engine_restarts", "Times the engine was started again.", now.restarts)
     yield _gauges("disco_engine_answers", "Answers in the engine, by what they do.", "state", now.answers)

@@ -1,0 +1,182 @@
+"""The parts in force and the conductor that answers with them, and how both follow the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..conductor import Conductor, Keeper, Stage
+from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
+from ..config.schema import LIVE, Config, keys
+from ..endpoints.base import Endpoint
+from ..errors import ConfigError, RequestError
+from ..types import Outcome, Side
+from .assembly import Assembly
+from .binding import bound
+from .tasks import cancel_all
+
+log = logging.getLogger("disco.daemon")
+
+FIXED = ("api.", "history.")  # settings that hold for the life of the process
+T = TypeVar("T")
+
+
+class Runtime:
+    """Owns the parts in force, their background tasks and the conductor.
+
+    `path` is where config.toml is; `flags` go before what it says, whenever that is read again. One change of the
+    settings is carried out at a time, and to its end.
+    """
+
+    def __init__(self, assembly: Assembly, config: Config, path: Path, flags: Mapping[str, Any] | None = None) -> None:
+        self.parts = assembly.make(config, self._busy)
+        self.keeper = Keeper(self.parts.stage)
+        self.conductor = Conductor(self.keeper, self._record)
+        self._assembly, self._path, self._flags = assembly, path, flags
+        self._privacy = assembly.shared.privacy
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._reloading = asyncio.Lock()
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.parts.config
+
+    @property
+    def endpoints(self) -> Mapping[Side, Endpoint]:
+        """The endpoints of the next request."""
+        return self.parts.endpoints
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Hand the first parts what is known, and open their endpoints."""
+        await self.parts.prepare()
+        await self.keeper.start()
+
+    def start_tasks(self) -> None:
+        """Start the background tasks of the parts."""
+        self._tasks = self.parts.start_tasks()
+
+    async def end_tasks(self) -> None:
+        """End the background tasks; the learner saves what was learned."""
+        tasks, self._tasks = self._tasks, []
+        await cancel_all(tasks)
+
+    async def stop(self) -> None:
+        """End changes that are under way, and the background tasks."""
+        await cancel_all(list(self._changes))
+        await self.end_tasks()
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    async def change(self, changes: Mapping[str, Any]) -> None:
+        """Write live settings into config.toml and apply them. Raises ConfigError, RequestError: then nothing is."""
+        for key in changes:
+            if key in keys() and key not in LIVE:
+                raise RequestError(_how_to_set(key), status=403, param=key, code="not_live")
+        await self._whole(self._change(changes))
+
+    async def _change(self, changes: Mapping[str, Any]) -> None:
+        def require_device(written: Config) -> None:
+            if "policy.private" in changes and written.policy.private and Side.DEVICE not in self.endpoints:
+                raise ConfigError(NOBODY_HERE)
+
+        async with self._reloading:
+            written = await asyncio.to_thread(set_values, self._path, changes, require_device)
+            await self._apply(with_values(self.config, {key: get_value(written, key) for key in changes}))
+
+    async def reload(self) -> dict[str, Any]:
+        """Read config.toml again, and go by it from the next request on; running answers go on as they began.
+
+        Returns which settings changed, and which of them need a restart. Raises ConfigError, and then nothing changes.
+        """
+        return await self._whole(self._reload())
+
+    async def _reload(self) -> dict[str, Any]:
+        async with self._reloading:
+            config = await asyncio.to_thread(load, self._path, flags=self._flags)
+            require_complete(config)
+            config = await asyncio.to_thread(bound, config, self._path, self.config.server.key_origin)
+            changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
+            restart = {key for key in changed if key.startswith(FIXED)}
+            config = with_values(config, {key: get_value(self.config, key) for key in restart})
+            if changed - restart and changed - restart <= LIVE:
+                await self._apply(config)
+            else:  # where no setting has changed, a file has that one names: the key, a price list, a template
+                await self._replace(config)
+            log.info("configuration read again; changed: %s", ", ".join(sorted(changed)) or "nothing")
+            return {"changed": sorted(changed - restart), "needs_restart": sorted(restart)}
+
+    async def reload_written(self, written: Collection[str]) -> bool:
+        """Reload after those settings were written; return whether a flag of this daemon holds one of them back."""
+        await self.reload()
+        config = await asyncio.to_thread(load, self._path)
+        return any(get_value(self.config, key) != get_value(config, key) for key in written)
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """Carry a change out to its end, also when the client that asked for it leaves: half of one is none."""
+        task = asyncio.create_task(change, name="change")
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        await asyncio.wait([task])
+        return task.result()
+
+    def _changed(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # raised in `_whole`, if the client is still there
+
+    async def _apply(self, config: Config) -> None:
+        """Go by other live settings from now on."""
+        self.parts = self.parts.apply(config)
+        self._privacy.on = config.policy.private
+        await self._confine()
+        await self.parts.pursue()
+
+    async def _replace(self, config: Config) -> None:
+        """Replace the parts by new ones; the old ones end when their last answer has."""
+        before = self.parts
+        parts = await asyncio.to_thread(self._assembly.make, config, self._busy, before)
+        await parts.prepare(before)
+        await self.end_tasks()
+        try:
+            self._privacy.on |= config.policy.private  # turned on before the swap, and off behind it
+            await self.keeper.put_on(parts.stage, self.conductor.still_s)
+            self.parts = parts
+        finally:
+            self._privacy.on = self.config.policy.private
+            self.start_tasks()
+        await self._confine()
+
+    async def _confine(self) -> None:
+        """End all requests to servers if the settings say private. When this returns, no server is being asked."""
+        if self._privacy.on:
+            if self.parts.prober is not None:
+                await self.parts.prober.stop()
+            await self.conductor.confine()
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _busy(self) -> bool:
+        return self.conductor.in_flight > 0
+
+    def _record(self, stage: Stage, outcome: Outcome) -> None:
+        """Record one finished answer with the learner, the metrics and the prober; none of them blocks."""
+        self.parts.learner.record(outcome)
+        self._assembly.shared.metrics.observe(outcome)
+        if self.parts.prober is not None and stage.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
+            self.parts.prober.observe(outcome)
+
+
+def _how_to_set(key: str) -> str:
+    """Return the error for a setting that is not changed over HTTP, with the way to change it."""
+    if key.startswith("server."):
+        way = "`disco setup` sets a server with its key"
+    else:
+        way = f"`disco config set {key} VALUE` writes it into config.toml, for the next start or `disco config reload`"
+    return f"{key} is not changed over HTTP, only what a running daemon takes up is: {way}."
