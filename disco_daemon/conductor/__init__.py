@@ -18,7 +18,7 @@ from ..types import Delivery, Embedding, GenerationRequest, Outcome, PromptLengt
 from .embedding import Texts
 from .keeper import Keeper
 from .performance import Performance
-from .spending import CHARS_PER_TOKEN, affordable, asked
+from .spending import CHARS_PER_TOKEN, affordable, cost_bound
 from .stage import Manner, Privacy, Sink, Stage
 
 __all__ = ["Conductor", "Keeper", "Manner", "Privacy", "Sink", "Stage"]
@@ -75,8 +75,8 @@ class Conductor:
             length = await _length(request, available, stage.endpoints)
             if (confined := _confined(request, stage)) is not request:  # the switch has been turned meanwhile
                 request, available = confined, _available(confined, stage.endpoints)
-            wanted = asked(request, length.tokens)
-            available = affordable(stage.purse, wanted, available, stage.clock.wall())
+            wanted = cost_bound(request, length.tokens)
+            available = affordable(stage.spending, wanted, available, stage.clock.wall())
             self._open()  # asked again: it may have been closed since the request came in
             performance = Performance(stage, request, sink, available, length, model)
             self.playing[request.request_id] = performance

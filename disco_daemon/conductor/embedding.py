@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
-from ..money.purse import Asked, Refused, Reservation
+from ..money.spending import CapRefusal, CostBound, Reservation
 from ..types import Attempt, Embedding, Outcome, Plan, Side, Usage
 from .spending import CHARS_PER_TOKEN, capped
 from .stage import Stage
@@ -40,7 +40,7 @@ class Texts:
             msg = "Embeddings are made by this machine's own model only, and none is here."
             raise RequestError(msg, code="unsupported")
         grant = self._reserved()
-        stage.effort.begin(self._request_id, self._began)
+        stage.energy.begin(self._request_id, self._began)
         finish: str | None = "cancelled"
         error: str | None = None
         try:
@@ -85,8 +85,8 @@ class Texts:
         """What they may cost. Raises EndpointError where a cap is reached."""
         texts = self._texts
         n_tokens = sum(max(1, len(t) // CHARS_PER_TOKEN) if isinstance(t, str) else len(t) for t in texts)
-        grant = self.stage.purse.reserve(Side.DEVICE, Asked(n_tokens, max_tokens=0), self._created)
-        if isinstance(grant, Refused):
+        grant = self.stage.spending.reserve(Side.DEVICE, CostBound(n_tokens, max_tokens=0), self._created)
+        if isinstance(grant, CapRefusal):
             raise capped(grant)
         return grant
 
@@ -95,15 +95,15 @@ class Texts:
         stage, usage = self.stage, self._usage
         took_s = stage.clock.now() - self._began
         # Disturbed: the time is no TTFT, and there is nothing to learn from.
-        attempt = stage.purse.prices.booked(
+        attempt = stage.spending.prices.booked(
             Attempt(Side.DEVICE, model, 0.0, took_s, True, usage, error, disturbed=True)
         )
-        stage.effort.prefilled(self._request_id, self._began + took_s, usage.prompt_tokens)
-        stage.effort.end(self._request_id, self._began + took_s)
-        stage.purse.settle(grant, attempt)
+        stage.energy.prefilled(self._request_id, self._began + took_s, usage.prompt_tokens)
+        stage.energy.end(self._request_id, self._began + took_s)
+        stage.spending.settle(grant, attempt)
         return Outcome(
             self._request_id, self._created, self._model, POLICY, Plan(0.0, math.inf), usage.prompt_tokens,
             winner=Side.DEVICE if error is None else None, finish_reason=finish, error=error, ttft_s=None,
             duration_s=took_s, handoffs=0, tokens={}, attempts=(attempt,),
-            cost_usd=stage.purse.prices.cost_usd(attempt), energy_j=attempt.energy_j,
+            cost_usd=stage.spending.prices.cost_usd(attempt), energy_j=attempt.energy_j,
         )  # fmt: skip

@@ -37,7 +37,7 @@ from ..delivery.trace import Trace
 from ..dispatch.mover import View
 from ..endpoints.base import Append, Endpoint, Hold, Pace, Reins
 from ..errors import DiscoError, EndpointError, ReaderGone, release_frames
-from ..money.purse import Asked, Refused
+from ..money.spending import CapRefusal, CostBound
 from ..types import (
     CaughtUp,
     Continuation,
@@ -53,8 +53,8 @@ from ..types import (
 )
 from .record import attempt_of, decode_tps, reading_of, tokens_of, transcript
 from .room import fitting, lacks_room
-from .spending import asked, capped
-from .stage import Effort, Inbox, Run, Sink, Stage
+from .spending import capped, cost_bound
+from .stage import EnergyObserver, Inbox, Run, Sink, Stage
 
 log = logging.getLogger("disco.answer")
 
@@ -323,7 +323,7 @@ class Performance:
             return False
         if readiness.n_ctx is not None and self._length + n_made >= readiness.n_ctx:
             return False
-        return stage.purse.check(target, self._asked(n_made), self._clock.wall()) is None
+        return stage.spending.check(target, self._cost_bound(n_made), self._clock.wall()) is None
 
     def _lacks_room(self, view: View) -> bool:
         n_tokens, remaining = view.prompt + view.generated, self._stage.planner.knowledge.outputs.expected_remaining
@@ -384,8 +384,8 @@ class Performance:
         if self._stage.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
             self._inbox.post(Broke(side, EndpointError(side, "private", PRIVATE)))
             return
-        grant = self._stage.purse.reserve(side, self._asked(effect.n_tokens), self._clock.wall())
-        if isinstance(grant, Refused):  # since the plan others have spent what was left
+        grant = self._stage.spending.reserve(side, self._cost_bound(effect.n_tokens), self._clock.wall())
+        if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
             self._inbox.post(Broke(side, capped(grant)))
             return
         run.grant = grant
@@ -401,9 +401,9 @@ class Performance:
             self._planned.pacer.reserve(0, self._length)
             self._held_back += self._length
 
-    def _asked(self, n_before: int) -> Asked:
+    def _cost_bound(self, n_before: int) -> CostBound:
         """What a start may cost that goes on after so many tokens of the answer."""
-        return asked(self._request, self._length, n_before)
+        return cost_bound(self._request, self._length, n_before)
 
     def _continued(self, effect: Start) -> GenerationRequest:
         request = self._request
@@ -424,9 +424,9 @@ class Performance:
 
     async def _pump(self, run: Run, endpoint: Endpoint, request: GenerationRequest) -> None:
         """Move one endpoint's tokens into the inbox. A full one pauses it, and with it the endpoint's stream."""
-        effort = self._stage.effort if run.side is Side.DEVICE else None
-        if effort is not None:
-            effort.begin(id(run), run.started)
+        energy = self._stage.energy if run.side is Side.DEVICE else None
+        if energy is not None:
+            energy.begin(id(run), run.started)
         try:
             async with aclosing(endpoint.generate(request, run.usage, run.reins)) as events:
                 async for event in events:
@@ -437,8 +437,8 @@ class Performance:
                         if run.first_at is None:
                             run.first_at = run.last_at
                             self._measure(run)
-                            if effort is not None:
-                                effort.prefilled(id(run), run.first_at, run.usage.prompt_tokens)
+                            if energy is not None:
+                                energy.prefilled(id(run), run.first_at, run.usage.prompt_tokens)
                         if run.shadow is not None:
                             return
                         run.n_tokens += event.n_tokens
@@ -461,8 +461,8 @@ class Performance:
                 run.ended_at = self._clock.now()
             if run.shadow is not None:
                 run.shadow.cancel()
-            if effort is not None:
-                self._worked(effort, run)
+            if energy is not None:
+                self._worked(energy, run)
 
     def _measure(self, run: Run) -> None:
         """Whoever has read the whole prompt knows its length; until then it may have been estimated."""
@@ -470,12 +470,12 @@ class Performance:
         if not self._counted and read and not run.n_before:
             self._length, self._counted = read, run.side is Side.DEVICE
 
-    def _worked(self, effort: Effort, run: Run) -> None:
+    def _worked(self, energy: EnergyObserver, run: Run) -> None:
         """Tell what a run of the device has computed."""
         now = self._clock.now()
         if run.first_at is None:
-            effort.prefilled(id(run), now, run.usage.prompt_tokens)
-        effort.end(id(run), now, run.usage.completion_tokens)
+            energy.prefilled(id(run), now, run.usage.prompt_tokens)
+        energy.end(id(run), now, run.usage.completion_tokens)
 
     def _lose(self, side: Side) -> None:
         """A side is not wanted any more: it is heard on for its first token, parked for a handoff, or stopped."""
@@ -560,9 +560,9 @@ class Performance:
         attempts = tuple(attempt_of(run, stage, self._began, self._length, max_tokens) for run in self._runs)
         for run, attempt in zip(self._runs, attempts, strict=True):
             if (tps := decode_tps(run, stage)) is not None:
-                stage.mover.saw(run.side, tps)
+                stage.mover.observe(run.side, tps)
             if run.grant is not None:
-                stage.purse.settle(run.grant, attempt)
+                stage.spending.settle(run.grant, attempt)
                 run.grant = None
         failed, now = self._error, self._clock.now()
         keep_text = stage.keep_text and not self._private
@@ -581,7 +581,7 @@ class Performance:
             handoffs=answer.handoffs,
             tokens=tokens_of(answer.tokens, self._runs),
             attempts=attempts,
-            cost_usd=sum(stage.purse.prices.cost_usd(a) for a in attempts),
+            cost_usd=sum(stage.spending.prices.cost_usd(a) for a in attempts),
             energy_j=sum(a.energy_j for a in attempts),
             prompt=transcript(self._request) if keep_text else None,
             answer=answer.text if keep_text else None,

@@ -47,7 +47,7 @@ def attempt_of(run: Run, stage: Stage, began: float, length: int, max_tokens: in
         disturbed=stage.disturbed(run.started, end),
         unseen_tokens=_unseen(run, stage, max_tokens) if asked and not run.whole else 0,
     )
-    return stage.purse.prices.booked(attempt)
+    return stage.spending.prices.booked(attempt)
 
 
 def decode_tps(run: Run, stage: Stage) -> float | None:
@@ -62,7 +62,7 @@ def decode_tps(run: Run, stage: Stage) -> float | None:
 
 def _unseen(run: Run, stage: Stage, max_tokens: int | None) -> int:
     """Tokens that a closed server goes on to make, as far as can be told."""
-    if stage.purse.stops_billing:
+    if stage.spending.stops_billing:
         return 0
     made = run.n_before + run.usage.completion_tokens
     left = stage.planner.knowledge.outputs.expected_remaining(made)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from ..errors import EndpointError
 from ..money.caps import sooner
-from ..money.purse import Asked, Purse, Refused, retry_after_s
+from ..money.spending import CapRefusal, CostBound, Spending, retry_after_s
 from ..types import GenerationRequest, Side
 
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 
 
-def asked(request: GenerationRequest, length: int, n_before: int = 0) -> Asked:
+def cost_bound(request: GenerationRequest, length: int, n_before: int = 0) -> CostBound:
     """What bounds the cost of a start, for a prompt of `length` tokens and `n_before` of the answer to go on after."""
     max_tokens, choices = request.sampling.max_tokens, request.extra.get("n")
     left = None if max_tokens is None else max(1, max_tokens - n_before)
-    return Asked(length + n_before, left, choices if isinstance(choices, int) and choices > 1 else 1)
+    return CostBound(length + n_before, left, choices if isinstance(choices, int) and choices > 1 else 1)
 
 
-def affordable(purse: Purse, wanted: Asked, sides: frozenset[Side], now: float) -> frozenset[Side]:
+def affordable(spending: Spending, wanted: CostBound, sides: frozenset[Side], now: float) -> frozenset[Side]:
     """Of the sides that can serve a request those that no cap closes; `now` is Unix time, s.
 
     Raises EndpointError (429, with the time after which it is worth trying again) if none is left.
     """
-    refusals = {side: purse.check(side, wanted, now) for side in sides}
+    refusals = {side: spending.check(side, wanted, now) for side in sides}
     left = frozenset(side for side, refused in refusals.items() if refused is None)
     closed = [refused for refused in refusals.values() if refused is not None]
     if not left and closed:
@@ -31,7 +31,7 @@ def affordable(purse: Purse, wanted: Asked, sides: frozenset[Side], now: float) 
     return left
 
 
-def capped(refused: Refused, reason: str = "") -> EndpointError:
+def capped(refused: CapRefusal, reason: str = "") -> EndpointError:
     """The error for a side that a cap closes."""
     told = reason or refused.reason
     message = f"A spending cap is reached: {told}. `disco config` shows the caps (section caps) and changes them."

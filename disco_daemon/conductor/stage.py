@@ -14,7 +14,7 @@ from ..dispatch.mover import Mover
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint, Reins
 from ..errors import EndpointError
-from ..money.purse import Purse, Reservation
+from ..money.spending import Reservation, Spending
 from ..types import Delivery, Readiness, Side, Token, Usage
 from .traces import Traces
 
@@ -52,19 +52,19 @@ class Manner:
     stall_s: float = 2.0
 
 
-class Effort(Protocol):
-    """Who wants to know when this machine computes, and how many tokens come of it; times in s of the stage's clock."""
+class EnergyObserver(Protocol):
+    """Observes when the device computes, and how many tokens it makes, for its energy; times in s of the clock."""
 
     def begin(self, key: Hashable, now: float) -> None:
-        """The device starts on something."""
+        """Take the start of a piece of work."""
         ...
 
     def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
-        """So many prompt tokens have been read, not counting those from the cache."""
+        """Take the number of prompt tokens read, without those from the cache."""
         ...
 
     def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
-        """It is over, with so many tokens generated."""
+        """Take the end of that work, and the number of tokens generated."""
         ...
 
 
@@ -83,7 +83,7 @@ class Stage:
     """What all answers share.
 
     `disturbed(begin, end)` says whether this process stood still between two times; `shadow` whether a server that lost
-    the race may still show its first token, where that is learned from. `effort` is told what the device works on;
+    the race may still show its first token, where that is learned from. `energy` observes what the device works on;
     `traces` has the answers that ended last.
     """
 
@@ -91,9 +91,9 @@ class Stage:
     planner: Planner
     mover: Mover
     clock: Clock
-    purse: Purse
+    spending: Spending
     disturbed: Callable[[float, float], bool]
-    effort: Effort
+    energy: EnergyObserver
     shadow: bool = True
     privacy: Privacy = field(default_factory=Privacy)
     keep_text: bool = False

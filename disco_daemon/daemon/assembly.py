@@ -22,14 +22,14 @@ from ..endpoints.device import Device
 from ..endpoints.server import Server
 from ..endpoints.shaper import Shape
 from ..estimation.knowledge import Knowledge
-from ..money.purse import Purse, Speeds
+from ..money.spending import Speeds, Spending
 from ..net import without_credentials
 from ..profiling.saved import Measured
 from ..store import History
 from ..types import Delivery, Side
 from .device import load_measured, make_autotuner
 from .endpoints import make_endpoints
-from .money import ProbeAccount, limits_of, make_purse, make_sensors
+from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .scarcity import ScarceSide
 from .tasks.autotuner import Autotuner
 from .tasks.learner import Learner
@@ -65,7 +65,7 @@ class Parts:
     config: Config
     endpoints: Mapping[Side, Endpoint]
     measured: Measured | None
-    purse: Purse
+    spending: Spending
     learner: Learner
     scarce_side: ScarceSide
     wattmeter: Wattmeter
@@ -97,8 +97,8 @@ class Parts:
 
     def apply(self, config: Config) -> Parts:
         """Apply other live settings, all but the policy's; return these parts under the new settings."""
-        self.purse.set_rate(config.device.usd_per_kwh)
-        self.purse.set_limits(limits_of(config))
+        self.spending.set_rate(config.device.usd_per_kwh)
+        self.spending.set_limits(limits_of(config))
         self.stage.manner = make_manner(config)
         return replace(self, config=config)
 
@@ -136,22 +136,22 @@ class Assembly:
         shared = self.shared
         endpoints = make_endpoints(config, shared.clock, self.shape, None if before is None else before.endpoints)
         measured = load_measured(config)
-        caps = None if before is None else before.purse.caps
-        purse = make_purse(config, shared.price_lists, shared.clock, caps)
-        planner = make_planner(config, purse)
+        caps = None if before is None else before.spending.caps
+        spending = make_spending(config, shared.price_lists, shared.clock, caps)
+        planner = make_planner(config, spending)
         learner = Learner(planner, shared.history, shared.clock, estimator_key(config))
         costs = CostMover(
-            planner, lambda *tps: Costs(**purse.prices.per_token(*tps)), stops_billing=purse.stops_billing
+            planner, lambda *tps: Costs(**spending.prices.per_token(*tps)), stops_billing=spending.stops_billing
         )
 
         def device_speeds() -> Speeds:
             return Speeds(planner.knowledge.device.prefill_tps, costs.decode_tps[Side.DEVICE])
 
         changed_at = None if before is None else before.scarce_side.changed_at
-        scarce_side = ScarceSide(learner, purse, shared.clock, config.policy, changed_at)
+        scarce_side = ScarceSide(learner, spending, shared.clock, config.policy, changed_at)
         wattmeter = Wattmeter(
             make_sensors(config),
-            purse,
+            spending,
             shared.clock,
             speeds=device_speeds,
             changed=scarce_side.follow,
@@ -161,13 +161,13 @@ class Assembly:
             config,
             endpoints,
             measured,
-            purse,
+            spending,
             learner,
             scarce_side,
             wattmeter,
-            self._make_prober(config, endpoints.get(Side.SERVER), purse),
+            self._make_prober(config, endpoints.get(Side.SERVER), spending),
             self._make_autotuner(config, endpoints.get(Side.DEVICE), busy),
-            self._make_stage(config, endpoints, planner, make_mover(config, costs, self.force), purse, wattmeter),
+            self._make_stage(config, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
             device_speeds,
         )
 
@@ -177,7 +177,7 @@ class Assembly:
         endpoints: Mapping[Side, Endpoint],
         planner: Planner,
         mover: Mover,
-        purse: Purse,
+        spending: Spending,
         wattmeter: Wattmeter,
     ) -> Stage:
         shared = self.shared
@@ -186,9 +186,9 @@ class Assembly:
             planner=planner,
             mover=mover,
             clock=shared.clock,
-            purse=purse,
+            spending=spending,
             disturbed=shared.loop_monitor.disturbed,
-            effort=wattmeter,
+            energy=wattmeter,
             shadow=config.policy.shadow,
             privacy=shared.privacy,
             keep_text=config.history.keep_text,
@@ -196,11 +196,13 @@ class Assembly:
             traces=shared.traces,
         )
 
-    def _make_prober(self, config: Config, server: Endpoint | None, purse: Purse) -> Prober | None:
+    def _make_prober(self, config: Config, server: Endpoint | None, spending: Spending) -> Prober | None:
         if not isinstance(server, Server):
             return None
         shared = self.shared
-        account = ProbeAccount(purse, config.server.model, shared.history, shared.metrics, shared.clock, shared.privacy)
+        account = ProbeAccount(
+            spending, config.server.model, shared.history, shared.metrics, shared.clock, shared.privacy
+        )
         return Prober(
             server,
             shared.history,
@@ -227,10 +229,10 @@ def make_mover(config: Config, costs: CostMover, force: tuple[int, int] | None) 
     return costs if config.handoff.for_cost else Stay(costs)
 
 
-def make_planner(config: Config, purse: Purse) -> Planner:
+def make_planner(config: Config, spending: Spending) -> Planner:
     """Return the planner of the configured policy; the scarcer side is the dearer one unless it is set."""
     settings = config.policy
-    scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else purse.regime.scarcer
+    scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else spending.regime.scarcer
     return Planner(policy_of(settings), scarcer, settings.budget, draw=random.random)
 
 

@@ -113,7 +113,7 @@ class Daemon:
             stack.enter_context(claimed(shared.history.path))
             await asyncio.to_thread(shared.history.open)
             stack.push_async_callback(asyncio.to_thread, shared.history.close)
-            await asyncio.to_thread(restore, runtime.parts.purse, shared.history, shared.clock)
+            await asyncio.to_thread(restore, runtime.parts.spending, shared.history, shared.clock)
             stack.push_async_callback(runtime.keeper.end)
             await runtime.start()
             doors = opened(runner, doorkeeper, api.port, self.manager.sockets())

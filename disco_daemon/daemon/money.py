@@ -14,9 +14,9 @@ from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
-from ..money.caps import J_PER_WH, SERVER_CONTEXT, Caps, Limits, Spent, since
+from ..money.caps import J_PER_WH, SERVER_CONTEXT, CapLimits, Caps, Spent, since
 from ..money.catalog import Catalog, Price
-from ..money.purse import Asked, Purse, Speeds
+from ..money.spending import CostBound, Speeds, Spending
 from ..power.sensors import Sensors, of_this_machine
 from ..pricelist import load
 from ..store import History
@@ -25,10 +25,10 @@ from .device import n_gpu_layers
 
 log = logging.getLogger("disco.money")
 
-PROBE = Asked(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
+PROBE = CostBound(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 
 
-def make_purse(config: Config, own: Path, clock: Clock, caps: Caps | None = None) -> Purse:
+def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = None) -> Spending:
     """The prices in force and the caps; nothing counts as spent yet, see `restore`, but what `caps` in use have.
 
     `own` is the folder of the user's own price lists. Raises ConfigError.
@@ -41,7 +41,7 @@ def make_purse(config: Config, own: Path, clock: Clock, caps: Caps | None = None
         caps = Caps(limits_of(config), local_zone(), clock.wall())
     else:
         caps.set_limits(limits_of(config))
-    return Purse(
+    return Spending(
         price,
         caps,
         usd_per_kwh=config.device.usd_per_kwh,
@@ -78,13 +78,13 @@ def price_of(config: Config, catalog: Catalog) -> Price:
     )
 
 
-def limits_of(config: Config) -> Limits:
+def limits_of(config: Config) -> CapLimits:
     """The caps as set."""
     caps = config.caps
-    return Limits(caps.usd_per_day, caps.usd_per_month, caps.wh_per_day, caps.battery_floor)
+    return CapLimits(caps.usd_per_day, caps.usd_per_month, caps.wh_per_day, caps.battery_floor)
 
 
-def restore(purse: Purse, history: History, clock: Clock) -> None:
+def restore(spending: Spending, history: History, clock: Clock) -> None:
     """Count what the ledger has of this day and month; blocks on disk."""
     now = clock.wall()
     today, first = since(now, local_zone())
@@ -93,14 +93,14 @@ def restore(purse: Purse, history: History, clock: Clock) -> None:
     except DiscoError as e:
         log.warning("the caps start from nothing spent: %s", e)
         return
-    purse.caps.restore(Spent(day.server_usd, month.server_usd, day.energy_j / J_PER_WH), now)
+    spending.caps.restore(Spent(day.server_usd, month.server_usd, day.energy_j / J_PER_WH), now)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAccount:
     """Admits probes of the server, and books what they cost; `model` is the server's."""
 
-    purse: Purse
+    spending: Spending
     model: str
     history: History
     metrics: Metrics
@@ -109,14 +109,14 @@ class ProbeAccount:
 
     def affordable(self) -> bool:
         """Whether the server may be probed now: nothing is private, and no cap closes it."""
-        return not self.privacy.on and self.purse.check(Side.SERVER, PROBE, self.clock.wall()) is None
+        return not self.privacy.on and self.spending.check(Side.SERVER, PROBE, self.clock.wall()) is None
 
     def book(self, spent: Usage) -> None:
         """Book a probe as a row of its own in the ledger, if it has cost anything."""
         # Disturbed: its time is no TTFT.
-        attempt = self.purse.prices.booked(Attempt(Side.SERVER, self.model, 0.0, 0.0, True, spent, disturbed=True))
+        attempt = self.spending.prices.booked(Attempt(Side.SERVER, self.model, 0.0, 0.0, True, spent, disturbed=True))
         if attempt.bill_usd or spent.completion_tokens:
-            self.purse.book(attempt, self.clock.wall())
+            self.spending.book(attempt, self.clock.wall())
             outcome = _probe_outcome(attempt, self.clock)
             self.history.record(outcome)
             self.metrics.observe(outcome)

@@ -6,7 +6,7 @@ import math
 
 from ..clock import Clock
 from ..config.schema import PolicySettings
-from ..money.purse import Purse
+from ..money.spending import Spending
 from ..types import Side
 from .tasks.learner import Learner
 
@@ -17,9 +17,14 @@ class ScarceSide:
     """Keeps the planner's constraint on the scarcer side. `changed_at` is the time of its last change by itself."""
 
     def __init__(
-        self, learner: Learner, purse: Purse, clock: Clock, settings: PolicySettings, changed_at: float | None = None
+        self,
+        learner: Learner,
+        spending: Spending,
+        clock: Clock,
+        settings: PolicySettings,
+        changed_at: float | None = None,
     ) -> None:
-        self._learner, self._purse, self._clock = learner, purse, clock
+        self._learner, self._spending, self._clock = learner, spending, clock
         self._scarcer, self._budget = settings.scarcer, settings.budget
         self.changed_at = -math.inf if changed_at is None else changed_at
 
@@ -39,4 +44,4 @@ class ScarceSide:
 
     @property
     def _wanted(self) -> Side:
-        return self._purse.regime.scarcer if self._scarcer == "auto" else Side(self._scarcer)
+        return self._spending.regime.scarcer if self._scarcer == "auto" else Side(self._scarcer)

@@ -60,7 +60,7 @@ class StateDocuments(Documents):
     def _money(self) -> dict[str, Any]:
         """Return prices, spending and caps; without a server nothing is scarce, and there is no price."""
         parts = self._runtime.parts
-        state = parts.purse.state(self._shared.clock.wall())
+        state = parts.spending.state(self._shared.clock.wall())
         alone = Side.SERVER not in parts.endpoints
         return state | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None} if alone else state
 
@@ -75,7 +75,7 @@ class StateDocuments(Documents):
         readiness = {side: endpoint.readiness() for side, endpoint in parts.endpoints.items()}
         available = frozenset(readiness) - ({Side.SERVER} if self._shared.privacy.on else set())
         explained = parts.planner.explain(tokens, readiness, waited_s, available)
-        prices, speeds = parts.purse.prices, parts.device_speeds()
+        prices, speeds = parts.spending.prices, parts.device_speeds()
         costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
         return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}
 
@@ -117,7 +117,7 @@ class StateDocuments(Documents):
     def health(self) -> HealthSnapshot:
         """Return the health of all parts as it is now; nothing here waits."""
         shared, runtime, parts = self._shared, self._runtime, self._runtime.parts
-        caps: dict[str, dict[str, Any]] = parts.purse.caps.state(shared.clock.wall())
+        caps: dict[str, dict[str, Any]] = parts.spending.caps.state(shared.clock.wall())
         device = parts.endpoints.get(Side.DEVICE)
         return HealthSnapshot(
             version=__version__,
@@ -125,7 +125,7 @@ class StateDocuments(Documents):
             may_serve={side: endpoint.may_serve() for side, endpoint in parts.endpoints.items()},
             budget=_budget(parts.planner),
             caps={name: _use(cap["limit"], cap["spent"], cap["reserved"]) for name, cap in caps.items()},
-            usd_per_kwh=parts.purse.prices.usd_per_kwh,
+            usd_per_kwh=parts.spending.prices.usd_per_kwh,
             rows_dropped=shared.history.dropped,
             engine=_engine(device) if isinstance(device, Device) else None,
         )

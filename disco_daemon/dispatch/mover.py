@@ -51,7 +51,7 @@ class Mover(Protocol):
         """How long the answer should be when it is asked again, tokens."""
         ...
 
-    def saw(self, side: Side, tps: float) -> None:
+    def observe(self, side: Side, tps: float) -> None:
         """Take the decode speed of one run, token/s."""
         ...
 
@@ -73,7 +73,7 @@ class CostMover:
         """As the function of that name."""
         return next_check(generated)
 
-    def saw(self, side: Side, tps: float) -> None:
+    def observe(self, side: Side, tps: float) -> None:
         """An exponential mean: a throttled or shared device shows within a few answers."""
         self.decode_tps[side] += SEEN * (tps - self.decode_tps[side])
 
@@ -165,9 +165,9 @@ class Stay:
         """Hardly ever."""
         return generated + (1 << 30)
 
-    def saw(self, side: Side, tps: float) -> None:
+    def observe(self, side: Side, tps: float) -> None:
         """As usual."""
-        self._inner.saw(side, tps)
+        self._inner.observe(side, tps)
 
 
 class Forced:
@@ -190,6 +190,6 @@ class Forced:
         """At every token."""
         return generated + 1
 
-    def saw(self, side: Side, tps: float) -> None:
+    def observe(self, side: Side, tps: float) -> None:
         """As usual."""
-        self._inner.saw(side, tps)
+        self._inner.observe(side, tps)

@@ -36,7 +36,7 @@ BATTERY_RETRY_S = 300.0  # nobody knows when somebody plugs it in
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CapLimits:
     """The caps; None is no cap, 0 lets only start what is free. `battery_floor` is a share of a full battery.
 
     Raises ValueError for what is no amount.
@@ -75,7 +75,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CapRefusal:
     """Why a side may not start. `reset_at` is when its caps begin anew, Unix time, s; inf for a battery.
 
     `retry_after_s` may be sooner, where only running requests are in the way.
@@ -87,7 +87,7 @@ class Refused:
     retry_after_s: float
 
 
-def sooner(one: Refused, other: Refused) -> Refused:
+def sooner(one: CapRefusal, other: CapRefusal) -> CapRefusal:
     """Of two refusals, one of each side, that which ends first: what a 429's Retry-After is about."""
     return min(one, other, key=lambda refused: refused.retry_after_s)
 
@@ -123,7 +123,7 @@ class _Cap:
 class Caps:
     """Admits starts under the caps, and keeps their accounts."""
 
-    def __init__(self, limits: Limits, tz: tzinfo, now: float, spent: Spent = Spent()) -> None:
+    def __init__(self, limits: CapLimits, tz: tzinfo, now: float, spent: Spent = Spent()) -> None:
         """`now` is Unix time, s; `spent` are the ledger's sums for the day and the month that `now` is in."""
         self.limits = limits
         self._tz = tz
@@ -153,13 +153,13 @@ class Caps:
         for cap, amount in zip(self._caps, (spent.usd_today, spent.usd_this_month, spent.wh_today), strict=True):
             cap.spent = amount
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: CapLimits) -> None:
         """Other caps from now on; what was spent and what is reserved counts against them."""
         self.limits = limits
         for cap in self._caps:
             cap.limit = getattr(limits, cap.name)
 
-    def check(self, side: Side, bound: float, now: float, charge: float | None = None) -> Refused | None:
+    def check(self, side: Side, bound: float, now: float, charge: float | None = None) -> CapRefusal | None:
         """Whether a side may start, without starting it; for a plan. See `reserve`."""
         _amount(bound)
         self._roll(now)
@@ -167,10 +167,10 @@ class Caps:
         floor = self.limits.battery_floor
         if side is Side.DEVICE and floor is not None and charge is not None and charge < floor:
             reason = f"the battery is at {charge:.0%}, below battery_floor = {floor:.0%}"
-            return Refused(side, reason, math.inf, BATTERY_RETRY_S)
+            return CapRefusal(side, reason, math.inf, BATTERY_RETRY_S)
         return self._refusal(side, closed, now) if closed else None
 
-    def reserve(self, side: Side, bound: float, now: float, charge: float | None = None) -> Reservation | Refused:
+    def reserve(self, side: Side, bound: float, now: float, charge: float | None = None) -> Reservation | CapRefusal:
         """Admit a start that costs at most `bound`, $ for the server and Wh for the device, or say why not.
 
         `charge` is the share left in a battery that the device runs on now, None on mains. Whoever gets a reservation
@@ -232,7 +232,7 @@ class Caps:
             if cap.limit is not None
         }
 
-    def _refusal(self, side: Side, closed: list[_Cap], now: float) -> Refused:
+    def _refusal(self, side: Side, closed: list[_Cap], now: float) -> CapRefusal:
         spent = [cap for cap in closed if cap.limit is not None and cap.spent >= cap.limit]
         reset_at = max(self._reset(cap) for cap in closed)
         wait = max((self._reset(cap) - now for cap in spent), default=min(BUSY_RETRY_S, reset_at - now))
@@ -241,7 +241,7 @@ class Caps:
             f"{math.fsum(cap.reserved.values()):.4g} reserved"
             for cap in closed
         )
-        return Refused(side, reason, reset_at, max(0.0, wait))
+        return CapRefusal(side, reason, reset_at, max(0.0, wait))
 
     def _of(self, side: Side) -> tuple[_Cap, ...]:
         return tuple(cap for cap in self._caps if cap.side is side)

@@ -15,12 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from disco_daemon.money.caps import Caps, Limits, Refused, Reservation, Spent
+from disco_daemon.money.caps import CapLimits, CapRefusal, Caps, Reservation, Spent
 from disco_daemon.types import Side
 
 CLIENTS = 20
 DAY_CAP, MONTH_CAP, WH_CAP = 1.0, 5.0, 2.0
-LIMITS = Limits(usd_per_day=DAY_CAP, usd_per_month=MONTH_CAP, wh_per_day=WH_CAP)
+LIMITS = CapLimits(usd_per_day=DAY_CAP, usd_per_month=MONTH_CAP, wh_per_day=WH_CAP)
 MOST = 0.7  # no request costs more
 START = datetime(2026, 11, 28, 20, tzinfo=UTC).timestamp()
 SMALL = 1e-9  # of float sums
@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
         if client in self.running:
             return
         answer = self.caps.reserve(side, bound, self.now)
-        if isinstance(answer, Refused):
+        if isinstance(answer, CapRefusal):
             assert bound > 0
             assert answer.reset_at > self.now
             assert 0 <= answer.retry_after_s <= answer.reset_at - self.now + SMALL

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.money import caps
-from disco_daemon.money.caps import Caps, Limits, Refused, Reservation, Spent, device_bound, server_bound, since, sooner
+from disco_daemon.money.caps import (
+    CapLimits,
+    CapRefusal,
+    Caps,
+    Reservation,
+    Spent,
+    device_bound,
+    server_bound,
+    since,
+    sooner,
+)
 from disco_daemon.money.catalog import Price
 from disco_daemon.types import Side
 
@@ -21,29 +31,29 @@ DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
 DAY = 86_400.0
 
 
-def make(limits: Limits, spent: Spent | None = None, now: float = NOON) -> Caps:
+def make(limits: CapLimits, spent: Spent | None = None, now: float = NOON) -> Caps:
     return Caps(limits, UTC, now, spent or Spent())
 
 
-def admitted(answer: Reservation | Refused) -> Reservation:
+def admitted(answer: Reservation | CapRefusal) -> Reservation:
     assert isinstance(answer, Reservation), answer
     return answer
 
 
-def refused(answer: Reservation | Refused | None) -> Refused:
-    assert isinstance(answer, Refused), answer
+def refused(answer: Reservation | CapRefusal | None) -> CapRefusal:
+    assert isinstance(answer, CapRefusal), answer
     return answer
 
 
 def test_without_caps_everything_is_admitted() -> None:
-    free = make(Limits())
+    free = make(CapLimits())
     for side in Side:
         admitted(free.reserve(side, 1e9, NOON, charge=0.0))
     assert free.state(NOON) == {}
 
 
 def test_a_reservation_that_reaches_the_cap_closes_it_for_the_others() -> None:
-    one = make(Limits(usd_per_day=1.0))
+    one = make(CapLimits(usd_per_day=1.0))
     first = admitted(one.reserve(Side.SERVER, 0.6, NOON))
     second = admitted(one.reserve(Side.SERVER, 0.6, NOON))
     no = refused(one.reserve(Side.SERVER, 0.6, NOON))
@@ -59,7 +69,7 @@ def test_a_reservation_that_reaches_the_cap_closes_it_for_the_others() -> None:
 
 
 def test_a_cap_that_is_spent_opens_at_midnight() -> None:
-    one = make(Limits(usd_per_day=1.0), Spent(usd_today=1.0))
+    one = make(CapLimits(usd_per_day=1.0), Spent(usd_today=1.0))
     no = refused(one.reserve(Side.SERVER, 0.01, NOON))
     assert (no.side, no.reset_at, no.retry_after_s) == (Side.SERVER, MIDNIGHT, DAY / 2)
     assert "usd_per_day = 1 $ is reached" in no.reason
@@ -68,7 +78,7 @@ def test_a_cap_that_is_spent_opens_at_midnight() -> None:
 
 
 def test_the_month_closes_what_the_day_would_open() -> None:
-    one = make(Limits(usd_per_day=1.0, usd_per_month=5.0), Spent(usd_today=1.0, usd_this_month=5.0))
+    one = make(CapLimits(usd_per_day=1.0, usd_per_month=5.0), Spent(usd_today=1.0, usd_this_month=5.0))
     no = refused(one.reserve(Side.SERVER, 0.01, NOON))
     assert (no.reset_at, no.retry_after_s) == (DECEMBER, DECEMBER - NOON)
     assert "usd_per_day" in no.reason
@@ -78,22 +88,22 @@ def test_the_month_closes_what_the_day_would_open() -> None:
 
 
 def test_each_cap_binds_the_side_that_bills() -> None:
-    one = make(Limits(usd_per_day=1.0), Spent(usd_today=1.0))
+    one = make(CapLimits(usd_per_day=1.0), Spent(usd_today=1.0))
     refused(one.check(Side.SERVER, 0.1, NOON))
     assert one.check(Side.DEVICE, 10.0, NOON, charge=0.01) is None
-    other = make(Limits(wh_per_day=20.0), Spent(wh_today=20.0))
+    other = make(CapLimits(wh_per_day=20.0), Spent(wh_today=20.0))
     refused(other.check(Side.DEVICE, 0.1, NOON))
     assert other.check(Side.SERVER, 10.0, NOON) is None
 
 
 def test_what_costs_nothing_is_admitted_all_the_same() -> None:
-    none = make(Limits(usd_per_day=0.0))
+    none = make(CapLimits(usd_per_day=0.0))
     admitted(none.reserve(Side.SERVER, 0.0, NOON))
     refused(none.reserve(Side.SERVER, 1e-9, NOON))
 
 
 def test_the_battery_floor_closes_the_device_on_battery_only() -> None:
-    one = make(Limits(battery_floor=0.3))
+    one = make(CapLimits(battery_floor=0.3))
     no = refused(one.reserve(Side.DEVICE, 0.0, NOON, charge=0.29))
     assert "29%" in no.reason
     assert (no.reset_at, no.retry_after_s) == (math.inf, caps.BATTERY_RETRY_S)
@@ -103,14 +113,14 @@ def test_the_battery_floor_closes_the_device_on_battery_only() -> None:
 
 
 def test_of_two_refusals_the_one_that_ends_first_counts() -> None:
-    both = make(Limits(usd_per_day=1.0, battery_floor=0.3), Spent(usd_today=1.0))
+    both = make(CapLimits(usd_per_day=1.0, battery_floor=0.3), Spent(usd_today=1.0))
     server = refused(both.check(Side.SERVER, 0.1, NOON))
     device = refused(both.check(Side.DEVICE, 0.1, NOON, charge=0.1))
     assert sooner(server, device) is sooner(device, server) is device
 
 
 def test_money_is_booked_once() -> None:
-    one = make(Limits(usd_per_day=1.0))
+    one = make(CapLimits(usd_per_day=1.0))
     reservation = admitted(one.reserve(Side.SERVER, 0.5, NOON))
     one.settle(reservation, 0.2)
     one.release(reservation)  # what a `finally` does
@@ -125,14 +135,14 @@ def test_money_is_booked_once() -> None:
 
 
 def test_a_cost_above_its_bound_is_booked_whole() -> None:
-    one = make(Limits(usd_per_day=1.0))
+    one = make(CapLimits(usd_per_day=1.0))
     one.settle(admitted(one.reserve(Side.SERVER, 0.1, NOON)), 3.0)
     assert one.state(NOON)["usd_per_day"]["spent"] == 3.0
     refused(one.check(Side.SERVER, 0.1, NOON))
 
 
 def test_a_request_counts_in_the_day_in_which_it_began() -> None:
-    one = make(Limits(usd_per_day=1.0, usd_per_month=5.0), now=MIDNIGHT - 60)
+    one = make(CapLimits(usd_per_day=1.0, usd_per_month=5.0), now=MIDNIGHT - 60)
     old = admitted(one.reserve(Side.SERVER, 0.9, MIDNIGHT - 60))
     new = admitted(one.reserve(Side.SERVER, 0.9, MIDNIGHT + 60))
     assert one.state(MIDNIGHT + 60)["usd_per_day"]["reserved"] == 0.9
@@ -147,14 +157,14 @@ def test_a_request_counts_in_the_day_in_which_it_began() -> None:
 
 
 def test_a_request_of_last_month_counts_there() -> None:
-    one = make(Limits(usd_per_month=5.0), now=DECEMBER - 60)
+    one = make(CapLimits(usd_per_month=5.0), now=DECEMBER - 60)
     old = admitted(one.reserve(Side.SERVER, 0.9, DECEMBER - 60))
     one.settle(old, 0.8)
     assert one.state(DECEMBER + 60)["usd_per_month"]["spent"] == 0.0
 
 
 def test_a_clock_set_back_opens_no_cap_again() -> None:
-    one = make(Limits(usd_per_day=1.0), now=MIDNIGHT + 60)
+    one = make(CapLimits(usd_per_day=1.0), now=MIDNIGHT + 60)
     one.settle(admitted(one.reserve(Side.SERVER, 0.9, MIDNIGHT + 60)), 1.0)
     refused(one.check(Side.SERVER, 0.1, MIDNIGHT - 3600))
     assert one.state(MIDNIGHT - 3600)["usd_per_day"]["spent"] == 1.0
@@ -163,7 +173,7 @@ def test_a_clock_set_back_opens_no_cap_again() -> None:
 
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
 def test_what_is_no_amount_is_refused(bad: float) -> None:
-    one = make(Limits(usd_per_day=1.0))
+    one = make(CapLimits(usd_per_day=1.0))
     with pytest.raises(ValueError, match="no amount"):
         one.reserve(Side.SERVER, bad, NOON)
     reservation = admitted(one.reserve(Side.SERVER, 0.1, NOON))
@@ -171,11 +181,11 @@ def test_what_is_no_amount_is_refused(bad: float) -> None:
         one.settle(reservation, bad)
     assert one.outstanding == (reservation,)
     with pytest.raises(ValueError, match="wh_per_day"):
-        Limits(wh_per_day=bad)
+        CapLimits(wh_per_day=bad)
 
 
 def test_its_picture_shows_the_accounts() -> None:
-    one = make(Limits(usd_per_day=1.0), Spent(usd_today=0.25))
+    one = make(CapLimits(usd_per_day=1.0), Spent(usd_today=0.25))
     one.reserve(Side.SERVER, 0.5, NOON)
     assert repr(one) == "<Caps usd_per_day 0.75/1.0, usd_per_month 0.5/None, wh_per_day 0/None, 1 open>"
 
@@ -240,7 +250,7 @@ def day_of(now: float, tz: ZoneInfo) -> date:
 @given(now=moments)
 def test_a_day_ends_when_the_next_one_begins_there(name: str, now: float) -> None:
     tz = zone(name)
-    one = Caps(Limits(usd_per_day=1.0), tz, now, Spent(usd_today=1.0))
+    one = Caps(CapLimits(usd_per_day=1.0), tz, now, Spent(usd_today=1.0))
     reset = refused(one.check(Side.SERVER, 0.1, now)).reset_at
     assert now < reset <= now + 25.5 * 3600
     assert day_of(reset, tz) > day_of(now, tz)
@@ -254,7 +264,7 @@ def test_a_day_ends_when_the_next_one_begins_there(name: str, now: float) -> Non
 @given(now=moments)
 def test_a_month_ends_when_the_next_one_begins_there(name: str, now: float) -> None:
     tz = zone(name)
-    one = Caps(Limits(usd_per_month=1.0), tz, now, Spent(usd_this_month=1.0))
+    one = Caps(CapLimits(usd_per_month=1.0), tz, now, Spent(usd_this_month=1.0))
     reset = refused(one.check(Side.SERVER, 0.1, now)).reset_at
     first = day_of(reset, tz)
     assert first.day == 1

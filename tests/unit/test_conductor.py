@@ -39,7 +39,7 @@ class Hanging:
     async def close(self) -> None: ...
 
 
-class Purse:
+class Spending:
     def check(self, side: Side, wanted: object, now: float) -> None: ...
 
 
@@ -57,7 +57,7 @@ class Playing:
     def __init__(self, *endpoints: Hanging, privacy: Privacy | None = None) -> None:
         self.endpoints = {endpoint.side: endpoint for endpoint in endpoints}
         self.privacy = privacy or Privacy()
-        self.purse, self.clock = Purse(), Wall()
+        self.spending, self.clock = Spending(), Wall()
 
     @property
     def private(self) -> bool:

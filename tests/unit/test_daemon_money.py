@@ -8,7 +8,7 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.schema import CapSettings, Config, ServerSettings
-from disco_daemon.daemon.money import make_purse, price_of, restore
+from disco_daemon.daemon.money import make_spending, price_of, restore
 from disco_daemon.pricelist import load
 from disco_daemon.store import History
 from tests.unit.test_ledger import outcome, put
@@ -41,15 +41,15 @@ def test_a_price_that_is_set_goes_before_the_lists_and_the_rest_comes_from_them(
 
 def test_what_the_ledger_has_of_today_counts_against_the_caps(tmp_path: Path) -> None:
     clock = SystemClock()
-    purse = make_purse(Config(caps=CapSettings(usd_per_day=1.0)), tmp_path / "servers", clock)
+    spending = make_spending(Config(caps=CapSettings(usd_per_day=1.0)), tmp_path / "servers", clock)
     with History(tmp_path / "h.db") as history:
         put(history, outcome(1, 0.25, 7200.0, created=clock.wall()))
-        restore(purse, history, clock)
-    spent = purse.caps.spent(clock.wall())
+        restore(spending, history, clock)
+    spent = spending.caps.spent(clock.wall())
     assert (spent.usd_today, spent.usd_this_month, spent.wh_today) == (0.25, 0.25, 2.0)
 
 
 def test_a_history_that_cannot_be_read_leaves_the_caps_at_nothing_spent(tmp_path: Path) -> None:
-    purse = make_purse(Config(), tmp_path / "servers", SystemClock())
-    restore(purse, History(tmp_path / "none.db"), SystemClock())
-    assert purse.caps.spent(SystemClock().wall()).usd_today == 0.0
+    spending = make_spending(Config(), tmp_path / "servers", SystemClock())
+    restore(spending, History(tmp_path / "none.db"), SystemClock())
+    assert spending.caps.spent(SystemClock().wall()).usd_today == 0.0

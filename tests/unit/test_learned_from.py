@@ -20,9 +20,9 @@ from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.dispatch.mover import CostMover, Stay
 from disco_daemon.dispatch.planner import Planner
 from disco_daemon.endpoints.base import Reins
-from disco_daemon.money.caps import Caps, Limits
+from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
-from disco_daemon.money.purse import Purse, Speeds
+from disco_daemon.money.spending import Speeds, Spending
 from disco_daemon.types import (
     Continuation,
     Finish,
@@ -80,7 +80,7 @@ class Faulty:
 
 
 class Nobody:
-    """Takes what is told, and does nothing with it: a reader, and who asks for the device's effort."""
+    """Takes tokens and observations, and ignores them: a sink and an energy observer."""
 
     def token(self, token: Token, side: Side) -> None: ...
     def note(self, text: str) -> None: ...
@@ -93,12 +93,12 @@ class Nobody:
 def stage(*endpoints: Faulty, policy: str = "race", **more: Any) -> Stage:
     clock = SystemClock()
     planner = Planner(make_policy(policy), Side.DEVICE, 0.5)
-    purse = Purse(Price(0.15, 0.1, 0.6), Caps(Limits(), UTC, 0.0), usd_per_kwh=0.3, watts=15.0,
+    spending = Spending(Price(0.15, 0.1, 0.6), Caps(CapLimits(), UTC, 0.0), usd_per_kwh=0.3, watts=15.0,
                   speeds=Speeds(400.0, 30.0), context=4096)  # fmt: skip
     mover = Stay(CostMover(planner, lambda prefill_tps, decode_tps: Costs(0.0, 0.0, 0.0, 0.0)))
     how: dict[str, Any] = {"disturbed": lambda begin, end: False} | more
     present: dict[Side, Any] = {e.side: e for e in endpoints}
-    return Stage(present, planner, mover, clock, purse, effort=Nobody(), **how)
+    return Stage(present, planner, mover, clock, spending, energy=Nobody(), **how)
 
 
 async def answered(*endpoints: Faulty, **how: Any) -> Outcome:

@@ -84,7 +84,7 @@ def test_nothing_moves_to_a_scarce_side_whose_budget_is_spent() -> None:
 def test_a_target_slower_than_the_reader_is_no_target() -> None:
     slow = mover(HOME)
     for _ in range(40):
-        slow.saw(DEVICE, 2.0)
+        slow.observe(DEVICE, 2.0)
     assert slow.decode_tps[DEVICE] < PACE_TPS
     assert slow.advise(TO_DEVICE) is None
     assert slow.advise(replace(TO_DEVICE, pace_tps=1.0)) is not None
@@ -92,7 +92,7 @@ def test_a_target_slower_than_the_reader_is_no_target() -> None:
 
 def test_what_is_seen_of_a_decode_speed_counts_a_share() -> None:
     seen = mover()
-    seen.saw(DEVICE, 80.0)
+    seen.observe(DEVICE, 80.0)
     assert seen.decode_tps == {DEVICE: pytest.approx((1 - SEEN) * 30.0 + SEEN * 80.0), SERVER: 60.0}
 
 
@@ -177,14 +177,14 @@ def test_a_forced_move_keeps_the_reserve_of_an_ordinary_one() -> None:
 
 def test_what_is_seen_in_an_experiment_is_learned() -> None:
     inner = mover(HOME)
-    Forced(inner, 5, 5).saw(SERVER, 160.0)
+    Forced(inner, 5, 5).observe(SERVER, 160.0)
     assert inner.decode_tps[SERVER] == pytest.approx(80.0)
 
 
 def test_who_stays_is_hardly_ever_asked() -> None:
     inner = mover(HOME)
     stay = Stay(inner)
-    stay.saw(SERVER, 160.0)
+    stay.observe(SERVER, 160.0)
     assert inner.decode_tps[SERVER] > DECODE_TPS[SERVER], "prices need the speeds all the same"
     stay.advise(TO_DEVICE)
     assert stay.next_check(10) > 1 << 20

@@ -26,9 +26,9 @@ from disco_daemon.dispatch.pacer import Amount, Pacer
 from disco_daemon.dispatch.planner import Planner
 from disco_daemon.endpoints.base import Reins
 from disco_daemon.errors import EndpointError
-from disco_daemon.money.caps import Caps, Limits
+from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
-from disco_daemon.money.purse import Purse, Speeds
+from disco_daemon.money.spending import Speeds, Spending
 from disco_daemon.types import (
     CaughtUp,
     Continuation,
@@ -131,9 +131,9 @@ class Page:
 
 def stage(device: Scripted, server: Scripted, policy: str = "all-device", budget: float = 0.5, **caps: float) -> Stage:
     clock = SystemClock()
-    caps_ = Caps(Limits(**caps), UTC, clock.wall())
+    caps_ = Caps(CapLimits(**caps), UTC, clock.wall())
     price = Price(1.0, 0.5, 10.0)
-    purse = Purse(price, caps_, usd_per_kwh=0.3, watts=1.0, speeds=Speeds(100.0, 20.0), context=4096)
+    spending = Spending(price, caps_, usd_per_kwh=0.3, watts=1.0, speeds=Speeds(100.0, 20.0), context=4096)
     planner = Planner(make_policy(policy), SERVER, budget)
     mover = Stay(CostMover(planner, cast(Any, None)))
     nobody = SimpleNamespace(**dict.fromkeys(("begin", "prefilled", "end"), lambda *_: None))
@@ -142,7 +142,7 @@ def stage(device: Scripted, server: Scripted, policy: str = "all-device", budget
         planner,
         mover,
         clock,
-        purse,
+        spending,
         lambda begin, end: False,
         nobody,
         shadow=False,

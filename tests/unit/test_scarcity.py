@@ -12,7 +12,7 @@ from disco_daemon.daemon.tasks.learner import Learner
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.planner import Planner
 from disco_daemon.money.exchange import Regime
-from disco_daemon.money.purse import Purse
+from disco_daemon.money.spending import Spending
 from disco_daemon.types import Side
 
 
@@ -47,7 +47,7 @@ class Scene:
         self.side = self.scarce(PolicySettings(**policy))
 
     def scarce(self, settings: PolicySettings, changed_at: float | None = None) -> ScarceSide:
-        return ScarceSide(self.learner, cast("Purse", self.prices), self.clock, settings, changed_at)
+        return ScarceSide(self.learner, cast("Spending", self.prices), self.clock, settings, changed_at)
 
     def constrained(self) -> Side:
         self.planner.refit()

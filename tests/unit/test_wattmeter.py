@@ -1,4 +1,4 @@
-"""The wattmeter: what the sensors say reaches the purse, what the device computes reaches the meter."""
+"""The wattmeter: what the sensors say reaches the spending, what the device computes reaches the meter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from disco_daemon.clock import SystemClock
 from disco_daemon.daemon.tasks import wattmeter
 from disco_daemon.daemon.tasks.wattmeter import Wattmeter
-from disco_daemon.money.caps import Caps, Limits
+from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
-from disco_daemon.money.purse import Purse, Speeds
+from disco_daemon.money.spending import Speeds, Spending
 from disco_daemon.power.meter import TokenEnergy
 from disco_daemon.power.reading import Charge, Covers, Read, Reading, Skipped, Thermal
 from disco_daemon.power.sensors import Sensors, assumed
@@ -24,20 +24,20 @@ SPEEDS = Speeds(100.0, 20.0)
 ASSUMED = assumed(12.0, 1, frugal=True)
 
 
-def purse() -> Purse:
-    caps = Caps(Limits(), UTC, NOW)
-    return Purse(Price(0.15, 0.1, 0.6), caps, usd_per_kwh=0.3, watts=0.0, speeds=SPEEDS, context=4096)
+def spending() -> Spending:
+    caps = Caps(CapLimits(), UTC, NOW)
+    return Spending(Price(0.15, 0.1, 0.6), caps, usd_per_kwh=0.3, watts=0.0, speeds=SPEEDS, context=4096)
 
 
 def watching(
-    owned: Purse, sensors: Sensors, looks: list[int] | None = None, known: TokenEnergy | None = None
+    owned: Spending, sensors: Sensors, looks: list[int] | None = None, known: TokenEnergy | None = None
 ) -> Wattmeter:
     seen = [] if looks is None else looks
     return Wattmeter(sensors, owned, SystemClock(), speeds=lambda: SPEEDS, changed=lambda: seen.append(1), known=known)
 
 
 async def test_without_a_sensor_the_assumed_power_is_in_the_prices() -> None:
-    owned = purse()
+    owned = spending()
     looks: list[int] = []
     meter = watching(owned, Sensors([lambda _: Skipped("battery", "none here")], ASSUMED), looks)
     await meter.look()
@@ -51,7 +51,7 @@ async def test_without_a_sensor_the_assumed_power_is_in_the_prices() -> None:
 
 
 async def test_battery_and_heat_make_energy_dearer() -> None:
-    owned = purse()
+    owned = spending()
     sensors = Sensors([], ASSUMED, charge=lambda _: Charge(0.1, on_mains=False), heat=lambda _: Thermal(throttled=True))
     meter = watching(owned, sensors)
     await meter.look()
@@ -60,7 +60,7 @@ async def test_battery_and_heat_make_energy_dearer() -> None:
 
 
 async def test_what_was_measured_before_is_used_from_the_start() -> None:
-    owned = purse()
+    owned = spending()
     known = TokenEnergy("rapl", 0.02, 0.3, (0.01, 0.03), (0.2, 0.4), 0.2, 5.0, windows=40)
     await watching(owned, Sensors([], ASSUMED), known=known).look()
     assert owned.prices.token_j == (0.02, 0.3)
@@ -68,7 +68,7 @@ async def test_what_was_measured_before_is_used_from_the_start() -> None:
 
 async def test_a_measured_machine_teaches_joules_per_token() -> None:
     """A counter that rises by 5 W at rest and 25 W at work; the clock is the machine's own, told ahead of time."""
-    owned, clock = purse(), _Clock()
+    owned, clock = spending(), _Clock()
     reads = iter(_counter(clock))
     source: Read = lambda _: Reading("rapl", Covers.CPU, 0.05, joules=next(reads))  # noqa: E731
     meter = Wattmeter(Sensors([source], ASSUMED), owned, clock, speeds=lambda: SPEEDS, changed=lambda: None)
@@ -91,7 +91,7 @@ async def test_a_sensor_that_fails_changes_nothing_and_is_told_once(caplog: pyte
     def broken(_: float) -> Reading:
         raise OSError(5, "Input/output error")
 
-    owned = purse()
+    owned = spending()
     looks: list[int] = []
     meter = watching(owned, Sensors([broken], ASSUMED), looks)
     for _ in range(3):
@@ -109,7 +109,7 @@ async def test_a_sensor_that_hangs_is_not_asked_by_a_second_thread(monkeypatch: 
         free.wait(20)
         return Reading("battery", Covers.MACHINE, 0.05, watts=9.0)
 
-    meter = watching(purse(), Sensors([hanging], ASSUMED))
+    meter = watching(spending(), Sensors([hanging], ASSUMED))
     for _ in range(5):
         await meter.look()
     assert asked == [1]
@@ -120,7 +120,7 @@ async def test_a_sensor_that_hangs_is_not_asked_by_a_second_thread(monkeypatch: 
 
 
 async def test_it_stops_when_it_is_told_to() -> None:
-    task = asyncio.create_task(watching(purse(), Sensors([], ASSUMED)).run())
+    task = asyncio.create_task(watching(spending(), Sensors([], ASSUMED)).run())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -177,7 +177,7 @@ class Snapshot:
 
     @property
     def money(self) -> Money:
-        """The purse."""
+        """The spending."""
         return Money.of(self.state["money"])
 
     @property

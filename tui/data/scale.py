@@ -58,7 +58,7 @@ def _rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-# The range in which the daemon's purse tells rates apart (`money.exchange`). A full battery is worth what the mains is;
+# The range in which the daemon tells rates apart (`money.exchange`). A full battery is worth what the mains is;
 # the last of one ten times that, and ten times more below the charge that the user wants to keep: hence the marks.
 RATE = Scale(
     0.01, 1000.0, 100, log=True,

@@ -1,4 +1,4 @@
-"""Watches what this machine draws, beside the requests: the purse hears of battery, heat and the energy of a token."""
+"""Watches battery, heat and the energy of a token beside the requests, and updates the prices with them."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 
 from ...clock import Clock
 from ...money.exchange import Power
-from ...money.purse import Purse, Speeds
+from ...money.spending import Speeds, Spending
 from ...power.meter import Meter, TokenEnergy
 from ...power.reading import Covers
 from ...power.sensors import Sensors, State
 
 log = logging.getLogger("disco.power")
 
-LOOK_TIMEOUT_S = 10.0  # a look takes milliseconds, some seconds where a tool is asked; a dead sensor may hang
+LOOK_TIMEOUT_S = 10.0  # a reading takes milliseconds, seconds where it starts a tool; a dead sensor may hang
 UNCHANGING_S = 30.0  # between two looks at a machine that can neither measure nor run out
 
 
 class Wattmeter:
     """Owns the sampling task and the meter. `speeds` are the device's as learned; `changed` is called after each look.
 
-    What the conductor tells of the device's work goes to the meter (`stage.Effort`).
+    It is the conductor's `stage.EnergyObserver`: the device's work goes to the meter.
     """
 
     def __init__(
         self,
         sensors: Sensors,
-        purse: Purse,
+        spending: Spending,
         clock: Clock,
         *,
         speeds: Callable[[], Speeds],
         changed: Callable[[], None],
         known: TokenEnergy | None = None,
     ) -> None:
-        self._sensors, self._purse, self._clock = sensors, purse, clock
+        self._sensors, self._spending, self._clock = sensors, spending, clock
         self._speeds, self._changed = speeds, changed
         self._meter = Meter(known)
         self._seen: State | None = None
@@ -47,7 +47,7 @@ class Wattmeter:
         self._looking: asyncio.Future[State] | None = None
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Read the sensors at their interval, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(self._interval_s)
@@ -57,7 +57,7 @@ class Wattmeter:
                 self._looking.cancel()
 
     async def look(self) -> None:
-        """Look once; a sensor that fails or hangs leaves everything as it was, and is told about once."""
+        """Read the sensors once. One that fails or hangs leaves everything as it was, with one warning."""
         try:
             seen = await self._looked()
         except (OSError, ValueError, TimeoutError) as e:
@@ -69,7 +69,7 @@ class Wattmeter:
             self._take(seen)
 
     async def _looked(self) -> State:
-        """What the sensors say. A thread that hangs in one is waited for, never joined by another."""
+        """Return the sensors' reading. A thread that hangs in one is awaited again; a second is never started."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(asyncio.to_thread(self._sensors.look, self._clock.now()))
         done, _ = await asyncio.wait({self._looking}, timeout=LOOK_TIMEOUT_S)
@@ -87,7 +87,9 @@ class Wattmeter:
         measured = energy is not None and energy.windows > 0
         token_j = (energy.prefill_j_per_token, energy.decode_j_per_token) if energy is not None and measured else None
         watts = seen.reading.watts if seen.reading.covers is Covers.COMPUTING else None
-        self._purse.feel(_power(seen), speeds, self._purse.prices.device_watts if watts is None else watts, token_j)
+        self._spending.update_power(
+            _power(seen), speeds, self._spending.prices.device_watts if watts is None else watts, token_j
+        )
         self._changed()
 
     @property
@@ -96,22 +98,22 @@ class Wattmeter:
         lasting = seen is not None and seen.reading.covers is Covers.COMPUTING and seen.charge is None
         return max(self._sensors.interval_s, UNCHANGING_S) if lasting else self._sensors.interval_s
 
-    # --- what the device works on ------------------------------------------------------------------------------------
+    # --- EnergyObserver ----------------------------------------------------------------------------------------------
 
     def begin(self, key: Hashable, now: float) -> None:
-        """The device starts on something; `now` in s, of the clock."""
+        """See `EnergyObserver`."""
         self._meter.begin(key, now)
 
     def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
-        """So many prompt tokens have been read, not counting those from the cache."""
+        """See `EnergyObserver`."""
         self._meter.prefilled(key, now, tokens)
 
     def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
-        """It is over, with so many tokens generated."""
+        """See `EnergyObserver`."""
         self._meter.end(key, now, tokens)
 
     def state(self) -> dict[str, Any]:
-        """Sources and figures, JSON for people and programs: W, J per token, and why better sources are not used."""
+        """Return sources and figures as JSON: W, J per token, and why better sources are not used."""
         seen, energy = self._seen, self._energy
         return {
             "source": None if seen is None else seen.reading.source,
@@ -137,5 +139,5 @@ def _power(seen: State) -> Power:
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:
-    """Without infinities, which JSON has not."""
+    """Replace infinities, which JSON lacks, by None."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}

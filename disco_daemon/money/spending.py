@@ -1,8 +1,8 @@
-"""What money says now: the prices of the next request, which side is scarce, and which may still spend. Pure.
+"""Spending: the prices of the next request, which side is scarce, and which side may still spend. Pure.
 
-The prices follow the exchange rate that the user sets and what the energy comes from (battery, heat: `exchange`), and
-what a token was measured to take. The caps are asked before an endpoint is planned with and again when it is started,
-where the most it may cost is reserved until its real cost is known (`caps`).
+The prices follow the exchange rate that the user sets, the source of the energy (battery, heat: `exchange`), and the
+measured energy of a token. The caps are checked before an endpoint is planned with and again when it is started; then
+the most it may cost is reserved until its real cost is known (`caps`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..types import Attempt, Side, finite
-from .caps import J_PER_WH, Caps, Limits, Refused, Reservation, device_bound, server_bound
+from .caps import J_PER_WH, CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound
 from .catalog import Price
 from .exchange import DEFAULT_FLOOR, Power, Regime, effective, regime
 from .prices import Prices
 
-__all__ = ["Asked", "Purse", "Refused", "Reservation"]
+__all__ = ["CapRefusal", "CostBound", "Reservation", "Spending"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a start may cost, by what is known before: `choices` is OpenAI's `n`, `max_tokens` None has no limit."""
+class CostBound:
+    """The token counts that bound what a start may cost. `choices` is OpenAI's `n`; `max_tokens` None sets no limit."""
 
     prompt_tokens: int
     max_tokens: int | None = None
@@ -37,11 +37,11 @@ class Speeds:
     decode_tps: float
 
 
-class Purse:
+class Spending:
     """Owns the prices in force and the caps. `prices` changes between requests only by its methods.
 
-    `watts` is what computing is taken to draw until a token's energy is measured, W. `stops_billing`: closing a stream
-    at the server ends its bill. `context` is the device's, in tokens.
+    `watts` is the power that computing is assumed to draw until a token's energy is measured, W. `stops_billing`:
+    closing a stream at the server ends its bill. `context` is the device's, in tokens.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class Purse:
         self.prices = self._base
         self._reprice()
 
-    # --- what changes ------------------------------------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------------------------------
 
     def set_rate(self, usd_per_kwh: float) -> None:
-        """The user's exchange rate, $/kWh, from the next request on."""
+        """Set the user's exchange rate, $/kWh, from the next request on."""
         self.usd_per_kwh = usd_per_kwh
         self._reprice()
 
-    def set_limits(self, limits: Limits) -> None:
-        """The user's caps; what is spent and reserved stays."""
+    def set_limits(self, limits: CapLimits) -> None:
+        """Set the user's caps; amounts spent and reserved stay."""
         self.caps.set_limits(limits)
         self._reprice()
 
-    def feel(self, power: Power, speeds: Speeds, watts: float, token_j: tuple[float, float] | None) -> None:
-        """What the machine runs on now, its speeds, and its energy: `token_j` if it is measured, else `watts`."""
+    def update_power(self, power: Power, speeds: Speeds, watts: float, token_j: tuple[float, float] | None) -> None:
+        """Update the power source, the device's speeds and its energy: `token_j` (J) if measured, else `watts`."""
         self._power, self.speeds = power, speeds
         self._base = replace(self._base, device_watts=watts, token_j=token_j)
         self._reprice()
@@ -89,31 +89,31 @@ class Purse:
         rate = effective(self.usd_per_kwh, self._power, DEFAULT_FLOOR if floor is None else floor)
         self.prices = replace(self._base, usd_per_kwh=rate)
 
-    # --- what is asked of it -----------------------------------------------------------------------------------------
+    # --- questions ---------------------------------------------------------------------------------------------------
 
     @property
     def regime(self) -> Regime:
-        """Which side is scarce at the rate in force, and where that would change."""
+        """The scarcer side at the rate in force, and the rate at which that changes."""
         return regime(self.prices, self.speeds.prefill_tps, self.speeds.decode_tps)
 
-    def check(self, side: Side, asked: Asked, now: float) -> Refused | None:
-        """Whether a side may start such a request, for a plan; `now` is Unix time, s."""
-        return self.caps.check(side, self._bound(side, asked), now, self._charge)
+    def check(self, side: Side, bound: CostBound, now: float) -> CapRefusal | None:
+        """Return why a side may not start such a request, None if it may; for a plan. `now` is Unix time, s."""
+        return self.caps.check(side, self._bound(side, bound), now, self._charge)
 
-    def reserve(self, side: Side, asked: Asked, now: float) -> Reservation | Refused:
+    def reserve(self, side: Side, bound: CostBound, now: float) -> Reservation | CapRefusal:
         """Admit a start and hold the most it may cost. The reservation has to be settled."""
-        return self.caps.reserve(side, self._bound(side, asked), now, self._charge)
+        return self.caps.reserve(side, self._bound(side, bound), now, self._charge)
 
     def settle(self, reservation: Reservation, attempt: Attempt) -> None:
-        """Put what an attempt really cost in place of its reservation."""
+        """Replace a reservation by the real cost of its attempt."""
         self.caps.settle(reservation, spent_by(attempt))
 
     def book(self, attempt: Attempt, now: float) -> None:
-        """Count an attempt that nobody reserved anything for; it is booked already, see `Prices.booked`."""
+        """Count an attempt without a reservation; it is booked already, see `Prices.booked`."""
         self.caps.book(attempt.side, spent_by(attempt), now)
 
     def state(self, now: float) -> dict[str, Any]:
-        """All of it, JSON for people and programs; `now` is Unix time, s."""
+        """Return prices, spending and caps as JSON; `now` is Unix time, s."""
         found, per_token = self.regime, self.prices.per_token(self.speeds.prefill_tps, self.speeds.decode_tps)
         return {
             "usd_per_kwh": self.usd_per_kwh,
@@ -137,21 +137,21 @@ class Purse:
 
     @property
     def _charge(self) -> float | None:
-        """The share left in the battery that the device runs on; None on mains."""
+        """The charge of the battery that the device runs on, 0 to 1; None on mains."""
         return None if self._power.on_mains else self._power.charge
 
-    def _bound(self, side: Side, asked: Asked) -> float:
+    def _bound(self, side: Side, bound: CostBound) -> float:
         if side is Side.SERVER:
-            return server_bound(self.price, asked.prompt_tokens, asked.max_tokens, choices=asked.choices)
+            return server_bound(self.price, bound.prompt_tokens, bound.max_tokens, choices=bound.choices)
         joules = self.prices.joules(self.speeds.prefill_tps, self.speeds.decode_tps)
-        return device_bound(*joules, asked.prompt_tokens, asked.max_tokens, self._context)
+        return device_bound(*joules, bound.prompt_tokens, bound.max_tokens, self._context)
 
 
 def spent_by(attempt: Attempt) -> float:
-    """What an attempt counts against the caps of its side: $ at the server, Wh on the device."""
+    """Return what an attempt counts against the caps of its side: $ at the server, Wh on the device."""
     return attempt.bill_usd if attempt.side is Side.SERVER else attempt.energy_j / J_PER_WH
 
 
-def retry_after_s(refused: Refused) -> int:
-    """Whole seconds for a Retry-After: never so short that one comes back too early."""
-    return max(1, math.ceil(refused.retry_after_s))
+def retry_after_s(refusal: CapRefusal) -> int:
+    """Return whole seconds for a Retry-After, rounded up so that no client comes back too early."""
+    return max(1, math.ceil(refusal.retry_after_s))

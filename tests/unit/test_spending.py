@@ -1,4 +1,4 @@
-"""The purse: prices follow rate, battery and measured energy; caps are asked and settled at what really bills."""
+"""The spending: prices follow rate, battery and measured energy; caps are asked and settled at what really bills."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from datetime import UTC
 
 import pytest
 
-from disco_daemon.money.caps import Caps, Limits
+from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.exchange import Power
-from disco_daemon.money.purse import Asked, Purse, Refused, Reservation, Speeds, retry_after_s
+from disco_daemon.money.spending import CapRefusal, CostBound, Reservation, Speeds, Spending, retry_after_s
 from disco_daemon.types import Attempt, Side, Usage
 
 NOW = 1_770_000_000.0
 PRICE = Price(1.0, 0.5, 10.0)
 SPEEDS = Speeds(100.0, 20.0)
-ASKED = Asked(1000, max_tokens=100)
+ASKED = CostBound(1000, max_tokens=100)
 
 
-def purse(rate: float = 0.3, watts: float = 20.0, price: Price = PRICE, **caps: float) -> Purse:
-    return Purse(price, Caps(Limits(**caps), UTC, NOW), usd_per_kwh=rate, watts=watts, speeds=SPEEDS, context=4096)
+def spending(rate: float = 0.3, watts: float = 20.0, price: Price = PRICE, **caps: float) -> Spending:
+    return Spending(
+        price, Caps(CapLimits(**caps), UTC, NOW), usd_per_kwh=rate, watts=watts, speeds=SPEEDS, context=4096
+    )
 
 
 def server(prompt: int, answer: int, *, cached: int = 0, unseen: int = 0) -> Attempt:
@@ -33,16 +35,16 @@ def device(prompt: int, answer: int, busy_s: float) -> Attempt:
 
 
 def test_a_new_rate_is_in_the_prices_at_once() -> None:
-    owned = purse()
+    owned = spending()
     assert owned.prices.usd_per_kwh == 0.3
     owned.set_rate(50.0)
     assert owned.prices.usd_per_kwh == 50.0
 
 
 def test_on_battery_energy_is_dearer_and_the_regime_follows() -> None:
-    owned, scarcer = purse(rate=100.0, watts=5.0), []
+    owned, scarcer = spending(rate=100.0, watts=5.0), []
     for power in (Power(), Power(charge=0.1, on_mains=False), Power(charge=0.1, on_mains=True)):
-        owned.feel(power, SPEEDS, 5.0, None)
+        owned.update_power(power, SPEEDS, 5.0, None)
         scarcer.append(owned.regime.scarcer)
         assert (owned.prices.usd_per_kwh > 500.0) is not power.on_mains
     assert scarcer == [Side.SERVER, Side.DEVICE, Side.SERVER]
@@ -50,8 +52,8 @@ def test_on_battery_energy_is_dearer_and_the_regime_follows() -> None:
 
 @pytest.mark.parametrize("token_j", [None, (0.05, 0.4)])
 def test_the_regime_flips_where_the_costs_cross(token_j: tuple[float, float] | None) -> None:
-    owned = purse()
-    owned.feel(Power(), SPEEDS, 20.0, token_j)
+    owned = spending()
+    owned.update_power(Power(), SPEEDS, 20.0, token_j)
     limit = owned.regime.threshold_usd_per_kwh
     for rate, scarcer in ((limit * (1 - 1e-9), Side.SERVER), (limit * (1 + 1e-9), Side.DEVICE)):
         owned.set_rate(rate)
@@ -59,15 +61,15 @@ def test_the_regime_flips_where_the_costs_cross(token_j: tuple[float, float] | N
 
 
 def test_a_measured_token_takes_what_was_measured_and_an_unmeasured_one_the_power_times_the_time() -> None:
-    owned = purse(rate=1.0)
+    owned = spending(rate=1.0)
     assert owned.prices.energy_j(device(100, 10, 2.0)) == 40.0
-    owned.feel(Power(), SPEEDS, 20.0, (0.1, 2.0))
+    owned.update_power(Power(), SPEEDS, 20.0, (0.1, 2.0))
     assert owned.prices.energy_j(device(100, 10, 2.0)) == 30.0
     assert owned.prices.cost_usd(device(100, 10, 2.0)) == pytest.approx(30.0 / 3.6e6)
 
 
 def test_a_bill_counts_the_servers_cache_at_its_price_and_what_a_closed_stream_goes_on_to_make() -> None:
-    prices = purse().prices
+    prices = spending().prices
     assert prices.bill_usd(server(1000, 100, cached=400)) == pytest.approx((1000 * 1 + 400 * 0.5 + 100 * 10) / 1e6)
     assert prices.bill_usd(server(1000, 100, unseen=50)) == pytest.approx((1000 + 150 * 10) / 1e6)
     booked = prices.booked(device(100, 10, 2.0))
@@ -75,48 +77,48 @@ def test_a_bill_counts_the_servers_cache_at_its_price_and_what_a_closed_stream_g
 
 
 def test_a_cap_closes_the_side_that_bills_and_only_that() -> None:
-    owned = purse(usd_per_day=0.001)
+    owned = spending(usd_per_day=0.001)
     grant = owned.reserve(Side.SERVER, ASKED, NOW)
-    assert not isinstance(grant, Refused)
-    assert isinstance(owned.reserve(Side.SERVER, ASKED, NOW), Refused), "the first one may use it up"
+    assert not isinstance(grant, CapRefusal)
+    assert isinstance(owned.reserve(Side.SERVER, ASKED, NOW), CapRefusal), "the first one may use it up"
     assert owned.check(Side.DEVICE, ASKED, NOW) is None
     owned.settle(grant, owned.prices.booked(server(100, 1)))
     assert owned.check(Side.SERVER, ASKED, NOW) is None, "it cost less than it might have"
     owned.settle(_granted(owned.reserve(Side.SERVER, ASKED, NOW)), owned.prices.booked(server(1000, 100)))
-    assert isinstance(owned.check(Side.SERVER, ASKED, NOW), Refused)
-    owned.set_limits(Limits(usd_per_day=1.0))
+    assert isinstance(owned.check(Side.SERVER, ASKED, NOW), CapRefusal)
+    owned.set_limits(CapLimits(usd_per_day=1.0))
     assert owned.check(Side.SERVER, ASKED, NOW) is None, "a higher cap opens it again"
     assert owned.state(NOW)["caps"]["usd_per_day"]["spent"] == pytest.approx(110e-6 + 2000e-6)
 
 
 def test_the_devices_cap_is_in_watt_hours() -> None:
-    owned = purse(wh_per_day=1.0)
+    owned = spending(wh_per_day=1.0)
     grant = _granted(owned.reserve(Side.DEVICE, ASKED, NOW))
     owned.settle(grant, owned.prices.booked(device(10, 10, 180.0)))  # 20 W for 3 minutes
     assert owned.state(NOW)["caps"]["wh_per_day"]["spent"] == pytest.approx(1.0)
     refused = owned.check(Side.DEVICE, ASKED, NOW)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CapRefusal)
     assert 0 < refused.retry_after_s <= 86_400
     assert retry_after_s(refused) == math.ceil(refused.retry_after_s)
     assert owned.check(Side.SERVER, ASKED, NOW) is None
 
 
 def test_below_the_battery_floor_the_device_rests_until_it_is_plugged_in() -> None:
-    owned = purse(battery_floor=0.3)
-    owned.feel(Power(charge=0.2, on_mains=False), SPEEDS, 20.0, None)
-    assert isinstance(owned.reserve(Side.DEVICE, ASKED, NOW), Refused)
-    owned.feel(Power(charge=0.2, on_mains=True), SPEEDS, 20.0, None)
-    assert not isinstance(owned.reserve(Side.DEVICE, ASKED, NOW), Refused)
+    owned = spending(battery_floor=0.3)
+    owned.update_power(Power(charge=0.2, on_mains=False), SPEEDS, 20.0, None)
+    assert isinstance(owned.reserve(Side.DEVICE, ASKED, NOW), CapRefusal)
+    owned.update_power(Power(charge=0.2, on_mains=True), SPEEDS, 20.0, None)
+    assert not isinstance(owned.reserve(Side.DEVICE, ASKED, NOW), CapRefusal)
 
 
 def test_several_choices_may_cost_several_answers() -> None:
-    one, three = (purse(usd_per_day=1.0) for _ in range(2))
-    one.reserve(Side.SERVER, Asked(0, 1000), NOW)
-    three.reserve(Side.SERVER, Asked(0, 1000, choices=3), NOW)
+    one, three = (spending(usd_per_day=1.0) for _ in range(2))
+    one.reserve(Side.SERVER, CostBound(0, 1000), NOW)
+    three.reserve(Side.SERVER, CostBound(0, 1000, choices=3), NOW)
     reserved = [p.state(NOW)["caps"]["usd_per_day"]["reserved"] for p in (one, three)]
     assert reserved == pytest.approx([0.01, 0.03])
 
 
-def _granted(grant: Reservation | Refused) -> Reservation:
+def _granted(grant: Reservation | CapRefusal) -> Reservation:
     assert isinstance(grant, Reservation)
     return grant
