@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from .arguments import arguments, commands, takes_value
+
 SHELLS = ("bash", "zsh", "fish")
 _PATHS = ("FILE", "FILE.png", "CSV", "GGUF")  # names of values that are files
 
@@ -22,19 +24,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
-    print(script(args.shell))
+    """Print the script."""
+    print(script(args.parser, args.shell))
     return 0
 
 
-def script(shell: str) -> str:
-    """The script for one of SHELLS, made of the parser."""
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return the script for one of SHELLS; it completes what the whole `parser` of disco takes."""
     import shtab
 
-    from .main import make_parser
-    from .reference import arguments, commands
-
-    parser = make_parser()
     for command in commands(parser):
         command.parser.description = command.summary  # shells show it beside the word: a line is enough
         for action in arguments(command.parser):
@@ -43,7 +41,7 @@ def script(shell: str) -> str:
 
 
 def _describe(action: argparse.Action) -> None:
-    """Tell shtab of the values that a word stands for: files, folders, settings."""
+    """Tell shtab which values an argument takes: files, folders, settings."""
     import shtab
 
     from ..config.schema import keys
@@ -57,10 +55,8 @@ def _describe(action: argparse.Action) -> None:
 
 
 def _is_file(action: argparse.Action) -> bool:
-    """Whether a value is the path of a file: by its type, its name, or what its help says."""
+    """Whether a value is the path of a file, by its type, its name or its help text."""
     from pathlib import Path
-
-    from .reference import takes_value
 
     if not takes_value(action) or action.choices is not None:
         return False

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from .terminal import make_console
+from .terminal import make_console, progress
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,16 +33,12 @@ def run(args: argparse.Namespace) -> int:
         if not key and not os.environ.get("OPENAI_BASE_URL"):
             raise ConfigError("--live needs OPENAI_API_KEY (and OPENAI_BASE_URL for another server than OpenAI's)")
         live = Live(os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1"), args.live_model, key)
-    result = asyncio.run(run_demo(live=live, say=_say, show=_show if not args.json else _ignore))
+    result = asyncio.run(run_demo(live=live, say=progress, show=_show if not args.json else _ignore))
     if args.json:
         print(json.dumps(result))
     else:
         _table(result)
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:

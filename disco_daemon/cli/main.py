@@ -1,4 +1,4 @@
-"""`disco`: one file a verb, all heavy imports inside the verbs."""
+"""The entry point `disco`. Each verb is a module of this package; all heavy imports stand inside the verbs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VERBS = (
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Make the parser of the whole command line; `parser` in its result is the parser itself."""
     parser = argparse.ArgumentParser(
         prog="disco",
         description="Local-first LLM streaming: this machine's model and a server race for each answer.",
@@ -45,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
     for verb in VERBS:
         verb.add_parser(subparsers)
+    parser.set_defaults(parser=parser)
     return parser
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .terminal import direct
+from .terminal import direct, progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -239,13 +239,13 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     import msgspec
 
     from ..daemon.device import n_gpu_layers
-    from . import checks_engine
+    from .doctor import engine
 
     try:
-        asked = checks_engine.asked(settings, path, n_gpu_layers(settings))
+        asked = engine.asked(settings, path, n_gpu_layers(settings))
     except (OSError, ValueError) as e:
         return {"problem": f"cannot be predicted: {e}"}
-    seen = checks_engine.examined(asked)
+    seen = engine.examined(asked)
     return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
 
 
@@ -282,7 +282,7 @@ def _template_words(found: dict[str, bool], settings: DeviceSettings) -> str:
 
 
 def _memory_words(found: dict[str, Any]) -> str:
-    from .checks import GIB
+    from .doctor.files import GIB
 
     if found["problem"]:
         return str(found["problem"])
@@ -296,28 +296,24 @@ def _memory_words(found: dict[str, Any]) -> str:
 # --- fetching ---------------------------------------------------------------------------------------------------------
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _pull(args: argparse.Namespace) -> int:
     from ..models.default import models_dir
     from ..models.hub import pull
     from ..models.progress import Progress
 
-    progress = Progress(direct(sys.stderr))
+    bar = Progress(direct(sys.stderr))
 
     def say(line: str) -> None:
-        progress.end()
-        _say(line)
+        bar.end()
+        progress(line)
 
     try:
-        path = pull(args.spec, models_dir(), say, progress)
+        path = pull(args.spec, models_dir(), say, bar)
     except KeyboardInterrupt:
         say("what came is kept: the same command goes on from there")
         raise
     finally:
-        progress.end()
+        bar.end()
     if args.use:
         _make_it_the_devices(path)
         return _print_use(args, path)
@@ -325,13 +321,15 @@ def _pull(args: argparse.Namespace) -> int:
         print(json.dumps({"path": str(path)}))
     else:
         print(path)
-        _say(f"`disco models use {path.name}` makes it the device's model, `disco models show {path.name}` looks at it")
+        progress(
+            f"`disco models use {path.name}` makes it the device's model, `disco models show {path.name}` looks at it"
+        )
     return 0
 
 
 def _fetch(args: argparse.Namespace) -> int:
     from ..models.default import fetch_default_model
 
-    path = fetch_default_model(_say)
+    path = fetch_default_model(progress)
     print(json.dumps({"path": str(path), "size_bytes": path.stat().st_size}) if args.json else path)
     return 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .terminal import make_console
+from .terminal import make_console, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,21 +60,17 @@ def run(args: argparse.Namespace) -> int:
     config = load()
     device, server = _endpoints(config)
     if (url := _daemon_beside(config)) is not None:
-        _say(f"a daemon runs at {url}: what it computes meanwhile slows this down; best stop it first")
+        progress(f"a daemon runs at {url}: what it computes meanwhile slows this down; best stop it first")
     measured = asyncio.run(_measured(config, device, server, args))
     path = saved.save(profiles(), measured)
     if args.plot is not None:
-        _say(f"drew {picture.draw(measured.device, args.plot)}")
+        progress(f"drew {picture.draw(measured.device, args.plot)}")
     if args.json:
         document = {"device": to_builtins(measured.device), "server": None, "profile": str(path)}
         print(json.dumps(document | ({"server": to_builtins(measured.server)} if measured.server else {})))
     else:
         _show(measured, path)
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _endpoints(config: Config) -> tuple[Device, Server | None]:

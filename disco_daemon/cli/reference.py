@@ -1,15 +1,16 @@
-"""docs/cli.md, made of the parser: every command with its arguments.
+"""Make docs/cli.md of the parser: every command with its arguments.
 
-`python -m disco_daemon.cli.reference docs/cli.md` writes it (`make docs`), without a path it is printed.
+`python -m disco_daemon.cli.reference docs/cli.md` writes the page (as `make docs` does); without a path it is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from .arguments import Command, arguments, commands, takes_value
+from .main import make_parser
 
 INTRODUCTION = """\
 # The command line
@@ -19,52 +20,21 @@ Made of the parser by `make docs`; a test compares the two. Every command takes 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command: its words, such as `disco bench relay`, what its parent says of it in a line, and its parser."""
-
-    words: str
-    summary: str
-    parser: argparse.ArgumentParser
-
-
-def commands(parser: argparse.ArgumentParser) -> Iterator[Command]:
-    """All commands below `parser`, parents first; those without a help text are nobody's business."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            summaries = {shown.dest: shown.help for shown in action._choices_actions}
-            for name, child in action.choices.items():
-                if name in summaries:
-                    yield Command(f"{parser.prog} {name}", summaries[name] or "", child)
-                    yield from commands(child)
-
-
-def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """What a command takes of its own, but for --help."""
-    return [
-        action
-        for action in parser._actions
-        if not isinstance(action, argparse._SubParsersAction | argparse._HelpAction | argparse._VersionAction)
-        and action.help != argparse.SUPPRESS
-    ]
-
-
-def takes_value(action: argparse.Action) -> bool:
-    """Whether a word follows an option."""
-    return action.nargs != 0
-
-
 def document(parser: argparse.ArgumentParser) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([INTRODUCTION, *(_section(command) for command in commands(parser))])
 
 
 def _section(command: Command) -> str:
     level = "#" * command.words.count(" ")
     parser, own = command.parser, arguments(command.parser)
-    told = parser.description or ""
-    lines = [f"#{level} {command.words}", "", told if told.endswith(".") or not told else f"{told}."]
-    if not told:
+    description = parser.description or ""
+    lines = [
+        f"#{level} {command.words}",
+        "",
+        description if description.endswith(".") or not description else f"{description}.",
+    ]
+    if not description:
         lines[-1] = f"{command.summary[:1].upper()}{command.summary[1:]}."
     if _has_children(parser):
         return "\n".join([*lines, ""])
@@ -81,7 +51,7 @@ def _has_children(parser: argparse.ArgumentParser) -> bool:
 
 
 def _synopsis(command: Command, own: list[argparse.Action]) -> str:
-    """The command's words and arguments on one line; what excludes each other stands between bars."""
+    """Return the command and its arguments on one line; bars separate arguments that exclude each other."""
     groups = {
         id(action): group for group in command.parser._mutually_exclusive_groups for action in group._group_actions
     }
@@ -102,7 +72,7 @@ def _required(action: argparse.Action) -> bool:
 
 
 def _name(action: argparse.Action) -> str:
-    """Such as `--port PORT`, `-f, --follow` or `KEY`."""
+    """Return an argument as it is typed, such as `--port PORT`, `-f, --follow` or `KEY`."""
     if not action.option_strings:
         several = " ..." if action.nargs in ("*", "+") else ""
         return f"{_value(action)}{several}"
@@ -119,7 +89,7 @@ def _value(action: argparse.Action) -> str:
 
 
 def _meaning(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
-    """The help text with its figures filled in, as argparse does it."""
+    """Return the help text with its figures filled in, as argparse does it."""
     return (action.help or "") % (vars(action) | {"prog": parser.prog})
 
 
@@ -129,8 +99,6 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Write the page, or print it."""
-    from .main import make_parser
-
     page = document(make_parser())
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(page, "utf-8")

@@ -78,3 +78,8 @@ def make_console(*, stderr: bool = False, **options: Any) -> Console:
                 yield part if part.control else Segment(plain(part.text), part.style)
 
     return PlainConsole(file=direct(cast("TextIO", sys.stderr if stderr else sys.stdout)), **options)
+
+
+def progress(line: str) -> None:
+    """Print one line of progress to stderr."""
+    print(line, file=sys.stderr, flush=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .terminal import make_console
+from .terminal import make_console, progress
 
 if TYPE_CHECKING:
     from ..config.schema import Config
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("there is no engine to tune: device.base_url is set, or device.enabled is false")
     path = model_path(config.device)
     job = job_for(config, path, budget_s=args.budget or BUDGET_S)
-    tuned = asyncio.run(run_tune(job, _progress))
+    tuned = asyncio.run(run_tune(job, progress))
     kept = save(config, path, tuned)
     copy = _copy(config, path, tuned, write=args.requantize)
     if args.json:
@@ -76,10 +75,6 @@ def run(args: argparse.Namespace) -> int:
     for line in _offer(copy, path, tuned):
         print(line)
     return 0
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def copy_path(model: Path) -> Path:
@@ -106,7 +101,7 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
     if not copy.exists():
         return {"path": str(copy), "measured": False}
     job = replace(job_for(config, path), budget_s=0.0, start=tuned.knobs, compare=str(copy))
-    both = asyncio.run(run_tune(job, _progress))
+    both = asyncio.run(run_tune(job, progress))
     assert both.other is not None
     sizes = {"size_bytes": copy.stat().st_size, "model_bytes": path.stat().st_size}
     speeds = {"speed": to_builtins(both.other), "model_speed": to_builtins(both.speed)}
@@ -118,7 +113,7 @@ def _requantize(path: Path, copy: Path) -> None:
     from ..daemon.tasks.autotuner import TuneError
     from ..engine.process import run as run_part
 
-    _progress(f"writing {copy}")
+    progress(f"writing {copy}")
     done = run_part("disco_daemon.engine.measure.requantize", str(path), str(copy))
     if done.returncode != 0:
         reason = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]

@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from ..config.layers import config_path, load
+    from ..daemon import logs
     from ..daemon.daemon import Daemon
     from ..daemon.lifecycle import announce_json, run_until_signal
     from ..errors import ConfigError
     from ..net import is_loopback
     from ..service.notify import Manager
-    from . import logs
 
     logs.begin(args.log_level, as_json=args.service)
     flags = {

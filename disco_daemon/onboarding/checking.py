@@ -97,6 +97,23 @@ class Checked:
             "notes": list(self.notes),
         }  # fmt: skip
 
+    def sentences(self) -> list[str]:
+        """Return what was found, in sentences."""
+        lines = list(self.notes)
+        if self.problem is not None:
+            lines.append(f"{self.problem.text}: {self.problem.mend}.")
+        if self.ttft_s is not None:
+            lines.append(f"{self.model} at {self.base_url} answered after {self.ttft_s:.2f} s.")
+        if (price := self.price) is not None:
+            dollars = f"${price.input:g} and ${price.output:g} per million input and output tokens"
+            if price.known and not (price.input or price.output):
+                lines.append("It bills nothing per token.")
+            elif price.known:
+                lines.append(f"It charges {dollars} ({price.source}).")
+            else:
+                lines.append(f"What it charges is not known: it counts as {dollars} until you put into {price.mend}")
+        return lines
+
 
 NOBODY_ASKED = Problem(
     Trouble.PRIVATE,

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.bench.child import child_env
-from disco_daemon.cli.checks_engine import confinement, examined
+from disco_daemon.cli.doctor.engine import confinement, examined
 from disco_daemon.engine import confine
 from disco_daemon.engine.process import run
 from disco_daemon.models.default import default_model_path

@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from disco_daemon.cli import checks_engine
+from disco_daemon.cli.doctor import engine
 from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.engine.llama.metadata import Metadata
 from disco_daemon.engine.measure.checkup_messages import Asked
@@ -161,7 +161,7 @@ async def test_beside_a_running_daemon(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_the_model_is_what_the_engine_will_find() -> None:
-    asked = checks_engine.question(DeviceSettings(n_ctx=0), 0)
+    asked = engine.question(DeviceSettings(n_ctx=0), 0)
     assert isinstance(asked, Asked)
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from disco_daemon.cli.arguments import commands
 from disco_daemon.cli.completion import SHELLS, script
 from disco_daemon.cli.main import make_parser
-from disco_daemon.cli.reference import commands
 from disco_daemon.config.schema import keys
 
 Complete = Callable[..., set[str]]
@@ -91,7 +91,7 @@ def complete(request: pytest.FixtureRequest, tmp_path: Path) -> Complete:
         pytest.skip(f"no {shell} on this machine")
     path = tmp_path / ".shell" / "_disco"  # hidden: not among the files that are offered
     path.parent.mkdir()
-    path.write_text(script(shell), "utf-8")
+    path.write_text(script(make_parser(), shell), "utf-8")
 
     def offered(*words: str) -> set[str]:
         if shell == "zsh":
@@ -142,7 +142,7 @@ def test_a_shell_finds_nothing_wrong_with_its_script(shell: str, tmp_path: Path)
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this machine")
     path = tmp_path / "script"
-    path.write_text(script(shell), "utf-8")
+    path.write_text(script(make_parser(), shell), "utf-8")
     flag = "--no-execute" if shell == "fish" else "-n"
     done = subprocess.run([shell, flag, str(path)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -150,7 +150,7 @@ def test_a_shell_finds_nothing_wrong_with_its_script(shell: str, tmp_path: Path)
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_verb_and_option_is_in_the_script(shell: str) -> None:
-    text = script(shell)
+    text = script(make_parser(), shell)
     for command in commands(make_parser()):
         assert command.words.rpartition(" ")[2] in text
     for option in ("log-level", "force-handoff", "dry-run"):

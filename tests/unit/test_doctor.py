@@ -21,8 +21,10 @@ import pytest
 from rich.console import Console
 
 from disco_daemon import __version__
-from disco_daemon.cli import checks, doctor
-from disco_daemon.cli.checks import Finding, Level, Listener
+from disco_daemon.cli import doctor
+from disco_daemon.cli.doctor import files, listening, machine
+from disco_daemon.cli.doctor.finding import Finding, Level
+from disco_daemon.cli.doctor.listening import Listener
 from disco_daemon.client import once as client
 from disco_daemon.config.schema import Api, CapSettings, Config, DeviceSettings, ServerSettings
 from disco_daemon.engine.llama.memory import GIB
@@ -57,13 +59,13 @@ DAY = timedelta(days=1)
     ],
 )
 def test_settings_that_do_not_go_together_are_named(config: Config, level: Level, word: str, tmp_path: Path) -> None:
-    found = checks.configuration(tmp_path / "config.toml", config, "")
+    found = files.configuration(tmp_path / "config.toml", config, "")
     assert found.level is level
     assert word in found.found
 
 
 def test_what_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
-    found = checks.configuration(tmp_path / "config.toml", Config(), "api.port: Expected `int`")
+    found = files.configuration(tmp_path / "config.toml", Config(), "api.port: Expected `int`")
     assert (found.level, found.found) == (WRONG, "api.port: Expected `int`")
     assert "defaults" in found.mend
 
@@ -73,50 +75,50 @@ def test_a_file_with_the_key_in_it_is_to_be_the_owners_alone(tmp_path: Path) -> 
     path.touch(0o600)
     path.chmod(0o640)
     secret = Config(api=Api(key="hush"))
-    assert checks.configuration(path, Config(), "").level is OK
-    found = checks.configuration(path, secret, "")
+    assert files.configuration(path, Config(), "").level is OK
+    found = files.configuration(path, secret, "")
     assert (found.level, found.mend) == (WARN, f"`chmod 600 {path}`")
     path.chmod(0o600)
-    assert checks.configuration(path, secret, "").level is OK
+    assert files.configuration(path, secret, "").level is OK
 
 
 def test_the_model_file_is_looked_into(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     settings = DeviceSettings(model=str(path))
-    assert checks.model(settings).level is WRONG
-    assert "does not exist" in checks.model(settings).found
+    assert files.model(settings).level is WRONG
+    assert "does not exist" in files.model(settings).found
     path.write_bytes(b"<html>")
-    assert "no GGUF" in checks.model(settings).found
+    assert "no GGUF" in files.model(settings).found
     gguf(path)
-    assert checks.model(settings).level is OK
-    assert checks.model(DeviceSettings(model=str(tmp_path))).level is WRONG  # a folder
-    assert checks.model(DeviceSettings(enabled=False, model="none")).level is OK
-    assert checks.model(DeviceSettings(base_url="http://127.0.0.1/v1", model="phi")).level is OK
+    assert files.model(settings).level is OK
+    assert files.model(DeviceSettings(model=str(tmp_path))).level is WRONG  # a folder
+    assert files.model(DeviceSettings(enabled=False, model="none")).level is OK
+    assert files.model(DeviceSettings(base_url="http://127.0.0.1/v1", model="phi")).level is OK
 
 
 def test_the_default_model_may_be_missing_but_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISCO_MODELS_DIR", str(tmp_path))
-    found = checks.model(DeviceSettings())
+    found = files.model(DeviceSettings())
     assert found.level is WARN
     assert "disco models fetch" in found.mend
-    path = gguf(checks.model_path(DeviceSettings()))
-    assert checks.model(DeviceSettings()).level is WRONG
+    path = gguf(files.model_path(DeviceSettings()))
+    assert files.model(DeviceSettings()).level is WRONG
     with path.open("ab") as f:
         f.truncate(SIZE)
-    assert checks.model(DeviceSettings()).level is OK
+    assert files.model(DeviceSettings()).level is OK
 
 
 def test_other_files_that_settings_name_are_looked_for(tmp_path: Path) -> None:
-    assert checks.device_files(DeviceSettings()) is None
+    assert files.device_files(DeviceSettings()) is None
     there = gguf(tmp_path / "a.gguf")
-    found = checks.device_files(DeviceSettings(adapters={"a": str(there)}, draft_model=str(there)))
+    found = files.device_files(DeviceSettings(adapters={"a": str(there)}, draft_model=str(there)))
     assert found == Finding("device files", OK, "device.draft_model, device.adapters.a")
-    found = checks.device_files(DeviceSettings(adapters={"a": str(there), "b": str(tmp_path / "b")}))
+    found = files.device_files(DeviceSettings(adapters={"a": str(there), "b": str(tmp_path / "b")}))
     assert found is not None
     assert found.level is WARN  # the engine goes on without it
     assert "device.adapters.b" in found.found
     assert "device.adapters.a" not in found.found
-    found = checks.device_files(DeviceSettings(chat_template=str(tmp_path / "none.jinja")))
+    found = files.device_files(DeviceSettings(chat_template=str(tmp_path / "none.jinja")))
     assert found is not None
     assert found.level is WRONG
 
@@ -130,17 +132,17 @@ def test_room_on_the_disk(free: int, level: Level, tmp_path: Path, monkeypatch: 
         return SimpleNamespace(free=free)
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
-    assert checks.folder("data folder", tmp_path / "not" / "yet").level is level
+    assert files.folder("data folder", tmp_path / "not" / "yet").level is level
     assert asked == [tmp_path]  # what does not exist yet is not made
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert checks.folder("data folder", tmp_path).level is WRONG
+    assert files.folder("data folder", tmp_path).level is WRONG
     monkeypatch.undo()
     (tmp_path / "file").touch()
-    assert checks.folder("data folder", tmp_path / "file").level is WRONG
+    assert files.folder("data folder", tmp_path / "file").level is WRONG
 
 
 def test_a_folder_behind_a_closed_one_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +156,7 @@ def test_a_folder_behind_a_closed_one_is_not_there(tmp_path: Path, monkeypatch: 
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(Path, "stat", closed)
     monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser may do all
-    found = checks.folder("data folder", tmp_path / "closed" / "own" / "data")
+    found = files.folder("data folder", tmp_path / "closed" / "own" / "data")
     assert (found.level, found.found) == (WRONG, f"{tmp_path / 'closed'} cannot be written to")
 
 
@@ -168,12 +170,12 @@ def test_a_history_of_this_version_is_read_and_left_as_it_is(tmp_path: Path) -> 
         history.flush(30)
         seen = look(path)  # beside the daemon that writes it
         assert seen == Seen(NEWEST, 1, OUTCOME.created)
-        assert checks.history(path, seen).level is OK
+        assert files.history(path, seen).level is OK
     before = path.read_bytes()
     assert look(path) == seen
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    assert checks.history(path, seen).found.startswith(f"{path}, 1 requests, schema {NEWEST}, ")
+    assert files.history(path, seen).found.startswith(f"{path}, 1 requests, schema {NEWEST}, ")
 
 
 def test_what_the_history_knows_of_a_server_is_read(tmp_path: Path) -> None:
@@ -191,11 +193,11 @@ def test_what_the_history_knows_of_a_server_is_read(tmp_path: Path) -> None:
 
 def test_a_history_that_is_none_newer_or_open_to_others(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite"
-    assert checks.history(path, None).level is OK
+    assert files.history(path, None).level is OK
     path.write_bytes(b"no database at all" * 100)
     with pytest.raises(Unavailable) as raised:
         look(path)
-    assert checks.history(path, str(raised.value)).level is WRONG
+    assert files.history(path, str(raised.value)).level is WRONG
     path.unlink()
     with closing(sqlite3.connect(path)) as connection:
         assert look(path) == Seen(0, 0, None)
@@ -204,36 +206,36 @@ def test_a_history_that_is_none_newer_or_open_to_others(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {NEWEST + 1}")
         connection.commit()
     path.chmod(0o600)
-    found = checks.history(path, look(path))
+    found = files.history(path, look(path))
     assert found.level is WRONG
     assert f"schema {NEWEST + 1}" in found.found
     path.chmod(0o644)
-    found = checks.history(path, Seen(NEWEST, 0, None))
+    found = files.history(path, Seen(NEWEST, 0, None))
     assert (found.level, found.mend) == (WARN, f"`chmod 600 {path}`")
     path.chmod(0o600)
     path.with_name("history.sqlite-wal").touch()
     path.with_name("history.sqlite-wal").chmod(0o644)
-    assert "-wal" in checks.history(path, Seen(NEWEST, 0, None)).mend
+    assert "-wal" in files.history(path, Seen(NEWEST, 0, None)).mend
     path.with_name("history.sqlite-wal").unlink()
-    assert "brings it" in checks.history(path, Seen(1, 0, None)).found
+    assert "brings it" in files.history(path, Seen(1, 0, None)).found
 
 
 # --- the port ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def listening(host: str = "127.0.0.1") -> Iterator[int]:
+def taken(host: str = "127.0.0.1") -> Iterator[int]:
     with closing(socket.create_server((host, 0))) as s:
         yield s.getsockname()[1]
 
 
 def test_other_users_are_out_unless_they_are_let_in_and_it_is_told_where_nobody_can_know() -> None:
-    assert checks.users(Api(), told=True).found == "are kept out"
-    assert "api.key" in checks.users(Api(key="hush"), told=True).found
-    assert "api.any_user" in checks.users(Api(any_user=True), told=True).found
-    on_macos = checks.users(Api(), told=False, platform="darwin")
+    assert listening.users(Api(), told=True).found == "are kept out"
+    assert "api.key" in listening.users(Api(key="hush"), told=True).found
+    assert "api.any_user" in listening.users(Api(any_user=True), told=True).found
+    on_macos = listening.users(Api(), told=False, platform="darwin")
     assert (on_macos.level, "does not say whose" in on_macos.found, "api.key" in on_macos.mend) == (OK, True, True)
-    on_linux = checks.users(Api(), told=False, platform="linux")
+    on_linux = listening.users(Api(), told=False, platform="linux")
     assert (on_linux.level, "api.any_user" in on_linux.mend) == (WRONG, True)
 
 
@@ -245,17 +247,17 @@ def test_a_free_port_a_taken_one_and_one_that_is_not_ours(monkeypatch: pytest.Mo
         raise client.DaemonError("HTTP 404")
 
     monkeypatch.setattr(client, "get", get)
-    with listening() as port:
-        found = checks.listener(Api(port=port))
+    with taken() as port:
+        found = listening.listener(Api(port=port))
         assert not found.free
         assert asked == [f"http://127.0.0.1:{port}/disco/v1/state"]
-        assert checks.port(Api(port=port), found).level is WRONG
-        assert "HTTP 404" in checks.port(Api(port=port), found).found
-    assert checks.listener(Api(port=port)) == Listener(free=True)
-    assert checks.port(Api(port=port), Listener(free=True)).level is OK
-    assert "free one" in checks.port(Api(port=0), checks.listener(Api(port=0))).found
+        assert listening.port(Api(port=port), found).level is WRONG
+        assert "HTTP 404" in listening.port(Api(port=port), found).found
+    assert listening.listener(Api(port=port)) == Listener(free=True)
+    assert listening.port(Api(port=port), Listener(free=True)).level is OK
+    assert "free one" in listening.port(Api(port=0), listening.listener(Api(port=0))).found
     for host in ("192.0.2.1", "example.com"):  # RFC 5737: nobody's; and a name, which is not looked up
-        assert checks.port(Api(host), checks.listener(Api(host))).level is WRONG
+        assert listening.port(Api(host), listening.listener(Api(host))).level is WRONG
     assert len(asked) == 1
 
 
@@ -267,8 +269,8 @@ def test_what_is_no_daemon_is_not_taken_for_one(said: object, monkeypatch: pytes
         return said
 
     monkeypatch.setattr(client, "get", get)
-    with listening() as port:
-        found = checks.listener(Api(port=port))
+    with taken() as port:
+        found = listening.listener(Api(port=port))
     assert found.state is None
     assert found.problem
 
@@ -276,11 +278,11 @@ def test_what_is_no_daemon_is_not_taken_for_one(said: object, monkeypatch: pytes
 def test_a_daemon_that_runs_is_good_news_unless_it_is_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"version": __version__, "endpoints": {}}
     monkeypatch.setattr(client, "get", lambda *_: state)
-    with listening() as port:
-        found = checks.listener(Api(port=port))
+    with taken() as port:
+        found = listening.listener(Api(port=port))
     assert found == Listener(state=state)
-    assert checks.port(Api(), found).level is OK
-    old = checks.port(Api(), Listener(state={"version": "0.0.1", "endpoints": {}}))
+    assert listening.port(Api(), found).level is OK
+    old = listening.port(Api(), Listener(state={"version": "0.0.1", "endpoints": {}}))
     assert (old.level, old.mend) == (WARN, "restart it")
 
 
@@ -299,7 +301,7 @@ RAPL = Reading("rapl", Covers.CPU, 0.1, joules=5.0, note="package-0")
     ],
 )
 def test_the_source_of_energy_and_why_no_better_one(reading: Reading, level: Level, words: tuple[str, ...]) -> None:
-    found = checks.energy(State(reading, (Skipped("battery", "there is no battery"),)))
+    found = machine.energy(State(reading, (Skipped("battery", "there is no battery"),)))
     assert found.level is level
     assert [word for word in words if word not in found.found] == []
     assert ("device.watts" in found.mend) == (level is WARN)
@@ -318,15 +320,15 @@ def test_the_source_of_energy_and_why_no_better_one(reading: Reading, level: Lev
     ],
 )
 def test_the_battery(charge: Charge | None, floor: float | None, level: Level, word: str) -> None:
-    found = checks.battery(charge, CapSettings(battery_floor=floor).battery_floor)
+    found = machine.battery(charge, CapSettings(battery_floor=floor).battery_floor)
     assert found.level is level
     assert word in found.found
 
 
 def test_heat() -> None:
-    assert checks.heat(None).level is OK
-    assert checks.heat(Thermal(throttled=False, headroom_k=30.0)).found == "30 K below throttling"
-    hot = checks.heat(Thermal(throttled=True, headroom_k=None, note="slowed 40% of the time"))
+    assert machine.heat(None).level is OK
+    assert machine.heat(Thermal(throttled=False, headroom_k=30.0)).found == "30 K below throttling"
+    hot = machine.heat(Thermal(throttled=True, headroom_k=None, note="slowed 40% of the time"))
     assert hot.level is WARN
     assert "40%" in hot.found
 
@@ -346,7 +348,7 @@ def test_heat() -> None:
     ],
 )
 def test_the_clock(now: datetime, latest: float | None, skew: float | None, level: Level, word: str) -> None:
-    found = checks.clock(now, NOW - DAY, latest, skew)
+    found = machine.clock(now, NOW - DAY, latest, skew)
     assert found.level is level
     assert word in found.found
 

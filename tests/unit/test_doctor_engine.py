@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.cli import checks_engine
-from disco_daemon.cli.checks import Level
-from disco_daemon.cli.checks_engine import Examined
+from disco_daemon.cli.doctor import engine
+from disco_daemon.cli.doctor.engine import Examined
+from disco_daemon.cli.doctor.finding import Level
 from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.engine import process
 from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, work_bytes
@@ -41,7 +41,7 @@ def test_the_bindings(
     bindings: Bindings | None, settings: DeviceSettings, level: Level, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    found = checks_engine.llama_cpp(settings, Examined(bindings, problem="died of signal 4"), "0.3.36")
+    found = engine.llama_cpp(settings, Examined(bindings, problem="died of signal 4"), "0.3.36")
     assert found.level is level
     assert word in found.found
     assert (level is OK) == (found.mend == "")
@@ -55,7 +55,7 @@ def test_a_gpu_that_a_cuda_build_cannot_open_is_told(
 ) -> None:
     device = tmp_path / "nvidiactl"
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(checks_engine, "NVIDIA", device)
+    monkeypatch.setattr(engine, "NVIDIA", device)
     if there:
         device.touch()
     said = "0.3.36 CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : AVX2 = 1 | "
@@ -64,7 +64,7 @@ def test_a_gpu_that_a_cuda_build_cannot_open_is_told(
     bindings = checkup.bindings()
     assert bindings.backends == ["CUDA", "CPU"]
     assert bindings.features == ["USE_GRAPHS", "AVX2"]
-    found = checks_engine.llama_cpp(DeviceSettings(), Examined(bindings), "0.3.36")
+    found = engine.llama_cpp(DeviceSettings(), Examined(bindings), "0.3.36")
     assert found.level is level
     assert ("cannot open" in found.found) is (level is WARN)
 
@@ -72,8 +72,8 @@ def test_a_gpu_that_a_cuda_build_cannot_open_is_told(
 def test_an_arm_processor_has_no_avx2_to_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     seen = Examined(Bindings("0.3.36", ["NEON"], 0))
-    assert checks_engine.llama_cpp(DeviceSettings(), seen, "0.3.36").level is OK
-    assert checks_engine.llama_cpp(DeviceSettings(), seen, "").level is OK  # a checkout that is not installed
+    assert engine.llama_cpp(DeviceSettings(), seen, "0.3.36").level is OK
+    assert engine.llama_cpp(DeviceSettings(), seen, "").level is OK  # a checkout that is not installed
 
 
 SHAPE: dict[str, int | str] = {
@@ -86,9 +86,7 @@ SHAPE: dict[str, int | str] = {
 def test_what_is_asked_of_a_model_stands_in_its_header(tmp_path: Path) -> None:
     path = gguf(tmp_path / "m.gguf", **SHAPE)
     settings = DeviceSettings(model=str(path), n_ctx=0, flash_attn="off")
-    assert checks_engine.question(settings, 0) == Asked(
-        path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0
-    )
+    assert engine.question(settings, 0) == Asked(path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +100,10 @@ def test_what_is_asked_of_a_model_stands_in_its_header(tmp_path: Path) -> None:
 def test_a_header_that_tells_nothing_or_lies_is_no_crash(changes: dict[str, Any], tmp_path: Path) -> None:
     shape: dict[str, Any] = SHAPE if "general__name" not in changes else {}
     path = gguf(tmp_path / "m.gguf", **shape | changes)
-    said = checks_engine.question(DeviceSettings(model=str(path), n_ctx=0), 0)
+    said = engine.question(DeviceSettings(model=str(path), n_ctx=0), 0)
     assert isinstance(said, str)
-    assert checks_engine.memory(said, NONE, None).level is WARN
-    assert isinstance(checks_engine.question(DeviceSettings(model=str(tmp_path / "none")), 0), str)
+    assert engine.memory(said, NONE, None).level is WARN
+    assert isinstance(engine.question(DeviceSettings(model=str(tmp_path / "none")), 0), str)
 
 
 SMALL = Asked(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0)
@@ -144,16 +142,16 @@ def test_layers_on_a_gpu_are_not_in_main_memory() -> None:
     ],
 )
 def test_what_memory_means(fit: Fit | None, level: Level, word: str) -> None:
-    found = checks_engine.memory(SMALL, Examined(BUILT, fit), None)
+    found = engine.memory(SMALL, Examined(BUILT, fit), None)
     assert found.level is level
     assert word in found.found
 
 
 def test_a_running_daemons_model_is_in_memory_already() -> None:
     state = {"endpoints": {"device": {"state": "ready", "n_cells": 8192}}}
-    assert checks_engine.memory(SMALL, Examined(BUILT, Fit(0, problem="too large")), state).level is OK
+    assert engine.memory(SMALL, Examined(BUILT, Fit(0, problem="too large")), state).level is OK
     loading = {"endpoints": {"device": {"state": "loading"}}}
-    assert checks_engine.memory(SMALL, Examined(BUILT, Fit(0, problem="too large")), loading).level is WRONG
+    assert engine.memory(SMALL, Examined(BUILT, Fit(0, problem="too large")), loading).level is WRONG
 
 
 @pytest.mark.parametrize(
@@ -169,7 +167,7 @@ def test_a_child_that_dies_says_why(
     program: str, problem: str, has_bindings: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", program])
-    seen = checks_engine.examined(None)
+    seen = engine.examined(None)
     assert problem in seen.problem
     assert (seen.bindings is not None) is has_bindings
     assert seen.fit is None
@@ -177,17 +175,17 @@ def test_a_child_that_dies_says_why(
 
 def test_a_child_that_hangs_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", "import time; time.sleep(600)"])
-    monkeypatch.setattr(checks_engine, "CHILD_TIMEOUT_S", 0.2)
-    assert "said nothing" in checks_engine.examined(None).problem
+    monkeypatch.setattr(engine, "CHILD_TIMEOUT_S", 0.2)
+    assert "said nothing" in engine.examined(None).problem
 
 
 def test_what_is_not_in_force_is_told_with_its_reason() -> None:
     found = Confined(["no core dumps"], {"landlock": "Function not implemented"}, {"connect": True, "write": False})
-    told = checks_engine.confinement(Examined(confined=found))
+    told = engine.confinement(Examined(confined=found))
     assert told is not None
     assert told.level is WARN
     assert "not in force: landlock (Function not implemented)" in told.found
     assert "it can write" in told.found
-    assert checks_engine.confinement(Examined()) is None
+    assert engine.confinement(Examined()) is None
     everything = Confined(["seccomp"], {}, {"connect": True})
-    assert checks_engine.confinement(Examined(confined=everything)).level is OK  # type: ignore[union-attr]
+    assert engine.confinement(Examined(confined=everything)).level is OK  # type: ignore[union-attr]

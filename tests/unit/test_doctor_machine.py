@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon.cli import checks_machine
-from disco_daemon.cli.checks import Finding, Level
-from disco_daemon.cli.checks_machine import Processor, of_linux, of_macos
+from disco_daemon.cli.doctor import machine
+from disco_daemon.cli.doctor.finding import Finding, Level
+from disco_daemon.cli.doctor.machine import Processor, of_linux, of_macos
 from disco_daemon.engine.measure.checkup_messages import Bindings
 from disco_daemon.service.managers import ServiceError, Status, Systemd
 from disco_daemon.service.spec import Spec
@@ -33,14 +33,14 @@ BUILT = Bindings("0.3.36", ["SSE3", "AVX", "AVX2", "F16C", "FMA"], 0)
     ],
 )
 def test_old_and_small_pythons_are_wrong(version: tuple[int, ...], bits: int, level: Level) -> None:
-    found = checks_machine.python(version, bits=bits)
+    found = machine.python(version, bits=bits)
     assert found.level is level
     assert f"{'.'.join(map(str, version))}, {bits} bits" in found.found
     assert (found.mend == "") == (level is OK)
 
 
 def test_the_python_that_runs_this_is_well() -> None:
-    found = checks_machine.python()
+    found = machine.python()
     assert found.level is OK
     assert sys.executable in found.found
 
@@ -68,37 +68,37 @@ def empty_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_compiler_is_named_with_its_version(empty_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(empty_path, "g++", "echo g++ 12.2; echo more")
-    assert checks_machine.compiler(engine_works=True) == Finding("compiler", OK, f"g++ 12.2 ({empty_path / 'g++'})")
+    assert machine.compiler(engine_works=True) == Finding("compiler", OK, f"g++ 12.2 ({empty_path / 'g++'})")
     program(empty_path, "mine", "echo mine 3")
     monkeypatch.setenv("CXX", "mine -O2")
-    assert checks_machine.compiler(engine_works=True).found.startswith("mine 3")
+    assert machine.compiler(engine_works=True).found.startswith("mine 3")
     program(empty_path, "mine", "exit 1")
-    assert checks_machine.compiler(engine_works=True).found.startswith("g++ 12.2")
+    assert machine.compiler(engine_works=True).found.startswith("g++ 12.2")
 
 
 def test_without_a_compiler_an_engine_that_works_goes_on_working(empty_path: Path) -> None:
-    assert checks_machine.compiler(engine_works=True).level is OK
-    found = checks_machine.compiler(engine_works=False)
+    assert machine.compiler(engine_works=True).level is OK
+    found = machine.compiler(engine_works=False)
     assert (found.level, found.mend) == (WRONG, "install a C++ compiler with your system's package manager")
     program(empty_path, "dnf", "")
-    assert checks_machine.compiler(engine_works=False).mend == "`sudo dnf install gcc-c++`"
+    assert machine.compiler(engine_works=False).mend == "`sudo dnf install gcc-c++`"
 
 
 def test_a_mac_is_not_made_to_open_a_window(empty_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There `c++` is a stand-in that offers to install one."""
     monkeypatch.setattr(sys, "platform", "darwin")
     program(empty_path, "c++", f"touch {empty_path}/asked")
-    assert checks_machine.compiler(engine_works=False).mend == "`xcode-select --install`"
+    assert machine.compiler(engine_works=False).mend == "`xcode-select --install`"
     assert not (empty_path / "asked").exists()
     program(empty_path, "xcode-select", "echo /Library/Developer/CommandLineTools")
     program(empty_path, "c++", "echo Apple clang version 17.0.0")
-    assert checks_machine.compiler(engine_works=False).found.startswith("Apple clang version 17.0.0")
+    assert machine.compiler(engine_works=False).found.startswith("Apple clang version 17.0.0")
 
 
 def test_the_single_binary_needs_neither_compiler_nor_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert checks_machine.compiler(engine_works=False).level is OK
-    slow = checks_machine.processor(Processor("Some CPU", ("AVX2", "AVX512")), BUILT)
+    assert machine.compiler(engine_works=False).level is OK
+    slow = machine.processor(Processor("Some CPU", ("AVX2", "AVX512")), BUILT)
     assert slow.level is OK
     assert "install.sh" in slow.mend
 
@@ -144,18 +144,18 @@ def test_what_the_system_tells_of_the_processor(found: Processor, expected: Proc
 
 
 def test_a_build_that_leaves_out_what_the_processor_can_is_slow() -> None:
-    found = checks_machine.processor(of_linux(EPYC), BUILT)
+    found = machine.processor(of_linux(EPYC), BUILT)
     assert found.level is WARN
     assert found.found.endswith("llama.cpp was built without AVX512 AVX512_VNNI")
     assert "llama-cpp-python==0.3.36" in found.mend
     whole = Bindings("0.3.36", [*BUILT.features, "AVX512", "AVX512_VNNI"], 0)
-    assert checks_machine.processor(of_linux(EPYC), whole).level is OK
-    assert checks_machine.processor(of_linux(EPYC), None).level is OK, "the line on llama.cpp tells"
-    assert checks_machine.processor(Processor(), BUILT).level is OK
+    assert machine.processor(of_linux(EPYC), whole).level is OK
+    assert machine.processor(of_linux(EPYC), None).level is OK, "the line on llama.cpp tells"
+    assert machine.processor(Processor(), BUILT).level is OK
 
 
 def test_this_machine_tells_something() -> None:
-    found = checks_machine.processor(checks_machine.this_processor(), None)
+    found = machine.processor(machine.this_processor(), None)
     assert found.level is OK
     assert "cores" in found.found
 
@@ -186,22 +186,22 @@ class Told(Systemd):
     ],
 )
 def test_the_service(answer: Status | ServiceError, level: Level, words: str) -> None:
-    found = checks_machine.service_of(Told(answer))
+    found = machine.service_of(Told(answer))
     assert found.level is level
     assert words in f"{found.found} {found.mend}"
     assert level is OK or found.mend
 
 
 def test_a_machine_without_a_service_manager_is_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_machine, "of_this_machine", lambda: (_ for _ in ()).throw(ServiceError("none")))
-    assert checks_machine.service(Spec(("disco",))).level is OK
+    monkeypatch.setattr(machine, "of_this_machine", lambda: (_ for _ in ()).throw(ServiceError("none")))
+    assert machine.service(Spec(("disco",))).level is OK
 
 
 def test_a_service_that_is_not_as_the_settings_say_is_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = Told(Status(True, "running", 42))
     for differs, level in (("", OK), ("its unit listens on 0.0.0.0:4747", WARN)):
         monkeypatch.setattr(Told, "differs", lambda self, spec, told=differs: told)
-        found = checks_machine.service_of(manager, Spec(("disco",)))
+        found = machine.service_of(manager, Spec(("disco",)))
         assert found.level is level
         assert differs in found.found
         assert ("disco service install" in found.mend) is bool(differs)

@@ -17,9 +17,9 @@ import httpx2
 import pytest
 
 from disco_daemon import pricelist
-from disco_daemon.cli import checks_server
-from disco_daemon.cli.checks import Finding, Level
-from disco_daemon.cli.checks_server import Key
+from disco_daemon.cli.doctor import server
+from disco_daemon.cli.doctor.finding import Finding, Level
+from disco_daemon.cli.doctor.server import Key
 from disco_daemon.config.schema import Api, Config, ServerSettings
 from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.onboarding import asking
@@ -50,7 +50,7 @@ SECRET = "secret-of-the-test"
     ],
 )
 def test_addresses(url: str, level: Level, word: str) -> None:
-    found = checks_server.address(ServerSettings(base_url=url, model="m"), Api())
+    found = server.address(ServerSettings(base_url=url, model="m"), Api())
     assert found.level is level
     assert word in found.found
     assert not any(secret in found.found + found.mend for secret in ("pass", "hush"))
@@ -61,7 +61,7 @@ def settings(**values: Any) -> Config:
 
 
 def key_of(config: Config, env: dict[str, str]) -> tuple[Level, str]:
-    found = checks_server.key(config.server, checks_server.read_key(config, env), CATALOG)
+    found = server.key(config.server, server.read_key(config, env), CATALOG)
     assert SECRET not in found.found + found.mend
     return found.level, found.found
 
@@ -102,7 +102,7 @@ def test_where_a_key_is_missing(url: str, level: Level) -> None:
 
 @pytest.mark.parametrize("pasted", [f"sk-{SECRET}", "gsk_x1Y2"])
 def test_a_key_in_place_of_a_variables_name_is_not_shown(pasted: str) -> None:
-    found = checks_server.read_key(settings(api_key_env=pasted), {})
+    found = server.read_key(settings(api_key_env=pasted), {})
     assert pasted not in found.problem
     assert "not the key" in found.problem
 
@@ -112,23 +112,23 @@ def test_a_key_is_not_in_its_repr() -> None:
 
 
 def test_prices(tmp_path: Path) -> None:
-    known = checks_server.price(settings(), CATALOG, tmp_path)
+    known = server.price(settings(), CATALOG, tmp_path)
     assert known.level is OK
     assert known.found.startswith("$0.15 and $0.6 per million input and output tokens (openai: gpt-4o-mini, 20")
-    own = checks_server.price(settings(input_usd_per_mtok=1.5, output_usd_per_mtok=0.0), CATALOG, tmp_path)
+    own = server.price(settings(input_usd_per_mtok=1.5, output_usd_per_mtok=0.0), CATALOG, tmp_path)
     assert (own.level, own.found[:11]) == (OK, "$1.5 and $0")
     for half in ({}, {"input_usd_per_mtok": 1.0}):
-        unknown = checks_server.price(settings(model="gpt-9", **half), CATALOG, tmp_path)
+        unknown = server.price(settings(model="gpt-9", **half), CATALOG, tmp_path)
         assert unknown.level is WARN
         assert "gpt-9" in unknown.found
         assert str(tmp_path / "own.toml") in unknown.mend
 
 
 def test_what_the_doctor_asks_for_is_a_price_list_once_it_has_figures(tmp_path: Path) -> None:
-    mend = checks_server.price(settings(model="gpt-9"), CATALOG, tmp_path).mend
+    mend = server.price(settings(model="gpt-9"), CATALOG, tmp_path).mend
     toml = mend.partition(":\n")[2].replace("…", "2.5")
     (tmp_path / "own.toml").write_text(toml, "utf-8")
-    found = checks_server.price(settings(model="gpt-9"), pricelist.load(tmp_path), tmp_path)
+    found = server.price(settings(model="gpt-9"), pricelist.load(tmp_path), tmp_path)
     assert (found.level, found.found[:13]) == (OK, "$2.5 and $2.5")
 
 
@@ -136,20 +136,20 @@ def test_what_the_doctor_asks_for_is_a_price_list_once_it_has_figures(tmp_path: 
 
 
 def network(url: str, *, unasked: str = "") -> tuple[Level, str]:
-    found = checks_server.network("network", url, unasked=unasked)
+    found = server.network("network", url, unasked=unasked)
     return found.level, found.found
 
 
 def test_a_host_that_is_there_one_that_is_not_and_one_that_is_not_asked() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
         level, found = network(f"http://127.0.0.1:{port}/v1")
     assert level is OK
     assert f"127.0.0.1:{port} answered" in found
     level, found = network(f"http://127.0.0.1:{port}/v1")
     assert level is WRONG
     assert "refused" in found
-    assert network(f"http://127.0.0.1:{port}/v1", unasked=checks_server.OFFLINE)[0] is OK
+    assert network(f"http://127.0.0.1:{port}/v1", unasked=server.OFFLINE)[0] is OK
 
 
 def test_a_name_that_nobody_knows_and_a_host_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_the_proxy_is_asked_where_there_is_one_but_not_for_what_is_here(monkeypa
 
 
 def verdict(reply: Reply, model: str = "loopback", *, with_key: bool = True) -> tuple[Level, str]:
-    found = checks_server.models(ServerSettings(base_url=f"{OPENAI}/", model=model), reply, with_key=with_key)
+    found = server.models(ServerSettings(base_url=f"{OPENAI}/", model=model), reply, with_key=with_key)
     return found.level, f"{found.found} -> {found.mend}"
 
 
@@ -335,18 +335,18 @@ def test_names_of_models_are_compared_without_case_and_googles_prefix(name: str)
 def test_a_key_that_is_another_server_s_or_would_travel_in_the_clear_turns_the_server_off() -> None:
     env = {"OPENAI_API_KEY": SECRET}
     for wrong in (settings(key_origin="https://llm.example.com"), settings(base_url="http://8.8.8.8/v1")):
-        key = checks_server.read_key(wrong, env)
-        found = checks_server.key(wrong.server, key, CATALOG)
+        key = server.read_key(wrong, env)
+        found = server.key(wrong.server, key, CATALOG)
         assert (found.level, key.value) == (WRONG, "")
         assert "the server is off" in found.found
         assert "disco setup" in found.mend
         assert SECRET not in found.found + found.mend
-        assert not checks_server.may_ask(wrong.server, key)
+        assert not server.may_ask(wrong.server, key)
     open_way = settings(base_url="http://8.8.8.8/v1", insecure=True)
     assert key_of(open_way, env)[0] is OK
-    assert checks_server.may_ask(open_way.server, checks_server.read_key(open_way, env))
-    assert "can read key and prompts" in checks_server.address(open_way.server, Api()).found
-    assert not checks_server.may_ask(settings(base_url="http://llm.example.com/v1").server, Key(SECRET))
+    assert server.may_ask(open_way.server, server.read_key(open_way, env))
+    assert "can read key and prompts" in server.address(open_way.server, Api()).found
+    assert not server.may_ask(settings(base_url="http://llm.example.com/v1").server, Key(SECRET))
 
 
 # --- the key file, and going on with half an answer -------------------------------------------------------------------
@@ -356,19 +356,19 @@ def test_the_key_file_is_to_be_the_owners_alone_also_where_a_variable_goes_first
     file = tmp_path / "key"
     named = settings(api_key_file=str(file)).server
     env = {"OPENAI_API_KEY": SECRET}
-    assert checks_server.key_file(settings().server, {}) is None
-    assert seen(checks_server.key_file(named, {}))[0] is WRONG
-    assert seen(checks_server.key_file(named, env))[0] is WARN
+    assert server.key_file(settings().server, {}) is None
+    assert seen(server.key_file(named, {}))[0] is WRONG
+    assert seen(server.key_file(named, env))[0] is WARN
     file.write_text(SECRET, "utf-8")
     file.chmod(0o640)
-    level, told = seen(checks_server.key_file(named, env))
+    level, told = seen(server.key_file(named, env))
     assert level is WRONG
     assert "mode 640" in told
     file.chmod(0o600)
-    assert seen(checks_server.key_file(named, {})) == (OK, f"{file}, yours alone (mode 600)")
+    assert seen(server.key_file(named, {})) == (OK, f"{file}, yours alone (mode 600)")
     file.unlink()
     os.mkfifo(file, 0o600)
-    assert seen(checks_server.key_file(named, {}))[0] is WRONG
+    assert seen(server.key_file(named, {}))[0] is WRONG
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -376,7 +376,7 @@ def test_another_user_s_key_file_is_wrong_for_it_is_not_used(tmp_path: Path) -> 
     file = tmp_path / "key"
     file.touch(0o600)
     os.chown(file, 65534, 65534)
-    level, told = seen(checks_server.key_file(settings(api_key_file=str(file)).server, {}))
+    level, told = seen(server.key_file(settings(api_key_file=str(file)).server, {}))
     assert level is WRONG
     assert "another user" in told
 
@@ -411,7 +411,7 @@ PROFILE = Profile(f"{OPENAI} gpt-4o-mini", 1.7e9, "prefix", "prefix", False, 200
 def test_the_way_to_continue_is_told_with_its_source(
     changes: dict[str, Any], profile: Profile | None, level: Level, words: str
 ) -> None:
-    found = checks_server.continuation(settings(**changes).server, profile)
+    found = server.continuation(settings(**changes).server, profile)
     assert found.level is level
     assert words in found.found
     assert level is OK or found.mend

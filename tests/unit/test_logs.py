@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from disco_daemon.cli import logs
+from disco_daemon.daemon import logs
 
 SECRETS = (
     ("Authorization: Bearer abc.def-123", "abc.def-123"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.cli.logs import Json, Text
+from disco_daemon.daemon.logs import JsonFormatter, TextFormatter
 from disco_daemon.plain import MAX_LINE, PIECE, masked, one_line, plain, tells
 
 EVIL = "\x1b]52;c;eA==\x07\x1b[31m\u202e\u2066\x9b\x7f\r\x00"
@@ -69,7 +69,7 @@ def test_the_rest_of_a_text_stays() -> None:
     assert not tells("abcde", "0abcdef0")
 
 
-@pytest.mark.parametrize("kind", [Text, Json])
+@pytest.mark.parametrize("kind", [TextFormatter, JsonFormatter])
 def test_a_log_has_one_plain_line_for_what_a_stranger_says(kind: type[logging.Formatter]) -> None:
     out = io.StringIO()
     handler = logging.StreamHandler(out)

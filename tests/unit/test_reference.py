@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from disco_daemon.cli.arguments import Command, arguments, commands
 from disco_daemon.cli.main import make_parser
-from disco_daemon.cli.reference import Command, arguments, commands, document
+from disco_daemon.cli.reference import document
 
 ROOT = Path(__file__).parent.parent.parent
 ALL = list(commands(make_parser()))

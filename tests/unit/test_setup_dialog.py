@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon.cli import setup_dialog
-from disco_daemon.cli.setup_dialog import Dialog
+from disco_daemon.cli.setup import dialog
+from disco_daemon.cli.setup.dialog import Dialog
 from disco_daemon.models import default as models
 from disco_daemon.onboarding.checking import Checked
 from disco_daemon.onboarding.desk import Desk
@@ -114,7 +114,7 @@ async def test_a_model_that_is_not_here_is_fetched_if_one_wants_it(desk: Desk, m
     path = models.default_model_path()
     path.unlink()
     fetched: list[bool] = []
-    monkeypatch.setattr(setup_dialog, "fetch", lambda: fetched.append(True))
+    monkeypatch.setattr(dialog, "fetch_default_model", lambda progress: fetched.append(True))
     _, _, terminal = await talked(desk, "", "n")
     assert "98 MB" in terminal.text
     assert not fetched

@@ -6,14 +6,14 @@ import getpass
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..models.default import SIZE, default_model_path, installed_models
-from ..money.catalog import is_private
-from ..net import hostname, without_credentials
-from ..onboarding.checking import Checked, Trouble
-from ..onboarding.desk import Desk
-from ..onboarding.providers import Key
-from ..onboarding.saving import Choice
-from .setup import fetch, told
+from ...models.default import SIZE, default_model_path, fetch_default_model, installed_models
+from ...money.catalog import is_private
+from ...net import hostname, without_credentials
+from ...onboarding.checking import Checked, Trouble
+from ...onboarding.desk import Desk
+from ...onboarding.providers import Key
+from ...onboarding.saving import Choice
+from ..terminal import progress
 
 SHOWN = 30  # models in one list; what one types makes it shorter
 _OF_KEYS = (Trouble.KEY, Trouble.CREDIT)
@@ -73,7 +73,7 @@ class Dialog:
                 return base_url
 
     def _address(self, answer: str) -> str | None:
-        from ..errors import ConfigError
+        from ...errors import ConfigError
 
         try:
             base_url = self.desk.address(answer)
@@ -155,7 +155,7 @@ class Dialog:
             shown = fitting or list(listed)
 
     def _tell(self, checked: Checked) -> None:
-        for line in told(checked):
+        for line in checked.sentences():
             self.say(line)
 
     # --- this machine's model -------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Dialog:
         here = installed_models()
         if not device.model and not default_model_path().exists():
             if self._yes(f"This machine's own model is not here yet. Fetch it, {SIZE / 1e6:.0f} MB?"):
-                fetch()
+                fetch_default_model(progress)
             here = installed_models()
         if len(here) < 2:
             return None

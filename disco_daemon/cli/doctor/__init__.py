@@ -14,18 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..plain import masked, plain
-from .terminal import make_console
+from ...plain import masked, plain
+from ..terminal import make_console
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from rich.table import Table
 
-    from ..config.schema import Config
-    from ..endpoints.continuation import Profile
-    from .checks import Finding
-    from .checks_server import Key
+    from ...config.schema import Config
+    from ...endpoints.continuation import Profile
+    from .finding import Finding
+    from .server import Key
 
 HIDDEN = "********"
 # Names of variables whose values are nobody's business, and what keys of well-known services begin with.
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
 def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding]:
     """All checks, in order, each as soon as it is done; `online` asks the server also with `policy.private`."""
-    from ..config.layers import load
-    from ..config.schema import Config
-    from ..errors import ConfigError
-    from .checks_server import OFFLINE, PRIVATE, read_key
+    from ...config.layers import load
+    from ...config.schema import Config
+    from ...errors import ConfigError
+    from .server import OFFLINE, PRIVATE, read_key
 
     config, error = Config(), ""
     try:
@@ -85,57 +85,58 @@ def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding
 def _checks(config: Config, error: str, key: Key, *, unasked: str) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
-    from ..api.peers import tells_of_us
-    from ..config.layers import config_path
-    from . import checks, checks_machine
-    from .checks_server import OFFLINE
-    from .service import spec_of
+    from ...api.peers import tells_of_us
+    from ...config.layers import config_path
+    from ..service import spec_of
+    from . import files, listening, machine
+    from .server import OFFLINE
 
-    listener = checks.listener(config.api)
-    yield checks.configuration(config_path(), config, error)
-    yield checks_machine.python()
+    listener = listening.listener(config.api)
+    yield files.configuration(config_path(), config, error)
+    yield machine.python()
     on_gpu = yield from _device(config, listener.state, offline=unasked == OFFLINE)
     yield from _folders(config)
     latest = yield from _history(config)
-    yield checks.port(config.api, listener)
-    yield checks.users(config.api, told=tells_of_us())
-    yield checks_machine.service(spec_of(config))
+    yield listening.port(config.api, listener)
+    yield listening.users(config.api, told=tells_of_us())
+    yield machine.service(spec_of(config))
     skew_s = yield from _server(config, key, listener.state, unasked=unasked)
     yield from _power(config, on_gpu=on_gpu)
-    yield checks.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
+    yield machine.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
 
 
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
     """The device's checks; whether llama.cpp would use a GPU."""
-    from ..daemon.device import n_gpu_layers
-    from . import checks, checks_engine, checks_machine, checks_server
+    from ...daemon.device import n_gpu_layers
+    from . import engine, files, machine, server
+    from .finding import Level
 
     settings = config.device
-    found = checks.model(settings)
+    found = files.model(settings)
     yield found
     if settings.enabled and settings.base_url:
-        unasked = checks_server.OFFLINE if offline else ""
-        yield checks_server.network("local server", settings.base_url, unasked=unasked)
+        unasked = server.OFFLINE if offline else ""
+        yield server.network("local server", settings.base_url, unasked=unasked)
     if not settings.enabled or settings.base_url:
         return False
-    question = checks_engine.question(settings, n_gpu_layers(settings))
-    seen = checks_engine.examined(None if isinstance(question, str) else question)
-    yield checks_engine.llama_cpp(settings, seen, checks_engine.pinned_version())
-    if (confined := checks_engine.confinement(seen)) is not None:
+    question = engine.question(settings, n_gpu_layers(settings))
+    seen = engine.examined(None if isinstance(question, str) else question)
+    yield engine.llama_cpp(settings, seen, engine.pinned_version())
+    if (confined := engine.confinement(seen)) is not None:
         yield confined
-    yield checks_machine.compiler(engine_works=seen.bindings is not None)
-    yield checks_machine.processor(checks_machine.this_processor(), seen.bindings)
-    if found.level == checks.Level.OK:
-        yield checks_engine.memory(question, seen, daemon)
-    if (named := checks.device_files(settings)) is not None:
+    yield machine.compiler(engine_works=seen.bindings is not None)
+    yield machine.processor(machine.this_processor(), seen.bindings)
+    if found.level == Level.OK:
+        yield engine.memory(question, seen, daemon)
+    if (named := files.device_files(settings)) is not None:
         yield named
     return seen.bindings is not None and seen.bindings.gpu_bytes > 0 and settings.n_gpu_layers != 0
 
 
 def _folders(config: Config) -> Iterator[Finding]:
-    from ..config.layers import cache_path, data_path
-    from ..models import default as models
-    from .checks import SPARE_BYTES, folder, there
+    from ...config.layers import cache_path, data_path
+    from ...models import default as models
+    from .files import SPARE_BYTES, folder, there
 
     device = config.device
     if device.enabled and not device.model and not there(models.default_model_path()):
@@ -146,9 +147,9 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 def _history(config: Config) -> Generator[Finding, None, float | None]:
     """The history's check; when the latest request in it came."""
-    from ..errors import Unavailable
-    from ..store import checkup
-    from .checks import history
+    from ...errors import Unavailable
+    from ...store import checkup
+    from .files import history
 
     path = _history_path(config)
     try:
@@ -164,7 +165,7 @@ def _history(config: Config) -> Generator[Finding, None, float | None]:
 
 
 def _history_path(config: Config) -> Path:
-    from ..config.layers import data_path
+    from ...config.layers import data_path
 
     return Path(config.history.path).expanduser() if config.history.path else data_path() / "history.sqlite"
 
@@ -173,13 +174,13 @@ def _server(
     config: Config, key: Key, daemon: dict[str, Any] | None, *, unasked: str
 ) -> Generator[Finding, None, float | None]:
     """The server's checks, those that need none where it is `unasked`; how far this clock is ahead of its, s."""
-    from .. import pricelist
-    from ..config.layers import config_path
-    from ..errors import ConfigError
-    from ..money.catalog import Catalog
-    from ..onboarding import asking
-    from . import checks_server
-    from .checks import Level, wrong
+    from ... import pricelist
+    from ...config.layers import config_path
+    from ...errors import ConfigError
+    from ...money.catalog import Catalog
+    from ...onboarding import asking
+    from . import server
+    from .finding import Level, wrong
 
     settings, folder = config.server, config_path().parent / "servers"
     reply = asking.Reply()
@@ -188,30 +189,30 @@ def _server(
     except (ConfigError, OSError) as e:
         catalog = Catalog(pricelist.shipped())
         yield wrong("price lists", str(e), "mend that file, or move it away: `disco up` reads it, too")
-    yield checks_server.address(settings, config.api, offline=bool(unasked))
+    yield server.address(settings, config.api, offline=bool(unasked))
     if not settings.base_url:
         return None
-    found = checks_server.key(settings, key, catalog)
-    reached = checks_server.network("network", settings.base_url, unasked=unasked)
+    found = server.key(settings, key, catalog)
+    reached = server.network("network", settings.base_url, unasked=unasked)
     yield found
-    if (own := checks_server.key_file(settings, os.environ)) is not None:
+    if (own := server.key_file(settings, os.environ)) is not None:
         yield own
     yield reached
     doubts = Level.WRONG in (reached.level, found.level if key.value else Level.OK)
-    if not unasked and not doubts and checks_server.may_ask(settings, key):
+    if not unasked and not doubts and server.may_ask(settings, key):
         reply = asking.ask_models(settings.base_url, key.value)
-        yield checks_server.models(settings, reply, with_key=bool(key.value))
-    yield checks_server.continuation(settings, _probed(config, daemon))
-    yield checks_server.price(config, catalog, folder)
+        yield server.models(settings, reply, with_key=bool(key.value))
+    yield server.continuation(settings, _probed(config, daemon))
+    yield server.price(config, catalog, folder)
     return reply.skew_s
 
 
 def _probed(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
     """What was found out of how the server goes on with answers: by the running daemon, or as the history has it."""
-    from ..endpoints.continuation import Profile
-    from ..errors import Unavailable
-    from ..net import without_credentials
-    from ..store import checkup
+    from ...endpoints.continuation import Profile
+    from ...errors import Unavailable
+    from ...net import without_credentials
+    from ...store import checkup
 
     name = f"{without_credentials(config.server.base_url)} {config.server.model}"
     told = (((daemon or {}).get("endpoints") or {}).get("server") or {}).get("probed")
@@ -227,20 +228,20 @@ def _probed(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
 def _power(config: Config, *, on_gpu: bool) -> Iterator[Finding]:
     import time
 
-    from ..power.sensors import of_this_machine
-    from . import checks
+    from ...power.sensors import of_this_machine
+    from . import machine
 
     state = of_this_machine(config.device.watts, config.device.n_threads, on_gpu=on_gpu).look(time.monotonic())
-    yield checks.energy(state)
-    yield checks.battery(state.charge, config.caps.battery_floor)
-    yield checks.heat(state.thermal)
+    yield machine.energy(state)
+    yield machine.battery(state.charge, config.caps.battery_floor)
+    yield machine.heat(state.thermal)
 
 
 def _newest_price() -> datetime:
     """A time that is past for certain: this program was made after it."""
     from datetime import UTC, datetime
 
-    from .. import pricelist
+    from ... import pricelist
 
     days = [price.as_of for profile in pricelist.shipped() for price in profile.models.values() if price.as_of]
     return datetime.combine(max(days), datetime.min.time(), UTC)

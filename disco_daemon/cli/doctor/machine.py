@@ -1,4 +1,4 @@
-"""What `disco doctor` finds of what disco runs on: Python, a compiler, the processor, the service manager."""
+"""Checks of this machine: Python, a compiler, the processor, the service manager, energy, heat and the clock."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ..engine.measure.checkup_messages import Bindings
-from ..onboarding.asking import within
-from ..service.managers import Manager, ServiceError, of_this_machine
-from ..service.spec import Spec
-from .checks import Finding, ok, warn, wrong
+from ...engine.measure.checkup_messages import Bindings
+from ...money.exchange import DEFAULT_FLOOR
+from ...onboarding.asking import within
+from ...power.reading import Charge, Covers, Thermal
+from ...power.sensors import GUESS, State
+from ...service.managers import Manager, ServiceError, of_this_machine
+from ...service.spec import Spec
+from .finding import Finding, ok, warn, wrong
 
 LEAST_PYTHON = (3, 11)
 CALL_TIMEOUT_S = 5.0  # of one of the system's own programs
+MAX_SKEW_S = 120.0  # between two clocks; certificates and daily caps do not mind less
+EPOCH = timedelta(days=20 * 365)  # a clock so far ahead of the newest price list is wrong
 CPUINFO = Path("/proc/cpuinfo")
 # Of llama.cpp's names for what it was built with: what Linux and macOS call the same, where it makes prompts faster.
 _X86 = {"AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX512_VNNI": "avx512_vnni"}
@@ -186,3 +192,60 @@ def service_of(manager: Manager, spec: Spec | None = None) -> Finding:
     if spec is not None and (differs := manager.differs(spec)):
         return warn("service", f"{found}; {differs}", "`disco service install` makes it as it should be")
     return ok("service", found, "`disco service start`" if status.state == "stopped" else "")
+
+
+# --- energy and time ---------------------------------------------------------------------------------------------
+
+
+def energy(state: State) -> Finding:
+    """The source that energy is taken from, how far off it may be, and why no better one."""
+    reading = state.reading
+    watts = f" = {reading.watts:.3g} W" if reading.watts is not None else ""
+    skipped = "".join(f"; not {s.source}: {s.reason}" for s in state.skipped)
+    found = f"{reading.source} ({reading.note}{watts}), give or take {100 * reading.uncertainty:.0f} %{skipped}"
+    if reading.source == GUESS:
+        return warn("energy", found, "`disco config set device.watts W`, what computing adds by a plug-in meter")
+    return ok("energy", found if reading.covers is not Covers.COMPUTING else f"{found}; assumed, not measured")
+
+
+def battery(charge: Charge | None, floor: float | None) -> Finding:
+    """How full it is; from `caps.battery_floor` on, if that is set, the device makes no answers on battery."""
+    if charge is None:
+        return ok("battery", "none")
+    left = f", {charge.seconds_left / 3600:.1f} h left" if charge.seconds_left is not None else ""
+    found = f"{charge.fraction:.0%}, {'on mains' if charge.on_mains else 'on battery'}{left}"
+    if not charge.on_mains and charge.fraction < (DEFAULT_FLOOR if floor is None else floor):
+        stops = "its energy counts as dear" if floor is None else f"below {floor:.0%} the device makes no answers"
+        return warn("battery", found, f"plug in: {stops}")
+    return ok("battery", found)
+
+
+def heat(thermal: Thermal | None) -> Finding:
+    """Whether the processor is slowed down by it."""
+    if thermal is None:
+        return ok("heat", "nothing here tells of it")
+    left = f"{thermal.headroom_k:.0f} K below throttling" if thermal.headroom_k is not None else ""
+    told = ", ".join(part for part in (left, thermal.note) if part)
+    if thermal.throttled:
+        return warn(
+            "heat", f"the processor is slowed down{f' ({told})' if told else ''}", "let it cool, clear its vents"
+        )
+    return ok("heat", told or "the processor is not slowed down")
+
+
+def clock(now: datetime, past: datetime, latest: float | None, skew_s: float | None) -> Finding:
+    """Whether the time can be right: after `past`, not long after, not before the `latest` request (Unix time, s).
+
+    `skew_s` is how far this clock is ahead of the server's, s, None if that is not known.
+    """
+    name, mend = "clock", "let the system set its time from the network"
+    shown = f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    if not past <= now <= past + EPOCH:
+        return wrong(name, f"{shown} cannot be: disco's price lists are of {past:%Y-%m-%d}", mend)
+    if skew_s is not None and abs(skew_s) > MAX_SKEW_S:
+        side = "ahead of" if skew_s > 0 else "behind"
+        return warn(name, f"{shown}, {abs(skew_s):.0f} s {side} the server's", mend)
+    if latest is not None and latest > now.timestamp() + MAX_SKEW_S:
+        when = f"{datetime.fromtimestamp(latest, UTC):%Y-%m-%d %H:%M} UTC" if latest < 1e11 else "far ahead"
+        return warn(name, f"{shown}, but the latest request in the history is of {when}", mend)
+    return ok(name, shown)

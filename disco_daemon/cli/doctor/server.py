@@ -14,15 +14,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..config.layers import KeyRefusedError, server_api_key
-from ..config.schema import Api, Config, ServerSettings
-from ..endpoints.continuation import Profile, Way
-from ..errors import ConfigError
-from ..money.catalog import Catalog, is_private
-from ..net import hostname, is_loopback, is_plain
-from ..onboarding.asking import Reply, goes_nowhere_public, within
-from ..types import Continuation
-from .checks import Finding, ok, warn, wrong
+from ...config.layers import KeyRefusedError, server_api_key
+from ...config.schema import Api, Config, ServerSettings
+from ...endpoints.continuation import Profile, Way
+from ...errors import ConfigError
+from ...money.catalog import Catalog, is_private
+from ...net import hostname, is_loopback, is_plain
+from ...onboarding.asking import Reply, goes_nowhere_public, within
+from ...types import Continuation
+from .finding import Finding, ok, warn, wrong
 
 NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
 N_NEAR = 3  # names like the one asked for, in a hint

@@ -32,7 +32,7 @@ def _starred(found: re.Match[str]) -> str:
     return f"{found['before'] or ''}***"
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """A line for people."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Text(logging.Formatter):
         return super().formatMessage(record)
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A line for programs: `time` (RFC 3339), `level`, `logger`, `message`, and `exception` where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -64,7 +64,7 @@ class Json(logging.Formatter):
 def begin(level: str, *, as_json: bool, stream: IO[str] | None = None) -> None:
     """Log to stderr from `level` on."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(Json() if as_json else Text())
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
-from ..config.schema import DeviceSettings
-from ..engine.measure.checkup_messages import Asked, Bindings, Confined, Fit, decode_told, encode
-from ..engine.process import run as run_part
-from ..models.gguf import read_gguf, shard_names
-from ..money.flops import shape_of
-from ..program import is_binary
-from .checks import GIB, Finding, head, model_path, ok, warn, wrong
+from ...config.schema import DeviceSettings
+from ...engine.measure.checkup_messages import Asked, Bindings, Confined, Fit, decode_told, encode
+from ...engine.process import run as run_part
+from ...models.gguf import read_gguf, shard_names
+from ...money.flops import shape_of
+from ...program import is_binary
+from .files import GIB, head, model_path
+from .finding import Finding, ok, warn, wrong
 
 CHILD_TIMEOUT_S = 30.0  # importing the bindings takes 0.3 s, from a cold disk some seconds
 HEAD_BYTES = 1 << 20  # of a GGUF file: its shape stands in the first kilobytes

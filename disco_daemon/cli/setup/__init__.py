@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..terminal import progress
+
 if TYPE_CHECKING:
-    from ..onboarding.checking import Checked
-    from ..onboarding.desk import Desk
-    from ..onboarding.saving import Choice
+    from ...onboarding.checking import Checked
+    from ...onboarding.desk import Desk
+    from ...onboarding.saving import Choice
 
 MAX_KEY_FILE = 65536  # characters; a key has some hundred
 USAGE = 2
@@ -35,8 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Ask, test, save; what is not saved has changed nothing."""
-    from ..config.layers import config_path, load
-    from ..onboarding.desk import Desk
+    from ...config.layers import config_path, load
+    from ...onboarding.desk import Desk
 
     if (wrong := _wrong_usage(args)) is not None:
         print(f"disco setup: {wrong}", file=sys.stderr)
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     desk = Desk(path, os.environ, load(path).api.port)
     if args.server is not None or args.local is not None:
         return _by_flags(args, desk)
-    from .setup_dialog import Dialog
+    from .dialog import Dialog
 
     dialog = Dialog(desk)
     try:
@@ -79,7 +81,8 @@ def _wrong_usage(args: argparse.Namespace) -> str | None:
 
 
 def _by_flags(args: argparse.Namespace, desk: Desk) -> int:
-    from ..onboarding.saving import Choice, local_model
+    from ...models.default import fetch_default_model
+    from ...onboarding.saving import Choice, local_model
 
     local = None if args.local is None else local_model(args.local)
     choice, checked = Choice(local=local), None
@@ -97,14 +100,14 @@ def _by_flags(args: argparse.Namespace, desk: Desk) -> int:
                 return 1
         choice = Choice(base_url, args.model, key, local)
     if local == "":
-        fetch()
+        fetch_default_model(progress)
     _saved(desk, choice, checked, as_json=args.json)
     return _serve() if args.service else 0
 
 
 def _could_serve() -> bool:
     """Whether a service manager is here, and does not start disco yet."""
-    from ..service.managers import ServiceError, of_this_machine
+    from ...service.managers import ServiceError, of_this_machine
 
     try:
         manager = of_this_machine()
@@ -114,15 +117,15 @@ def _could_serve() -> bool:
 
 
 def _serve() -> int:
-    from ..service.managers import of_this_machine
-    from .service import install
+    from ...service.managers import of_this_machine
+    from ..service import install
 
     return install(of_this_machine())
 
 
 def _read_key(name: str) -> str:
     """The key in a file, or on standard input. Raises ConfigError."""
-    from ..errors import ConfigError
+    from ...errors import ConfigError
 
     try:
         if name == "-":
@@ -141,51 +144,29 @@ def _read_key(name: str) -> str:
 
 def _require(desk: Desk, base_url: str, key: str) -> None:
     """Raises ConfigError for an address or a key that cannot be right."""
-    from ..errors import ConfigError
+    from ...errors import ConfigError
 
     if (problem := desk.problem(base_url, key)) is not None:
         msg = f"{problem.text}: {problem.mend}"
         raise ConfigError(msg)
 
 
-def fetch() -> None:
-    """Have the default local model here, with progress on stderr. Raises ConfigError."""
-    from ..models.default import fetch_default_model
-
-    fetch_default_model(lambda line: print(line, file=sys.stderr, flush=True))
-
-
-# --- what is told -----------------------------------------------------------------------------------------------------
-
-
-def told(checked: Checked) -> list[str]:
-    """What a check found, in sentences."""
-    lines = list(checked.notes)
-    if checked.problem is not None:
-        lines.append(f"{checked.problem.text}: {checked.problem.mend}.")
-    if checked.ttft_s is not None:
-        lines.append(f"{checked.model} at {checked.base_url} answered after {checked.ttft_s:.2f} s.")
-    if (price := checked.price) is not None:
-        dollars = f"${price.input:g} and ${price.output:g} per million input and output tokens"
-        if price.known and not (price.input or price.output):
-            lines.append("It bills nothing per token.")
-        elif price.known:
-            lines.append(f"It charges {dollars} ({price.source}).")
-        else:
-            lines.append(f"What it charges is not known: it counts as {dollars} until you put into {price.mend}")
-    return lines
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def _refused(checked: Checked, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"saved": None, "check": checked.to_json()}))
     else:
-        print("\n".join([*(f"disco setup: {line}" for line in told(checked)), "Nothing was changed."]), file=sys.stderr)
+        print(
+            "\n".join([*(f"disco setup: {line}" for line in checked.sentences()), "Nothing was changed."]),
+            file=sys.stderr,
+        )
 
 
 def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
     """Write it down, and say what was written and what comes next. Raises ConfigError."""
-    from ..onboarding.saving import shadowed
+    from ...onboarding.saving import shadowed
 
     changes = desk.save(choice) if choice.base_url is not None or choice.local is not None else {}
     hidden = shadowed(changes, desk.env)
@@ -198,7 +179,7 @@ def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool
         }  # fmt: skip
         print(json.dumps(shown))
         return
-    lines = [] if checked is None else told(checked)
+    lines = [] if checked is None else checked.sentences()
     if not changes:
         print("\n".join([*lines, "Nothing was changed."]))
         return
@@ -211,7 +192,7 @@ def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool
 
 def _taken_up(desk: Desk) -> str:
     """Have the running daemon go by it; what came of that."""
-    from ..client import once as client
+    from ...client import once as client
 
     root, key = client.daemon_at(None, desk.config())
     try:
@@ -222,7 +203,7 @@ def _taken_up(desk: Desk) -> str:
 
 
 def _daemon_runs(desk: Desk) -> bool:
-    from ..client import once as client
+    from ...client import once as client
 
     root, key = client.daemon_at(None, desk.config())
     try:
