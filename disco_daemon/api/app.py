@@ -16,12 +16,12 @@ from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
-from .doors import DOOR, Door, controlled, fit
+from .doors import DOOR, UnixDoor, controlled, fit
 from .failures import MAX_BODY, errors_in_shape, failure, json_response, signed, unexpected
 from .guard import CONFIG, ApiConfig, guarded
 from .metrics import Metrics
 from .scrape import METRICS, counted, scraped
-from .shapes import Chat, Shape, Text
+from .shapes import AnswerShape, ChatShape, TextShape
 
 
 class Turnstile:
@@ -50,7 +50,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.on_response_prepare.append(signed)
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
-    app[DOOR] = Door()
+    app[DOOR] = UnixDoor()
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _complete)
     app.router.add_post("/v1/embeddings", _embed)
@@ -73,7 +73,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     chat, extra = openai.parse(await _body(request))
     request_id = _new_id()
     generation = openai.to_generation(chat, extra, request_id, _route(request, chat.model))
-    return await _answer(request, chat, generation, Chat(request_id, _created(request), chat.model))
+    return await _answer(request, chat, generation, ChatShape(request_id, _created(request), chat.model))
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
@@ -82,10 +82,10 @@ async def _complete(request: web.Request) -> web.StreamResponse:
     request_id = _new_id()
     allowed = _route(request, asked.model)
     if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
-        msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
+        msg = "TextShape completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
     generation = openai.to_raw_generation(asked, extra, request_id, allowed)
-    return await _answer(request, asked, generation, Text(request_id, _created(request), asked.model))
+    return await _answer(request, asked, generation, TextShape(request_id, _created(request), asked.model))
 
 
 async def _embed(request: web.Request) -> web.StreamResponse:
@@ -130,7 +130,7 @@ def _route(request: web.Request, model: str) -> frozenset[Side]:
 
 
 async def _answer(
-    request: web.Request, asked: openai.Asked, generation: GenerationRequest, shape: Shape
+    request: web.Request, asked: openai.AnswerRequest, generation: GenerationRequest, shape: AnswerShape
 ) -> web.StreamResponse:
     """Have it answered, as a stream or as one body."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id

@@ -31,7 +31,7 @@ TOLD_S = 1.0  # to take the news that there are too many connections
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """How long a connection may wait for its client, and how much of everything there may be."""
 
     receive_timeout_s: float = 30.0
@@ -151,7 +151,7 @@ class Connections(web.Server):
     What changes: `n`, how many there are of each kind, and `held`, the bytes of all requests' bodies.
     """
 
-    def __init__(self, plain: web.Server, kernel: Kernel | None, limits: Limits, **handler_args: Any) -> None:
+    def __init__(self, plain: web.Server, kernel: Kernel | None, limits: ConnectionLimits, **handler_args: Any) -> None:
         cancels = plain.handler_cancellation
         super().__init__(plain.request_handler, request_factory=plain.request_factory, handler_cancellation=cancels)
         self._kernel = kernel
@@ -199,12 +199,17 @@ class Runner(web.AppRunner):
     """Runs an application whose connections know whose they are. Without a `kernel` nobody is asked."""
 
     def __init__(
-        self, app: web.Application, kernel: Kernel | None, limits: Limits | None = None, *, shutdown_timeout: float
+        self,
+        app: web.Application,
+        kernel: Kernel | None,
+        limits: ConnectionLimits | None = None,
+        *,
+        shutdown_timeout: float,
     ) -> None:
         # Without handler_cancellation a client's disconnect would go unnoticed until the next write.
         super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
         self._kernel = kernel
-        self._limits = limits or Limits()
+        self._limits = limits or ConnectionLimits()
 
     async def _make_server(self) -> web.Server:
         return Connections(await super()._make_server(), self._kernel, self._limits, access_log=None)

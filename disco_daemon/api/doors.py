@@ -58,13 +58,13 @@ ROUTES: dict[tuple[str, str], At] = {
 
 
 @dataclass(slots=True)
-class Door:
+class UnixDoor:
     """The Unix socket: its path, once it is open."""
 
     path: str = ""
 
 
-DOOR = web.AppKey("door", Door)
+DOOR = web.AppKey("door", UnixDoor)
 
 
 def may_control(request: web.Request) -> bool:

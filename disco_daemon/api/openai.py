@@ -56,7 +56,7 @@ class DeviceWish(msgspec.Struct, forbid_unknown_fields=True):
     model: Annotated[str, Meta(max_length=4096)]
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class AnswerRequest(msgspec.Struct, kw_only=True):
     """What both endpoints take."""
 
     model: str
@@ -84,7 +84,7 @@ class Asked(msgspec.Struct, kw_only=True):
         return bool((self.stream_options or {}).get("include_usage"))
 
 
-class ChatRequest(Asked, kw_only=True):
+class ChatRequest(AnswerRequest, kw_only=True):
     """What of a chat completion request this daemon reads itself; the rest travels in `extra`."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -93,7 +93,7 @@ class ChatRequest(Asked, kw_only=True):
     add_generation_prompt: bool = True
 
 
-class CompletionRequest(Asked, kw_only=True):
+class CompletionRequest(AnswerRequest, kw_only=True):
     """The same of a text completion; what stands below `prompt` is taken only if it asks for nothing.
 
     Without `max_tokens` there are COMPLETION_TOKENS, with a null as many as there will be.
@@ -109,7 +109,7 @@ class CompletionRequest(Asked, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
-_A = TypeVar("_A", bound=Asked)
+_A = TypeVar("_A", bound=AnswerRequest)
 _S = TypeVar("_S", bound=msgspec.Struct)
 _TOO_DEEP = f"The request body is nested too deeply: more than {MAX_DEPTH} objects and arrays within each other."
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -289,7 +289,7 @@ def _allowed(options: DiscoOptions, allowed: frozenset[Side]) -> frozenset[Side]
     return allowed
 
 
-def _delivery(request: Asked) -> Delivery | None:
+def _delivery(request: AnswerRequest) -> Delivery | None:
     """How the tokens are to be released; nobody watches an answer that comes in one piece."""
     if not request.stream:
         return Delivery.OFF
@@ -297,11 +297,11 @@ def _delivery(request: Asked) -> Delivery | None:
     return None if wish is None else Delivery(wish)
 
 
-def _stop(request: Asked) -> tuple[str, ...]:
+def _stop(request: AnswerRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
-def _sampling(request: Asked, max_tokens: int | None) -> Sampling:
+def _sampling(request: AnswerRequest, max_tokens: int | None) -> Sampling:
     return Sampling(
         max_tokens=max_tokens,
         temperature=request.temperature,

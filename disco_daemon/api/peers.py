@@ -56,14 +56,14 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SocketRow:
     """What the kernel says of a socket; the inode is 0 when no process has it open any more."""
 
     uid: int
     inode: int
 
 
-def judged(row: Row | None, own_uid: int) -> Peer:
+def judged(row: SocketRow | None, own_uid: int) -> Peer:
     """Who that is. Root is believed like any other only with an inode: a closed socket shows as root's."""
     if row is None or row.inode == 0:
         return Peer(Whose.NOBODY)
@@ -99,7 +99,7 @@ def numbered(reply: bytes) -> int:
     return int(_HEADER.unpack_from(reply)[3]) if len(reply) >= _HEADER.size else -1
 
 
-def answered(reply: bytes, theirs: Address, ours: Address) -> Row | None:
+def answered(reply: bytes, theirs: Address, ours: Address) -> SocketRow | None:
     """The row in a reply, None if there is none for these two ends. Raises OSError where the kernel cannot be asked."""
     _, kind, _, _, _ = _HEADER.unpack_from(reply)
     if kind == _ERROR:
@@ -115,20 +115,20 @@ def answered(reply: bytes, theirs: Address, ours: Address) -> Row | None:
     # Where no such connection is left, the kernel goes on to look for who listens at that address.
     if state == _LISTENS or found != (theirs[0], ours[0], theirs[1], ours[1]):
         return None
-    return Row(uid, inode)
+    return SocketRow(uid, inode)
 
 
 # --- /proc/net/tcp ------------------------------------------------------------------------------------------------
 
 
-def listed(table: bytes, theirs: Address, ours: Address) -> Row | None:
+def listed(table: bytes, theirs: Address, ours: Address) -> SocketRow | None:
     """The same out of /proc/net/tcp or tcp6, None if it is not there."""
     for wide in (False, True):
         if wide or len(theirs[0]) == 4:
             start = table.find(f" {_spelled(theirs, wide=wide)} {_spelled(ours, wide=wide)} ".encode())
             if start >= 0:
                 cells = table[start:].split(b"\n", 1)[0].split()
-                return Row(int(cells[6]), int(cells[8])) if len(cells) > 8 else None
+                return SocketRow(int(cells[6]), int(cells[8])) if len(cells) > 8 else None
     return None
 
 
@@ -178,7 +178,7 @@ class Kernel:
         except OSError:
             return Peer(Whose.NOBODY)
 
-    def _row(self, theirs: Address, ours: Address) -> Row | None:
+    def _row(self, theirs: Address, ours: Address) -> SocketRow | None:
         try:
             row = self._diagnosed(theirs, ours)
         except OSError:
@@ -186,7 +186,7 @@ class Kernel:
         self._answers = self._answers or row is not None
         return row if self._answers else self._looked_up(theirs, ours)
 
-    def _diagnosed(self, theirs: Address, ours: Address) -> Row | None:
+    def _diagnosed(self, theirs: Address, ours: Address) -> SocketRow | None:
         """By sock_diag. Raises OSError if it cannot be asked."""
         if self._socket is None:
             raise OSError(errno.EPROTONOSUPPORT, "no sock_diag")
@@ -198,7 +198,7 @@ class Kernel:
                 return answered(reply, theirs, ours)
         return None
 
-    def _looked_up(self, theirs: Address, ours: Address) -> Row | None:
+    def _looked_up(self, theirs: Address, ours: Address) -> SocketRow | None:
         """By the tables of all connections. A table that cannot be read has no row."""
         names = ("tcp", "tcp6") if len(theirs[0]) == 4 else ("tcp6",)
         for name in names:

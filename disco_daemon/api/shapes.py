@@ -18,7 +18,7 @@ def error_body(error: DiscoError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
-class Shape(ABC):
+class AnswerShape(ABC):
     """One of the shapes; `piece` and `whole` name what a stream and a body consist of."""
 
     prefix = piece = whole = ""
@@ -63,7 +63,7 @@ class Shape(ABC):
         """All tokens as the choice of a body."""
 
 
-class Text(Shape):
+class TextShape(AnswerShape):
     """`text_completion`, in chunks and whole. Only plain text comes this way."""
 
     prefix, piece, whole = "cmpl-", "text_completion", "text_completion"
@@ -76,7 +76,7 @@ class Text(Shape):
         return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": None}
 
 
-class Chat(Shape):
+class ChatShape(AnswerShape):
     """`chat.completion.chunk` and `chat.completion`."""
 
     prefix, piece, whole = "chatcmpl-", "chat.completion.chunk", "chat.completion"

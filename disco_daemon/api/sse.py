@@ -12,7 +12,7 @@ from ..deadline import Deadline
 from ..errors import DiscoError, ReaderGone
 from ..plain import one_line
 from ..types import Outcome, Side, Token
-from .shapes import Ids, Shape, error_body
+from .shapes import AnswerShape, Ids, error_body
 
 READER_TIMEOUT_S = 300.0  # a reader who takes nothing for so long holds a server's stream open for nobody
 
@@ -70,7 +70,7 @@ class StreamSink:
     def __init__(
         self,
         request: web.Request,
-        shape: Shape,
+        shape: AnswerShape,
         request_id: str,
         *,
         include_usage: bool = False,
@@ -157,7 +157,7 @@ class StreamSink:
 class BodySink:
     """Collects an answer into one body."""
 
-    def __init__(self, shape: Shape, *, token_ids: bool = False) -> None:
+    def __init__(self, shape: AnswerShape, *, token_ids: bool = False) -> None:
         self._shape = shape
         self._ids = _TokenIds(wanted=token_ids)
         self._known: list[int] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..api.app import make_app
-from ..api.connections import Limits, Runner
+from ..api.connections import ConnectionLimits, Runner
 from ..api.guard import ApiConfig
 from ..api.listening import opened
 from ..api.metrics import Metrics
@@ -21,7 +21,7 @@ from ..conductor.traces import Traces
 from ..config.layers import data_path, require_complete
 from ..config.schema import Api, Config, HistorySettings
 from ..endpoints.shaper import Shape
-from ..onboarding.desk import Desk
+from ..onboarding.setup import Onboarding
 from ..service.notify import Manager
 from ..store import History
 from ..store.claim import claimed
@@ -75,7 +75,7 @@ class Daemon:
         self._replay = HistoryReplay(
             self.shared.history.path, price_lists, clock, lambda: self.runtime.conductor.n_served
         )  # fmt: skip
-        setup = ServerSetup(Desk(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
+        setup = ServerSetup(Onboarding(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
         self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup)
 
     @property
@@ -104,7 +104,7 @@ class Daemon:
         doorkeeper = _doorkeeper(api)
         app = make_app(self.conductor, self.documents, doorkeeper, shared.metrics)
         kernel = Kernel() if doorkeeper.asks_users else None
-        limits = Limits(api.receive_timeout_s, connections=files.connections(files.raise_limit()))
+        limits = ConnectionLimits(api.receive_timeout_s, connections=files.connections(files.raise_limit()))
         runner = Runner(app, kernel, limits, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
             if kernel is not None:

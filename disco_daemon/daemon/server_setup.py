@@ -9,9 +9,9 @@ from ..errors import RequestError
 from ..models.default import installed_models
 from ..net import without_credentials
 from ..onboarding.checking import Checked
-from ..onboarding.desk import Desk
-from ..onboarding.providers import Key
+from ..onboarding.providers import ServerKey
 from ..onboarding.saving import Choice, shadowed
+from ..onboarding.setup import Onboarding
 
 CHECK_TIMEOUT_S = 30.0  # one list of models and one answer, each with a time-out of its own
 
@@ -19,19 +19,19 @@ CHECK_TIMEOUT_S = 30.0  # one list of models and one answer, each with a time-ou
 class ServerSetup:
     """The first steps that the daemon's API offers. One check at a time: each may cost money."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, setup: Onboarding) -> None:
+        self._setup = setup
         self._checking = False
 
     def providers(self) -> dict[str, Any]:
         """The providers, where there is a key to each, what is written down, and this machine's models. Blocks."""
-        desk, saved = self._desk, self._desk.config()
+        setup, saved = self._setup, self._setup.config()
         rows = [
             {
                 "name": p.name, "title": p.title, "base_url": p.base_url, "key_url": p.key_url,
-                "key": desk.has_key(p.base_url),
+                "key": setup.has_key(p.base_url),
             }
-            for p in desk.providers()
+            for p in setup.providers()
         ]  # fmt: skip
         device = saved.device
         return {
@@ -54,10 +54,10 @@ class ServerSetup:
             self._checking = False
 
     def _check(self, base_url: str, api_key: str, model: str) -> Checked:
-        desk = self._desk
-        if (problem := desk.problem(base_url, api_key)) is not None:
+        setup = self._setup
+        if (problem := setup.problem(base_url, api_key)) is not None:
             return Checked(without_credentials(base_url), model, problem=problem)
-        return desk.check(base_url, desk.key(base_url, api_key), model)
+        return setup.check(base_url, setup.key(base_url, api_key), model)
 
     async def save_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
         """Write it down; an empty address takes the server away. Raises ConfigError, and then nothing has changed."""
@@ -69,20 +69,20 @@ class ServerSetup:
 
     def _save_device(self, model: str) -> dict[str, Any]:
         """By name or path, as `known` lists them: a caller of the API names no other file of this machine."""
-        desk, here = self._desk, installed_models()
+        setup, here = self._setup, installed_models()
         found = next((m for m in here if model in (m["name"], m["path"])), None)
         if model and found is None:
             names = ", ".join(m["name"] for m in here) or "none"
             msg = f"{model!r} is none of the models here ({names}); `disco setup --local FILE` takes any GGUF file"
             raise RequestError(msg, code="invalid_setting", param="model")
-        changes = desk.save(Choice(local="" if found is None or found["default"] else found["path"]))
-        return {"saved": sorted(changes), "shadowed": shadowed(changes, desk.env)}
+        changes = setup.save(Choice(local="" if found is None or found["default"] else found["path"]))
+        return {"saved": sorted(changes), "shadowed": shadowed(changes, setup.env)}
 
     def _save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        desk = self._desk
-        if base_url and (problem := desk.problem(base_url, api_key)) is not None:
+        setup = self._setup
+        if base_url and (problem := setup.problem(base_url, api_key)) is not None:
             msg = f"{problem.text}: {problem.mend}"
             raise RequestError(msg, code="invalid_setting", param=str(problem.code))
-        key = desk.key(base_url, api_key) if base_url else Key()
-        changes = desk.save(Choice(base_url, model, key))
-        return {"saved": sorted(changes), "shadowed": shadowed(changes, desk.env)}
+        key = setup.key(base_url, api_key) if base_url else ServerKey()
+        changes = setup.save(Choice(base_url, model, key))
+        return {"saved": sorted(changes), "shadowed": shadowed(changes, setup.env)}

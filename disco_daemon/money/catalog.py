@@ -203,7 +203,7 @@ def parse(name: str, table: Mapping[str, Any], file: str, *, own: bool = False) 
 
     Raises ConfigError that names `file`, the key and the mend.
     """
-    reader = _Reader(file)
+    reader = _PriceListReader(file)
     reader.known(table, _SERVER_KEYS, "")
     private, reference = (reader.flag(table, key) for key in ("private", "reference"))
     urls = reader.urls(table, wanted=not (private or reference))
@@ -226,7 +226,7 @@ def parse(name: str, table: Mapping[str, Any], file: str, *, own: bool = False) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _PriceListReader:
     """Takes values out of one file's tables, and says what is wrong with them and how to mend it."""
 
     file: str

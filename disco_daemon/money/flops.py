@@ -53,7 +53,7 @@ class Flops:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """The numbers of a decoder-only transformer."""
 
     layers: int
@@ -101,7 +101,7 @@ class Shape:
         return self.span(context, context + 1, outputs=1)
 
 
-def joules_per_token(shape: Shape, joules_per_flop: float, length: int, context: int) -> tuple[float, float]:
+def joules_per_token(shape: ModelShape, joules_per_flop: float, length: int, context: int) -> tuple[float, float]:
     """J of one prompt token, on average over a prompt of `length` tokens, and of one decode token at `context`.
 
     The linear model: energy = joules_per_flop * operations. Raises ValueError for an empty prompt.
@@ -112,12 +112,12 @@ def joules_per_token(shape: Shape, joules_per_flop: float, length: int, context:
     return prefill, joules_per_flop * shape.decode(context).total
 
 
-def calibrate(shape: Shape, prefill_j_per_token: float, length: int) -> float:
+def calibrate(shape: ModelShape, prefill_j_per_token: float, length: int) -> float:
     """J per operation, from J per prompt token measured over prompts of `length` tokens."""
     return prefill_j_per_token * length / shape.prefill(length).total
 
 
-def shape_of(metadata: Mapping[str, Value | list[Value]]) -> Shape:
+def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
     """The shape that a GGUF file's keys tell (github.com/ggml-org/ggml, docs/gguf.md), as `gguf.read_gguf` gives them.
 
     Where layers differ (a list of values), their mean counts. Raises ValueError that names what is missing.
@@ -136,7 +136,7 @@ def shape_of(metadata: Mapping[str, Value | list[Value]]) -> Shape:
 
     hidden, heads = number("embedding_length"), number("attention.head_count")
     used = number("expert_used_count", 0)
-    return Shape(
+    return ModelShape(
         layers=number("block_count"),
         hidden=hidden,
         ffn=number("expert_feed_forward_length", number("feed_forward_length"))

@@ -56,7 +56,7 @@ def at(catalog: Catalog, base_url: str) -> Provider | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ServerKey:
     """A key, where it comes from ("" if there is none), and which settings have the daemon find it there."""
 
     value: str = field(default="", repr=False)
@@ -72,34 +72,34 @@ def key_path(folder: Path, base_url: str) -> Path:
     return folder.absolute() / "keys" / (host if usual else f"{host}_{parts.port}")
 
 
-def known_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Mapping[str, str]) -> Key:
+def known_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Mapping[str, str]) -> ServerKey:
     """The key for a server that is there already: as configured, as kept by an earlier setup, or in a variable.
 
     `path` is config.toml. A key goes only to the origin that it is for (`config.key_for`), and to nobody in the clear.
     Raises ConfigError for a file that others can read.
     """
     if is_plain(base_url) and not config.server.insecure and not goes_nowhere_public(base_url):
-        return Key(settings=_NO_KEY)
+        return ServerKey(settings=_NO_KEY)
     if config.server.base_url and (value := key_for(config, base_url, env)):
         named_so = env.get(config.server.api_key_env)
         source = f"${config.server.api_key_env}" if named_so else config.server.api_key_file
-        return Key(value, source, {"server.key_origin": origin(base_url)})
+        return ServerKey(value, source, {"server.key_origin": origin(base_url)})
     kept = key_path(path.parent, base_url)
     # Of two origins at one host the one with https has the file: what was given for it is not for the other one.
     shared = is_plain(base_url) and urlsplit(base_url).port in (None, _PORTS["http"])
     if not shared and kept.exists() and (value := read_key_file(kept)):
-        return Key(value, str(kept), _in_file(kept, base_url))
+        return ServerKey(value, str(kept), _in_file(kept, base_url))
     provider = at(catalog, base_url)
     variable = provider.key_env if provider is not None else ""
     value = env.get(variable, "") if variable else ""
     settings = _NO_KEY | {"server.api_key_env": variable, "server.key_origin": origin(base_url) if variable else ""}
-    return Key(value, f"${variable}" if value else "", settings)
+    return ServerKey(value, f"${variable}" if value else "", settings)
 
 
-def new_key(path: Path, base_url: str, value: str) -> Key:
+def new_key(path: Path, base_url: str, value: str) -> ServerKey:
     """A key that somebody has just given; `saving` writes it where its settings say. No variable goes before it."""
     kept = key_path(path.parent, base_url)
-    return Key(value, str(kept), _in_file(kept, base_url))
+    return ServerKey(value, str(kept), _in_file(kept, base_url))
 
 
 def has_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Mapping[str, str]) -> str:

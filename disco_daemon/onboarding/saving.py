@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..models.default import installed_models
 from ..net import is_plain
 from ..smallfile import open_regular
-from .providers import Key, key_path
+from .providers import ServerKey, key_path
 
 _MAGIC = b"GGUF"
 DEFAULT = "default"  # the name of the model that ships
@@ -29,7 +29,7 @@ class Choice:
 
     base_url: str | None = None
     model: str = ""
-    key: Key = field(default_factory=Key)
+    key: ServerKey = field(default_factory=ServerKey)
     local: str | None = None
 
 

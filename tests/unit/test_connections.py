@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from disco_daemon.api import connections
-from disco_daemon.api.connections import MAX_CONNECTIONS, Connections, Limits, Runner, bounded
+from disco_daemon.api.connections import MAX_CONNECTIONS, ConnectionLimits, Connections, Runner, bounded
 from disco_daemon.api.failures import MAX_BODY, errors_in_shape
 from disco_daemon.api.peers import Peer, Whose
 from disco_daemon.daemon import files
@@ -27,7 +27,7 @@ WHOLE = b"x" * 8 * 1024 * 1024
 class House:
     """A server with one route, which answers with the length of the body once `go` is set."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.go = asyncio.Event()
         self.came = asyncio.Event()
         self.n_answered = 0
@@ -63,7 +63,7 @@ class House:
 
 @asynccontextmanager
 async def house(**limits: float) -> AsyncIterator[House]:
-    found = House(Limits(**limits))  # type: ignore[arg-type]
+    found = House(ConnectionLimits(**limits))  # type: ignore[arg-type]
     await found.runner.setup()
     await web.TCPSite(found.runner, "127.0.0.1", 0).start()
     try:
@@ -213,7 +213,7 @@ async def test_a_reader_who_takes_nothing_is_not_waited_for_for_ever() -> None:
 
 
 def test_each_kind_of_peer_has_its_own_bound() -> None:
-    limits = Limits()
+    limits = ConnectionLimits()
     kinds = {whose: limits.of(Peer(whose)) for whose in Whose}
     assert kinds[Whose.DOOR] == limits.doors
     assert kinds[Whose.OTHER] == kinds[Whose.NOBODY] == limits.strangers

@@ -19,7 +19,7 @@ import pytest
 from disco_daemon import pricelist
 from disco_daemon.cli.doctor import server
 from disco_daemon.cli.doctor.finding import Finding, Level
-from disco_daemon.cli.doctor.server import Key
+from disco_daemon.cli.doctor.server import FoundKey
 from disco_daemon.config.schema import Api, Config, ServerSettings
 from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.onboarding import asking
@@ -108,7 +108,7 @@ def test_a_key_in_place_of_a_variables_name_is_not_shown(pasted: str) -> None:
 
 
 def test_a_key_is_not_in_its_repr() -> None:
-    assert SECRET not in repr(Key(SECRET, "$OPENAI_API_KEY"))
+    assert SECRET not in repr(FoundKey(SECRET, "$OPENAI_API_KEY"))
 
 
 def test_prices(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_key_that_is_another_server_s_or_would_travel_in_the_clear_turns_the_s
     assert key_of(open_way, env)[0] is OK
     assert server.may_ask(open_way.server, server.read_key(open_way, env))
     assert "can read key and prompts" in server.address(open_way.server, Api()).found
-    assert not server.may_ask(settings(base_url="http://llm.example.com/v1").server, Key(SECRET))
+    assert not server.may_ask(settings(base_url="http://llm.example.com/v1").server, FoundKey(SECRET))
 
 
 # --- the key file, and going on with half an answer -------------------------------------------------------------------

@@ -16,7 +16,7 @@ from disco_daemon.api import app, openai
 from disco_daemon.api.connections import Runner
 from disco_daemon.api.failures import MAX_RETRY_S, RETRY_S, errors_in_shape, failure, plain, signed
 from disco_daemon.api.scrape import Handler
-from disco_daemon.api.shapes import Chat
+from disco_daemon.api.shapes import ChatShape
 from disco_daemon.api.sse import StreamSink
 from disco_daemon.errors import DiscoError, EndpointError, RequestError, Unavailable
 from disco_daemon.types import BOTH, Side, Token
@@ -116,7 +116,9 @@ async def test_a_stream_that_breaks_unexpectedly_says_so_in_band(
         asked, extra = openai.parse(
             b'{"model": "disco", "stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
         )
-        return await app._answer(request, asked, openai.to_generation(asked, extra, "r", BOTH), Chat("r", 0, "disco"))
+        return await app._answer(
+            request, asked, openai.to_generation(asked, extra, "r", BOTH), ChatShape("r", 0, "disco")
+        )
 
     async with aiohttp.ClientSession() as session, session.get(await served(answer, run)) as response:
         events = (await response.read()).decode().split("\n\n")

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.gguf import read_gguf
 from disco_daemon.money import flops
-from disco_daemon.money.flops import Shape
+from disco_daemon.money.flops import ModelShape
 from tests.fixtures.gguf import array, header, number, pair, text
 
 ROOT = Path(__file__).parent.parent.parent
-BLOOM_560M = Shape(24, 1024, 4096, 16, 16, 64, 250_880, gated=False)
-BLOOM_1B1 = Shape(24, 1536, 6144, 16, 16, 96, 250_880, gated=False)
-QWEN_05B = Shape(24, 1024, 2816, 16, 16, 64, 151_936, gated=True)
-SMOLLM2 = Shape(30, 576, 1536, 9, 3, 64, 49_152, gated=True)
+BLOOM_560M = ModelShape(24, 1024, 4096, 16, 16, 64, 250_880, gated=False)
+BLOOM_1B1 = ModelShape(24, 1536, 6144, 16, 16, 96, 250_880, gated=False)
+QWEN_05B = ModelShape(24, 1024, 2816, 16, 16, 64, 151_936, gated=True)
+SMOLLM2 = ModelShape(30, 576, 1536, 9, 3, 64, 49_152, gated=True)
 
 shapes = st.builds(
-    Shape, *[st.integers(1, 64)] * 7, gated=st.booleans(), experts_used=st.integers(1, 4)
+    ModelShape, *[st.integers(1, 64)] * 7, gated=st.booleans(), experts_used=st.integers(1, 4)
 )  # fmt: skip
 
 
@@ -35,7 +35,9 @@ shapes = st.builds(
         (QWEN_05B, 463_987_712, 24 * 5 * 1024 + 1024),
     ],
 )
-def test_a_token_without_context_takes_two_operations_a_parameter(shape: Shape, parameters: int, vectors: int) -> None:
+def test_a_token_without_context_takes_two_operations_a_parameter(
+    shape: ModelShape, parameters: int, vectors: int
+) -> None:
     token = shape.decode(0)
     seen_itself = 4 * shape.layers * shape.heads * shape.head_dim
     assert token.total - token.norm - seen_itself == 2 * (parameters - vectors)  # output and embedding are one matrix
@@ -69,14 +71,14 @@ def test_shares_add_up() -> None:
 
 
 @given(shapes, st.integers(0, 300), st.integers(0, 300))
-def test_a_prompt_is_its_tokens(shape: Shape, cached: int, fresh: int) -> None:
+def test_a_prompt_is_its_tokens(shape: ModelShape, cached: int, fresh: int) -> None:
     one_by_one = sum(shape.span(i, i + 1, outputs=0).total for i in range(cached, cached + fresh))
     asked = shape.span(0, 0, outputs=1).total if fresh else 0.0
     assert shape.prefill(cached + fresh, cached).total == pytest.approx(one_by_one + asked)
 
 
 @given(shapes, st.integers(0, 10**5), st.integers(1, 10**5))
-def test_a_longer_context_never_takes_less(shape: Shape, context: int, more: int) -> None:
+def test_a_longer_context_never_takes_less(shape: ModelShape, context: int, more: int) -> None:
     assert shape.decode(context + more).total > shape.decode(context).total > 0
 
 
@@ -134,7 +136,7 @@ def test_layers_that_differ_count_by_their_mean() -> None:
         "x.attention.head_count": 4, "x.attention.head_count_kv": [1, 3], "x.vocab_size": 10,
         "x.expert_used_count": 2, "x.expert_feed_forward_length": 50,
     }  # fmt: skip
-    assert flops.shape_of(keys) == Shape(2, 64, 50, 4, 2, 16, 10, gated=True, experts_used=2)
+    assert flops.shape_of(keys) == ModelShape(2, 64, 50, 4, 2, 16, 10, gated=True, experts_used=2)
     assert flops.shape_of(keys | {"x.expert_used_count": 0}).ffn == 200
 
 
@@ -160,8 +162,8 @@ def test_what_is_missing_is_named(missing: str, message: str) -> None:
     ("name", "shape"),
     [("pixel7pro-bloom1.1b", BLOOM_1B1), ("pixel7pro-bloom560m", BLOOM_560M), ("xiaomi14-qwen0.5b", QWEN_05B)],
 )
-def test_the_papers_phones(name: str, shape: Shape) -> None:
+def test_the_papers_phones(name: str, shape: ModelShape) -> None:
     profile = tomllib.loads((ROOT / "profiles/devices" / f"{name}.toml").read_text("utf-8"))
     assert profile["ttft_fit"]["k_s_per_token"] == pytest.approx(1 / profile["speed"]["prefill_tps"], rel=1e-4)
     profile["shape"].pop("source")
-    assert Shape(**profile["shape"]) == shape
+    assert ModelShape(**profile["shape"]) == shape

@@ -13,9 +13,9 @@ from disco_daemon.config import layers as config
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 from disco_daemon.onboarding import saving
-from disco_daemon.onboarding.desk import Desk
 from disco_daemon.onboarding.providers import key_path
 from disco_daemon.onboarding.saving import Choice, local_model, save, shadowed
+from disco_daemon.onboarding.setup import Onboarding
 from tests.fixtures.provider import SECRET
 
 URL = "https://llm.example.com/v1"
@@ -33,13 +33,13 @@ budget = 0.25  # enough
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path / "disco" / "config.toml", {})
+def setup(tmp_path: Path) -> Onboarding:
+    return Onboarding(tmp_path / "disco" / "config.toml", {})
 
 
-def written(desk: Desk, text: str) -> None:
-    desk.path.parent.mkdir(exist_ok=True)
-    desk.path.write_text(text, "utf-8")
+def written(setup: Onboarding, text: str) -> None:
+    setup.path.parent.mkdir(exist_ok=True)
+    setup.path.write_text(text, "utf-8")
 
 
 def everything(folder: Path) -> dict[str, str]:
@@ -51,48 +51,48 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def chosen(desk: Desk, url: str = URL, model: str = "big", key: str = SECRET, **more: Any) -> Choice:
-    return Choice(url, model, desk.key(url, key), **more)
+def chosen(setup: Onboarding, url: str = URL, model: str = "big", key: str = SECRET, **more: Any) -> Choice:
+    return Choice(url, model, setup.key(url, key), **more)
 
 
-def test_a_server_is_there_after_the_next_start_with_its_key(desk: Desk) -> None:
+def test_a_server_is_there_after_the_next_start_with_its_key(setup: Onboarding) -> None:
     old = os.umask(0)  # the worst one: nothing is taken from anybody
     try:
-        desk.save(chosen(desk))
+        setup.save(chosen(setup))
     finally:
         os.umask(old)
-    found = desk.config()
+    found = setup.config()
     assert (found.server.base_url, found.server.model) == (URL, "big")
-    file = desk.path.parent / "keys" / "llm.example.com"
+    file = setup.path.parent / "keys" / "llm.example.com"
     assert found.server.api_key_file == str(file)
-    modes = [mode(path) for path in (file, file.parent, desk.path, desk.path.parent)]
+    modes = [mode(path) for path in (file, file.parent, setup.path, setup.path.parent)]
     assert modes == [0o600, 0o700, 0o600, 0o700]
     assert config.server_api_key(found, {}) == SECRET
     assert config.server_api_key(found, {"OPENAI_API_KEY": "another"}) == SECRET, "the one that was given counts"
-    assert SECRET not in desk.path.read_text("utf-8")
-    assert sorted(everything(desk.path.parent)) == ["config.toml", "keys/llm.example.com"], "nothing is left behind"
+    assert SECRET not in setup.path.read_text("utf-8")
+    assert sorted(everything(setup.path.parent)) == ["config.toml", "keys/llm.example.com"], "nothing is left behind"
 
 
-def test_comments_stay_and_what_was_for_the_server_before_goes(desk: Desk) -> None:
-    written(desk, COMMENTED)
-    desk.save(chosen(desk))
-    text = desk.path.read_text("utf-8")
+def test_comments_stay_and_what_was_for_the_server_before_goes(setup: Onboarding) -> None:
+    written(setup, COMMENTED)
+    setup.save(chosen(setup))
+    text = setup.path.read_text("utf-8")
     for line in ("# My settings.", "# the remote one", "# not OpenAI", "# enough"):
         assert line in text
-    found = desk.config()
+    found = setup.config()
     assert found.server.base_url == URL
     assert found.server.input_usd_per_mtok is None, "the price was another model's"
     assert found.server.continuation == "auto"
     assert found.policy.budget == 0.25
 
 
-def test_another_model_of_the_same_server_keeps_its_way_to_continue_and_its_key(desk: Desk) -> None:
-    written(desk, COMMENTED)
+def test_another_model_of_the_same_server_keeps_its_way_to_continue_and_its_key(setup: Onboarding) -> None:
+    written(setup, COMMENTED)
     url = "https://api.example.com/v1"
-    desk.save(chosen(desk, url, "m"))
-    assert desk.config().server.input_usd_per_mtok == 1.5, "nothing changed but the key"
-    desk.save(chosen(desk, url, "m2", key=""))
-    found = desk.config()
+    setup.save(chosen(setup, url, "m"))
+    assert setup.config().server.input_usd_per_mtok == 1.5, "nothing changed but the key"
+    setup.save(chosen(setup, url, "m2", key=""))
+    found = setup.config()
     assert (found.server.model, found.server.continuation) == ("m2", "prefix")
     assert found.server.input_usd_per_mtok is None
     assert config.server_api_key(found, {}) == SECRET
@@ -106,68 +106,68 @@ def test_another_model_of_the_same_server_keeps_its_way_to_continue_and_its_key(
         Choice("ftp://x/v1", "m"),
     ],
 )
-def test_what_is_wrong_changes_nothing(desk: Desk, wrong: Choice) -> None:
-    written(desk, COMMENTED)
-    before = everything(desk.path.parent)
-    choice = Choice(wrong.base_url, wrong.model, desk.key(URL, SECRET))
+def test_what_is_wrong_changes_nothing(setup: Onboarding, wrong: Choice) -> None:
+    written(setup, COMMENTED)
+    before = everything(setup.path.parent)
+    choice = Choice(wrong.base_url, wrong.model, setup.key(URL, SECRET))
     with pytest.raises(ConfigError):
-        desk.save(choice)
-    assert everything(desk.path.parent) == before
+        setup.save(choice)
+    assert everything(setup.path.parent) == before
 
 
 @pytest.mark.parametrize("before", [None, "sk-the-key-before\n"])
 def test_a_disk_that_fails_at_the_settings_takes_the_key_back(
-    desk: Desk, before: str | None, monkeypatch: pytest.MonkeyPatch
+    setup: Onboarding, before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written(desk, COMMENTED)
+    written(setup, COMMENTED)
     if before is not None:
-        config.write_private(key_path(desk.path.parent, URL), before)
-    found = everything(desk.path.parent)
+        config.write_private(key_path(setup.path.parent, URL), before)
+    found = everything(setup.path.parent)
 
     def full(path: Path, changes: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(saving, "set_values", full)
     with pytest.raises(ConfigError, match="No space left"):
-        desk.save(chosen(desk))
-    assert everything(desk.path.parent) == found
+        setup.save(chosen(setup))
+    assert everything(setup.path.parent) == found
 
 
-def test_a_key_that_cannot_be_written_changes_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(desk, COMMENTED)
-    before = everything(desk.path.parent)
+def test_a_key_that_cannot_be_written_changes_nothing(setup: Onboarding, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(setup, COMMENTED)
+    before = everything(setup.path.parent)
 
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(saving, "write_private", full)
     with pytest.raises(ConfigError, match="No space left") as raised:
-        desk.save(chosen(desk))
+        setup.save(chosen(setup))
     assert SECRET not in str(raised.value)
-    assert everything(desk.path.parent) == before
+    assert everything(setup.path.parent) == before
 
 
-def test_a_config_that_cannot_be_read_is_left_alone(desk: Desk) -> None:
-    written(desk, "[server\n")
+def test_a_config_that_cannot_be_read_is_left_alone(setup: Onboarding) -> None:
+    written(setup, "[server\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        save(desk.path, Choice(URL, "m"))
-    assert everything(desk.path.parent) == {"config.toml": "[server\n"}
+        save(setup.path, Choice(URL, "m"))
+    assert everything(setup.path.parent) == {"config.toml": "[server\n"}
 
 
-def test_a_folder_that_others_could_look_into_is_closed(desk: Desk) -> None:
-    folder = desk.path.parent / "keys"
+def test_a_folder_that_others_could_look_into_is_closed(setup: Onboarding) -> None:
+    folder = setup.path.parent / "keys"
     folder.mkdir(parents=True, mode=0o755)
-    desk.save(chosen(desk))
+    setup.save(chosen(setup))
     assert mode(folder) == 0o700
 
 
-def test_a_server_can_be_taken_away_and_its_key_stays_for_another_time(desk: Desk) -> None:
-    desk.save(chosen(desk))
-    desk.save(Choice(""))
-    found = desk.config()
+def test_a_server_can_be_taken_away_and_its_key_stays_for_another_time(setup: Onboarding) -> None:
+    setup.save(chosen(setup))
+    setup.save(Choice(""))
+    found = setup.config()
     assert (found.server.base_url, found.server.model, found.server.api_key_file) == ("", "", "")
     assert found.server.api_key_env == "OPENAI_API_KEY"
-    assert desk.key(URL).value == SECRET
+    assert setup.key(URL).value == SECRET
 
 
 # --- keys that are there ----------------------------------------------------------------------------------------------
@@ -188,45 +188,45 @@ def test_a_key_s_file_is_named_after_its_host_and_stays_in_its_folder(url: str, 
     assert key_path(tmp_path, url) == tmp_path / "keys" / name
 
 
-def test_a_key_goes_only_where_it_belongs(desk: Desk) -> None:
+def test_a_key_goes_only_where_it_belongs(setup: Onboarding) -> None:
     env = {"OPENAI_API_KEY": "of-openai", "GROQ_API_KEY": "of-groq"}
-    desk = Desk(desk.path, env)
-    desk.save(chosen(desk))
-    assert desk.key(URL).value == SECRET
-    assert desk.key("https://api.openai.com/v1").value == "of-openai"
-    groq = desk.key("https://api.groq.com/openai/v1")
+    setup = Onboarding(setup.path, env)
+    setup.save(chosen(setup))
+    assert setup.key(URL).value == SECRET
+    assert setup.key("https://api.openai.com/v1").value == "of-openai"
+    groq = setup.key("https://api.groq.com/openai/v1")
     assert (groq.value, groq.source) == ("of-groq", "$GROQ_API_KEY")
     assert groq.settings["server.api_key_env"] == "GROQ_API_KEY"
     for elsewhere in ("https://llm.example.org/v1", "https://llm.example.com:8443/v1", "http://llm.example.com/v1"):
-        assert desk.key(elsewhere).value == "", elsewhere
-    assert desk.has_key(URL).endswith("llm.example.com")
-    assert SECRET not in repr(desk.key(URL)) + repr(chosen(desk))
+        assert setup.key(elsewhere).value == "", elsewhere
+    assert setup.has_key(URL).endswith("llm.example.com")
+    assert SECRET not in repr(setup.key(URL)) + repr(chosen(setup))
 
 
-def test_the_key_of_a_variable_is_used_by_its_name_and_written_nowhere(desk: Desk) -> None:
-    desk = Desk(desk.path, {"GROQ_API_KEY": "of-groq"})
-    url = desk.address("Groq")
-    desk.save(Choice(url, "m", desk.key(url)))
-    found = desk.config()
+def test_the_key_of_a_variable_is_used_by_its_name_and_written_nowhere(setup: Onboarding) -> None:
+    setup = Onboarding(setup.path, {"GROQ_API_KEY": "of-groq"})
+    url = setup.address("Groq")
+    setup.save(Choice(url, "m", setup.key(url)))
+    found = setup.config()
     assert (found.server.api_key_env, found.server.api_key_file) == ("GROQ_API_KEY", "")
-    assert config.server_api_key(found, desk.env) == "of-groq"
-    assert sorted(everything(desk.path.parent)) == ["config.toml"]
+    assert config.server_api_key(found, setup.env) == "of-groq"
+    assert sorted(everything(setup.path.parent)) == ["config.toml"]
 
 
-def test_a_key_that_others_can_read_is_not_used(desk: Desk) -> None:
-    desk.save(chosen(desk))
-    desk.save(Choice(""))
-    key_path(desk.path.parent, URL).chmod(0o644)
-    assert desk.has_key(URL) == ""
+def test_a_key_that_others_can_read_is_not_used(setup: Onboarding) -> None:
+    setup.save(chosen(setup))
+    setup.save(Choice(""))
+    key_path(setup.path.parent, URL).chmod(0o644)
+    assert setup.has_key(URL) == ""
     with pytest.raises(ConfigError, match="chmod 600"):
-        desk.key(URL)
+        setup.key(URL)
 
 
 # --- the servers that are known ---------------------------------------------------------------------------------------
 
 
-def test_providers_have_a_name_an_address_and_a_place_for_keys(desk: Desk) -> None:
-    known = desk.providers()
+def test_providers_have_a_name_an_address_and_a_place_for_keys(setup: Onboarding) -> None:
+    known = setup.providers()
     assert [p.name for p in known] == [
         "anthropic", "cohere", "deepseek", "google", "groq", "mistral", "openai", "openrouter", "together",
     ]  # fmt: skip
@@ -237,14 +237,14 @@ def test_providers_have_a_name_an_address_and_a_place_for_keys(desk: Desk) -> No
         assert provider.key_env.endswith("_API_KEY")
 
 
-def test_a_list_of_one_s_own_is_a_provider_too(desk: Desk) -> None:
-    folder = desk.path.parent / "servers"
+def test_a_list_of_one_s_own_is_a_provider_too(setup: Onboarding) -> None:
+    folder = setup.path.parent / "servers"
     folder.mkdir(parents=True)
     (folder / "house.toml").write_text('base_url = "http://10.0.0.7/v1"\n[models."m"]\ninput = 1\noutput = 2\n')
-    assert desk.address("HOUSE") == "http://10.0.0.7/v1"
-    assert desk.address(URL) == URL
+    assert setup.address("HOUSE") == "http://10.0.0.7/v1"
+    assert setup.address(URL) == URL
     with pytest.raises(ConfigError, match="openrouter"):
-        desk.address("nobody")
+        setup.address("nobody")
 
 
 def test_variables_that_go_before_what_was_written_are_named() -> None:
@@ -256,7 +256,7 @@ def test_variables_that_go_before_what_was_written_are_named() -> None:
 
 
 def test_a_local_model_by_name_by_path_and_the_default(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Onboarding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISCO_MODELS_DIR", str(tmp_path))
     for name in (models.DEFAULT_MODEL, "other.gguf"):
@@ -267,7 +267,7 @@ def test_a_local_model_by_name_by_path_and_the_default(
     for wrong in ("text", "none.gguf"):
         with pytest.raises(ConfigError, match=r"one of default, other\.gguf"):
             local_model(str(tmp_path / wrong))
-    written(desk, "[device]\nenabled = false\n")
-    desk.save(Choice(local=local_model("other")))
-    assert (desk.config().device.model, desk.config().device.enabled) == (str(tmp_path / "other.gguf"), True)
-    assert desk.config().server.base_url == ""
+    written(setup, "[device]\nenabled = false\n")
+    setup.save(Choice(local=local_model("other")))
+    assert (setup.config().device.model, setup.config().device.enabled) == (str(tmp_path / "other.gguf"), True)
+    assert setup.config().server.base_url == ""

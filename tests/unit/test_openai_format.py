@@ -11,15 +11,15 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from disco_daemon.api import openai
-from disco_daemon.api.shapes import Chat, Shape, Text, error_body
+from disco_daemon.api.shapes import AnswerShape, ChatShape, TextShape, error_body
 from disco_daemon.api.sse import BodySink, comment, event
 from disco_daemon.engine import wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
 from disco_daemon.types import BOTH, Delivery, GenerationRequest, Outcome, Plan, Side, Token
 
 HI = [{"role": "user", "content": "Hi"}]
-CHAT = Chat("1", 1_700_000_000, "disco")
-TEXT = Text("1", 1_700_000_000, "disco")
+CHAT = ChatShape("1", 1_700_000_000, "disco")
+TEXT = TextShape("1", 1_700_000_000, "disco")
 
 
 def body(**more: Any) -> bytes:
@@ -448,7 +448,7 @@ def test_only_the_first_chunk_has_a_role() -> None:
 
 
 @pytest.mark.parametrize("shape", [CHAT, TEXT])
-def test_token_ids_are_given_where_they_are_asked_for_and_known(shape: Shape) -> None:
+def test_token_ids_are_given_where_they_are_asked_for_and_known(shape: AnswerShape) -> None:
     tokens = [Token("On", ids=(3,)), Token("", ids=()), Token("ce", 2, ids=(4, 5))]
     shown = {}
     for wanted in (True, False):

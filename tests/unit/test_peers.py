@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.api import peers
-from disco_daemon.api.peers import Kernel, Peer, Row, Whose, answered, judged, listed, numbered, packed, question
+from disco_daemon.api.peers import Kernel, Peer, SocketRow, Whose, answered, judged, listed, numbered, packed, question
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has it")
 LITTLE = pytest.mark.skipif(sys.byteorder != "little", reason="recorded on a little-endian machine")
@@ -59,21 +59,21 @@ MAPPED = (
 
 
 def test_who_it_is_depends_on_user_and_inode() -> None:
-    assert judged(Row(1000, 7), 1000) == Peer(Whose.OURS, 1000)
-    assert judged(Row(1001, 7), 1000) == Peer(Whose.OTHER, 1001)
-    assert judged(Row(0, 7), 1000) == Peer(Whose.ROOT, 0)
-    assert judged(Row(0, 7), 0) == Peer(Whose.OURS, 0)
-    assert judged(Row(0, 0), 1000) == Peer(Whose.NOBODY), "a closed socket shows as root's"
-    assert judged(Row(1000, 0), 1000) == Peer(Whose.NOBODY), "newer kernels remember the user of a closed socket"
+    assert judged(SocketRow(1000, 7), 1000) == Peer(Whose.OURS, 1000)
+    assert judged(SocketRow(1001, 7), 1000) == Peer(Whose.OTHER, 1001)
+    assert judged(SocketRow(0, 7), 1000) == Peer(Whose.ROOT, 0)
+    assert judged(SocketRow(0, 7), 0) == Peer(Whose.OURS, 0)
+    assert judged(SocketRow(0, 0), 1000) == Peer(Whose.NOBODY), "a closed socket shows as root's"
+    assert judged(SocketRow(1000, 0), 1000) == Peer(Whose.NOBODY), "newer kernels remember the user of a closed socket"
     assert judged(None, 1000) == Peer(Whose.NOBODY)
     assert [whose for whose in Whose if Peer(whose).stranger] == [Whose.OTHER, Whose.NOBODY]
 
 
 @LITTLE
 def test_a_recorded_reply_tells_user_and_inode() -> None:
-    assert answered(OPEN_V4, *V4) == Row(65534, 43663)
-    assert answered(OPEN_V6, *V6) == Row(65534, 43671)
-    assert answered(CLOSED_V4, *V4) == Row(0, 0)
+    assert answered(OPEN_V4, *V4) == SocketRow(65534, 43663)
+    assert answered(OPEN_V6, *V6) == SocketRow(65534, 43671)
+    assert answered(CLOSED_V4, *V4) == SocketRow(0, 0)
     assert (numbered(OPEN_V4), numbered(CLOSED_V4), numbered(b"")) == (7, 8, -1)
 
 
@@ -101,12 +101,12 @@ def test_no_such_connection_is_none_and_other_errors_are_errors() -> None:
 @LITTLE
 def test_rows_of_proc_net_tell_the_same() -> None:
     table = HEAD + LISTENER + OURS_V4 + THEIRS_V4
-    assert listed(table, *V4) == Row(65534, 43663)
-    assert listed(table, *reversed(V4)) == Row(0, 43664), "the other end of the same connection"
-    assert listed(HEAD + OURS_V4 + LEFT_V4, *V4) == Row(0, 0)
+    assert listed(table, *V4) == SocketRow(65534, 43663)
+    assert listed(table, *reversed(V4)) == SocketRow(0, 43664), "the other end of the same connection"
+    assert listed(HEAD + OURS_V4 + LEFT_V4, *V4) == SocketRow(0, 0)
     assert listed(HEAD + OURS_V4, *V4) is None
-    assert listed(HEAD + THEIRS_V6, *V6) == Row(65534, 43671)
-    assert listed(HEAD + MAPPED, *V4) == Row(1000, 777), "a client that speaks IPv4 by a socket of IPv6"
+    assert listed(HEAD + THEIRS_V6, *V6) == SocketRow(65534, 43671)
+    assert listed(HEAD + MAPPED, *V4) == SocketRow(1000, 777), "a client that speaks IPv4 by a socket of IPv6"
     assert listed(HEAD + THEIRS_V4[:60], *V4) is None
     assert listed(b"", *V4) is None
 

@@ -13,8 +13,8 @@ from disco_daemon.cli.setup import dialog
 from disco_daemon.cli.setup.dialog import Dialog
 from disco_daemon.models import default as models
 from disco_daemon.onboarding.checking import Checked
-from disco_daemon.onboarding.desk import Desk
 from disco_daemon.onboarding.saving import Choice
+from disco_daemon.onboarding.setup import Onboarding
 from tests.fixtures.provider import SECRET, Provider
 
 
@@ -35,26 +35,26 @@ class Terminal:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Onboarding:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / models.DEFAULT_MODEL).write_bytes(b"GGUF")
     monkeypatch.setenv("DISCO_MODELS_DIR", str(tmp_path / "models"))
-    return Desk(tmp_path / "config.toml", {})
+    return Onboarding(tmp_path / "config.toml", {})
 
 
-async def talked(desk: Desk, *answers: str) -> tuple[Choice, Checked | None, Terminal]:
+async def talked(setup: Onboarding, *answers: str) -> tuple[Choice, Checked | None, Terminal]:
     terminal = Terminal(iter(answers))
-    dialog = Dialog(desk, terminal.ask, terminal.ask, terminal.said.append)
+    dialog = Dialog(setup, terminal.ask, terminal.ask, terminal.said.append)
     choice, checked = await asyncio.to_thread(dialog.run)
     assert next(terminal.answers, None) is None, "every answer was wanted"
     assert SECRET not in terminal.text
-    assert not desk.path.exists(), "nothing is written before all is known"
+    assert not setup.path.exists(), "nothing is written before all is known"
     return choice, checked, terminal
 
 
-async def test_a_server_of_one_s_own_key_model_and_test(desk: Desk) -> None:
+async def test_a_server_of_one_s_own_key_model_and_test(setup: Onboarding) -> None:
     async with Provider() as server:
-        choice, checked, terminal = await talked(desk, "0", server.url, SECRET, "small", "y")
+        choice, checked, terminal = await talked(setup, "0", server.url, SECRET, "small", "y")
         assert (choice.base_url, choice.model, choice.key.value) == (server.url, "small", SECRET)
         assert choice.local is None
         assert checked is not None
@@ -64,90 +64,92 @@ async def test_a_server_of_one_s_own_key_model_and_test(desk: Desk) -> None:
         assert server.n_requests == 1
 
 
-async def test_while_nothing_may_leave_nobody_is_asked_for_models_or_a_test(desk: Desk) -> None:
+async def test_while_nothing_may_leave_nobody_is_asked_for_models_or_a_test(setup: Onboarding) -> None:
     async with Provider() as server:
-        choice, checked, terminal = await talked(replace(desk, switch=lambda: True), server.url, SECRET, "small")
+        choice, checked, terminal = await talked(replace(setup, switch=lambda: True), server.url, SECRET, "small")
         assert (choice.base_url, choice.model, choice.key.value, checked) == (server.url, "small", SECRET, None)
         assert "policy.private" in terminal.text
         assert server.seen == []
 
 
-async def test_a_wrong_key_is_asked_for_again_and_a_wrong_model_too(desk: Desk) -> None:
+async def test_a_wrong_key_is_asked_for_again_and_a_wrong_model_too(setup: Onboarding) -> None:
     async with Provider() as server:
         answers = (server.url, "sk-wrong-key-1234567", SECRET, "medium", "y", "y", "2", "")
-        choice, checked, terminal = await talked(desk, *answers)
+        choice, checked, terminal = await talked(setup, *answers)
         assert (choice.model, choice.key.value) == ("small", SECRET)
         assert checked is not None
         assert "refuses the key" in terminal.text
         assert "medium does not answer" in terminal.text
 
 
-async def test_part_of_a_name_shortens_a_long_list(desk: Desk) -> None:
+async def test_part_of_a_name_shortens_a_long_list(setup: Onboarding) -> None:
     async with Provider(names=[f"maker/model-{i}" for i in range(200)]) as server:
-        choice, _, terminal = await talked(desk, server.url, SECRET, "-19", "model-199", "y", "n")
+        choice, _, terminal = await talked(setup, server.url, SECRET, "-19", "model-199", "y", "n")
         assert choice.model == "maker/model-199"
         assert "and 170 more" in terminal.text
         assert server.n_requests == 0, "no test was wanted"
 
 
-async def test_without_a_list_the_name_is_typed(desk: Desk) -> None:
+async def test_without_a_list_the_name_is_typed(setup: Onboarding) -> None:
     async with Provider(names=None, key="") as server:
-        choice, checked, _ = await talked(desk, server.url, "", "whatever", "y")
+        choice, checked, _ = await talked(setup, server.url, "", "whatever", "y")
         assert (choice.model, choice.key.value) == ("whatever", "")
         assert checked is not None
 
 
-async def test_an_address_where_nobody_is_leads_back_to_the_question_who(desk: Desk) -> None:
+async def test_an_address_where_nobody_is_leads_back_to_the_question_who(setup: Onboarding) -> None:
     async with Provider() as server:
         pass
-    _, _, terminal = await talked(desk, server.url, SECRET, "")
+    _, _, terminal = await talked(setup, server.url, SECRET, "")
     assert terminal.text.count("Who shall answer") == 2
 
 
-async def test_enter_leaves_all_as_it_is_and_nonsense_is_asked_again(desk: Desk) -> None:
-    choice, checked, terminal = await talked(desk, "nobody", "99", "")
+async def test_enter_leaves_all_as_it_is_and_nonsense_is_asked_again(setup: Onboarding) -> None:
+    choice, checked, terminal = await talked(setup, "nobody", "99", "")
     assert (choice, checked) == (Choice(), None)
     assert "is no server that is known" in terminal.text
 
 
-async def test_a_model_that_is_not_here_is_fetched_if_one_wants_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_is_not_here_is_fetched_if_one_wants_it(
+    setup: Onboarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = models.default_model_path()
     path.unlink()
     fetched: list[bool] = []
     monkeypatch.setattr(dialog, "fetch_default_model", lambda progress: fetched.append(True))
-    _, _, terminal = await talked(desk, "", "n")
+    _, _, terminal = await talked(setup, "", "n")
     assert "98 MB" in terminal.text
     assert not fetched
-    await talked(desk, "", "")
+    await talked(setup, "", "")
     assert fetched == [True]
 
 
-async def test_one_of_several_local_models_is_chosen(desk: Desk) -> None:
+async def test_one_of_several_local_models_is_chosen(setup: Onboarding) -> None:
     other = models.default_model_path().with_name("other.gguf")
     other.write_bytes(b"GGUF")
-    assert (await talked(desk, "", "x", "2"))[0].local == str(other)
-    assert (await talked(desk, "", "1"))[0].local == ""
-    assert (await talked(desk, "", ""))[0].local is None
+    assert (await talked(setup, "", "x", "2"))[0].local == str(other)
+    assert (await talked(setup, "", "1"))[0].local == ""
+    assert (await talked(setup, "", ""))[0].local is None
 
 
-async def test_a_server_that_is_configured_stays_with_enter_and_goes_with_none(desk: Desk) -> None:
+async def test_a_server_that_is_configured_stays_with_enter_and_goes_with_none(setup: Onboarding) -> None:
     async with Provider() as server:
-        desk.save(Choice(server.url, "small", desk.key(server.url, SECRET)))
-        text = desk.path.read_text("utf-8")
+        setup.save(Choice(server.url, "small", setup.key(server.url, SECRET)))
+        text = setup.path.read_text("utf-8")
         for answer, wanted in (("", None), ("none", "")):
             terminal = Terminal(iter([answer]))
-            choice, _ = await asyncio.to_thread(Dialog(desk, terminal.ask, terminal.ask, terminal.said.append).run)
+            choice, _ = await asyncio.to_thread(Dialog(setup, terminal.ask, terminal.ask, terminal.said.append).run)
             assert choice.base_url == wanted
             assert f"[small at {server.url}]" in terminal.text
         terminal = Terminal(iter([server.url, "", "small", "y"]))
-        choice, checked = await asyncio.to_thread(Dialog(desk, terminal.ask, terminal.ask, terminal.said.append).run)
+        choice, checked = await asyncio.to_thread(Dialog(setup, terminal.ask, terminal.ask, terminal.said.append).run)
         assert "Enter takes the one in" in terminal.text
         assert checked is not None
         assert server.seen[-1] == SECRET, "the key that is there"
-        assert desk.path.read_text("utf-8") == text
+        assert setup.path.read_text("utf-8") == text
 
 
 @pytest.mark.parametrize(("answer", "wanted"), [("", False), ("y", True), ("n", False)])
-def test_the_service_is_asked_for_and_not_taken_for_granted(desk: Desk, answer: str, wanted: bool) -> None:
+def test_the_service_is_asked_for_and_not_taken_for_granted(setup: Onboarding, answer: str, wanted: bool) -> None:
     terminal = Terminal(iter([answer]))
-    assert Dialog(desk, terminal.ask, terminal.ask, terminal.said.append).service() is wanted
+    assert Dialog(setup, terminal.ask, terminal.ask, terminal.said.append).service() is wanted

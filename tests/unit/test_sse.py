@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from openai import AsyncOpenAI
 
-from disco_daemon.api.shapes import Chat, Text
+from disco_daemon.api.shapes import ChatShape, TextShape
 from disco_daemon.api.sse import StreamSink
 from disco_daemon.errors import Unavailable
 from disco_daemon.types import Outcome, Plan, Side, Token
@@ -32,7 +32,7 @@ OUTCOME = Outcome(
 
 def app(play: Play, *, text: bool = False, **options: bool) -> web.Application:
     async def serve(request: web.Request) -> web.StreamResponse:
-        shape = (Text if text else Chat)("r", 1, "disco")
+        shape = (TextShape if text else ChatShape)("r", 1, "disco")
         return await play(StreamSink(request, shape, "r", **options))
 
     made = web.Application()

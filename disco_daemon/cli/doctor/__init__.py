@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...config.schema import Config
     from ...endpoints.continuation import Profile
     from .finding import Finding
-    from .server import Key
+    from .server import FoundKey
 
 HIDDEN = "********"
 # Names of variables whose values are nobody's business, and what keys of well-known services begin with.
@@ -82,7 +82,7 @@ def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding
         yield clean(finding, hidden, own)
 
 
-def _checks(config: Config, error: str, key: Key, *, unasked: str) -> Iterator[Finding]:
+def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
     from ...api.peers import tells_of_us
@@ -171,7 +171,7 @@ def _history_path(config: Config) -> Path:
 
 
 def _server(
-    config: Config, key: Key, daemon: dict[str, Any] | None, *, unasked: str
+    config: Config, key: FoundKey, daemon: dict[str, Any] | None, *, unasked: str
 ) -> Generator[Finding, None, float | None]:
     """The server's checks, those that need none where it is `unasked`; how far this clock is ahead of its, s."""
     from ... import pricelist

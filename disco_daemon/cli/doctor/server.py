@@ -63,7 +63,7 @@ def shown(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class FoundKey:
     """The API key and where it comes from; or why there is none, in `problem`."""
 
     value: str = ""
@@ -72,10 +72,10 @@ class Key:
     refused: bool = False  # it is there, and may not go to that server
 
     def __repr__(self) -> str:
-        return f"<Key from {self.source or 'nowhere'}>"
+        return f"<FoundKey from {self.source or 'nowhere'}>"
 
 
-def read_key(config: Config, env: Mapping[str, str]) -> Key:
+def read_key(config: Config, env: Mapping[str, str]) -> FoundKey:
     """Find the key as the daemon does."""
     settings = config.server
     # Somebody may have put the key itself where the variable's name belongs.
@@ -84,19 +84,21 @@ def read_key(config: Config, env: Mapping[str, str]) -> Key:
     try:
         value = server_api_key(config, env)
     except KeyRefusedError as e:
-        return Key(problem=str(e), refused=True)
+        return FoundKey(problem=str(e), refused=True)
     except ConfigError as e:
-        return Key(problem=str(e))
+        return FoundKey(problem=str(e))
     if value:
-        return Key(value, variable if env.get(settings.api_key_env) else str(Path(settings.api_key_file).expanduser()))
+        return FoundKey(
+            value, variable if env.get(settings.api_key_env) else str(Path(settings.api_key_file).expanduser())
+        )
     if not settings.api_key_env:
-        return Key(problem="neither server.api_key_env nor server.api_key_file says where one is")
+        return FoundKey(problem="neither server.api_key_env nor server.api_key_file says where one is")
     hint = "" if named else " (server.api_key_env is to be a name, not the key)"
     file = ", and the file in server.api_key_file is empty" if settings.api_key_file else ""
-    return Key(problem=f"{variable} is not set{hint}{file}")
+    return FoundKey(problem=f"{variable} is not set{hint}{file}")
 
 
-def may_ask(settings: ServerSettings, found: Key) -> bool:
+def may_ask(settings: ServerSettings, found: FoundKey) -> bool:
     """Whether the server may be asked as the daemon would: with a key by plain http at private addresses only."""
     if found.refused:
         return False
@@ -108,7 +110,7 @@ def may_ask(settings: ServerSettings, found: Key) -> bool:
     )
 
 
-def key(settings: ServerSettings, found: Key, catalog: Catalog) -> Finding:
+def key(settings: ServerSettings, found: FoundKey, catalog: Catalog) -> Finding:
     """Whether there is a key where one is needed."""
     name = "server key"
     mend = "set that variable where the daemon starts, or `disco config set server.api_key_file FILE` (chmod 600)"

@@ -13,8 +13,8 @@ from ..terminal import progress
 
 if TYPE_CHECKING:
     from ...onboarding.checking import Checked
-    from ...onboarding.desk import Desk
     from ...onboarding.saving import Choice
+    from ...onboarding.setup import Onboarding
 
 MAX_KEY_FILE = 65536  # characters; a key has some hundred
 USAGE = 2
@@ -38,24 +38,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Ask, test, save; what is not saved has changed nothing."""
     from ...config.layers import config_path, load
-    from ...onboarding.desk import Desk
+    from ...onboarding.setup import Onboarding
 
     if (wrong := _wrong_usage(args)) is not None:
         print(f"disco setup: {wrong}", file=sys.stderr)
         return USAGE
     path = config_path()
-    desk = Desk(path, os.environ, load(path).api.port)
+    setup = Onboarding(path, os.environ, load(path).api.port)
     if args.server is not None or args.local is not None:
-        return _by_flags(args, desk)
+        return _by_flags(args, setup)
     from .dialog import Dialog
 
-    dialog = Dialog(desk)
+    dialog = Dialog(setup)
     try:
         choice, checked = dialog.run()
     except (KeyboardInterrupt, EOFError):
         print("\nNothing was changed.", file=sys.stderr)
         return 130
-    _saved(desk, choice, checked, as_json=False)
+    _saved(setup, choice, checked, as_json=False)
     try:
         wanted = args.service or (_could_serve() and dialog.service())
     except (KeyboardInterrupt, EOFError):
@@ -80,7 +80,7 @@ def _wrong_usage(args: argparse.Namespace) -> str | None:
 # --- by flags ---------------------------------------------------------------------------------------------------------
 
 
-def _by_flags(args: argparse.Namespace, desk: Desk) -> int:
+def _by_flags(args: argparse.Namespace, setup: Onboarding) -> int:
     from ...models.default import fetch_default_model
     from ...onboarding.saving import Choice, local_model
 
@@ -89,19 +89,19 @@ def _by_flags(args: argparse.Namespace, desk: Desk) -> int:
     if args.server == "none":
         choice = Choice("", local=local)
     elif args.server is not None:
-        base_url = desk.address(args.server)
-        key = desk.key(base_url, "" if args.key_file is None else _read_key(args.key_file))
+        base_url = setup.address(args.server)
+        key = setup.key(base_url, "" if args.key_file is None else _read_key(args.key_file))
         if args.no_test:
-            _require(desk, base_url, key.value)
+            _require(setup, base_url, key.value)
         else:
-            checked = desk.check(base_url, key, args.model)
+            checked = setup.check(base_url, key, args.model)
             if checked.problem is not None:
                 _refused(checked, as_json=args.json)
                 return 1
         choice = Choice(base_url, args.model, key, local)
     if local == "":
         fetch_default_model(progress)
-    _saved(desk, choice, checked, as_json=args.json)
+    _saved(setup, choice, checked, as_json=args.json)
     return _serve() if args.service else 0
 
 
@@ -142,11 +142,11 @@ def _read_key(name: str) -> str:
     return text.strip()
 
 
-def _require(desk: Desk, base_url: str, key: str) -> None:
+def _require(setup: Onboarding, base_url: str, key: str) -> None:
     """Raises ConfigError for an address or a key that cannot be right."""
     from ...errors import ConfigError
 
-    if (problem := desk.problem(base_url, key)) is not None:
+    if (problem := setup.problem(base_url, key)) is not None:
         msg = f"{problem.text}: {problem.mend}"
         raise ConfigError(msg)
 
@@ -164,17 +164,17 @@ def _refused(checked: Checked, *, as_json: bool) -> None:
         )
 
 
-def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
+def _saved(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
     """Write it down, and say what was written and what comes next. Raises ConfigError."""
     from ...onboarding.saving import shadowed
 
-    changes = desk.save(choice) if choice.base_url is not None or choice.local is not None else {}
-    hidden = shadowed(changes, desk.env)
-    running = _daemon_runs(desk)
-    following = _taken_up(desk) if running else "`disco up` starts the daemon, `disco tui` the UI."
+    changes = setup.save(choice) if choice.base_url is not None or choice.local is not None else {}
+    hidden = shadowed(changes, setup.env)
+    running = _daemon_runs(setup)
+    following = _taken_up(setup) if running else "`disco up` starts the daemon, `disco tui` the UI."
     if as_json:
         shown: dict[str, Any] = {
-            "saved": changes, "config": str(desk.path), "check": None if checked is None else checked.to_json(),
+            "saved": changes, "config": str(setup.path), "check": None if checked is None else checked.to_json(),
             "shadowed": hidden, "daemon_runs": running, "next": following,
         }  # fmt: skip
         print(json.dumps(shown))
@@ -183,18 +183,18 @@ def _saved(desk: Desk, choice: Choice, checked: Checked | None, *, as_json: bool
     if not changes:
         print("\n".join([*lines, "Nothing was changed."]))
         return
-    lines.append(f"Saved in {desk.path}.")
+    lines.append(f"Saved in {setup.path}.")
     if file := changes.get("server.api_key_file"):
         lines.append(f"The key is in {file}, for you alone.")
     lines += [f"But the variable {name} is set, and goes before it." for name in hidden]
     print("\n".join([*lines, following]))
 
 
-def _taken_up(desk: Desk) -> str:
+def _taken_up(setup: Onboarding) -> str:
     """Have the running daemon go by it; what came of that."""
     from ...client import once as client
 
-    root, key = client.daemon_at(None, desk.config())
+    root, key = client.daemon_at(None, setup.config())
     try:
         client.reload(root, key)
     except client.DaemonError as e:
@@ -202,10 +202,10 @@ def _taken_up(desk: Desk) -> str:
     return "The running daemon goes by it from now on."
 
 
-def _daemon_runs(desk: Desk) -> bool:
+def _daemon_runs(setup: Onboarding) -> bool:
     from ...client import once as client
 
-    root, key = client.daemon_at(None, desk.config())
+    root, key = client.daemon_at(None, setup.config())
     try:
         client.get(root, "/disco/v1/state", key, timeout_s=2.0)
     except client.DaemonError as e:

@@ -10,9 +10,9 @@ from ...models.default import SIZE, default_model_path, fetch_default_model, ins
 from ...money.catalog import is_private
 from ...net import hostname, without_credentials
 from ...onboarding.checking import Checked, Trouble
-from ...onboarding.desk import Desk
-from ...onboarding.providers import Key
+from ...onboarding.providers import ServerKey
 from ...onboarding.saving import Choice
+from ...onboarding.setup import Onboarding
 from ..terminal import progress
 
 SHOWN = 30  # models in one list; what one types makes it shorter
@@ -24,7 +24,7 @@ _OF_MODELS = (Trouble.MODEL, Trouble.REFUSED)
 class Dialog:
     """Asks by `ask` and, for what nobody may see, by `ask_secret`; says by `say`."""
 
-    desk: Desk
+    setup: Onboarding
     ask: Callable[[str], str] = input
     ask_secret: Callable[[str], str] = getpass.getpass
     say: Callable[[str], None] = print
@@ -55,7 +55,7 @@ class Dialog:
 
     def _who(self) -> str | None:
         """The address; "" for no server, None for the one that is configured, if any."""
-        known, now = self.desk.providers(), self.desk.config().server
+        known, now = self.setup.providers(), self.setup.config().server
         self.say("Who shall answer beside this machine?")
         for number, provider in enumerate(known, 1):
             self.say(f"{number:3}  {provider.title:14} {provider.base_url}")
@@ -76,25 +76,25 @@ class Dialog:
         from ...errors import ConfigError
 
         try:
-            base_url = self.desk.address(answer)
+            base_url = self.setup.address(answer)
         except ConfigError as e:
             self.say(str(e))
             return None
-        problem = self.desk.problem(base_url)
+        problem = self.setup.problem(base_url)
         if problem is None:
             return base_url
         self.say(f"{problem.text}: {problem.mend}")
         return None
 
     def _with_key(self, base_url: str) -> tuple[Choice, Checked | None] | None:
-        """Key, model and test; None to choose another server."""
+        """ServerKey, model and test; None to choose another server."""
         while True:
             key = self._key(base_url)
-            if self.desk.private():
+            if self.setup.private():
                 self.say("Nobody is asked anything while policy.private is on: neither for models, nor for a test.")
                 return Choice(base_url, self._model(()), key), None
             self.say(f"Asking {base_url} for its models …")
-            listed = self.desk.check(base_url, key)
+            listed = self.setup.check(base_url, key)
             self._tell(listed)
             if listed.problem is None:
                 found = self._with_model(listed, key)
@@ -103,28 +103,28 @@ class Dialog:
             elif listed.problem.code not in _OF_KEYS:
                 return None
 
-    def _key(self, base_url: str) -> Key:
-        provider = next((p for p in self.desk.providers() if p.base_url == base_url), None)
+    def _key(self, base_url: str) -> ServerKey:
+        provider = next((p for p in self.setup.providers() if p.base_url == base_url), None)
         if provider is not None and provider.key_url:
             self.say(f"Keys are made at {provider.key_url}")
-        there = self.desk.has_key(base_url)
+        there = self.setup.has_key(base_url)
         usual = "; Enter for none" if is_private(hostname(base_url)) else ""
         if there:
             usual = f"; Enter takes the one in {there}"
         while True:
             given = self.ask_secret(f"API key (nothing is shown{usual}): ").strip()
-            if (problem := self.desk.problem(base_url, given)) is None:
-                return self.desk.key(base_url, given)
+            if (problem := self.setup.problem(base_url, given)) is None:
+                return self.setup.key(base_url, given)
             self.say(f"{problem.text}: {problem.mend}")
 
-    def _with_model(self, listed: Checked, key: Key) -> tuple[Choice, Checked | None] | None:
+    def _with_model(self, listed: Checked, key: ServerKey) -> tuple[Choice, Checked | None] | None:
         """A model that works, or that shall be saved all the same; None for another key."""
         while True:
             model = self._model(listed.models or ())
             choice = Choice(listed.base_url, model, key)
             if not self._yes("Test it with one short question? It costs next to nothing."):
                 return choice, None
-            checked = self.desk.check(listed.base_url, key, model)
+            checked = self.setup.check(listed.base_url, key, model)
             if checked.problem is None:
                 return choice, checked
             self._tell(checked)
@@ -162,7 +162,7 @@ class Dialog:
 
     def _local(self) -> str | None:
         """What `device.model` shall be; None leaves it."""
-        device = self.desk.config().device
+        device = self.setup.config().device
         if not device.enabled or device.base_url:
             return None
         here = installed_models()

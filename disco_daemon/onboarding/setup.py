@@ -15,12 +15,12 @@ from ..money.catalog import Catalog
 from ..net import is_http_url
 from . import checking, providers, saving
 from .checking import Checked
-from .providers import Key, Provider
+from .providers import Provider, ServerKey
 from .saving import Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Onboarding:
     """config.toml at `path` with what lies beside it, and the variables. Blocks on disk.
 
     `own_port` is the daemon's, and `switch` its `policy.private`; without a daemon that is as it is written down.
@@ -58,7 +58,7 @@ class Desk:
         msg = f"{name!r} is no server that is known: give a URL such as https://llm.example.com/v1, or one of {known}"
         raise ConfigError(msg)
 
-    def key(self, base_url: str, given: str = "") -> Key:
+    def key(self, base_url: str, given: str = "") -> ServerKey:
         """The key that was given, or the one that is there. Raises ConfigError."""
         if given:
             return providers.new_key(self.path, base_url, given)
@@ -68,7 +68,7 @@ class Desk:
         """Where the key is that `key` would find, "" if there is none."""
         return providers.has_key(self.path, self.config(), base_url, self.catalog(), self.env)
 
-    def check(self, base_url: str, key: Key, model: str = "") -> Checked:
+    def check(self, base_url: str, key: ServerKey, model: str = "") -> Checked:
         """Whether the server works: its models, and with a model one short answer. Raises ConfigError."""
         prices = str(self.path.parent / "servers" / "own.toml")
         return checking.check(
