@@ -1,12 +1,15 @@
-"""Where time comes from: passed in everywhere, so that the same code runs live and in a simulation."""
+"""Clocks, passed in everywhere, so that the same code runs live and in a simulation; and a deadline for many waits."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import time
 from datetime import UTC, datetime, timezone, tzinfo
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 
@@ -35,7 +38,7 @@ class SystemClock:
 
 
 def local_zone() -> tzinfo:
-    """The user's time zone with its changes of the clock; that of now for ever, where only this is known."""
+    """Return the user's time zone with its daylight saving; the present offset where nothing else is known."""
     try:
         if name := os.environ.get("TZ", "").removeprefix(":"):
             return ZoneInfo(name)
@@ -44,3 +47,64 @@ def local_zone() -> tzinfo:
     except (OSError, ValueError, ZoneInfoNotFoundError):
         offset = datetime.now(UTC).astimezone().utcoffset()
         return UTC if offset is None else timezone(offset)
+
+
+class Deadline:
+    """A time-out for one wait after the other, with one timer for all of them; `close` it.
+
+    `with deadline.at(when): await …` raises TimeoutError at `when`, by the loop's clock, as `asyncio.timeout_at` does.
+    That one makes and cancels a timer each time: with a wait for each token that is a third of what a token costs, and
+    the cancelled timers are garbage. Here the timer stays when a wait ends in time, and is moved on when it rings too
+    early. One wait at a time.
+    """
+
+    __slots__ = ("_before", "_loop", "_rang", "_task", "_timer", "_until")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = math.inf
+        self._task: asyncio.Task[object] | None = None
+        self._before = 0  # cancellations of the task that were there already
+        self._rang = False
+
+    def at(self, when: float) -> Self:
+        """Set the end of the next wait."""
+        self._until = when
+        if self._timer is None or when < self._timer.when():
+            self._set()
+        return self
+
+    def close(self) -> None:
+        """Cancel the timer; no wait may follow."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self._task, self._before, self._rang = task, task.cancelling(), False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if self._rang and task is not None and task.uncancel() <= self._before and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _set(self) -> None:
+        self.close()
+        if self._until < math.inf:
+            self._timer = self._loop.call_at(self._until, self._ring)
+
+    def _ring(self) -> None:
+        assert self._timer is not None
+        due, self._timer = self._timer.when(), None
+        if self._task is None:
+            return  # no wait is under way; the next one sets the timer
+        if due < self._until:
+            self._set()
+        else:
+            self._rang = True
+            self._task.cancel()

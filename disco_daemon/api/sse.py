@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ..deadline import Deadline
+from ..clock import Deadline
 from ..errors import DiscoError, ReaderGone
 from ..plain import one_line
 from ..types import Outcome, Side, Token

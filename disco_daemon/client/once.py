@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from .. import listeners, socketfile
+from .. import socketfile
 from ..errors import DiscoError
 from ..net import hostname, is_loopback, without_credentials
 from ..plain import plain
+from . import listeners
 
 if TYPE_CHECKING:
     from ..config.schema import Config

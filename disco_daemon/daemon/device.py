@@ -16,8 +16,8 @@ from ..engine.measure.tune_messages import Job, Knobs, Tuned
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
 from ..models.default import default_model_path, fetch_default_model
-from ..profile import Key, Profiles, Wanted, chosen, key_of, n_cores
 from ..profiling.saved import Measured, load
+from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, chosen, key_of, n_cores
 from ..program import is_binary
 from .tasks.autotuner import BUDGET_S, Autotuner
 
@@ -60,12 +60,12 @@ def n_gpu_layers(settings: DeviceSettings) -> int | None:
     return 0 if settings.rounding == "exact" else None
 
 
-def profiles() -> Profiles:
+def profiles() -> TunedProfiles:
     """Of the models on this machine."""
-    return Profiles(data_path() / "profiles" / "devices")
+    return TunedProfiles(data_path() / "profiles" / "devices")
 
 
-def key_for(config: Config, path: Path) -> Key:
+def key_for(config: Config, path: Path) -> ProfileKey:
     """What a profile of the configured device is about."""
     settings = config.device
     return key_of(path, exact=is_exact(config), kv_type=settings.kv_type, gpu_layers=settings.n_gpu_layers)

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..api.metrics import Metrics
 from ..clock import Clock, local_zone
 from ..conductor import Privacy
+from ..config.pricelist import load
 from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
@@ -18,7 +19,6 @@ from ..money.caps import J_PER_WH, SERVER_CONTEXT, CapLimits, Caps, Spent, since
 from ..money.catalog import Catalog, Price
 from ..money.spending import CostBound, Speeds, Spending
 from ..power.sensors import Sensors, of_this_machine
-from ..pricelist import load
 from ..store import History
 from ..types import Attempt, Outcome, Plan, Side, Usage
 from .device import n_gpu_layers

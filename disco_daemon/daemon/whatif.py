@@ -162,8 +162,8 @@ def terms(config: Config, recorded: Recorded, own: Path) -> Terms:
 
     `own` is the folder of the user's own price lists.
     """
+    from ..config.pricelist import load as load_prices
     from ..money.prices import Prices
-    from ..pricelist import load as load_prices
     from ..simulate.dispatch.whatif import Terms
     from ..types import Side
     from .money import price_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..deadline import Deadline
+from ..clock import Deadline
 from ..types import Json, Token
 from .counting import tokens_in, tokens_of_delta
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import pricelist
+from ..config import pricelist
 from ..config.layers import load
 from ..config.schema import Config
 from ..errors import ConfigError

@@ -11,7 +11,7 @@ import msgspec
 from ..engine.measure.tune_messages import Knobs
 from ..estimation.line import Interval, Line
 from ..power.meter import TokenEnergy
-from ..profile import Key, Profiles, write
+from .tuned_profile import ProfileKey, TunedProfiles, write
 
 TYPICAL = 512  # tokens: the prompt whose reading speed is told, and up to which a straight line stands for the curve
 
@@ -112,7 +112,7 @@ class ServerFigures(msgspec.Struct, frozen=True, omit_defaults=True):
 class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that was measured; `measured` is a date. Not used for another `key`, or with other `knobs`."""
 
-    key: Key
+    key: ProfileKey
     knobs: Knobs
     measured: str
     device: DeviceFigures
@@ -129,12 +129,12 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.device.energy if self.device.energy.windows else None
 
 
-def path_of(profiles: Profiles, key: Key) -> Path:
+def path_of(profiles: TunedProfiles, key: ProfileKey) -> Path:
     """Where the result is, or will be: beside the tune's profile of the same model."""
     return profiles.path(key).with_suffix(".measured.toml")
 
 
-def load(profiles: Profiles, key: Key, knobs: Knobs) -> Measured | None:
+def load(profiles: TunedProfiles, key: ProfileKey, knobs: Knobs) -> Measured | None:
     """What was measured of just this model, computed in just this way; a damaged file is none."""
     try:
         found = msgspec.convert(tomllib.loads(path_of(profiles, key).read_text("utf-8")), Measured)
@@ -143,7 +143,7 @@ def load(profiles: Profiles, key: Key, knobs: Knobs) -> Measured | None:
     return found if (found.key, found.knobs) == (key, knobs) else None
 
 
-def save(profiles: Profiles, measured: Measured) -> Path:
+def save(profiles: TunedProfiles, measured: Measured) -> Path:
     """Write it, whole or not at all. Raises OSError."""
     comment = "Written by `disco profile`. Without it, the daemon learns from its requests alone."
     return write(path_of(profiles, measured.key), comment, _without_none(msgspec.to_builtins(measured)))

@@ -19,9 +19,10 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from disco_daemon import listeners, socketfile
+from disco_daemon import socketfile
 from disco_daemon.api.doors import ROUTES, At
 from disco_daemon.bench.child import child_env
+from disco_daemon.client import listeners
 from disco_daemon.client import once as client
 from disco_daemon.client.once import NOT_OURS, DaemonError
 from disco_daemon.client.stream import Link

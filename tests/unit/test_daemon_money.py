@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.clock import SystemClock
+from disco_daemon.config.pricelist import load
 from disco_daemon.config.schema import CapSettings, Config, ServerSettings
 from disco_daemon.daemon.money import make_spending, price_of, restore
-from disco_daemon.pricelist import load
 from disco_daemon.store import History
 from tests.unit.test_ledger import outcome, put
 

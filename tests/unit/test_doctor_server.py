@@ -16,10 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from disco_daemon import pricelist
 from disco_daemon.cli.doctor import server
 from disco_daemon.cli.doctor.finding import Finding, Level
 from disco_daemon.cli.doctor.server import FoundKey
+from disco_daemon.config import pricelist
 from disco_daemon.config.schema import Api, Config, ServerSettings
 from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.onboarding import asking

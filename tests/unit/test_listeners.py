@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from disco_daemon import listeners
-from disco_daemon.listeners import of_linux, of_macos
+from disco_daemon.client import listeners
+from disco_daemon.client.listeners import of_linux, of_macos
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 # Rows of Linux 6.1 on x86-64: port 4747 = 0x128B. An established connection stands beside the listeners.

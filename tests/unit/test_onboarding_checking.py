@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon import pricelist
 from disco_daemon.bench.script import error_body
+from disco_daemon.config import pricelist
 from disco_daemon.money.catalog import Catalog, parse
 from disco_daemon.onboarding import asking, checking
 from disco_daemon.onboarding.asking import MAX_TOKENS, Said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import pricelist
+from disco_daemon.config import pricelist
 from disco_daemon.endpoints.continuation import Way
 from disco_daemon.errors import ConfigError
 

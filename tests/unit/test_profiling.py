@@ -25,11 +25,11 @@ from disco_daemon.estimation.device_ttft import DeviceTtft
 from disco_daemon.power.meter import Meter
 from disco_daemon.power.reading import Covers, Reading, Thermal
 from disco_daemon.power.sensors import Sensors, assumed
-from disco_daemon.profile import Key, Profiles
 from disco_daemon.profiling import picture, prompts, saved
 from disco_daemon.profiling.device import Bench, Effort, Steps
 from disco_daemon.profiling.saved import TYPICAL, DeviceFigures, Measured, ServerFigures
 from disco_daemon.profiling.server import MAX_FAILED, measure_server
+from disco_daemon.profiling.tuned_profile import ProfileKey, TunedProfiles
 from disco_daemon.profiling.watch import ProfileError, Watch, watching
 from disco_daemon.types import Finish, GenerationRequest, Token, Usage
 from tests.fixtures.upstream import Upstream
@@ -302,7 +302,7 @@ async def test_a_server_that_fails_now_and_then_is_measured_all_the_same() -> No
 
 # --- the file -----------------------------------------------------------------------------------------------------
 
-KEY = Key("/models/m.gguf", 1000, 7, "a processor", 8, "0.3.36", True, "auto", "auto")
+KEY = ProfileKey("/models/m.gguf", 1000, 7, "a processor", 8, "0.3.36", True, "auto", "auto")
 KNOBS = Knobs(3, 4, 512)
 SERVER = ServerFigures("http://localhost/v1", "m", 5, 0, 99, "prefix", samples=[0.1, 0.2])
 
@@ -313,7 +313,7 @@ async def result() -> Measured:
 
 
 def test_what_was_measured_is_read_again(tmp_path: Path, result: Measured) -> None:
-    profiles = Profiles(tmp_path / "devices")
+    profiles = TunedProfiles(tmp_path / "devices")
     path = saved.save(profiles, result)
     assert saved.load(profiles, KEY, KNOBS) == result
     assert path.parent == profiles.path(KEY).parent
@@ -325,7 +325,7 @@ def test_what_was_measured_is_read_again(tmp_path: Path, result: Measured) -> No
 
 
 def test_it_lies_beside_the_tune_s_profile_and_leaves_it_alone(tmp_path: Path, result: Measured) -> None:
-    profiles = Profiles(tmp_path)
+    profiles = TunedProfiles(tmp_path)
     speed = Speed(1000.0, 50.0, 120.0)
     profiles.save(KEY, Tuned(KNOBS, speed, speed, [], 1.0, True, 3), "2026-11-22")
     saved.save(profiles, result)
@@ -344,15 +344,15 @@ def test_it_lies_beside_the_tune_s_profile_and_leaves_it_alone(tmp_path: Path, r
     ],
     ids=["another file", "another llama.cpp", "other threads"],
 )
-def test_it_is_not_used_for_something_else(tmp_path: Path, result: Measured, key: Key, knobs: Knobs) -> None:
-    profiles = Profiles(tmp_path)
+def test_it_is_not_used_for_something_else(tmp_path: Path, result: Measured, key: ProfileKey, knobs: Knobs) -> None:
+    profiles = TunedProfiles(tmp_path)
     saved.save(profiles, result)
     assert saved.load(profiles, key, knobs) is None
 
 
 @pytest.mark.parametrize("damage", ["", "measured = 3", "= =", "\x00"])
 def test_a_damaged_file_is_none(tmp_path: Path, result: Measured, damage: str) -> None:
-    profiles = Profiles(tmp_path)
+    profiles = TunedProfiles(tmp_path)
     assert saved.load(profiles, KEY, KNOBS) is None
     saved.save(profiles, result).write_text(damage)
     assert saved.load(profiles, KEY, KNOBS) is None

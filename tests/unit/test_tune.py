@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import profile
 from disco_daemon.cli.tune import copy_path
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
@@ -21,7 +20,8 @@ from disco_daemon.engine.measure.search import Search, thread_counts
 from disco_daemon.engine.measure.tune_messages import Job, Knobs, Speed, Tuned
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
-from disco_daemon.profile import Profiles, Wanted, chosen, key_of
+from disco_daemon.profiling import tuned_profile
+from disco_daemon.profiling.tuned_profile import TunedProfiles, Wanted, chosen, key_of
 
 START = Knobs(3, 3, 512)
 SPEED = Speed(1000.0, 50.0, 120.0)
@@ -145,7 +145,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_profile_is_found_again_as_it_was_written(tmp_path: Path, model: Path) -> None:
-    profiles = Profiles(tmp_path / "profiles" / "devices")
+    profiles = TunedProfiles(tmp_path / "profiles" / "devices")
     key = key_of(model, exact=False, kv_type="auto", gpu_layers="auto")
     path = profiles.save(key, TUNED, "2026-11-22")
     found = profiles.load(key)
@@ -156,7 +156,7 @@ def test_a_profile_is_found_again_as_it_was_written(tmp_path: Path, model: Path)
 
 
 def test_a_changed_model_is_measured_again_and_takes_the_old_ones_place(tmp_path: Path, model: Path) -> None:
-    profiles = Profiles(tmp_path / "p")
+    profiles = TunedProfiles(tmp_path / "p")
     key = key_of(model, exact=False, kv_type="auto")
     profiles.save(key, TUNED, "d")
     os.utime(model, ns=(1, 1))
@@ -173,7 +173,7 @@ def test_a_changed_model_is_measured_again_and_takes_the_old_ones_place(tmp_path
 def test_a_profile_of_something_else_is_not_used(tmp_path: Path, model: Path, change: dict[str, object]) -> None:
     import msgspec
 
-    profiles = Profiles(tmp_path / "p")
+    profiles = TunedProfiles(tmp_path / "p")
     key = key_of(model, exact=False, kv_type="auto")
     profiles.save(key, TUNED, "d")
     other = msgspec.structs.replace(key, **change)
@@ -184,15 +184,15 @@ def test_a_profile_of_something_else_is_not_used(tmp_path: Path, model: Path, ch
 
 @pytest.mark.parametrize("text", ["", "not TOML", "[key]\nmodel = 1\n", "\xff"])
 def test_a_damaged_profile_is_none(tmp_path: Path, model: Path, text: str) -> None:
-    profiles = Profiles(tmp_path)
+    profiles = TunedProfiles(tmp_path)
     key = key_of(model, exact=False, kv_type="auto")
     profiles.path(key).write_text(text, "latin-1")
     assert profiles.load(key) is None
 
 
 def test_the_cpu_has_a_name_and_cores() -> None:
-    assert profile.cpu_name()
-    assert 1 <= profile.n_cores() <= (os.cpu_count() or 1)
+    assert tuned_profile.cpu_name()
+    assert 1 <= tuned_profile.n_cores() <= (os.cpu_count() or 1)
 
 
 # --- who wins -----------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def _server(
     config: Config, key: FoundKey, daemon: dict[str, Any] | None, *, unasked: str
 ) -> Generator[Finding, None, float | None]:
     """The server's checks, those that need none where it is `unasked`; how far this clock is ahead of its, s."""
-    from ... import pricelist
+    from ...config import pricelist
     from ...config.layers import config_path
     from ...errors import ConfigError
     from ...money.catalog import Catalog
@@ -241,7 +241,7 @@ def _newest_price() -> datetime:
     """A time that is past for certain: this program was made after it."""
     from datetime import UTC, datetime
 
-    from ... import pricelist
+    from ...config import pricelist
 
     days = [price.as_of for profile in pricelist.shipped() for price in profile.models.values() if price.as_of]
     return datetime.combine(max(days), datetime.min.time(), UTC)

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import tomlkit
 
-from .engine.measure.tune_messages import Knobs, Speed, Tuned
+from ..engine.measure.tune_messages import Knobs, Speed, Tuned
 
 N_UBATCH = 512  # tokens; llama.cpp's own default
 SYSCTL_TIMEOUT_S = 2.0  # asking macOS for the processor's name
 
 
-class Key(msgspec.Struct, frozen=True):
+class ProfileKey(msgspec.Struct, frozen=True):
     """What a profile is about; if any of it changes, the profile is not used.
 
     `size` in bytes and `mtime_ns` are the model file's, `llama_cpp` is the version of the bindings; the last three are
@@ -40,10 +40,10 @@ class Key(msgspec.Struct, frozen=True):
     gpu_layers: int | str
 
 
-class Profile(msgspec.Struct, frozen=True):
+class TunedProfile(msgspec.Struct, frozen=True):
     """The fastest knobs, and the speed that was measured with them, token/s; `measured` is a date."""
 
-    key: Key
+    key: ProfileKey
     knobs: Knobs
     speed: Speed
     measured: str
@@ -59,29 +59,29 @@ class Wanted:
     flash_attn: bool | None = None
 
 
-class Profiles:
+class TunedProfiles:
     """The profiles of this machine's models, in a folder: one file for each model and way to compute."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def path(self, key: Key) -> Path:
+    def path(self, key: ProfileKey) -> Path:
         """Where the profile is, or will be. A changed model has the same place: the file is written anew."""
         lasting = msgspec.structs.replace(key, size=0, mtime_ns=0)
         digest = hashlib.sha256(msgspec.json.encode(lasting)).hexdigest()[:12]
         return self._folder / f"{Path(key.model).stem}-{digest}.toml"
 
-    def load(self, key: Key) -> Profile | None:
+    def load(self, key: ProfileKey) -> TunedProfile | None:
         """The profile, if there is one about just this; a damaged file is none."""
         try:
-            found = msgspec.convert(tomllib.loads(self.path(key).read_text("utf-8")), Profile)
+            found = msgspec.convert(tomllib.loads(self.path(key).read_text("utf-8")), TunedProfile)
         except (OSError, ValueError, msgspec.ValidationError):
             return None
         return found if found.key == key else None
 
-    def save(self, key: Key, tuned: Tuned, measured: str) -> Path:
+    def save(self, key: ProfileKey, tuned: Tuned, measured: str) -> Path:
         """Write what was measured, whole or not at all. Raises OSError."""
-        profile = msgspec.to_builtins(Profile(key, tuned.knobs, tuned.speed, measured))
+        profile = msgspec.to_builtins(TunedProfile(key, tuned.knobs, tuned.speed, measured))
         comment = "Written by the tune, see `disco tune`. Delete it, and it is measured again."
         return write(self.path(key), comment, profile)
 
@@ -101,11 +101,11 @@ def write(path: Path, comment: str, values: Mapping[str, Any]) -> Path:
     return path
 
 
-def key_of(model: Path, *, exact: bool, kv_type: str, gpu_layers: int | str = 0) -> Key:
+def key_of(model: Path, *, exact: bool, kv_type: str, gpu_layers: int | str = 0) -> ProfileKey:
     """The key for a model file on this machine. Raises OSError if there is no such file."""
     stat, version = model.stat(), importlib.metadata.version("llama-cpp-python")
     model_file = (str(model), stat.st_size, stat.st_mtime_ns)
-    return Key(*model_file, cpu_name(), n_cores(), version, exact, kv_type, gpu_layers)
+    return ProfileKey(*model_file, cpu_name(), n_cores(), version, exact, kv_type, gpu_layers)
 
 
 def chosen(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from disco_daemon.deadline import Deadline
+from disco_daemon.clock import Deadline
 
 
 def now() -> float:
