@@ -60,7 +60,7 @@ async def speed(threads: int, tokens: int, environment: Callable[[], dict[str, s
             answer = engine.open(GenerationRequest("r", ({"role": "user", "content": PROMPT},), sampling))
             times: list[float] = []
             async for message in answer:
-                times += [time.perf_counter()] if isinstance(message, wire.Piece) else []
+                times += [time.perf_counter()] if isinstance(message, wire.TextPiece) else []
                 if times and times[-1] - times[0] > ENOUGH_S:
                     break
             await answer.close()

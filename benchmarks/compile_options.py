@@ -34,7 +34,10 @@ Figures = dict[str, float]
 
 def measured(model: Path, repeats: int) -> Figures:
     """What the installed kernels take: `prefill` token/s, and ms by the number of answers."""
-    llama = Llama(wire.Load(str(model), 8192, 1, 0, 8192, exact=False), AbortFlag())
+    llama = Llama(
+        wire.Load(model_path=str(model), n_ctx=8192, n_threads=1, n_gpu_layers=0, n_cells=8192, exact=False),
+        AbortFlag(),
+    )
 
     def took_s(rows: list[tuple[int, int, int, bool]]) -> float:
         began = time.perf_counter()

@@ -141,11 +141,27 @@ def _read_template(source: str) -> None:
 
 def _frames() -> list[bytes]:
     messages: list[wire.Message] = [
-        wire.Generate("g1", MESSAGES, temperature=0.5, stop=("a",), response_format={"type": "json_object"}),
-        wire.Count("q1", MESSAGES, ids=True), wire.Append("g1", "é", True, (1, 2)), wire.Cancel("g1"),
-        wire.Piece("g1", "text", 2, (5, 6)), wire.Progress("g1", 4, 9), wire.Failed("g1", "r", "m", True),
-        wire.Load("m.gguf", 512, 1, None), wire.Loaded("m", 512, 512, 64, 1, 0.5, 100.0, {"a": ""}),
-    ]  # fmt: skip
+        wire.Generate(
+            id="g1", messages=MESSAGES, temperature=0.5, stop=("a",), response_format={"type": "json_object"}
+        ),
+        wire.Count(id="q1", messages=MESSAGES, ids=True),
+        wire.AppendText(id="g1", text="é", go=True, ids=(1, 2)),
+        wire.CancelRequest(id="g1"),
+        wire.TextPiece(id="g1", text="text", n_tokens=2, ids=(5, 6)),
+        wire.PrefillProgress(id="g1", n_past=4, n_prompt=9),
+        wire.Failed(id="g1", reason="r", message="m", your_fault=True),
+        wire.Load(model_path="m.gguf", n_ctx=512, n_threads=1, n_gpu_layers=None),
+        wire.Loaded(
+            model="m",
+            n_ctx=512,
+            n_cells=512,
+            n_seqs=64,
+            bytes_per_token=1,
+            load_s=0.5,
+            prefill_tps=100.0,
+            adapters={"a": ""},
+        ),
+    ]
     return [wire.frame(message) for message in messages]
 
 

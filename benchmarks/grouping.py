@@ -41,7 +41,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None)
     arguments = parser.parse_args()
     model = arguments.model or default_model_path()
-    llama = Llama(wire.Load(str(model), 8192, arguments.threads, 0, 8192), AbortFlag())
+    llama = Llama(
+        wire.Load(model_path=str(model), n_ctx=8192, n_threads=arguments.threads, n_gpu_layers=0, n_cells=8192),
+        AbortFlag(),
+    )
     figures: dict[str, dict[str, float]] = {}
     for n in N_ROWS:
         llama.clear()

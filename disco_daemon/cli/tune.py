@@ -12,7 +12,7 @@ from .terminal import make_console, progress
 
 if TYPE_CHECKING:
     from ..config.schema import Config
-    from ..engine.measure.tune_messages import Row, Tuned
+    from ..engine.measure.tune_messages import Tuned, TuneRow
 
 # llama.cpp's file types (`enum llama_ftype`) that gain nothing by 8 bits a weight: F32, F16, Q8_0, BF16.
 LARGE = (0, 1, 7, 32)
@@ -141,7 +141,7 @@ def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
         console.print(f"but device.n_threads = {n_threads} is set, and a setting wins: unset it with 0")
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
+def _cells(row: TuneRow) -> tuple[str, str, str, str]:
     """One line of the table."""
     knobs = row.knobs
     what, tried = {

@@ -12,7 +12,7 @@ from typing import Any
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config, DeviceSettings
-from ..engine.measure.tune_messages import Job, Knobs, Tuned
+from ..engine.measure.tune_messages import Knobs, Tuned, TuneJob
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
 from ..models.default import default_model_path, fetch_default_model
@@ -80,11 +80,11 @@ def knobs_for(config: Config, path: Path) -> Knobs:
     return chosen(wanted, None if profile is None else profile.knobs, n_cores())
 
 
-def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int = FOREGROUND) -> Job:
+def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int = FOREGROUND) -> TuneJob:
     """Measure the configured device, from the defaults on."""
     settings = config.device
     start = chosen(Wanted(), None, n_cores())
-    return Job(
+    return TuneJob(
         str(path), n_cores(), start, is_exact(config), settings.kv_type, n_gpu_layers(settings), budget_s, nice=nice
     )  # fmt: skip
 

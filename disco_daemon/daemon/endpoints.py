@@ -104,7 +104,9 @@ def _name(path: Path) -> str:
 
 
 def _disk(settings: DeviceSettings) -> wire.Disk:
-    return wire.Disk(str(cache_path() / "kv"), int(settings.spill_gib * 2**30), settings.spill_after_s)
+    return wire.Disk(
+        folder=str(cache_path() / "kv"), max_bytes=int(settings.spill_gib * 2**30), idle_s=settings.spill_after_s
+    )
 
 
 def _chat_template(settings: DeviceSettings) -> str:
@@ -114,10 +116,10 @@ def _chat_template(settings: DeviceSettings) -> str:
     return smallfile.read_text(Path(settings.chat_template).expanduser(), "device.chat_template ", hidden=0o002)
 
 
-def _adapters(settings: DeviceSettings) -> tuple[wire.Adapter, ...]:
+def _adapters(settings: DeviceSettings) -> tuple[wire.AdapterFile, ...]:
     wanted = {name: Adapter(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
     return tuple(
-        wire.Adapter(name, _named(f"device.adapters.{name}", adapter.path), adapter.scale)
+        wire.AdapterFile(name=name, path=_named(f"device.adapters.{name}", adapter.path), scale=adapter.scale)
         for name, adapter in wanted.items()
     )
 

@@ -140,16 +140,16 @@ class Device:
         try:
             while True:
                 match await anext(answer):  # ends: the supervisor kills an engine that hangs
-                    case wire.Progress() as progress:
+                    case wire.PrefillProgress() as progress:
                         usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
                         if progress.caught_up and answer.up_to_date:
                             yield CaughtUp()
-                    case wire.Piece(text=text, n_tokens=n_tokens, ids=ids, thought=thought):
+                    case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought):
                         usage.completion_tokens += n_tokens
                         usage.reasoning_tokens += n_tokens * thought
                         if not answer.outdated:
                             yield _thought(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
-                    case wire.Paused(paused=paused):
+                    case wire.PauseChange(paused=paused):
                         yield Paused(paused)
                     case wire.Done(reason=reason):
                         full = reason == wire.FULL

@@ -23,7 +23,7 @@ class EngineConfig:
     n_cells: int = 0
     scheduler: str = "andes"
     exact: bool = True
-    adapters: tuple[wire.Adapter, ...] = ()
+    adapters: tuple[wire.AdapterFile, ...] = ()
     n_threads_batch: int = 0
     n_ubatch: int = 0
     flash_attn: bool | None = None
@@ -35,11 +35,22 @@ class EngineConfig:
     keep_alive_s: float = 0.0
 
     def load(self) -> wire.Load:
-        """What the engine process is told."""
-        sizes = (self.n_ctx, self.n_threads, self.n_gpu_layers, self.n_cells)
+        """Return the message that loads it in the engine process."""
         return wire.Load(
-            str(self.model_path), *sizes, self.scheduler, self.exact, self.adapters,
-            n_threads_batch=self.n_threads_batch, n_ubatch=self.n_ubatch, flash_attn=self.flash_attn,
-            kv_type=self.kv_type, speculate=self.speculate, draft_path=self.draft_path,
-            disk=self.disk, chat_template=self.chat_template,
-        )  # fmt: skip
+            model_path=str(self.model_path),
+            n_ctx=self.n_ctx,
+            n_threads=self.n_threads,
+            n_gpu_layers=self.n_gpu_layers,
+            n_cells=self.n_cells,
+            scheduler=self.scheduler,
+            exact=self.exact,
+            adapters=self.adapters,
+            n_threads_batch=self.n_threads_batch,
+            n_ubatch=self.n_ubatch,
+            flash_attn=self.flash_attn,
+            kv_type=self.kv_type,
+            speculate=self.speculate,
+            draft_path=self.draft_path,
+            chat_template=self.chat_template,
+            disk=self.disk,
+        )

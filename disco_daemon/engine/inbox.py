@@ -21,12 +21,12 @@ class EngineGone(EndpointError):
         super().__init__(Side.DEVICE, "engine_gone", message)
 
 
-Answer = wire.Progress | wire.Piece | wire.Paused | wire.Done | wire.Failed
+Answer = wire.PrefillProgress | wire.TextPiece | wire.PauseChange | wire.Done | wire.Failed
 Reply = wire.FromEngine | EngineGone
 
 
 @dataclass(slots=True, eq=False)
-class Inbox:
+class ReplyInbox:
     """What the engine has sent for one request.
 
     `n_orders` Hold and Append messages were sent for it; `idle`: the engine has obeyed them all, and owes nothing.
@@ -38,21 +38,21 @@ class Inbox:
 
     def put(self, message: Reply) -> None:
         """Take a message; a held answer that waits for orders or for room is silent by design."""
-        if isinstance(message, wire.Progress):
+        if isinstance(message, wire.PrefillProgress):
             self.idle = message.idle and message.n_orders == self.n_orders
-        elif not isinstance(message, wire.Piece):  # the last one there is, or the engine has gone
+        elif not isinstance(message, wire.TextPiece):  # the last one there is, or the engine has gone
             self.idle = True
         self.replies.put_nowait(message)
 
 
-Order = wire.Hold | wire.Append | wire.Pace | wire.Cancel
-Tell = Callable[[Inbox, Order], None]
+Order = wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.CancelRequest
+Tell = Callable[[ReplyInbox, Order], None]
 
 
 class EngineAnswer:
     """One answer in flight: iterate it for messages, `close` it in any case. `done` is the final count, once known."""
 
-    def __init__(self, request_id: str, inbox: Inbox, tell: Tell, forget: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, inbox: ReplyInbox, tell: Tell, forget: Callable[[str], None]) -> None:
         self._tell, self._forget = tell, forget
         self._id = request_id
         self._inbox = inbox
@@ -88,10 +88,10 @@ class EngineAnswer:
             case wire.Failed():
                 self._ended = True
                 return message
-            case wire.Progress(n_orders=n_orders):
+            case wire.PrefillProgress(n_orders=n_orders):
                 self._n_obeyed = n_orders
                 return message
-            case wire.Piece() | wire.Paused():
+            case wire.TextPiece() | wire.PauseChange():
                 return message
             case other:
                 msg = f"unexpected {type(other).__name__}"
@@ -102,18 +102,18 @@ class EngineAnswer:
 
         Like `hold`, it raises nothing: of an engine that has died the messages tell.
         """
-        self._order(wire.Append(self._id, text, go, ids))
+        self._order(wire.AppendText(id=self._id, text=text, go=go, ids=ids))
 
     def hold(self) -> None:
         """Go back to the end of what was given, and wait; pieces made so far are outdated."""
-        self._order(wire.Hold(self._id))
+        self._order(wire.HoldAnswer(id=self._id))
         self._held_at = self._inbox.n_orders
 
     def pace(self, pace_tps: float | None) -> None:
         """The reader takes `pace_tps` token/s from now on."""
-        self._order(wire.Pace(self._id, pace_tps))
+        self._order(wire.SetPace(id=self._id, pace_tps=pace_tps))
 
-    def _order(self, message: wire.Hold | wire.Append | wire.Pace) -> None:
+    def _order(self, message: wire.HoldAnswer | wire.AppendText | wire.SetPace) -> None:
         if not self._ended:
             with contextlib.suppress(EngineGone):
                 self._tell(self._inbox, message)
@@ -122,7 +122,7 @@ class EngineAnswer:
         """Cancel if still running, and wait shortly for the final counts; idempotent, safe while being cancelled."""
         try:
             if not self._ended:
-                self._tell(self._inbox, wire.Cancel(self._id))
+                self._tell(self._inbox, wire.CancelRequest(id=self._id))
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     async for _ in self:
                         pass
@@ -133,7 +133,7 @@ class EngineAnswer:
             self._forget(self._id)
 
 
-async def embedded(inbox: Inbox, cancel: Callable[[], None]) -> wire.Embedded | wire.Failed:
+async def embedded(inbox: ReplyInbox, cancel: Callable[[], None]) -> wire.Embedded | wire.Failed:
     """Wait for an embedding; whoever gives up waiting, cancels it. Raises EngineGone."""
     try:
         while True:

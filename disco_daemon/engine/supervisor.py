@@ -1,4 +1,7 @@
-"""The daemon's side of the engine: start it, notice its death at once, start it again, and talk to it."""
+"""The daemon's side of the engine: start it, notice its death at once, start it again, and talk to it.
+
+One file although it is long: the life of a process and the requests of that life are one state.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..types import Delivery, GenerationRequest, PromptLength, Side
+from ..types import GenerationRequest, PromptLength, Side
 from . import wire
 from .config import EngineConfig  # where everybody looks for it
-from .inbox import EngineAnswer, EngineGone, Inbox, Order, embedded
+from .inbox import EngineAnswer, EngineGone, Order, ReplyInbox, embedded
 from .process import drain, spawn
+from .requests import count_message, generate_message
 
 log = logging.getLogger("disco.engine")
 
@@ -73,7 +77,7 @@ class Engine:
         self.pid: int | None = None
         self._clock = clock
         self._ids = itertools.count(1)
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes: dict[str, ReplyInbox] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Condition()
         self._heard_at = self._born = clock.now()
@@ -220,11 +224,7 @@ class Engine:
                 watch = group.create_task(self._watch(process))
                 try:
                     await self._converse(reader, process)
-                except (
-                    TypeError,
-                    ValueError,
-                    msgspec.MsgspecError,
-                ) as e:  # whatever it is, it is not our engine
+                except (TypeError, ValueError, msgspec.MsgspecError) as e:  # whatever it is, it is not our engine
                     self._kill(process, f"it sent what is no message: {type(e).__name__}")
                 if not self._unloading:  # else it sees to the end of the process
                     watch.cancel()
@@ -366,15 +366,9 @@ class Engine:
         if self.state is not EngineState.READY:
             self.wake()  # who counts a prompt will want the answer
             return None
-        messages = [dict(m) for m in request.messages]
         with self._inbox() as (request_id, inbox):
             try:
-                self._write(
-                    wire.Count(
-                        request_id, messages, request.prompt, ids, request.answer_so_far, request.answer_ids,
-                        request.adapter, request.template_args,
-                    )
-                )  # fmt: skip
+                self._write(count_message(request_id, request, ids=ids))
                 async with asyncio.timeout(timeout_s):
                     reply = await inbox.replies.get()
             except (EndpointError, TimeoutError):  # it has gone, or such a request cannot be sent to it
@@ -384,17 +378,8 @@ class Engine:
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
         """Start one answer. Raises EngineGone, and EndpointError for what cannot be sent."""
         request_id, inbox = self._expect("g")
-        s = request.sampling
         try:
-            self._write(
-                wire.Generate(
-                    request_id, [dict(m) for m in request.messages], request.answer_so_far, hold, s.max_tokens,
-                    s.temperature, s.top_p, s.seed, s.stop, s.frequency_penalty, s.presence_penalty, request.prompt,
-                    request.answer_ids, None if request.delivery is Delivery.OFF else request.pace_tps,
-                    request.expected_ttft_s, request.response_format, request.adapter, request.template_args,
-                    private=request.private,
-                )
-            )  # fmt: skip
+            self._write(generate_message(request_id, request, hold=hold))
         except BaseException:  # whatever it was: nothing of the request stays, or the engine would owe it for ever
             del self._inboxes[request_id]
             raise
@@ -403,19 +388,19 @@ class Engine:
     async def embed(self, given: str | tuple[int, ...]) -> wire.Embedded | wire.Failed:
         """The embedding of a text, or of token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
         with self._inbox() as (request_id, inbox):
-            self._write(wire.Embed(request_id, given))
-            return await embedded(inbox, lambda: self._write(wire.Cancel(request_id)))
+            self._write(wire.Embed(id=request_id, input=given))
+            return await embedded(inbox, lambda: self._write(wire.CancelRequest(id=request_id)))
 
-    def _expect(self, kind: str) -> tuple[str, Inbox]:
+    def _expect(self, kind: str) -> tuple[str, ReplyInbox]:
         """A new inbox. An idle engine's silence is no hang: it counts from the first thing it owes."""
         self._used_at = self._clock.now()
         if not self._owes:
             self._heard_at = self._used_at
         request_id = f"{kind}{next(self._ids)}"
-        inbox = self._inboxes[request_id] = Inbox()
+        inbox = self._inboxes[request_id] = ReplyInbox()
         return request_id, inbox
 
-    def _order(self, inbox: Inbox, message: Order) -> None:
+    def _order(self, inbox: ReplyInbox, message: Order) -> None:
         """Tell an answer in flight what to do; the engine owes a reply from now on. Raises EngineGone.
 
         What cannot be sent, such as a server's token ids of 65 bits, ends the answer.
@@ -423,18 +408,18 @@ class Engine:
         try:
             data = wire.frame(message)
         except wire.Unsendable as e:
-            self._send(wire.frame(wire.Cancel(message.id)))
-            inbox.put(wire.Failed(message.id, "engine_error", str(e), False))
+            self._send(wire.frame(wire.CancelRequest(id=message.id)))
+            inbox.put(wire.Failed(id=message.id, reason="engine_error", message=str(e), your_fault=False))
             return
-        if not isinstance(message, wire.Pace):
+        if not isinstance(message, wire.SetPace):
             if not self._owes:
                 self._heard_at = self._clock.now()
             inbox.idle = False
-            inbox.n_orders += not isinstance(message, wire.Cancel)
+            inbox.n_orders += not isinstance(message, wire.CancelRequest)
         self._send(data)
 
     @contextlib.contextmanager
-    def _inbox(self) -> Iterator[tuple[str, Inbox]]:
+    def _inbox(self) -> Iterator[tuple[str, ReplyInbox]]:
         request_id, inbox = self._expect("q")
         try:
             yield request_id, inbox

@@ -24,14 +24,14 @@ class Unsendable(ValueError):
     """A message that cannot be encoded; the message is fit for a user."""
 
 
-class Message(msgspec.Struct, tag=True, frozen=True):
+class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Base of all messages."""
 
 
 # --- daemon -> engine ---------------------------------------------------------------------------------------------
 
 
-class Adapter(msgspec.Struct, frozen=True):
+class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
     """A LoRA adapter: a GGUF file, and how strongly it is applied (1 = as it was trained)."""
 
     name: str
@@ -39,7 +39,7 @@ class Adapter(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
 
-class Disk(msgspec.Struct, frozen=True):
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """Where idle conversations go: `folder` may hold `max_bytes`; idle is what nobody has used for `idle_s`, s."""
 
     folder: str
@@ -47,7 +47,7 @@ class Disk(msgspec.Struct, frozen=True):
     idle_s: float
 
 
-class Load(Message, frozen=True):
+class Load(Message, frozen=True, kw_only=True):
     """Load a model. First message of every engine process.
 
     An answer with its prompt may have `n_ctx` tokens (0 = what the model was trained on), all that are in the KV cache
@@ -69,7 +69,7 @@ class Load(Message, frozen=True):
     n_cells: int = 0
     scheduler: str = "andes"
     exact: bool = True
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[AdapterFile, ...] = ()
     speculate: bool = True
     draft_path: str = ""
     n_threads_batch: int = 0
@@ -81,7 +81,7 @@ class Load(Message, frozen=True):
     repack: bool = True
 
 
-class Count(Message, frozen=True):
+class Count(Message, frozen=True, kw_only=True):
     """Ask for the length of a prompt; with `ids`, also for the token ids of it and of the answer so far.
 
     What is cached of it is what the `adapter` of that name has computed.
@@ -97,7 +97,7 @@ class Count(Message, frozen=True):
     template_args: dict[str, Any] = {}
 
 
-class Generate(Message, frozen=True):
+class Generate(Message, frozen=True, kw_only=True):
     """Prefill prompt and `answer_so_far`, then generate, unless `hold` asks to wait for an Append.
 
     The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
@@ -129,13 +129,13 @@ class Generate(Message, frozen=True):
     private: bool = False
 
 
-class Hold(Message, frozen=True):
+class HoldAnswer(Message, tag="Hold", frozen=True, kw_only=True):
     """Cut a sequence back to what it was given, keep the prefill of that, and wait for an Append."""
 
     id: str
 
 
-class Append(Message, frozen=True):
+class AppendText(Message, tag="Append", frozen=True, kw_only=True):
     """Add answer text that came from elsewhere, and its ids where known, to a held sequence; with `go` it generates."""
 
     id: str
@@ -144,21 +144,21 @@ class Append(Message, frozen=True):
     ids: tuple[int, ...] = ()
 
 
-class Pace(Message, frozen=True):
+class SetPace(Message, tag="Pace", frozen=True, kw_only=True):
     """The reader takes `pace_tps` token/s from now on (None: as fast as they come). Not answered."""
 
     id: str
     pace_tps: float | None
 
 
-class Embed(Message, frozen=True):
+class Embed(Message, frozen=True, kw_only=True):
     """Ask for the embedding of a text, or of token ids. Answered by Progress, and Embedded or Failed."""
 
     id: str
     input: str | tuple[int, ...]
 
 
-class Cancel(Message, frozen=True):
+class CancelRequest(Message, tag="Cancel", frozen=True, kw_only=True):
     """Stop one sequence, in the middle of a prefill too. Answered by Done("cancelled")."""
 
     id: str
@@ -167,7 +167,7 @@ class Cancel(Message, frozen=True):
 # --- engine -> daemon ---------------------------------------------------------------------------------------------
 
 
-class Loaded(Message, frozen=True):
+class Loaded(Message, frozen=True, kw_only=True):
     """The model is in memory. `load_s` in s, `prefill_tps` in token/s, measured on a short warm-up prefill.
 
     `n_ctx` and `n_cells` are what there was memory for; `bytes_per_token` of the KV cache. `adapters` says of each why
@@ -187,13 +187,13 @@ class Loaded(Message, frozen=True):
     confined: list[str] = []
 
 
-class LoadFailed(Message, frozen=True):
+class LoadFailed(Message, frozen=True, kw_only=True):
     """The model cannot be loaded; trying again without a change is of no use."""
 
     message: str
 
 
-class Counted(Message, frozen=True):
+class Counted(Message, frozen=True, kw_only=True):
     """Prompt length in tokens, `n_cached` of them computed already; if asked for, `ids` and `text` with answer so far.
 
     No text stands for messages that spell control tokens: whoever reads it would take them for such.
@@ -206,7 +206,7 @@ class Counted(Message, frozen=True):
     n_cached: int = 0
 
 
-class Progress(Message, frozen=True):
+class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):
     """A prefill chunk is done, or an order was obeyed: `n_past` of `n_prompt` tokens are in the KV cache.
 
     `idle`: the sequence is held, and no more will be heard of it before an order, or room for it, comes. It has caught
@@ -228,7 +228,7 @@ class Progress(Message, frozen=True):
         return self.idle and self.n_past >= self.n_prompt - 1
 
 
-class Piece(Message, frozen=True):
+class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
     """Text of `n_tokens` further tokens, cut at whole code points; `thought` if it is none of the answer.
 
     `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none.
@@ -241,14 +241,14 @@ class Piece(Message, frozen=True):
     thought: bool = False
 
 
-class Paused(Message, frozen=True):
+class PauseChange(Message, tag="Paused", frozen=True, kw_only=True):
     """A sequence that has begun waits for others from now on (`paused`), or runs again; sent when that changes."""
 
     id: str
     paused: bool
 
 
-class Embedded(Message, frozen=True):
+class Embedded(Message, frozen=True, kw_only=True):
     """An embedding: little-endian float32 numbers, of length 1. Its `n_tokens` took `busy_s` to compute, s."""
 
     id: str
@@ -257,7 +257,7 @@ class Embedded(Message, frozen=True):
     busy_s: float
 
 
-class Done(Message, frozen=True):
+class Done(Message, frozen=True, kw_only=True):
     """A sequence has ended: `stop`, `length` (its `max_tokens`), FULL or `cancelled`.
 
     Counts are tokens really computed, `busy_s` in s. `n_cached` prompt tokens were in the KV cache already.
@@ -271,7 +271,7 @@ class Done(Message, frozen=True):
     n_cached: int = 0
 
 
-class Failed(Message, frozen=True):
+class Failed(Message, frozen=True, kw_only=True):
     """A sequence cannot be served. `your_fault`: the request is to blame, its parameter `param` if that is known."""
 
     id: str
@@ -281,11 +281,11 @@ class Failed(Message, frozen=True):
     param: str | None = None
 
 
-class Alive(Message, frozen=True):
+class Alive(Message, frozen=True, kw_only=True):
     """A long prompt is still being looked at; nothing hangs."""
 
 
-class Stats(Message, frozen=True):
+class Stats(Message, frozen=True, kw_only=True):
     """What the engine does, told about once a second while it computes, and when it comes to rest.
 
     Of the answers `running` generate or prefill, `paused` keep their cells, `swapped` are in main memory (`saved_bytes`
@@ -320,8 +320,10 @@ class Stats(Message, frozen=True):
     disk_error: str = ""
 
 
-ToEngine = Load | Count | Generate | Hold | Append | Pace | Embed | Cancel
-FromEngine = Loaded | LoadFailed | Counted | Progress | Piece | Paused | Embedded | Done | Failed | Stats | Alive
+ToEngine = Load | Count | Generate | HoldAnswer | AppendText | SetPace | Embed | CancelRequest
+FromEngine = (
+    Loaded | LoadFailed | Counted | PrefillProgress | TextPiece | PauseChange | Embedded | Done | Failed | Stats | Alive
+)
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
@@ -331,7 +333,8 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 def refused(request_id: str, error: Exception) -> Failed:
     """What is told of a request that is itself to blame."""
     reason = getattr(error, "reason", "bad_messages")
-    return Failed(request_id, reason, str(error), True, getattr(error, "param", None))
+    param = getattr(error, "param", None)
+    return Failed(id=request_id, reason=reason, message=str(error), your_fault=True, param=param)
 
 
 def frame(message: Message) -> bytes:

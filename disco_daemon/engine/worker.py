@@ -31,7 +31,7 @@ from .llama.draft import DraftModel
 from .llama.embedding import Embeddings
 from .llama.memory import available_bytes
 from .llama.model import N_SEQS, AbortFlag, Llama, ModelError, build, opened
-from .llama.refusals import TooLong
+from .llama.refusals import PromptTooLong
 from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
 from .serve.admission import SCHEDULERS, Admission
@@ -47,7 +47,7 @@ BEAT_S = 1.0  # between signs of life while a long prompt is looked at
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
 
-Command = Prepared | wire.Hold | wire.Append | wire.Pace | wire.Embed | wire.Cancel
+Command = Prepared | wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.Embed | wire.CancelRequest
 
 
 class Worker:
@@ -99,10 +99,10 @@ class Worker:
             llama = self._llama = opened(load, self._abort)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
         except ModelError as e:
-            self.send(wire.LoadFailed(str(e)))
+            self.send(wire.LoadFailed(message=str(e)))
             return
         except TemplateError as e:
-            self.send(wire.LoadFailed(f"{e}. Give it another one: device.chat_template names a file"))
+            self.send(wire.LoadFailed(message=f"{e}. Give it another one: device.chat_template names a file"))
             return
         llama.vocabulary.beat = self._beat
         latency = IterationLatency(llama.latency_prior)
@@ -116,9 +116,20 @@ class Worker:
             batcher.speculator = Speculator(llama, latency, cells, small)
         self._embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
-        sizes = (llama.n_ctx, llama.n_cells, N_SEQS, llama.bytes_per_token)
-        measured = (llama.load_s, llama.prefill_tps, llama.adapters.told, llama.n_gpu_layers)
-        self.send(wire.Loaded(name, *sizes, *measured, confined=confined.in_force))
+        self.send(
+            wire.Loaded(
+                model=name,
+                n_ctx=llama.n_ctx,
+                n_cells=llama.n_cells,
+                n_seqs=N_SEQS,
+                bytes_per_token=llama.bytes_per_token,
+                load_s=llama.load_s,
+                prefill_tps=llama.prefill_tps,
+                adapters=llama.adapters.failures,
+                n_gpu_layers=llama.n_gpu_layers,
+                confined=confined.in_force,
+            )
+        )
         self._compute(batcher)
 
     def _compute(self, batcher: Batcher) -> None:
@@ -147,15 +158,15 @@ class Worker:
                         batcher.queue(ready)
                     except PromptError as e:
                         self.post(wire.refused(ready.request.id, e))
-                case wire.Hold(id=request_id):
+                case wire.HoldAnswer(id=request_id):
                     batcher.hold(request_id)
-                case wire.Append() as message:
+                case wire.AppendText() as message:
                     batcher.append(message)
-                case wire.Pace(id=request_id, pace_tps=pace_tps):
+                case wire.SetPace(id=request_id, pace_tps=pace_tps):
                     batcher.pace(request_id, pace_tps)
                 case wire.Embed() as request if self._embeddings is not None:
                     self._embeddings.add(request)
-                case wire.Cancel(id=request_id):
+                case wire.CancelRequest(id=request_id):
                     batcher.cancel(request_id)
                     if self._embeddings is not None:
                         self._embeddings.cancel(request_id)
@@ -215,7 +226,7 @@ class Worker:
         else:
             self._commands.put(message)
         single = self._batcher is not None and self._batcher.single_prompt
-        if isinstance(message, wire.Cancel) or (isinstance(message, wire.Generate) and single):
+        if isinstance(message, wire.CancelRequest) or (isinstance(message, wire.Generate) and single):
             self._abort.set()
 
     def _try(self, request_id: str, do: Callable[[], None]) -> None:
@@ -226,7 +237,14 @@ class Worker:
             self.send(wire.refused(request_id, e))
         except Exception as e:
             os.write(2, f"a request fails: {type(e).__name__}\n".encode())
-            self.send(wire.Failed(request_id, "engine_error", f"the engine cannot read it: {type(e).__name__}", False))
+            self.send(
+                wire.Failed(
+                    id=request_id,
+                    reason="engine_error",
+                    message=f"the engine cannot read it: {type(e).__name__}",
+                    your_fault=False,
+                )
+            )
 
     def _beat(self) -> None:
         """Say, once a second, that a long prompt is being looked at: the supervisor kills what is silent."""
@@ -240,27 +258,29 @@ class Worker:
         try:
             prompt = vocabulary.prompt_tokens(message)
             begun = vocabulary.answer_tokens(message.answer, message.answer_ids)
-        except TooLong as e:
+        except PromptTooLong as e:
             if message.ids:
                 raise
-            self.send(wire.Counted(message.id, e.n_tokens))  # about so many: a server's price depends on it
+            self.send(wire.Counted(id=message.id, n_tokens=e.n_tokens))  # about so many: a server's price depends on it
             return
         if not message.ids:
             prompt = [*prompt, *begun]
             key = keyed(prompt, llama.salt(message.adapter))
             n_cached = self._cells.cached(key) if self._cells is not None else 0
-            self.send(wire.Counted(message.id, len(prompt), n_cached=n_cached))
+            self.send(wire.Counted(id=message.id, n_tokens=len(prompt), n_cached=n_cached))
             return
         ids = (*prompt, *begun)
         text = vocabulary.prompt_text(message)
-        self.send(wire.Counted(message.id, len(prompt), ids, text + message.answer if text else ""))
+        self.send(
+            wire.Counted(id=message.id, n_tokens=len(prompt), ids=ids, text=text + message.answer if text else "")
+        )
 
 
 def _in_tokens(message: wire.Embed, llama: Llama) -> wire.Embed:
     """The same of token ids. Raises PromptError."""
     try:
-        return wire.Embed(message.id, tuple(llama.vocabulary.raw_tokens(message.input)))
-    except TooLong as e:
+        return wire.Embed(id=message.id, input=tuple(llama.vocabulary.raw_tokens(message.input)))
+    except PromptTooLong as e:
         raise e.of("input") from e
     except PromptError as e:
         e.reason = "bad_input"

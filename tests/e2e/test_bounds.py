@@ -201,9 +201,9 @@ async def test_a_long_prompt_has_the_tokens_of_one_that_is_not_cut(monkeypatch: 
     model = llama_cpp.llama_model_load_from_file(os.fsencode(default_model_path()), params)
     turns = [f" Turn {i}: \n the  quick, brown fox's {i * 7919} é 漢字 ways.  " for i in range(300)]
     messages = [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(turns)]
-    cut = Vocabulary(model).prompt_tokens(wire.Count("q", messages))
+    cut = Vocabulary(model).prompt_tokens(wire.Count(id="q", messages=messages))
     monkeypatch.setattr("disco_daemon.engine.llama.vocabulary.CUT_CHARS", 1 << 30)
-    assert cut == Vocabulary(model).prompt_tokens(wire.Count("q", messages))
+    assert cut == Vocabulary(model).prompt_tokens(wire.Count(id="q", messages=messages))
     assert len(cut) > 3000
     llama_cpp.llama_model_free(model)
 
@@ -214,9 +214,9 @@ async def test_a_prompt_is_tokenized_once_for_count_and_answer(monkeypatch: pyte
     model = llama_cpp.llama_model_load_from_file(os.fsencode(default_model_path()), params)
     vocabulary = Vocabulary(model)
     messages = [{"role": "user", "content": "Once and for all."}]
-    first = vocabulary.prompt_tokens(wire.Count("q", messages))
+    first = vocabulary.prompt_tokens(wire.Count(id="q", messages=messages))
     monkeypatch.setattr(Vocabulary, "tokenize", None)
-    assert vocabulary.prompt_tokens(wire.Generate("g", messages)) == first
+    assert vocabulary.prompt_tokens(wire.Generate(id="g", messages=messages)) == first
     llama_cpp.llama_model_free(model)
 
 

@@ -18,7 +18,7 @@ import pytest
 from disco_daemon.cli.doctor import engine
 from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.engine.llama.metadata import Metadata
-from disco_daemon.engine.measure.checkup_messages import Asked
+from disco_daemon.engine.measure.checkup_messages import CheckupRequest
 from disco_daemon.models.default import default_model_path, models_dir
 from tests.fixtures.daemon import running
 from tests.fixtures.upstream import Upstream
@@ -162,7 +162,7 @@ async def test_beside_a_running_daemon(tmp_path: Path) -> None:
 
 def test_the_memory_of_the_model_is_what_the_engine_will_find() -> None:
     asked = engine.question(DeviceSettings(n_ctx=0), 0)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, CheckupRequest)
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(default_model_path()), params)

@@ -36,7 +36,10 @@ LONG = "The keeper of the lighthouse lit the lamp and wrote down the weather. " 
 
 @pytest.fixture(scope="module")
 def llama() -> Llama:
-    return Llama(wire.Load(str(default_model_path()), N_CTX, 1, 0, N_CTX), AbortFlag())
+    return Llama(
+        wire.Load(model_path=str(default_model_path()), n_ctx=N_CTX, n_threads=1, n_gpu_layers=0, n_cells=N_CTX),
+        AbortFlag(),
+    )
 
 
 class Heard:
@@ -50,7 +53,7 @@ class Heard:
 
     def of(self, text: str | tuple[int, ...], room: int = PIECE) -> Any:
         self.said.clear()
-        self.embeddings.add(wire.Embed("e1", text))
+        self.embeddings.add(wire.Embed(id="e1", input=text))
         while self.embeddings.step(lambda: room):
             pass
         return self.said[-1]
@@ -70,7 +73,7 @@ def test_a_vector_does_not_depend_on_the_pieces_of_its_text(llama: Llama) -> Non
 def test_a_text_that_was_aborted_in_the_middle_is_the_same(llama: Llama) -> None:
     heard = Heard(llama)
     whole = heard.of(LONG)
-    heard.embeddings.add(wire.Embed("e1", LONG))
+    heard.embeddings.add(wire.Embed(id="e1", input=LONG))
     n_steps = 0
     while heard.embeddings.step(lambda: 64):
         n_steps += 1
@@ -96,7 +99,7 @@ def test_beside_answers_it_has_half_the_time(llama: Llama) -> None:
 
     heard = Heard(llama, new_context)
     heard.embeddings.clock = lambda: now
-    heard.embeddings.add(wire.Embed("e1", LONG))
+    heard.embeddings.add(wire.Embed(id="e1", input=LONG))
     n_pieces = []
     for passed_s, beside in ((0, True), (0.9, True), (0.2, True), (0, True), (0, False), (1.0, True)):
         now += passed_s
@@ -109,8 +112,8 @@ def test_a_text_that_nobody_waits_for_is_left(llama: Llama) -> None:
     heard = Heard(llama)
     other = heard.of(CAT)
     heard.said.clear()
-    heard.embeddings.add(wire.Embed("gone", LONG))
-    heard.embeddings.add(wire.Embed("next", CAT))
+    heard.embeddings.add(wire.Embed(id="gone", input=LONG))
+    heard.embeddings.add(wire.Embed(id="next", input=CAT))
     assert heard.embeddings.step(lambda: 16)
     heard.embeddings.cancel("gone")
     heard.embeddings.cancel("unknown")

@@ -35,7 +35,7 @@ async def told(answer: EngineAnswer) -> tuple[str, wire.Done]:
     text = ""
     try:
         async for message in answer:
-            text += message.text if isinstance(message, wire.Piece) else ""
+            text += message.text if isinstance(message, wire.TextPiece) else ""
     finally:
         await answer.close()
     assert answer.done is not None
@@ -85,7 +85,7 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one(engine: Engine) -> No
     await anext(long)
     short = asyncio.create_task(told(engine.open(question("Hi", max_tokens=2))))
     async for message in long:
-        if isinstance(message, wire.Piece | wire.Done):
+        if isinstance(message, wire.TextPiece | wire.Done):
             break
     assert short.done(), "the short answer came after the long prompt's first token"
     await long.close()
@@ -102,15 +102,15 @@ def rest_of(request: GenerationRequest, so_far: str, ids: tuple[int, ...] = ()) 
     return replace(request, sampling=sampling, answer_so_far=so_far, answer_ids=ids)
 
 
-async def pieces_of(engine: Engine, request: GenerationRequest) -> list[wire.Piece]:
+async def pieces_of(engine: Engine, request: GenerationRequest) -> list[wire.TextPiece]:
     answer = engine.open(request)
     try:
-        return [m async for m in answer if isinstance(m, wire.Piece)]
+        return [m async for m in answer if isinstance(m, wire.TextPiece)]
     finally:
         await answer.close()
 
 
-def cuts_of(pieces: list[wire.Piece], every: int) -> list[tuple[str, tuple[int, ...], str]]:
+def cuts_of(pieces: list[wire.TextPiece], every: int) -> list[tuple[str, tuple[int, ...], str]]:
     """Text, ids and rest at every few places where the text is exactly that of the ids."""
     cuts = []
     for i in range(1, len(pieces), every):
@@ -122,7 +122,7 @@ def cuts_of(pieces: list[wire.Piece], every: int) -> list[tuple[str, tuple[int, 
 
 async def caught_up(answer: EngineAnswer) -> None:
     async for message in answer:
-        if isinstance(message, wire.Progress) and message.caught_up and answer.up_to_date:
+        if isinstance(message, wire.PrefillProgress) and message.caught_up and answer.up_to_date:
             return
     pytest.fail("the answer ended while it was held")
 
@@ -196,13 +196,13 @@ async def test_a_loser_that_is_held_after_some_tokens_continues_the_winners_answ
     for text, ids, rest in cuts_of(await pieces_of(engine, request), 11):
         answer = engine.open(request)
         async for message in answer:
-            if isinstance(message, wire.Piece):
+            if isinstance(message, wire.TextPiece):
                 break
         answer.hold()
         answer.append(text, ids, go=True)
         shown = ""
         async for message in answer:
-            if isinstance(message, wire.Piece) and not answer.outdated:
+            if isinstance(message, wire.TextPiece) and not answer.outdated:
                 shown += message.text
         assert shown == rest
         await answer.close()

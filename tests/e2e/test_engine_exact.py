@@ -48,7 +48,7 @@ class Core:
 
     def _heard(self, message: wire.Message) -> None:
         match message:
-            case wire.Piece(id=id_, text=text):
+            case wire.TextPiece(id=id_, text=text):
                 self.said[id_] = self.said.get(id_, "") + text
             case wire.Done(id=id_, reason=reason):
                 self.ended[id_] = reason
@@ -57,7 +57,7 @@ class Core:
 
     def ask(self, id_: str, prompt: str, **more: Any) -> Sequence:
         messages = [{"role": "user", "content": prompt}]
-        self.batcher.add(wire.Generate(id_, messages, temperature=0, pace_tps=4.8, **more))
+        self.batcher.add(wire.Generate(id=id_, messages=messages, temperature=0, pace_tps=4.8, **more))
         return self.admission.sequences[id_]
 
     def finish(self) -> None:
@@ -81,7 +81,10 @@ class Core:
 
 @pytest.fixture(scope="module")
 def llama() -> Llama:
-    return Llama(wire.Load(str(default_model_path()), 512, 1, 0, N_CELLS), AbortFlag())
+    return Llama(
+        wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1, n_gpu_layers=0, n_cells=N_CELLS),
+        AbortFlag(),
+    )
 
 
 def phrase(rng: random.Random, least: int = 3, most: int = 30) -> str:
@@ -139,7 +142,7 @@ def random_steps(core: Core, rng: random.Random, n_steps: int, ask: Callable[[st
         elif op == "append" and whom in held:
             go = rng.random() < 0.5
             held -= {whom} if go else set()
-            core.batcher.append(wire.Append(whom, phrase(rng, 1, 3), go))
+            core.batcher.append(wire.AppendText(id=whom, text=phrase(rng, 1, 3), go=go))
         elif op == "hold" and whom:
             held.add(whom)
             core.batcher.hold(whom)

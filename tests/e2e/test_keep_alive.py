@@ -121,7 +121,7 @@ async def test_an_answer_that_runs_or_is_held_keeps_the_model() -> None:
         await engine.ready(PATIENCE_S)
         answer = engine.open(question(), hold=True)
         async for message in answer:
-            if isinstance(message, wire.Progress) and message.caught_up:
+            if isinstance(message, wire.PrefillProgress) and message.caught_up:
                 break  # it waits for orders from here on, and owes nothing
         clock.ahead_s += 100 * KEEP_ALIVE_S
         assert not engine._idle_for_long()

@@ -43,7 +43,7 @@ class Core:
 
     def _heard(self, message: wire.Message) -> None:
         match message:
-            case wire.Piece(id=id_, text=text):
+            case wire.TextPiece(id=id_, text=text):
                 self.said[id_] = self.said.get(id_, "") + text
             case wire.Done(id=id_):
                 self.done[id_] = message
@@ -52,7 +52,9 @@ class Core:
 
     def ask(self, id_: str, prompt: str, adapter: str, max_tokens: int = 16) -> None:
         messages = [{"role": "user", "content": prompt}]
-        self.batcher.add(wire.Generate(id_, messages, temperature=0, max_tokens=max_tokens, adapter=adapter))
+        self.batcher.add(
+            wire.Generate(id=id_, messages=messages, temperature=0, max_tokens=max_tokens, adapter=adapter)
+        )
 
     def finish(self) -> None:
         for _ in range(10_000):
@@ -76,14 +78,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llama(folder: Path) -> Llama:
     names = ("one", "two", "wide", "other", "late", "text", "nowhere")
-    adapters = [wire.Adapter(name, str(folder / f"{name}.gguf")) for name in names]
-    adapters.append(wire.Adapter("off", str(folder / "one.gguf"), 0.0))
-    return Llama(wire.Load(str(default_model_path()), 512, 1, 0, 768, adapters=tuple(adapters)), AbortFlag())
+    adapters = [wire.AdapterFile(name=name, path=str(folder / f"{name}.gguf")) for name in names]
+    adapters.append(wire.AdapterFile(name="off", path=str(folder / "one.gguf"), scale=0.0))
+    return Llama(
+        wire.Load(
+            model_path=str(default_model_path()),
+            n_ctx=512,
+            n_threads=1,
+            n_gpu_layers=0,
+            n_cells=768,
+            adapters=tuple(adapters),
+        ),
+        AbortFlag(),
+    )
 
 
 @pytest.mark.slow
 def test_what_cannot_be_loaded_is_left_out_with_the_reason(llama: Llama, capfd: pytest.CaptureFixture[str]) -> None:
-    told = llama.adapters.told
+    told = llama.adapters.failures
     assert {name for name, why in told.items() if not why} == {"one", "two", "off"}
     assert "incorrect shape" in told["wide"]
     assert "mismatch" in told["other"]

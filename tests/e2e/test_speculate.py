@@ -65,7 +65,7 @@ class Hurried(Core):
 
     def ask(self, id_: str, prompt: str, **more: Any) -> Any:
         messages = [{"role": "user", "content": prompt}]
-        self.batcher.add(wire.Generate(id_, messages, **({"temperature": 0} | more)))
+        self.batcher.add(wire.Generate(id=id_, messages=messages, **({"temperature": 0} | more)))
         return self.admission.sequences[id_]
 
     def told(self, prompt: str, **more: Any) -> tuple[str, str, int]:
@@ -79,7 +79,12 @@ class Hurried(Core):
 
 @contextmanager
 def loaded(**more: Any) -> Iterator[Llama]:
-    yield Llama(wire.Load(str(default_model_path()), 512, 1, 0, N_CELLS, **more), AbortFlag())
+    yield Llama(
+        wire.Load(
+            model_path=str(default_model_path()), n_ctx=512, n_threads=1, n_gpu_layers=0, n_cells=N_CELLS, **more
+        ),
+        AbortFlag(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +145,7 @@ def test_answers_that_are_held_preempted_and_disturbed_are_those_that_were_not(l
             elif s.request.id in core.admission.sequences:
                 core.batcher.hold("again")
                 core.said.pop("again", None)
-                core.batcher.append(wire.Append("again", "", True))
+                core.batcher.append(wire.AppendText(id="again", text="", go=True))
             core.check()
         core.finish()
         core.check()
@@ -170,7 +175,11 @@ def test_random_steps_with_guesses_lose_no_cell(llama: Llama) -> None:
 
 
 def drafting(llama: Llama, path: Path) -> DraftModel:
-    return DraftModel(wire.Load(str(default_model_path()), 512, 1, 0, draft_path=str(path)), llama, AbortFlag())
+    return DraftModel(
+        wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1, n_gpu_layers=0, draft_path=str(path)),
+        llama,
+        AbortFlag(),
+    )
 
 
 def test_a_draft_model_changes_no_answer(llama: Llama) -> None:
@@ -237,7 +246,7 @@ async def answers(config: EngineConfig) -> tuple[list[str], wire.Stats]:
             sampling = Sampling(max_tokens=40, temperature=0)
             messages = ({"role": "user", "content": prompt},)
             answer = engine.open(GenerationRequest("r", messages, sampling, delivery=Delivery.OFF))
-            texts.append("".join([m.text async for m in answer if isinstance(m, wire.Piece)]))
+            texts.append("".join([m.text async for m in answer if isinstance(m, wire.TextPiece)]))
             await answer.close()
         assert engine.stats is not None
         return texts, engine.stats

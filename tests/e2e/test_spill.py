@@ -82,7 +82,7 @@ async def test_a_chat_goes_on_after_the_engine_was_killed_and_after_a_restart(tm
 
 @asynccontextmanager
 async def loaded(folder: Path, max_bytes: int = 2**30, idle_s: float = LATER_S) -> AsyncIterator[Engine]:
-    disk = wire.Disk(str(folder), max_bytes, idle_s)
+    disk = wire.Disk(folder=str(folder), max_bytes=max_bytes, idle_s=idle_s)
     engine = Engine(EngineConfig(default_model_path(), 1024, n_threads=1, disk=disk), SystemClock())
     engine.start()
     try:
@@ -97,7 +97,7 @@ async def answer(engine: Engine, question: str, max_tokens: int = 8) -> tuple[st
     sampling = Sampling(max_tokens=max_tokens, temperature=0)
     opened = engine.open(GenerationRequest("r", ({"role": "user", "content": question},), sampling))
     try:
-        text = "".join([m.text async for m in opened if isinstance(m, wire.Piece)])
+        text = "".join([m.text async for m in opened if isinstance(m, wire.TextPiece)])
     finally:
         await opened.close()
     assert opened.done is not None
@@ -159,7 +159,7 @@ async def test_an_engine_that_ends_while_it_answers_writes_what_it_has(tmp_path:
         request = GenerationRequest("r", ({"role": "user", "content": QUESTIONS[0]},), sampling)
         opened = engine.open(request)
         async for message in opened:
-            if isinstance(message, wire.Piece):
+            if isinstance(message, wire.TextPiece):
                 break
     async with loaded(tmp_path) as engine:
         assert (await answer(engine, QUESTIONS[0]))[1].n_prompt == 1

@@ -93,7 +93,17 @@ def thought_of(answer: Any) -> str | None:
 
 def test_a_follower_goes_on_behind_the_thought_that_its_prompt_opened() -> None:
     """What another endpoint has said meanwhile is an answer, and is not taken for a thought."""
-    llama = Llama(wire.Load(str(default_model_path()), 256, 1, 0, 256, chat_template=OPENS), AbortFlag())
+    llama = Llama(
+        wire.Load(
+            model_path=str(default_model_path()),
+            n_ctx=256,
+            n_threads=1,
+            n_gpu_layers=0,
+            n_cells=256,
+            chat_template=OPENS,
+        ),
+        AbortFlag(),
+    )
     heard: list[Any] = []
     latency = IterationLatency(llama.latency_prior)
 
@@ -106,17 +116,17 @@ def test_a_follower_goes_on_behind_the_thought_that_its_prompt_opened() -> None:
         while batcher.step():
             pass
 
-    batcher.add(wire.Generate("g1", [BLACK], hold=True, temperature=0, max_tokens=8))
+    batcher.add(wire.Generate(id="g1", messages=[BLACK], hold=True, temperature=0, max_tokens=8))
     rest()
     (held,) = batcher.admission.resident
     prompt = list(held.given.prompt)
-    batcher.append(wire.Append("g1", "The colour of coal", go=False))
-    batcher.append(wire.Append("g1", " is", go=True))
+    batcher.append(wire.AppendText(id="g1", text="The colour of coal", go=False))
+    batcher.append(wire.AppendText(id="g1", text=" is", go=True))
     text = b"".join(llama.vocabulary.piece(token, special=True) for token in held.tokens).decode()
     assert text.endswith("<think>\n\n</think>\n\nThe colour of coal"), "its last token is drawn again"
     assert held.given.prompt[: len(prompt)] == prompt
     rest()
-    said = [m for m in heard if isinstance(m, wire.Piece)]
+    said = [m for m in heard if isinstance(m, wire.TextPiece)]
     assert said
     assert not any(piece.thought for piece in said)
     assert heard[-1].n_prompt == held.prefill.n_prompt, "what was prefilled before is not computed again"

@@ -24,14 +24,14 @@ from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError, run_tune
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama import gpu
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.measure.tune_messages import Job, Knobs, Tuned
+from disco_daemon.engine.measure.tune_messages import Knobs, Tuned, TuneJob
 from disco_daemon.models.default import default_model_path
 
 START = Knobs(1, 1, 512)
 
 
-def job(budget_s: float, model: str | None = None) -> Job:
-    return Job(model or str(default_model_path()), 2, START, exact=False, budget_s=budget_s)
+def job(budget_s: float, model: str | None = None) -> TuneJob:
+    return TuneJob(model or str(default_model_path()), 2, START, exact=False, budget_s=budget_s)
 
 
 def tuners() -> list[psutil.Process]:
@@ -143,7 +143,10 @@ async def test_a_cancelled_tune_leaves_no_process() -> None:
 
 @pytest.fixture(scope="module")
 def llama() -> Llama:
-    return Llama(wire.Load(str(default_model_path()), 768, 1, 0, 768), AbortFlag())
+    return Llama(
+        wire.Load(model_path=str(default_model_path()), n_ctx=768, n_threads=1, n_gpu_layers=0, n_cells=768),
+        AbortFlag(),
+    )
 
 
 def last_logits(llama: Llama, load: wire.Load, pieces: Sequence[int]) -> bytes:
@@ -162,7 +165,11 @@ def last_logits(llama: Llama, load: wire.Load, pieces: Sequence[int]) -> bytes:
 
 @pytest.fixture(scope="module")
 def by_default(llama: Llama) -> bytes:
-    return last_logits(llama, wire.Load(str(default_model_path()), 768, 1, 0, 768), [512, 48])
+    return last_logits(
+        llama,
+        wire.Load(model_path=str(default_model_path()), n_ctx=768, n_threads=1, n_gpu_layers=0, n_cells=768),
+        [512, 48],
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +180,7 @@ def by_default(llama: Llama) -> bytes:
 def test_an_exact_text_is_the_same_in_whatever_pieces_it_is_computed(
     llama: Llama, by_default: bytes, knobs: dict[str, Any]
 ) -> None:
-    load = wire.Load(str(default_model_path()), 768, 1, 0, 768, **knobs)
+    load = wire.Load(model_path=str(default_model_path()), n_ctx=768, n_threads=1, n_gpu_layers=0, n_cells=768, **knobs)
     at_once = last_logits(llama, load, [512, 48])
     assert at_once == last_logits(llama, load, [150] * 3 + [105] + [1] * 5)
     assert (at_once == by_default) == ("kv_type" not in knobs), "only what is kept differs"
@@ -181,8 +188,10 @@ def test_an_exact_text_is_the_same_in_whatever_pieces_it_is_computed(
 
 def test_keys_and_values_of_a_byte_take_half_the_memory(llama: Llama) -> None:
     path = str(default_model_path())
-    llama.renew(wire.Load(path, 768, 1, 0, 768))
-    small = Llama(wire.Load(path, 256, 1, 0, 256, kv_type="q8_0"), AbortFlag())
+    llama.renew(wire.Load(model_path=path, n_ctx=768, n_threads=1, n_gpu_layers=0, n_cells=768))
+    small = Llama(
+        wire.Load(model_path=path, n_ctx=256, n_threads=1, n_gpu_layers=0, n_cells=256, kv_type="q8_0"), AbortFlag()
+    )
     assert small.bytes_per_token / llama.bytes_per_token == pytest.approx(34 / 64)
     assert len(_saved(small)) / len(_saved(llama)) == pytest.approx(34 / 64, rel=0.05)
     small.close()
@@ -195,6 +204,6 @@ def _saved(llama: Llama) -> memoryview:
 
 
 def test_a_file_s_header_tells_how_many_layers_fit() -> None:
-    load = wire.Load(str(default_model_path()), 4096, 1, None, 8192)
+    load = wire.Load(model_path=str(default_model_path()), n_ctx=4096, n_threads=1, n_gpu_layers=None, n_cells=8192)
     counts = [gpu._fitting(load, free) for free in (0, 10**8, 3 * 10**8, 10**9)]
     assert counts[0] == counts[1] == 0 < counts[2] < 30 < counts[3] == 31

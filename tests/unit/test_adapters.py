@@ -24,7 +24,7 @@ from disco_daemon.engine.llama.adapters import keyed
 from disco_daemon.engine.serve.adapter_round_robin import TURN_S, AdapterRoundRobin
 from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
-from disco_daemon.engine.serve.sequence import Given, Sequence, Status
+from disco_daemon.engine.serve.sequence import Given, Sequence, SequenceStatus
 from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.baselines import RoundRobin
 from disco_daemon.scheduler.latency import IterationLatency
@@ -107,7 +107,10 @@ class Bench:
 
     def add(self, prompt: str, adapter: str, max_tokens: int = 10) -> Sequence:
         request = wire.Generate(
-            f"r{len(self.asked)}", [{"role": "user", "content": prompt}], max_tokens=max_tokens, adapter=adapter
+            id=f"r{len(self.asked)}",
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=max_tokens,
+            adapter=adapter,
         )
         self.asked[request.id] = request
         self.batcher.add(request)
@@ -147,11 +150,11 @@ class Bench:
 def waiting(adapter: str) -> Sequence:
     given = Given(prompt=[], text="", tokens=[], exact=False, n_first=0)
     return Sequence(
-        request=wire.Generate("", [], adapter=adapter),
+        request=wire.Generate(id="", messages=[], adapter=adapter),
         given=given,
         timeline=cast(Any, None),
         waiting_since=None,
-        status=Status.RUNNING,
+        status=SequenceStatus.RUNNING,
     )
 
 
@@ -170,7 +173,7 @@ def test_a_turn_is_as_long_as_the_change_is_worth_and_then_it_is_the_next_ones()
 def test_nobody_waits_for_one_who_has_nothing_to_compute() -> None:
     turns, a, b = AdapterRoundRobin("a", 0.0), waiting("a"), waiting("b")
     assert turns.select([a, b], TURN_S / 2) == [a]
-    a.status = Status.PAUSED
+    a.status = SequenceStatus.PAUSED
     assert turns.select([a, b], TURN_S / 2) == [b]
     assert turns.select([a], TURN_S / 2) == [], "and nothing is done where nothing is to do"
 
@@ -304,8 +307,8 @@ def test_the_engine_is_given_them_with_their_scales(tmp_path: Path) -> None:
     assert isinstance(device, Device)
     assert device.adapters == {"a": "", "b": ""}
     assert device._engine.config.adapters == (
-        wire.Adapter("a", str(Path.home() / "p")),
-        wire.Adapter("b", "/q", 0.5),
+        wire.AdapterFile(name="a", path=str(Path.home() / "p")),
+        wire.AdapterFile(name="b", path="/q", scale=0.5),
     )
 
 

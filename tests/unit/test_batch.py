@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.rows import ABORTED, NO_KV_SLOT
-from disco_daemon.engine.llama.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, Meter
+from disco_daemon.engine.llama.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, GrammarMeter
 from disco_daemon.engine.llama.text import TextStream
 from disco_daemon.engine.llama.vocabulary import PromptError
 from disco_daemon.engine.serve.admission import Admission
@@ -45,7 +45,7 @@ def tokens_of(text: str) -> list[int]:
 @dataclass
 class FakeSampler:
     closed: bool = False
-    meter: Meter | None = None
+    meter: GrammarMeter | None = None
 
     def close(self) -> None:
         self.closed = True
@@ -257,7 +257,7 @@ class Bench:
     def add(self, prompt: str = "hello", **more: Any) -> str:
         if more.pop("exact", False):
             more["answer_ids"] = tuple(tokens_of(more.get("answer_so_far", "")))
-        request = wire.Generate(f"r{len(self.given)}", [{"role": "user", "content": prompt}], **more)
+        request = wire.Generate(id=f"r{len(self.given)}", messages=[{"role": "user", "content": prompt}], **more)
         n_first = len(tokens_of(request.answer_so_far))
         self.given[request.id] = Given(request, request.answer_so_far, bool(request.answer_ids), n_first)
         self.batcher.add(request)
@@ -276,10 +276,10 @@ class Bench:
             given.answer += text
             given.exact = (known and bool(text)) or (given.exact and not text)
             given.since = len(self.sent)
-            self.batcher.append(wire.Append(id_, text, go, tuple(tokens_of(text)) if known else ()))
+            self.batcher.append(wire.AppendText(id=id_, text=text, go=go, ids=tuple(tokens_of(text)) if known else ()))
         elif s is None:
             n_sent = len(self.sent)
-            self.batcher.append(wire.Append(id_, text, go))
+            self.batcher.append(wire.AppendText(id=id_, text=text, go=go))
             assert len(self.sent) == n_sent, "it has ended by itself"
 
     def hold(self, id_: str) -> None:
@@ -323,13 +323,13 @@ class Bench:
 
     def text(self, id_: str) -> str:
         since = self.given[id_].since
-        return "".join(p.text for p in self.sent[since:] if isinstance(p, wire.Piece) and p.id == id_)
+        return "".join(p.text for p in self.sent[since:] if isinstance(p, wire.TextPiece) and p.id == id_)
 
     def check_ids(self, id_: str) -> None:
         """Wherever pieces have ids, the text up to there is exactly theirs."""
         text, data = "", b""
         for p in self.sent[self.given[id_].since :]:
-            if isinstance(p, wire.Piece) and p.id == id_:
+            if isinstance(p, wire.TextPiece) and p.id == id_:
                 text += p.text
                 data += b"".join(PIECES_OF[t] for t in p.ids)
                 assert not p.ids or data.decode() == text
@@ -338,7 +338,7 @@ class Bench:
         given, done, text = self.given[id_], self.done(id_), self.text(id_)
         whole, reason, n, n_prompt = given.expected()
         self.check_ids(id_)
-        assert sum(p.n_tokens for p in self.of(wire.Piece) if p.id == id_) <= done.n_completion
+        assert sum(p.n_tokens for p in self.of(wire.TextPiece) if p.id == id_) <= done.n_completion
         if done.reason == "cancelled" or id_ in self.shortened:
             assert whole.startswith(text) or id_ in self.shortened  # the end of a shortened answer shows what was held
             assert done.n_completion <= n or given.reworked
@@ -453,7 +453,7 @@ def test_a_held_answer_waits_with_its_prompt_computed_until_it_may_go() -> None:
 
 
 def idle(bench: Bench, id_: str) -> list[tuple[int, int]]:
-    return [(p.n_past, p.n_orders) for p in bench.of(wire.Progress) if p.id == id_ and p.idle]
+    return [(p.n_past, p.n_orders) for p in bench.of(wire.PrefillProgress) if p.id == id_ and p.idle]
 
 
 def test_a_held_answer_gives_way_and_is_computed_again_later() -> None:
@@ -496,7 +496,7 @@ def test_a_held_answer_without_room_says_so_once_and_the_engine_rests() -> None:
 def test_every_order_is_acknowledged() -> None:
     bench = Bench()
     id_ = bench.add("hello", max_tokens=9)
-    while not bench.of(wire.Piece):
+    while not bench.of(wire.TextPiece):
         assert bench.step()
     bench.hold(id_)
     bench.drain()
@@ -512,7 +512,7 @@ def test_what_is_appended_counts_against_the_limit() -> None:
     bench = Bench()
     id_ = bench.add("abc", hold=True, max_tokens=3, answer_so_far="xx")
     bench.append(id_, "ppp", go=True)
-    assert bench.done(id_) == wire.Done(id_, "length", 0, 0, 0.0)
+    assert bench.done(id_) == wire.Done(id=id_, reason="length", n_prompt=0, n_completion=0, busy_s=0.0)
     bench.check_rest()
 
 
@@ -530,7 +530,7 @@ def test_a_longest_common_prefix_stays_computed_when_text_is_tokenized_anew() ->
 def test_ids_of_no_vocabulary_fail_the_held_answer_only() -> None:
     bench = Bench()
     id_, other = bench.add("abc", hold=True), bench.add("a", max_tokens=1)
-    bench.batcher.append(wire.Append(id_, "x", False, (999,)))
+    bench.batcher.append(wire.AppendText(id=id_, text="x", go=False, ids=(999,)))
     assert [f.id for f in bench.of(wire.Failed)] == [id_]
     bench.drain()
     bench.check_answer(other)
@@ -539,7 +539,7 @@ def test_ids_of_no_vocabulary_fail_the_held_answer_only() -> None:
 def test_appending_to_an_answer_that_is_not_held_ends_it() -> None:
     bench = Bench()
     id_ = bench.add("abc")
-    bench.batcher.append(wire.Append(id_, "x", True))
+    bench.batcher.append(wire.AppendText(id=id_, text="x", go=True))
     assert [(f.id, f.reason) for f in bench.of(wire.Failed)] == [(id_, "not_held")]
     bench.check_rest()
 
@@ -550,7 +550,7 @@ def test_what_was_aborted_is_computed_again_and_a_cancelled_prompt_is_billed_for
     bench.step((ABORTED, 3))
     assert bench.sent == []
     bench.batcher.cancel(id_)
-    assert bench.done(id_) == wire.Done(id_, "cancelled", 0, 0, 1.0)
+    assert bench.done(id_) == wire.Done(id=id_, reason="cancelled", n_prompt=0, n_completion=0, busy_s=1.0)
     bench.check_rest()
 
 
@@ -558,7 +558,7 @@ def test_progress_tells_how_far_a_long_prompt_is() -> None:
     bench, n = Bench(n_ctx=1000), wire.PREFILL_CHUNK
     bench.add("a" * (2 * n + 1), max_tokens=1)
     bench.drain()
-    assert [(p.n_past, p.n_prompt) for p in bench.of(wire.Progress)] == [(n, 2 * n + 1), (2 * n, 2 * n + 1)]
+    assert [(p.n_past, p.n_prompt) for p in bench.of(wire.PrefillProgress)] == [(n, 2 * n + 1), (2 * n, 2 * n + 1)]
 
 
 def test_a_full_queue_refuses_and_drops_nothing() -> None:
@@ -604,7 +604,7 @@ def test_a_prompt_that_is_alone_is_read_in_large_chunks_unless_every_bit_counts(
         bench.llama.exact = exact
         bench.add("a" * 1200, max_tokens=1)
         bench.step()
-        assert [p.n_past for p in bench.of(wire.Progress)] == [chunk]
+        assert [p.n_past for p in bench.of(wire.PrefillProgress)] == [chunk]
         assert bench.batcher.single_prompt is not exact
         bench.add("b", max_tokens=1)
         bench.step()
@@ -649,19 +649,21 @@ def test_an_answer_that_has_begun_says_when_it_waits_for_others_and_when_it_goes
     bench.add("qwe")
     for _ in range(3):
         bench.step()
-    assert bench.of(wire.Paused) == [wire.Paused("r1", paused=True)], "r2 has not begun: it waits for its first token"
+    assert bench.of(wire.PauseChange) == [wire.PauseChange(id="r1", paused=True)], (
+        "r2 has not begun: it waits for its first token"
+    )
     scheduler.who = {"r0", "r1", "r2"}
     bench.step()
-    assert bench.of(wire.Paused)[1:] == [wire.Paused("r1", paused=False)]
+    assert bench.of(wire.PauseChange)[1:] == [wire.PauseChange(id="r1", paused=False)]
     bench.drain()
-    assert len(bench.of(wire.Paused)) == 2
+    assert len(bench.of(wire.PauseChange)) == 2
 
 
 def test_an_answer_whose_grammar_takes_too_long_ends_alone() -> None:
     bench = Bench()
-    bench.batcher.add(wire.Generate("slow", [{"role": "user", "content": "ab"}], max_tokens=9))
-    bench.batcher.add(wire.Generate("other", [{"role": "user", "content": "ba"}], max_tokens=9))
-    slow = bench.llama.samplers[0].meter = Meter(50_000, "root ::= a")
+    bench.batcher.add(wire.Generate(id="slow", messages=[{"role": "user", "content": "ab"}], max_tokens=9))
+    bench.batcher.add(wire.Generate(id="other", messages=[{"role": "user", "content": "ba"}], max_tokens=9))
+    slow = bench.llama.samplers[0].meter = GrammarMeter(50_000, "root ::= a")
     bench.batcher.step()
     slow.took(MAX_TOKEN_S * 1.1)
     while bench.batcher.step():
@@ -674,7 +676,7 @@ def test_an_answer_whose_grammar_takes_too_long_ends_alone() -> None:
 
 def test_what_a_grammar_may_cost_grows_with_the_answer_and_the_vocabulary() -> None:
     def n_until_over(token_s: float, n_vocab: int = 50_000, words: str = "a") -> int:
-        meter = Meter(n_vocab, f"a ::= b\nroot ::= {words}")
+        meter = GrammarMeter(n_vocab, f"a ::= b\nroot ::= {words}")
         for n in range(1, 1000):
             meter.took(token_s)
             if meter.over:

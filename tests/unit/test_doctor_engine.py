@@ -16,7 +16,7 @@ from disco_daemon.engine import process
 from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, work_bytes
 from disco_daemon.engine.llama.model import N_BATCH
 from disco_daemon.engine.measure import checkup
-from disco_daemon.engine.measure.checkup_messages import Asked, Bindings, Confined, Fit
+from disco_daemon.engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit
 from tests.fixtures.gguf import gguf
 
 OK, WARN, WRONG = Level
@@ -86,7 +86,9 @@ SHAPE: dict[str, int | str] = {
 def test_what_is_asked_of_a_model_stands_in_its_header(tmp_path: Path) -> None:
     path = gguf(tmp_path / "m.gguf", **SHAPE)
     settings = DeviceSettings(model=str(path), n_ctx=0, flash_attn="off")
-    assert engine.question(settings, 0) == Asked(path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0)
+    assert engine.question(settings, 0) == CheckupRequest(
+        path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_header_that_tells_nothing_or_lies_is_no_crash(changes: dict[str, Any]
     assert isinstance(engine.question(DeviceSettings(model=str(tmp_path / "none")), 0), str)
 
 
-SMALL = Asked(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0)
+SMALL = CheckupRequest(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0)
 WORK = work_bytes(N_BATCH, 49152, 576)
 
 
@@ -121,12 +123,12 @@ def test_memory_is_reckoned_as_the_engine_does() -> None:
 
 
 def test_layers_on_a_gpu_are_not_in_main_memory() -> None:
-    wanted = Asked(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=None)
+    wanted = CheckupRequest(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=None)
     assert checkup.fit(wanted, 16 * GIB, 0).gpu_layers == 0
     whole = checkup.fit(wanted, 16 * GIB, 8 * GIB)
     assert (whole.gpu_layers, whole.n_bytes) == (30, WORK)
     assert checkup.fit(SMALL, 16 * GIB, 8 * GIB).gpu_layers == 0  # n_gpu_layers = 0
-    half = Asked(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=15)
+    half = CheckupRequest(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=15)
     assert WORK < checkup.fit(half, 16 * GIB, 8 * GIB).n_bytes < checkup.fit(SMALL, 16 * GIB, 0).n_bytes
 
 

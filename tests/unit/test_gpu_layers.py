@@ -82,20 +82,20 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> type[Crowded]:
 
 
 def test_fewer_layers_are_tried_when_a_context_cannot_be_made(crowded: type[Crowded]) -> None:
-    assert opened(Load("m", 512, 1, None), AbortFlag()).n_gpu_layers == 3
+    assert opened(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=None), AbortFlag()).n_gpu_layers == 3
     assert crowded.tried == [31, 15, 7, 3]
 
 
 def test_at_last_none_and_then_the_error(crowded: type[Crowded], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Crowded, "holds", -1)
     with pytest.raises(ModelError, match="no context"):
-        opened(Load("m", 512, 1, None), AbortFlag())
+        opened(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=None), AbortFlag())
     assert crowded.tried == [31, 15, 7, 3, 1, 0]
 
 
 def test_a_number_in_the_settings_is_meant(crowded: type[Crowded]) -> None:
     with pytest.raises(ModelError, match="no context"):
-        opened(Load("m", 512, 1, 20), AbortFlag())
+        opened(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=20), AbortFlag())
     assert crowded.tried == [20]
 
 
@@ -115,7 +115,7 @@ def test_who_decides(monkeypatch: pytest.MonkeyPatch, supported: bool, free: int
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: supported)
     monkeypatch.setattr(gpu, "free_bytes", lambda: free)
     monkeypatch.setattr(gpu, "_fitting", lambda load, free: 12)
-    assert gpu.layers(Load("m", 512, 1, asked)) == n
+    assert gpu.layers(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=asked)) == n
 
 
 def test_this_build_says_what_devices_there_are() -> None:

@@ -179,7 +179,7 @@ def test_every_request_that_is_let_in_fits_through_the_engines_door(value: dict[
     except RequestError:
         return
     s, sent = found.sampling, [dict(m) for m in found.messages]
-    wire.frame(wire.Generate("r", sent, max_tokens=s.max_tokens, seed=s.seed, stop=s.stop))
+    wire.frame(wire.Generate(id="r", messages=sent, max_tokens=s.max_tokens, seed=s.seed, stop=s.stop))
 
 
 def test_text_parts_become_one_text_and_other_parts_stay() -> None:

@@ -38,7 +38,7 @@ C, K, Q = 0.02, 1e-3, 2e-7  # s, s/token, s/token^2
 DECODE_TPS, PREFILL_W, DECODE_W, IDLE_W = 50.0, 30.0, 18.0, 7.0
 TEXT = " ".join(f"word{i}" for i in range(200))
 EFFORT = Effort(repeats=3, loads=1, answer_tokens=32, idle_s=0.0, work_s=0.0)
-INFO = wire.Loaded("m", 4096, 8192, 8, 100, 0.5, 900.0)
+INFO = wire.Loaded(model="m", n_ctx=4096, n_cells=8192, n_seqs=8, bytes_per_token=100, load_s=0.5, prefill_tps=900.0)
 
 
 def quiet() -> Steps:

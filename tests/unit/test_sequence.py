@@ -10,7 +10,7 @@ import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.serve import admission
-from disco_daemon.engine.serve.sequence import MOVES, Sequence, Status
+from disco_daemon.engine.serve.sequence import MOVES, Sequence, SequenceStatus
 from tests.unit.test_batch import N_CTX, Bench
 
 
@@ -28,13 +28,13 @@ class Chosen:
 def consistent(s: Sequence) -> bool:
     has_cells, is_saved = s.slot >= 0, s.saved is not None
     match s.status:
-        case Status.RUNNING | Status.PAUSED:
+        case SequenceStatus.RUNNING | SequenceStatus.PAUSED:
             return has_cells and not is_saved
-        case Status.SWAPPED:
+        case SequenceStatus.SWAPPED:
             return is_saved and not has_cells
-        case Status.WAITING | Status.ENDED:
+        case SequenceStatus.WAITING | SequenceStatus.ENDED:
             return not (has_cells or is_saved)
-        case Status.HELD:
+        case SequenceStatus.HELD:
             return not (has_cells and is_saved)
 
 
@@ -56,7 +56,7 @@ def test_a_life_goes_through_all_statuses() -> None:
     for _ in range(4):
         bench.step()
         look()
-    assert other.status is Status.WAITING
+    assert other.status is SequenceStatus.WAITING
     chosen.names = {"r1"}
     bench.admission.reconsider()
     bench.step()
@@ -71,9 +71,9 @@ def test_a_life_goes_through_all_statuses() -> None:
     chosen.names = {"r0", "r1"}
     bench.drain()
     look()
-    assert seen[:4] == [Status.WAITING, Status.RUNNING, Status.PAUSED, Status.SWAPPED]
-    assert seen[4] is Status.HELD
-    assert seen[-1] is Status.ENDED
+    assert seen[:4] == [SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.PAUSED, SequenceStatus.SWAPPED]
+    assert seen[4] is SequenceStatus.HELD
+    assert seen[-1] is SequenceStatus.ENDED
     assert other.has_ended
     assert all(after in MOVES[before] for before, after in itertools.pairwise(seen))
     for id_ in ids:
@@ -93,8 +93,8 @@ def test_a_move_that_is_not_in_the_table_is_a_mistake_and_changes_nothing() -> N
 
 
 def test_every_status_but_the_last_can_be_left_and_any_can_be_ended() -> None:
-    assert set(MOVES) == set(Status)
-    assert all(Status.ENDED in moves for status, moves in MOVES.items() if status is not Status.ENDED)
+    assert set(MOVES) == set(SequenceStatus)
+    assert all(SequenceStatus.ENDED in moves for status, moves in MOVES.items() if status is not SequenceStatus.ENDED)
     assert all(status not in moves for status, moves in MOVES.items())
 
 

@@ -126,7 +126,7 @@ class Scene:
         self.n = 0
 
     def answer(self, tokens: Sequence[int], **more: Any) -> Sequence_:
-        request = wire.Generate(f"r{self.n}", [], **more)
+        request = wire.Generate(id=f"r{self.n}", messages=[], **more)
         timeline = Timeline(0.0, 1.0, more.get("pace_tps") or 100.0)
         given = Given(prompt=list(tokens), text="", tokens=[], exact=True, n_first=0)
         return Sequence_(request=request, given=given, timeline=timeline, waiting_since=None, tokens=list(tokens))

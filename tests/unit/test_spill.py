@@ -357,7 +357,7 @@ def test_at_the_end_the_newest_is_written_first_and_only_while_there_is_time(tmp
 def test_the_model_file_the_build_and_what_changes_bits_are_told_apart(tmp_path: Path) -> None:
     model, adapter = tmp_path / "m.gguf", tmp_path / "a.gguf"
     model.write_bytes(b"weights")
-    load = wire.Load(str(model), 512, 1, 0)
+    load = wire.Load(model_path=str(model), n_ctx=512, n_threads=1, n_gpu_layers=0)
 
     def made(build: str = "1", **changes: Any) -> bytes:
         fields = {name: getattr(load, name) for name in load.__struct_fields__}
@@ -365,10 +365,15 @@ def test_the_model_file_the_build_and_what_changes_bits_are_told_apart(tmp_path:
 
     first = made()
     assert len(first) == 32
-    assert made(n_ctx=1024, n_cells=99, n_threads=2, scheduler="fcfs", disk=wire.Disk("x", 1, 2)) == first
-    with_adapter = [made(adapters=(wire.Adapter("a", str(adapter), scale),)) for scale in (1.0, 0.5)]
+    assert (
+        made(n_ctx=1024, n_cells=99, n_threads=2, scheduler="fcfs", disk=wire.Disk(folder="x", max_bytes=1, idle_s=2))
+        == first
+    )
+    with_adapter = [
+        made(adapters=(wire.AdapterFile(name="a", path=str(adapter), scale=scale),)) for scale in (1.0, 0.5)
+    ]
     adapter.write_bytes(b"trained")
-    with_adapter.append(made(adapters=(wire.Adapter("a", str(adapter)),)))
+    with_adapter.append(made(adapters=(wire.AdapterFile(name="a", path=str(adapter)),)))
     others = [made("2"), made(exact=False), made(n_gpu_layers=3), *with_adapter]
     os.utime(model, (1, 1))
     others.append(made())

@@ -177,5 +177,5 @@ def test_what_a_partial_answer_is(text: str, answer: bool, thinks: bool) -> None
 
 
 def test_pieces_of_a_thought_survive_the_wire() -> None:
-    piece = wire.Piece("g1", "Well", 2, thought=True)
+    piece = wire.TextPiece(id="g1", text="Well", n_tokens=2, thought=True)
     assert wire.decode_from_engine(wire.frame(piece)[4:]) == piece

@@ -17,7 +17,7 @@ from disco_daemon.daemon.device import is_exact, knobs_for, make_autotuner, n_gp
 from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.measure.search import Search, thread_counts
-from disco_daemon.engine.measure.tune_messages import Job, Knobs, Speed, Tuned
+from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
 from disco_daemon.profiling import tuned_profile
@@ -26,7 +26,7 @@ from disco_daemon.profiling.tuned_profile import TunedProfiles, Wanted, chosen, 
 START = Knobs(3, 3, 512)
 SPEED = Speed(1000.0, 50.0, 120.0)
 TUNED = Tuned(Knobs(2, 4, 256, False), SPEED, SPEED, [], 1.0, True, 3)
-JOB = Job("m.gguf", 4, START)
+JOB = TuneJob("m.gguf", 4, START)
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Tune:
         self.n_begun = self.n_killed = 0
         self.error: TuneError | None = None
 
-    async def __call__(self, job: Job, progress: Callable[[str], None]) -> Tuned:
+    async def __call__(self, job: TuneJob, progress: Callable[[str], None]) -> Tuned:
         self.n_begun += 1
         self.begun.set()
         try:

@@ -143,9 +143,9 @@ def test_an_unknown_or_malformed_message_is_refused_at_the_door(raw: object) -> 
 
 def test_what_goes_one_way_is_not_taken_the_other_way() -> None:
     with pytest.raises(msgspec.ValidationError):
-        wire.decode_to_engine(body(wire.frame(wire.Piece("a", "b", 1))))
+        wire.decode_to_engine(body(wire.frame(wire.TextPiece(id="a", text="b", n_tokens=1))))
     with pytest.raises(msgspec.ValidationError):
-        wire.decode_from_engine(body(wire.frame(wire.Cancel("a"))))
+        wire.decode_from_engine(body(wire.frame(wire.CancelRequest(id="a"))))
 
 
 @given(st.binary(max_size=60))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...config.schema import DeviceSettings
-from ...engine.measure.checkup_messages import Asked, Bindings, Confined, Fit, decode_told, encode
+from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_told, encode
 from ...engine.process import run as run_part
 from ...models.gguf import read_gguf, shard_names
 from ...money.flops import shape_of
@@ -37,7 +37,7 @@ class Examined:
     confined: Confined | None = None
 
 
-def question(settings: DeviceSettings, n_gpu_layers: int | None) -> Asked | str:
+def question(settings: DeviceSettings, n_gpu_layers: int | None) -> CheckupRequest | str:
     """What is to be known of the configured model; a text says why it cannot be asked."""
     path = model_path(settings)
     try:
@@ -46,7 +46,7 @@ def question(settings: DeviceSettings, n_gpu_layers: int | None) -> Asked | str:
         return f"{path}: {getattr(e, 'strerror', None) or e}"
 
 
-def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Asked:
+def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> CheckupRequest:
     """What is to be known of the model at `path`. Raises OSError, or ValueError if its header does not tell."""
     header = read_gguf(head(path, HEAD_BYTES))
     shape = shape_of(header)
@@ -57,7 +57,7 @@ def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Ask
     kv_numbers = shape.layers * shape.kv_heads * 2 * shape.head_dim
     if kv_numbers > MOST_NUMBERS:
         raise ValueError("its header tells of a shape that no model has")
-    return Asked(
+    return CheckupRequest(
         n_bytes=sum(path.with_name(name).stat().st_size for name in shard_names(path.name)),
         n_layers=shape.layers,
         n_embd=shape.hidden,
@@ -71,7 +71,7 @@ def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Ask
     )
 
 
-def examined(about: Asked | None) -> Examined:
+def examined(about: CheckupRequest | None) -> Examined:
     """Ask `engine.measure.checkup`, in a process of its own."""
     try:
         done = run_part("disco_daemon.engine.measure.checkup", line=encode(about) + b"\n", timeout_s=CHILD_TIMEOUT_S)
@@ -145,7 +145,7 @@ def pinned_version() -> str:
     return next((match[1] for match in found if match), "")
 
 
-def memory(about: Asked | str, seen: Examined, daemon: dict[str, Any] | None) -> Finding:
+def memory(about: CheckupRequest | str, seen: Examined, daemon: dict[str, Any] | None) -> Finding:
     """Whether the model will find the memory it needs; `about` is why nobody knows, if it is text.
 
     A `daemon` that runs (its state) has the model in memory already.

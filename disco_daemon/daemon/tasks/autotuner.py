@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from ...clock import Clock
-from ...engine.measure.tune_messages import Job, Message, Progress, Refused, Tuned, decode_message, encode
+from ...engine.measure.tune_messages import Message, Tuned, TuneJob, TuneProgress, TuneRefused, decode_message, encode
 from ...engine.process import end, spawn
 from ...errors import DiscoError
 
@@ -44,18 +44,18 @@ class _Child:
         while line := await self.process.stdout.readline():
             with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
                 self.last = decode_message(line)
-            if isinstance(self.last, Progress):
+            if isinstance(self.last, TuneProgress):
                 progress(self.last.text)
         if isinstance(self.last, Tuned):
             return self.last
-        if isinstance(self.last, Refused):
+        if isinstance(self.last, TuneRefused):
             raise TuneError(self.last.message)
         code = await self.process.wait()
         msg = f"the tune ended without a result (exit status {code})"
         raise TuneError(msg)
 
 
-async def run_tune(job: Job, progress: Callable[[str], None]) -> Tuned:
+async def run_tune(job: TuneJob, progress: Callable[[str], None]) -> Tuned:
     """Carry a job out in a child process; a cancellation kills it. Raises TuneError."""
     process = await spawn("disco_daemon.engine.measure.tune", stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=2**24)
     try:
@@ -79,7 +79,7 @@ class Autotuner:
 
     def __init__(
         self,
-        job: Job,
+        job: TuneJob,
         busy: Callable[[], bool],
         adopt: Callable[[Tuned], None],
         clock: Clock,

@@ -59,7 +59,7 @@ class DamagedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SpilledText:
     """A text on disk, as the bytes of its int32 tokens; it has the first `n` of those that were looked for."""
 
     key: bytes
@@ -132,7 +132,7 @@ class Spill:
 
     # --- what is there -------------------------------------------------------------------------------------------
 
-    def find(self, tokens: Sequence[int], have: int) -> Found | None:
+    def find(self, tokens: Sequence[int], have: int) -> SpilledText | None:
         """The text that has most of these tokens, if it has so many more than `have` that reading it pays."""
         wanted = array("i", tokens)
         ids = np.frombuffer(wanted, np.intc)
@@ -146,7 +146,7 @@ class Spill:
             )
         gain = n - have
         pays = gain >= LEAST_GAIN and -minus_size * self.s_per_byte < gain * self._token_s
-        return Found(key, n) if pays else None
+        return SpilledText(key, n) if pays else None
 
     def has(self, key: bytes) -> bool:
         """Whether a text is on disk, or one that goes on from it."""
@@ -154,7 +154,7 @@ class Spill:
             at = bisect_left(self._sorted, key)
             return at < len(self._sorted) and self._sorted[at].startswith(key)
 
-    def read(self, found: Found) -> bytes | None:
+    def read(self, found: SpilledText) -> bytes | None:
         """What was saved of a text; None if that is gone or damaged, and then it is removed."""
         began = time.perf_counter()
         path = self._path(found.key)

@@ -14,7 +14,7 @@ from typing import Any
 
 import llama_cpp
 
-from ..wire import Adapter
+from ..wire import AdapterFile
 from .memory import GIB, available_bytes
 
 _ERROR = 4  # ggml_log_level
@@ -36,7 +36,7 @@ class _Loaded:
 class Adapters:
     """The adapters of one model. All that changes is which one is applied ("" for none), and to which context."""
 
-    def __init__(self, model: Any, wanted: Sequence[Adapter], log: Any) -> None:
+    def __init__(self, model: Any, wanted: Sequence[AdapterFile], log: Any) -> None:
         """Load them, before there is a context. Those that cannot be loaded are in `refused`, with the reason.
 
         `log` is llama.cpp's log callback when nobody else listens.
@@ -54,7 +54,7 @@ class Adapters:
         return len(self._loaded)
 
     @property
-    def told(self) -> dict[str, str]:
+    def failures(self) -> dict[str, str]:
         """All that were wanted, and why they are not there; an empty text says that they are."""
         return dict.fromkeys(self._loaded, "") | self.refused
 

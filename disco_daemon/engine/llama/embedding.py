@@ -121,16 +121,16 @@ class Embeddings:
         """Queue a text, or refuse it with a Failed that says why."""
         if len(self._texts) >= MAX_WAITING:
             text = "the device's queue is full; try again later"
-            self.send(wire.Failed(request.id, "overloaded", text, False))
+            self.send(wire.Failed(id=request.id, reason="overloaded", message=text, your_fault=False))
             return
         try:
             tokens = self.tokens(request.input)
         except PromptError as e:
-            self.send(wire.Failed(request.id, "bad_input", str(e), True))
+            self.send(wire.Failed(id=request.id, reason="bad_input", message=str(e), your_fault=True))
             return
         if len(tokens) > self.n_ctx:
             text = f"This model's maximum context length is {self.n_ctx} tokens, but the input has {len(tokens)}."
-            self.send(wire.Failed(request.id, "context_length_exceeded", text, True))
+            self.send(wire.Failed(id=request.id, reason="context_length_exceeded", message=text, your_fault=True))
             return
         self._texts[request.id] = _Text(request.id, tokens)
 
@@ -150,7 +150,7 @@ class Embeddings:
             self._advance(text, self._context_for(len(text.tokens)), room())
         except EmbeddingError as e:
             del self._texts[text.id]
-            self.send(wire.Failed(text.id, "no_embeddings", str(e), False))
+            self.send(wire.Failed(id=text.id, reason="no_embeddings", message=str(e), your_fault=False))
         return True
 
     def _context_for(self, n_tokens: int) -> EmbeddingContext:
@@ -180,9 +180,9 @@ class Embeddings:
         text.n_past, text.total = end, text.total + vector
         if end == len(text.tokens):
             del self._texts[text.id]
-            self.send(wire.Embedded(text.id, _unit(text.total), end, text.busy_s))
+            self.send(wire.Embedded(id=text.id, vector=_unit(text.total), n_tokens=end, busy_s=text.busy_s))
         else:
-            self.send(wire.Progress(text.id, end, len(text.tokens)))
+            self.send(wire.PrefillProgress(id=text.id, n_past=end, n_prompt=len(text.tokens)))
 
 
 def _unit(vector: Vector | float) -> bytes:

@@ -17,7 +17,7 @@ class FormatError(PromptError):
     param = "response_format"
 
 
-class TooLong(PromptError):
+class PromptTooLong(PromptError):
     """A prompt of `n_tokens`, at least or about, where a context has `n_ctx`."""
 
     reason = "context_length_exceeded"
@@ -30,6 +30,6 @@ class TooLong(PromptError):
         )
         self.n_ctx, self.n_tokens, self.exact = n_ctx, n_tokens, exact
 
-    def of(self, what: str) -> TooLong:
+    def of(self, what: str) -> PromptTooLong:
         """The same of something that is no prompt."""
-        return TooLong(self.n_ctx, self.n_tokens, exact=self.exact, what=what)
+        return PromptTooLong(self.n_ctx, self.n_tokens, exact=self.exact, what=what)

@@ -29,7 +29,7 @@ WORDS = 50  # of one list, for which a token may take MAX_TOKEN_S more; for five
 CALM = 64  # readings: beyond it they multiply
 
 
-class Meter:
+class GrammarMeter:
     """What the grammar of one answer has cost."""
 
     def __init__(self, n_vocab: int, grammar: str) -> None:
@@ -67,7 +67,7 @@ class Sampler:
         """Raises FormatError for a grammar that llama.cpp does not understand."""
         self._seed: int | None = None
         self._n_drawn = len(answer)
-        self.meter = Meter(n_vocab, grammar) if grammar else None
+        self.meter = GrammarMeter(n_vocab, grammar) if grammar else None
         self.greedy = False  # the largest logit, and nothing else
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         if grammar:

@@ -17,7 +17,7 @@ import llama_cpp
 
 from ..wire import Count, Generate
 from .refusals import PromptError as PromptError  # where everybody looks for it
-from .refusals import TooLong
+from .refusals import PromptTooLong
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
 from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opened, within
@@ -61,7 +61,7 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def prompt_tokens(self, request: Generate | Count) -> list[int]:
-        """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError, TooLong.
+        """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError, PromptTooLong.
 
         Asked twice for the same, as by Count and Generate, it tokenizes once.
         """
@@ -82,21 +82,21 @@ class Vocabulary:
         return tokens
 
     def _check_messages(self, request: Generate | Count) -> None:
-        """Refuse what cannot fit, judging by the number of messages and their size. Raises TooLong."""
+        """Refuse what cannot fit, judging by the number of messages and their size. Raises PromptTooLong."""
         if not self.n_ctx:
             return
         n_least = len(request.messages) * self._least
         if n_least > self.n_ctx:
-            raise TooLong(self.n_ctx, n_least)
+            raise PromptTooLong(self.n_ctx, n_least)
         self._check_size(sum(len(m["content"]) for m in request.messages if isinstance(m.get("content"), str)))
 
     def _check_size(self, n_chars: int) -> None:
-        """Refuse a text that cannot fit, if all of it were the longest tokens there are. Raises TooLong."""
+        """Refuse a text that cannot fit, if all of it were the longest tokens there are. Raises PromptTooLong."""
         if self.n_ctx and n_chars > self.n_ctx * GLANCE_CHARS and n_chars > self.n_ctx * self._longest:
-            raise TooLong(self.n_ctx, n_chars // self._longest)
+            raise PromptTooLong(self.n_ctx, n_chars // self._longest)
 
     def _tokens_of(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
-        """Token ids of a prompt in parts; it stops where the context is full. Raises TooLong."""
+        """Token ids of a prompt in parts; it stops where the context is full. Raises PromptTooLong."""
         tokens: list[int] = []
         n_chars = sum(len(text) for text, _ in parts)
         n_done = 0
@@ -109,18 +109,18 @@ class Vocabulary:
                 add_bos = False
                 n_done += len(piece)
                 if self.n_ctx and len(tokens) >= self.n_ctx and n_done < n_chars:
-                    raise TooLong(self.n_ctx, len(tokens) * n_chars // n_done)
+                    raise PromptTooLong(self.n_ctx, len(tokens) * n_chars // n_done)
                 self.beat()
         return tokens
 
     def _glance(self, text: str, n_before: int, *, is_template: bool = False) -> None:
-        """Refuse a long text whose first part already fills the context. Raises TooLong."""
+        """Refuse a long text whose first part already fills the context. Raises PromptTooLong."""
         n = self.n_ctx * GLANCE_CHARS
         if not n or len(text) <= 2 * n:
             return
         seen = len(self.tokenize(text[:n], parse_special=is_template))
         if n_before + seen - GLANCE_SLACK > self.n_ctx:
-            raise TooLong(self.n_ctx, n_before + seen * len(text) // n)
+            raise PromptTooLong(self.n_ctx, n_before + seen * len(text) // n)
 
     def _cut(self, text: str) -> Iterator[str]:
         """A template's text in pieces that begin with a control token, so that each has the tokens it has in all."""
@@ -152,7 +152,7 @@ class Vocabulary:
         """Tokens that the template gives every message, at least; 0 where it leaves messages out, or refuses some."""
         try:
             short, long = (len(self._tokens_of(self._template.segments(_PAIR * n, self._control))) for n in (2, 18))
-        except (TemplateError, TooLong):
+        except (TemplateError, PromptTooLong):
             return 0
         return max(0, (long - short) // 32)
 
@@ -197,7 +197,7 @@ class Vocabulary:
         return "".join(text for text, _ in parts) if all(is_template for _, is_template in parts) else ""
 
     def raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a text that is no chat, or the same ids. Raises PromptError, TooLong."""
+        """Token ids of a text that is no chat, or the same ids. Raises PromptError, PromptTooLong."""
         known = isinstance(prompt, str)
         if isinstance(prompt, str):
             self._check_size(len(prompt))
@@ -215,7 +215,7 @@ class Vocabulary:
         return list(ids)
 
     def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
-        """Token ids of answer text, which follows other text: `ids` if they are known. Raises PromptError, TooLong."""
+        """Return ids of answer text that follows other text: `ids` if known. Raises PromptError, PromptTooLong."""
         if ids or not text:
             return self.checked(ids)
         self._check_size(len(text))

@@ -1,8 +1,8 @@
 """Run by `disco doctor`: can llama.cpp be used on this machine, with enough memory for a model, and on what GPU.
 
 A process of its own: bindings that were built for another processor die of the first instruction that it lacks. The
-model itself is not opened; its shape, an `Asked` or null, comes as a line on standard input. `Confined`, `Bindings`,
-then `Fit` go out.
+model itself is not opened; its shape comes as a line on standard input, a `CheckupRequest` or null. `Confined`,
+`Bindings`, then `Fit` go out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..llama import gpu
 from ..llama import model as llama
 from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
 from ..llama.metadata import KV_BYTES
-from .checkup_messages import Asked, Bindings, Confined, Fit, Told, decode_asked, encode
+from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, Told, decode_asked, encode
 
 
 def bindings() -> Bindings:
@@ -26,7 +26,7 @@ def bindings() -> Bindings:
     return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends)
 
 
-def fit(asked: Asked, available: int, gpu_bytes: int) -> Fit:
+def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     """What `engine.llama.model` would find: the same steps with the same functions."""
     per_token = int(asked.kv_numbers * KV_BYTES[asked.kv_type])
     work = work_bytes(llama.N_BATCH, asked.n_vocab, asked.n_embd)
@@ -42,7 +42,7 @@ def fit(asked: Asked, available: int, gpu_bytes: int) -> Fit:
     return Fit(available, int(here) + work, n_ctx, n_cells, layers)
 
 
-def _layers(asked: Asked, per_token: int, work: int, gpu_bytes: int) -> int:
+def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) -> int:
     """How many layers would be on the GPU."""
     if not gpu_bytes or asked.n_gpu_layers == 0:
         return 0

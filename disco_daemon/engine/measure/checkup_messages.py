@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CheckupRequest(msgspec.Struct, frozen=True):
     """A model's shape, as its header tells, and what is wanted of it.
 
     `n_bytes` is the file's size, `kv_numbers` how many numbers a token leaves in the KV cache, `n_heads` those whose
@@ -63,5 +63,5 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
 
 Told = Confined | Bindings | Fit
 encode = msgspec.json.Encoder().encode
-decode_asked = msgspec.json.Decoder(Asked | None).decode
+decode_asked = msgspec.json.Decoder(CheckupRequest | None).decode
 decode_told = msgspec.json.Decoder(Told).decode

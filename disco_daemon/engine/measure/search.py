@@ -10,7 +10,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from .tune_messages import Knobs, Row
+from .tune_messages import Knobs, TuneRow
 
 N_SAMPLES = 3  # of each candidate, in turns, so that what the machine does meanwhile hits all of them
 TIE = 0.03  # within this share of the fastest, the more modest one is chosen
@@ -50,9 +50,9 @@ class Search:
             knobs = self._axis(knobs, [replace(knobs, n_ubatch=n) for n in UBATCHES], "long")
         return self._checked(start, knobs)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TuneRow]:
         """All that was measured."""
-        return [Row(k, work, median(s), len(s), busy) for (k, work, busy), s in self.samples.items() if s]
+        return [TuneRow(k, work, median(s), len(s), busy) for (k, work, busy), s in self.samples.items() if s]
 
     def _axis(self, current: Knobs, candidates: Sequence[Knobs], work: str, tie: float = TIE) -> Knobs:
         """The first of the candidates that is nearly as fast as the fastest; `current` if the time runs out."""

@@ -1,6 +1,6 @@
 """`python -m disco_daemon.engine.measure.tune`: measures a model on this machine, in a process of its own.
 
-A Job comes on standard input; Progress lines and at last Tuned or Refused go to standard output, as JSON.
+A TuneJob comes on standard input; TuneProgress lines and at last Tuned or TuneRefused go to standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..llama.rows import Row
 from ..llama.template import TemplateError
 from ..wire import Generate, Load
 from .search import N_SAMPLES, Search
-from .tune_messages import Job, Knobs, Message, Progress, Refused, Speed, Tuned, decode_job, encode
+from .tune_messages import Knobs, Message, Speed, Tuned, TuneJob, TuneProgress, TuneRefused, decode_job, encode
 
 N_ANSWERS = 8  # written at a time, beside one alone: the engine does both
 N_PROMPT = 64  # tokens that an answer has in front of it while it is measured
@@ -45,16 +45,22 @@ TEXT = (
 )
 
 
-class Bench:
+class TuneBench:
     """Does the works that `Search` asks for, on one model; keeps what they took."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TuneJob) -> None:
         """Load the model. Raises ModelError."""
         self._job = job
         self._load = Load(
-            job.model_path, N_CTX, job.start.n_threads, job.n_gpu_layers, N_CTX, exact=job.exact, kv_type=job.kv_type,
+            model_path=job.model_path,
+            n_ctx=N_CTX,
+            n_threads=job.start.n_threads,
+            n_gpu_layers=job.n_gpu_layers,
+            n_cells=N_CTX,
+            exact=job.exact,
+            kv_type=job.kv_type,
             speculate=False,
-        )  # fmt: skip
+        )
         self.llama = opened(_with(self._load, job.start), AbortFlag())
         self._now = job.start
         n = self.llama.n_ctx // 2
@@ -99,7 +105,7 @@ class Bench:
         self.llama.clear()
         tokens = self.llama.vocabulary.tokenize(TEXT)[: self.llama.n_ctx // 2]
         self._decode([(token, i, 0, True) for i, token in enumerate(tokens)])
-        sampler = self.llama.sampler(Generate("tune", [], temperature=0.0))
+        sampler = self.llama.sampler(Generate(id="tune", messages=[], temperature=0.0))
         found = [self.llama.sample(sampler, i) for i in range(len(tokens))]
         sampler.close()
         return found
@@ -162,18 +168,18 @@ def _with(load: Load, knobs: Knobs, n_gpu_layers: int | None = None) -> Load:
     )  # fmt: skip
 
 
-def tuned(job: Job) -> Tuned:
+def tuned(job: TuneJob) -> Tuned:
     """Carry out a job. Raises ModelError."""
     started = time.perf_counter()
-    _say(Progress(f"loading {os.path.basename(job.model_path)}"))  # noqa: PTH119
-    bench = Bench(job)
+    _say(TuneProgress(f"loading {os.path.basename(job.model_path)}"))  # noqa: PTH119
+    bench = TuneBench(job)
     last = [""]
 
     def measure(knobs: Knobs, work: str, busy: bool) -> float:
         seconds = bench.measure(knobs, work, busy)
         if (text := _line(knobs, work, busy)) != last[0]:
             last[0] = text
-            _say(Progress(text))
+            _say(TuneProgress(text))
         return seconds
 
     search = Search(measure, lambda: time.perf_counter() - started > job.budget_s)
@@ -187,12 +193,12 @@ def tuned(job: Job) -> Tuned:
     return Tuned(knobs, speed, start, search.rows(), took_s, search.complete, file_type, other, agreement)
 
 
-def _compared(job: Job, bench: Bench) -> tuple[Speed, float | None]:
+def _compared(job: TuneJob, bench: TuneBench) -> tuple[Speed, float | None]:
     """Speed of another file at `job.start`, and its share of next tokens in common; None for another vocabulary."""
-    _say(Progress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
+    _say(TuneProgress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
     ours, n_vocab = bench.next_tokens(), bench.llama.vocabulary.n_tokens
     bench.llama.close()  # there may not be memory for two
-    other = Bench(replace(job, model_path=job.compare))
+    other = TuneBench(replace(job, model_path=job.compare))
     speed = other.speed(job.start)
     if other.llama.vocabulary.n_tokens != n_vocab:
         return speed, None
@@ -224,7 +230,7 @@ def main() -> None:
     try:
         _say(tuned(job))
     except (ModelError, TemplateError) as e:
-        _say(Refused(str(e)))
+        _say(TuneRefused(str(e)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ class Knobs(msgspec.Struct, frozen=True, omit_defaults=True):
     flash_attn: bool | None = None
 
 
-class Job(msgspec.Struct, frozen=True):
+class TuneJob(msgspec.Struct, frozen=True):
     """Find the fastest knobs for a model, from `start` on and within `budget_s`; with no budget, only measure `start`.
 
     `exact`, `kv_type` and `n_gpu_layers` as in `wire.Load`. With `compare`, a second model is measured at `start` too,
@@ -44,7 +44,7 @@ class Speed(msgspec.Struct, frozen=True):
     decode8_tps: float
 
 
-class Row(msgspec.Struct, frozen=True):
+class TuneRow(msgspec.Struct, frozen=True):
     """One line of the table: knobs, what they were judged by, and s it took; `busy` beside another busy process."""
 
     knobs: Knobs
@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True):
     busy: bool = False
 
 
-class Progress(msgspec.Struct, tag=True, frozen=True):
+class TuneProgress(msgspec.Struct, tag="Progress", frozen=True):
     """A line for the user."""
 
     text: str
@@ -63,14 +63,14 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
 class Tuned(msgspec.Struct, tag=True, frozen=True):
     """The fastest knobs, their speed and that of `start`; `complete` is False if the time ran out before the end.
 
-    `file_type` is llama.cpp's number of the file's quantisation. With `Job.compare`: `other`'s speed, and `agreement`
-    is the share of next tokens in common.
+    `file_type` is llama.cpp's number of the file's quantisation. With `TuneJob.compare`, `other` is that file's speed,
+    and `agreement` the share of next tokens in common.
     """
 
     knobs: Knobs
     speed: Speed
     start: Speed
-    rows: list[Row]
+    rows: list[TuneRow]
     took_s: float
     complete: bool
     file_type: int
@@ -78,13 +78,13 @@ class Tuned(msgspec.Struct, tag=True, frozen=True):
     agreement: float | None = None
 
 
-class Refused(msgspec.Struct, tag=True, frozen=True):
+class TuneRefused(msgspec.Struct, tag="Refused", frozen=True):
     """It cannot be measured; the message is fit for a user."""
 
     message: str
 
 
-Message = Progress | Tuned | Refused
+Message = TuneProgress | Tuned | TuneRefused
 encode = msgspec.json.Encoder().encode
-decode_job = msgspec.json.Decoder(Job).decode
+decode_job = msgspec.json.Decoder(TuneJob).decode
 decode_message = msgspec.json.Decoder(Message).decode

@@ -10,7 +10,7 @@ from ...scheduler.baselines import Fcfs, RoundRobin
 from ...scheduler.jobs import Capacity, TokenScheduler
 from ...scheduler.latency import IterationLatency
 from ..kv.cells import Cells
-from .sequence import MOVES, Sequence, Status
+from .sequence import ENDED, HELD, MOVES, PAUSED, RUNNING, SWAPPED, WAITING, Sequence, SequenceStatus
 
 QUANTUM_S = 0.1  # between two decisions, unless a sequence comes, goes or changes
 GROWTH = 8  # cells kept free for each running answer, so that it does not end up without one within a quantum
@@ -58,7 +58,7 @@ class Admission:
 
     def hold(self, s: Sequence, now: float) -> None:
         """Let a sequence wait for an order."""
-        self._set(s, Status.HELD)
+        self._set(s, HELD)
         s.held_at = now
         self._changed = True
 
@@ -92,7 +92,7 @@ class Admission:
         if s.saved is not None:
             self.cells.forget(s.saved)
             s.saved = None
-        self._set(s, Status.ENDED)
+        self._set(s, ENDED)
         self._changed = True
 
     # --- decisions -----------------------------------------------------------------------------------------------
@@ -105,10 +105,10 @@ class Admission:
         chosen = self._chosen(now)
         for s in self.resident:
             if not s.is_held:
-                self._set(s, Status.RUNNING if s in chosen else Status.PAUSED)
+                self._set(s, RUNNING if s in chosen else PAUSED)
         for s in chosen:
             if s.slot >= 0 or self._enter(s):
-                self._set(s, Status.RUNNING)
+                self._set(s, RUNNING)
         for s in self.without_cells:
             if s.is_held:
                 self._enter(s)
@@ -126,7 +126,7 @@ class Admission:
             s.n_preempted += 1
         s.slot, s.idle_sent = -1, False
         s.n_past = 0 if s.saved is None else s.saved.n_past
-        self._set(s, Status.HELD if s.is_held else _unchosen(s))
+        self._set(s, HELD if s.is_held else _unchosen(s))
         self._changed = True
 
     def give_way(self) -> None:
@@ -141,7 +141,7 @@ class Admission:
             )
         )
 
-    def _set(self, s: Sequence, status: Status) -> None:
+    def _set(self, s: Sequence, status: SequenceStatus) -> None:
         assert status is s.status or status in MOVES[s.status], f"{s.status} -> {status}"
         s.status = status
 
@@ -181,8 +181,8 @@ class Admission:
         return True
 
 
-def _unchosen(s: Sequence) -> Status:
+def _unchosen(s: Sequence) -> SequenceStatus:
     """Return the status of a sequence that may generate, and is not chosen."""
     if s.slot >= 0:
-        return Status.PAUSED
-    return Status.WAITING if s.saved is None else Status.SWAPPED
+        return PAUSED
+    return WAITING if s.saved is None else SWAPPED

@@ -13,7 +13,7 @@ from ...scheduler.andes import SIDE_BY_SIDE
 from ...scheduler.timeline import Timeline
 from .. import wire
 from ..llama.model import Llama
-from ..llama.refusals import TooLong
+from ..llama.refusals import PromptTooLong
 from ..llama.rows import ABORTED, NO_KV_SLOT
 from ..llama.vocabulary import PromptError
 from ..speculation.speculate import Speculator
@@ -67,11 +67,18 @@ class Batcher:
         """Queue an answer, or refuse it with a Failed that says why. Raises PromptError where it has no adapter."""
         request = ready.request
         if len(self.admission.without_cells) >= MAX_WAITING:
-            self.send(wire.Failed(request.id, "overloaded", "the device's queue is full; try again later", False))
+            self.send(
+                wire.Failed(
+                    id=request.id,
+                    reason="overloaded",
+                    message="the device's queue is full; try again later",
+                    your_fault=False,
+                )
+            )
             return
         salt = self.llama.salt(request.adapter)
         if len(ready.prompt) >= self.llama.n_ctx:
-            self.send(wire.refused(request.id, TooLong(self.llama.n_ctx, len(ready.prompt), exact=True)))
+            self.send(wire.refused(request.id, PromptTooLong(self.llama.n_ctx, len(ready.prompt), exact=True)))
             return
         now = self.clock()
         given = Given(
@@ -117,7 +124,7 @@ class Batcher:
         s.read_on(request, self._timeline(request, now), now)
         self.admission.reconsider()
 
-    def append(self, order: wire.Append) -> None:
+    def append(self, order: wire.AppendText) -> None:
         """Grow a held sequence by text from elsewhere; `go` lets it generate. An unknown id has ended by itself."""
         s = self.admission.sequences.get(order.id)
         if s is None:
@@ -186,7 +193,7 @@ class Batcher:
             waits = not (s.is_running or s.is_held)
             if waits != s.pause_sent and (s.draw.n_drawn or s.pause_sent):
                 s.pause_sent = waits
-                self.send(wire.Paused(s.request.id, waits))
+                self.send(wire.PauseChange(id=s.request.id, paused=waits))
 
     def _build(self) -> Batch:
         """Choose the rows, and make room for them."""
@@ -331,7 +338,7 @@ class Batcher:
 
     def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
         self._remove(s)
-        self.send(wire.Failed(s.request.id, reason, message, False))
+        self.send(wire.Failed(id=s.request.id, reason=reason, message=message, your_fault=False))
 
     def _refuse(self, s: Sequence, error: PromptError) -> None:
         self._remove(s)

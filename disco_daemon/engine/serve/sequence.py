@@ -19,7 +19,7 @@ from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, PromptLookup
 Send = Callable[[wire.Message], None]
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     """Where a sequence is in its life. Only `Admission` sets it, along MOVES."""
 
     WAITING = auto()  # it may generate, but has no cells in the KV cache, and nothing is saved
@@ -30,13 +30,15 @@ class Status(Enum):
     ENDED = auto()  # it has left, for whatever reason
 
 
-MOVES: dict[Status, frozenset[Status]] = {
-    Status.WAITING: frozenset({Status.RUNNING, Status.HELD, Status.ENDED}),
-    Status.RUNNING: frozenset({Status.PAUSED, Status.WAITING, Status.SWAPPED, Status.HELD, Status.ENDED}),
-    Status.PAUSED: frozenset({Status.RUNNING, Status.WAITING, Status.SWAPPED, Status.HELD, Status.ENDED}),
-    Status.SWAPPED: frozenset({Status.RUNNING, Status.HELD, Status.ENDED}),
-    Status.HELD: frozenset({Status.WAITING, Status.PAUSED, Status.SWAPPED, Status.ENDED}),
-    Status.ENDED: frozenset(),
+WAITING, RUNNING, PAUSED, SWAPPED, HELD, ENDED = SequenceStatus
+
+MOVES = {
+    WAITING: {RUNNING, HELD, ENDED},
+    RUNNING: {PAUSED, WAITING, SWAPPED, HELD, ENDED},
+    PAUSED: {RUNNING, WAITING, SWAPPED, HELD, ENDED},
+    SWAPPED: {RUNNING, HELD, ENDED},
+    HELD: {WAITING, PAUSED, SWAPPED, ENDED},
+    ENDED: set[SequenceStatus](),
 }
 
 
@@ -54,7 +56,7 @@ class Given:
     exact: bool
     n_first: int
 
-    def extend(self, order: wire.Append, vocabulary: Vocabulary) -> int:
+    def extend(self, order: wire.AppendText, vocabulary: Vocabulary) -> int:
         """Add text from elsewhere; return how many tokens, the prompt's included, are as before. Raises PromptError.
 
         Without ids the whole answer is tokenized anew, as one text.
@@ -149,7 +151,7 @@ class Sequence:
     grammar: str = ""
     salt: int = 0
 
-    status: Status = Status.WAITING
+    status: SequenceStatus = WAITING
     held_at: float = 0.0
     slot: int = -1
     saved: Saved | None = None
@@ -173,17 +175,17 @@ class Sequence:
     @property
     def is_held(self) -> bool:
         """Whether it waits for an order."""
-        return self.status is Status.HELD
+        return self.status is HELD
 
     @property
     def is_running(self) -> bool:
         """Whether it has cells and is chosen."""
-        return self.status is Status.RUNNING
+        return self.status is RUNNING
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing more comes of it."""
-        return self.status is Status.ENDED
+        return self.status is ENDED
 
     @property
     def is_prefilling(self) -> bool:
@@ -279,14 +281,14 @@ class Sequence:
         """Send a thought that is complete, and the text; with ids where they spell it."""
         unsent, id_ = self.unsent, self.request.id
         if thought := unsent.text.thought():
-            send(wire.Piece(id_, thought, unsent.n_tokens, thought=True))
+            send(wire.TextPiece(id=id_, text=thought, n_tokens=unsent.n_tokens, thought=True))
             unsent.n_tokens = 0
         if not text:
             return
         ids: tuple[int, ...] = ()
         if unsent.has_ids and unsent.text.whole:
             ids, unsent.ids = tuple(unsent.ids), []
-        send(wire.Piece(id_, text, unsent.n_tokens, ids))
+        send(wire.TextPiece(id=id_, text=text, n_tokens=unsent.n_tokens, ids=ids))
         unsent.n_tokens = 0
 
     def send_progress(self, send: Send, *, idle: bool = False) -> None:
@@ -294,10 +296,10 @@ class Sequence:
         self.idle_sent = idle
         counts = self.prefill
         send(
-            wire.Progress(
-                self.request.id,
-                self.n_past,
-                counts.n_prompt,
+            wire.PrefillProgress(
+                id=self.request.id,
+                n_past=self.n_past,
+                n_prompt=counts.n_prompt,
                 idle=idle,
                 n_orders=self.n_orders,
                 n_prefilled=counts.n_computed,
@@ -308,4 +310,11 @@ class Sequence:
     def done(self, reason: str) -> wire.Done:
         """Return the message that it has ended."""
         prefill, n = self.prefill, self.draw.n_completion
-        return wire.Done(self.request.id, reason, prefill.n_computed, n, self.busy_s, prefill.n_cached)
+        return wire.Done(
+            id=self.request.id,
+            reason=reason,
+            n_prompt=prefill.n_computed,
+            n_completion=n,
+            busy_s=self.busy_s,
+            n_cached=prefill.n_cached,
+        )

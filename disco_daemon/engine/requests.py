@@ -1,0 +1,46 @@
+"""The messages that a request of the daemon becomes on its way to the engine process."""
+
+from __future__ import annotations
+
+from ..types import Delivery, GenerationRequest
+from . import wire
+
+
+def count_message(request_id: str, request: GenerationRequest, *, ids: bool) -> wire.Count:
+    """Ask for the length of a request's prompt; with `ids`, also for its token ids and its text."""
+    return wire.Count(
+        id=request_id,
+        messages=[dict(m) for m in request.messages],
+        prompt=request.prompt,
+        ids=ids,
+        answer=request.answer_so_far,
+        answer_ids=request.answer_ids,
+        adapter=request.adapter,
+        template_args=request.template_args,
+    )
+
+
+def generate_message(request_id: str, request: GenerationRequest, *, hold: bool) -> wire.Generate:
+    """Ask for an answer; without delivery at a pace, the reader takes tokens as fast as they come."""
+    sampling = request.sampling
+    return wire.Generate(
+        id=request_id,
+        messages=[dict(m) for m in request.messages],
+        prompt=request.prompt,
+        answer_so_far=request.answer_so_far,
+        answer_ids=request.answer_ids,
+        hold=hold,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        stop=sampling.stop,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        pace_tps=None if request.delivery is Delivery.OFF else request.pace_tps,
+        ttft_s=request.expected_ttft_s,
+        response_format=request.response_format,
+        adapter=request.adapter,
+        template_args=request.template_args,
+        private=request.private,
+    )
