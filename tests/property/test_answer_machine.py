@@ -184,6 +184,11 @@ def whole_answer(seed: int, n: int) -> tuple[str, ...]:
     return tuple(f"{piece}{i:02}" if piece.strip() and piece.isascii() else piece for i, piece in enumerate(pieces))
 
 
+def begun_by_client(n: int) -> tuple[str, ...]:
+    """`n` pieces that no side says by chance: said again as a whole, they are taken for a repetition."""
+    return tuple(f"¶{piece}" for piece in whole_answer(7, n))
+
+
 def no_overlap(side: Side, text: str) -> str | None:
     del side, text
     return None
@@ -244,7 +249,7 @@ class Played(RuleBasedStateMachine):
     ) -> None:
         self.room = room
         self.n_begun = n_begun
-        self.before = "".join(whole_answer(7, n_begun))
+        self.before = "".join(begun_by_client(n_begun))
         self.model, self.same = Model(pieces), pieces is not None
         self.whole = "".join(pieces or ())
         self.manner = manner if self.same else "exact"
@@ -309,7 +314,7 @@ class Played(RuleBasedStateMachine):
         if side is SERVER and (text or self.before):
             if self.manner == "restarts" and (len(self.before + text) >= Seam.MIN_RESTART or not text):
                 run.repeats, run.anew = self.before + text, True
-                run.begun = whole_answer(7, self.n_begun)
+                run.begun = begun_by_client(self.n_begun)
             elif self.manner == "overlap":
                 run.repeats = self.overlap(side, text) or ""
         if not effect.held:
