@@ -314,7 +314,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Handoff:
+class HandoffRecord:
     """One move of a running answer, done or dropped.
 
     `at` tokens and `at_char` characters of the answer are from before the target took over (or, dropped, from before
@@ -374,7 +374,7 @@ class Outcome:
     energy_j: float
     prompt: str | None = None
     answer: str | None = None
-    moves: tuple[Handoff, ...] = ()
+    moves: tuple[HandoffRecord, ...] = ()
     reading: Reading | None = None
     delivery: Delivery = Delivery.RESERVE
     arrivals_s: Sequence[float] = ()

@@ -11,11 +11,13 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
+S = TypeVar("S", bound=Enum)
 
 
 # --- docs/settings.md ---------------------------------------------------------------------------------------------
@@ -126,19 +128,30 @@ def routes() -> str:
 
 
 def states() -> str:
-    """The answer's table as a Mermaid diagram; one arrow for each pair of states, with its events."""
+    """The states of an answer, as a Mermaid diagram."""
     from disco_daemon.answer import TRANSITIONS, State
 
-    lines = ["stateDiagram-v2", f"    [*] --> {State.PLANNED.name}"]
-    for state in State:
-        moves = TRANSITIONS[state]
-        if all(targets == {state} for targets in moves.values()):  # final: whatever comes changes nothing
-            lines.append(f"    {state.name} --> [*]")
-            continue
-        for target in State:
+    return diagram(TRANSITIONS, [State.PLANNED])
+
+
+def handoff_states() -> str:
+    """The states of a handoff, as a Mermaid diagram."""
+    from disco_daemon.answer import HANDOFF_TRANSITIONS, HandoffState
+
+    first = [HandoffState.FOLLOWING, HandoffState.JOINING, HandoffState.JOINING_ALONE]
+    return diagram(HANDOFF_TRANSITIONS, first)
+
+
+def diagram(table: Mapping[S, Mapping[type, frozenset[S]]], first: Sequence[S]) -> str:
+    """A table of transitions as a diagram; one arrow for each pair of states, with its events."""
+    lines = ["stateDiagram-v2", *(f"    [*] --> {state.name}" for state in first)]
+    for state, moves in table.items():
+        for target in table:
             events = [event.__name__ for event, targets in moves.items() if target in targets]
             if events:
                 lines.append(f"    {state.name} --> {target.name}: {', '.join(events)}")
+        if not moves:
+            lines.append(f"    {state.name} --> [*]")
     return "```mermaid\n" + "\n".join(lines) + "\n```"
 
 
@@ -228,6 +241,7 @@ PAGES: dict[str, Callable[[], str]] = {
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/api.md", "routes"): routes,
     ("docs/handoff.md", "states"): states,
+    ("docs/handoff.md", "handoff-states"): handoff_states,
 }
 
 

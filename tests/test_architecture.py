@@ -276,9 +276,9 @@ def is_defined(name: str) -> bool:
 
 
 def test_a_dotted_name_is_looked_up_in_the_source() -> None:
-    for name in ("errors", "engine.llama", "errors.RequestError", "answer.Answer.on", "api.doors.ROUTES"):
+    for name in ("errors", "engine.llama", "errors.RequestError", "answer.answer.Answer.on", "api.doors.ROUTES"):
         assert is_defined(name), name
-    for name in ("nowhere", "errors.nothing", "answer.Answer.nothing", "errors.RequestError.on.more"):
+    for name in ("nowhere", "errors.nothing", "answer.answer.Answer.nothing", "errors.RequestError.on.more"):
         assert not is_defined(name), name
 
 

@@ -1,4 +1,4 @@
-"""What happens to an answer, and what is to be done about it."""
+"""The events of an answer, its effects, and the two events that only its handoff gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from ..errors import DiscoError, EndpointError
 from ..types import Finish, Side, Token
 
-# The garbage collector does not walk those that come with each token: they are in no cycle. One with an error may be.
+# The garbage collector does not walk the two that come with each token: they are in no cycle. One with an error may be.
 
 # --- events -------------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class Broke(msgspec.Struct, frozen=True):
 
 
 class Followed(msgspec.Struct, frozen=True):
-    """`side` follows, and has prefilled all it was given."""
+    """`side` is held, and has prefilled all it was given."""
 
     side: Side
 
@@ -61,6 +61,21 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event = Begin | Due | Arrived | Ended | Broke | Followed | Move | Tick
+
+
+class SourceGone(msgspec.Struct, frozen=True):
+    """The source of a handoff has failed; the handoff goes on for this `reason`."""
+
+    reason: str
+
+
+class CalledOff(msgspec.Struct, frozen=True):
+    """The answer ends or cannot move any more: the handoff is dropped, `why` goes into the record."""
+
+    why: str
+
+
+HandoffEvent = Followed | Arrived | Ended | Broke | SourceGone | CalledOff
 
 # --- effects ------------------------------------------------------------------------------------------------------
 
@@ -79,7 +94,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Feed(msgspec.Struct, frozen=True):
-    """Give the follower `side` what the source has made meanwhile; with `go` it takes over from there."""
+    """Give the follower `side` what the source has made meanwhile; with `go` it continues from there."""
 
     side: Side
     text: str
@@ -107,7 +122,7 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Tell of a handoff where a reader does not see it."""
+    """Mention a handoff where a reader does not see it."""
 
     text: str
 

@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ..types import Attempt, Handoff, Outcome, Reading, Side
+from ..types import Attempt, HandoffRecord, Outcome, Reading, Side
 from .health import HealthSnapshot, Present
 
 MAX_WORDS = 32  # values of one label; a server chooses its finish reasons, and each one is a time series for ever
@@ -126,7 +126,7 @@ class Metrics:
         self._gap.labels(winner).observe(reading.largest_gap_s)
         self._stalled.inc(reading.stalled)
 
-    def _moved(self, move: Handoff) -> None:
+    def _moved(self, move: HandoffRecord) -> None:
         direction = f"to_{move.target.value}"
         result = "done" if move.dropped is None else self._word("result", move.dropped)
         self._handoffs.labels(direction, self._word("reason", move.reason), result).inc()

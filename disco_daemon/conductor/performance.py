@@ -175,7 +175,7 @@ class Performance:
         """Be in no cycle: an error that was raised, or a task that was cancelled, holds the frames it went through."""
         for run in self._runs:
             run.task = run.error = None
-        self._answer.errors.clear()
+        self._answer.failures.errors.clear()
 
     def _tell_of(self, bugs: ExceptionGroup) -> None:
         """Into the log; what an exception says may be words of the prompt, so those of a private one are not told."""

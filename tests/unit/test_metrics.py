@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from disco_daemon.api.health import Budget, CapUse, EngineHealth, HealthSnapshot
 from disco_daemon.api.metrics import MAX_WORDS, Metrics, gaps_by_maker
-from disco_daemon.types import Attempt, Handoff, Outcome, Plan, Reading, Side, Usage
+from disco_daemon.types import Attempt, HandoffRecord, Outcome, Plan, Reading, Side, Usage
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75))
@@ -40,8 +40,8 @@ OUTCOME = Outcome(
     cost_usd=0.002,
     energy_j=4.5,
     moves=(
-        Handoff(3, Side.DEVICE, Side.SERVER, "cost", 0.5, overlap=3),
-        Handoff(4, Side.SERVER, Side.DEVICE, "stall", 0.0, dropped="diverged"),
+        HandoffRecord(3, Side.DEVICE, Side.SERVER, "cost", 0.5, overlap=3),
+        HandoffRecord(4, Side.SERVER, Side.DEVICE, "stall", 0.0, dropped="diverged"),
     ),
     reading=Reading(0.985, 7.5, 0.22, 2, 0.2, 0.21),
     arrivals_s=array("d", (100.0, 100.015, 100.03, 100.25, 100.45, 100.45)),
@@ -139,9 +139,9 @@ def test_each_gap_is_of_the_side_that_made_the_later_token() -> None:
         {"arrivals_s": ()},
         {"arrivals_s": (1.0,)},
         {"winner": None},
-        {"moves": (Handoff(9, Side.DEVICE, Side.SERVER, "cost", 0.5),)},  # it moved after the last token
-        {"moves": (Handoff(0, Side.DEVICE, Side.SERVER, "failure", 0.5),)},
-        {"moves": tuple(Handoff(at, s, s.other, "cost", 0.5) for at, s in ((5, Side.DEVICE), (2, Side.SERVER)))},
+        {"moves": (HandoffRecord(9, Side.DEVICE, Side.SERVER, "cost", 0.5),)},  # it moved after the last token
+        {"moves": (HandoffRecord(0, Side.DEVICE, Side.SERVER, "failure", 0.5),)},
+        {"moves": tuple(HandoffRecord(at, s, s.other, "cost", 0.5) for at, s in ((5, Side.DEVICE), (2, Side.SERVER)))},
     ],
 )
 def test_no_gap_is_counted_twice_or_lost(changes: dict[str, Any]) -> None:

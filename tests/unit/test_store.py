@@ -21,7 +21,7 @@ from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.store import History
 from disco_daemon.store.claim import claimed
 from disco_daemon.store.migrations import MIGRATIONS, migrate, open_database
-from disco_daemon.types import Attempt, Delivery, Handoff, Outcome, Plan, Reading, Side, Usage
+from disco_daemon.types import Attempt, Delivery, HandoffRecord, Outcome, Plan, Reading, Side, Usage
 from disco_tui.data.store import Store
 
 WAIT_S = 30.0  # far more than any disk needs: only a hang gets there
@@ -44,7 +44,7 @@ OUTCOME = Outcome(
     attempts=(WON, LATE),
     cost_usd=0.002,
     energy_j=4.5,
-    moves=(Handoff(8, Side.SERVER, Side.DEVICE, "cost", 0.5, overlap=3),),
+    moves=(HandoffRecord(8, Side.SERVER, Side.DEVICE, "cost", 0.5, overlap=3),),
     reading=Reading(0.98, 7.5, 0.25, 2, 0.2, 0.24),
     delivery=Delivery.PACED,
 )

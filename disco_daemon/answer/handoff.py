@@ -1,0 +1,172 @@
+"""One handoff under way: how the target catches up, and whether its text joins the answer. Pure.
+
+`states.HANDOFF_TRANSITIONS` is its table. Its verdicts are carried out by the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..delivery.buffer import TokenBuffer
+from ..delivery.seam import Diverged, Seam
+from ..errors import EndpointError
+from ..types import Finish, HandoffRecord, Side, Token
+from .events import Arrived, Broke, CalledOff, Ended, Feed, Followed, HandoffEvent, SourceGone
+from .failures import CONTEXT_FULL, no_room
+from .states import HANDOFF_TRANSITIONS, HandoffState
+from .text import AnswerText, ids_of
+
+GO_WITHIN = 8  # tokens; a follower that lacks no more is let go: it prefills them in one step
+MAX_CHASES = 8  # feeds of a follower; then it goes however much it lacks: the source is as fast as it can prefill
+IS_OUT = frozenset({"restart", CONTEXT_FULL})  # a target dropped for these does not serve this answer again
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The target takes over, and these tokens are the first of its own."""
+
+    tokens: list[Token]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The target is cancelled. `error` is its failure, if it was one; `out` says that it cannot serve this answer."""
+
+    why: str
+    error: EndpointError | None = None
+    out: bool = True
+
+
+Verdict = Feed | Joined | Dropped | None
+
+
+@dataclass(slots=True)
+class Handoff:
+    """A handoff from `source` to `target`, begun at `begun_s`.
+
+    `text` and `buffer` are the answer's own; `before` is how the client has begun it. `guarded`: the target may start
+    the answer again, or end without saying anything new. `overlap` gives what the target repeats of a text.
+    """
+
+    source: Side
+    target: Side
+    reason: str
+    begun_s: float
+    text: AnswerText
+    buffer: TokenBuffer
+    before: str
+    guarded: bool
+    overlap: Callable[[Side, str], str | None]
+    state: HandoffState
+    mark: int = 0  # the number of the first piece of the tail, once the target was let go
+    _at: int = 0  # tokens and characters generated when it was begun
+    _at_char: int = 0
+    _n_fed: int = 0  # pieces the target was given
+    _n_chases: int = 0
+    _seam: Seam | None = None  # None while the target follows
+    _repeated: str | None = None  # what the target was asked to repeat
+    _n_chars: int = 0  # of the target's text so far
+
+    def __post_init__(self) -> None:
+        self._at, self._at_char = self.text.n_generated, len(str(self.text))
+        self._n_fed = len(self.text.pieces)
+        if self.state is not HandoffState.FOLLOWING:
+            self._set_mark()
+
+    def on(self, event: HandoffEvent) -> Verdict:
+        """Take one event of the target, or about the source; an event that the table does not list changes nothing."""
+        reachable = HANDOFF_TRANSITIONS[self.state].get(type(event))
+        if reachable is None:
+            return None
+        verdict = self._verdict(event)
+        if isinstance(verdict, Joined):
+            self.state = HandoffState.JOINED
+        elif isinstance(verdict, Dropped):
+            self.state = HandoffState.DROPPED
+        assert self.state in reachable, (event, self.state)
+        return verdict
+
+    def done(self, at: int, at_char: int, now: float, n_thrown_away: int) -> HandoffRecord:
+        """Return the record of a handoff that is done; the target's text begins after so many tokens and characters."""
+        took_s = now - self.begun_s
+        return HandoffRecord(at, self.source, self.target, self.reason, took_s, n_thrown_away, at_char=at_char)
+
+    def undone(self, now: float, why: str) -> HandoffRecord:
+        """Return the record of a handoff that was dropped."""
+        took_s = now - self.begun_s
+        return HandoffRecord(
+            self._at, self.source, self.target, self.reason, took_s, dropped=why, at_char=self._at_char
+        )
+
+    def _verdict(self, event: HandoffEvent) -> Verdict:
+        try:
+            match event:
+                case Arrived(token=token):
+                    return self._compare(token)
+                case Followed():
+                    return self._feed()
+                case Ended(finish=finish):
+                    return self._end(finish)
+                case Broke(error=error):
+                    return Dropped(error.reason, error)
+                case SourceGone(reason=reason):
+                    self._go_alone(reason)
+                    return None
+                case CalledOff(why=why):
+                    return Dropped(why)
+        except Diverged as e:
+            reason = CONTEXT_FULL if e.reason == CONTEXT_FULL else "diverged"
+            return Dropped(e.reason, EndpointError(self.target, reason, str(e)), out=e.reason in IS_OUT)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.state in (HandoffState.FOLLOWING_ALONE, HandoffState.JOINING_ALONE)
+
+    def _go_alone(self, reason: str) -> None:
+        """Go on without the source, now for this reason."""
+        self.reason = reason
+        follows = self.state is HandoffState.FOLLOWING
+        self.state = HandoffState.FOLLOWING_ALONE if follows else HandoffState.JOINING_ALONE
+
+    def _feed(self) -> Feed:
+        """Give the follower the rest, and let it go when that is little, or when no more will come."""
+        rest = self.text.pieces[self._n_fed :]
+        self._n_fed = len(self.text.pieces)
+        self._n_chases += 1
+        go = self._is_alone or sum(t.n_tokens for t in rest) <= GO_WITHIN or self._n_chases > MAX_CHASES
+        if go:
+            self.state = HandoffState.JOINING_ALONE if self._is_alone else HandoffState.JOINING
+            self._set_mark()
+        all_known = bool(self.text.ids)  # a piece's ids may belong to pieces before it
+        return Feed(self.target, "".join(t.text for t in rest), ids_of(rest) if all_known else (), go)
+
+    def _set_mark(self) -> None:
+        """From here on the target continues; later tokens of the source are the tail."""
+        self.mark, text = len(self.text.pieces), str(self.text)
+        self._repeated = self.overlap(self.target, text)
+        self._seam = Seam(self.before + text, guarded=self.guarded, overlap=self._repeated)
+        self.buffer.mark()
+
+    def _compare(self, token: Token) -> Joined | None:
+        """Join the target's text where it covers what was shown of the tail. Raises Diverged."""
+        assert self._seam is not None
+        self._seam.feed(token)
+        self._n_chars += len(token.text)
+        tokens = self._seam.join(self.buffer.tail_released)
+        return None if tokens is None else Joined(tokens)
+
+    def _end(self, finish: Finish) -> Joined:
+        """The target has ended: either its text joins now, or it never will. Raises Diverged."""
+        full = Diverged(CONTEXT_FULL, no_room(self.target))
+        if self._seam is None:  # held, and ended all the same
+            raise full if finish.full else Diverged("refused", "the target cannot take so long an answer")
+        shown = self.buffer.tail_released
+        tokens = self._seam.ended(shown)
+        if finish.full and (not tokens or not self._is_alone):
+            raise full
+        within = self._n_chars and not (self._seam.swallowed or self._repeated or shown)
+        # It said what was there already: up to its limit, or not even all of it.
+        if self.guarded and not tokens and (finish.reason == "length" or within):
+            raise Diverged("restart", "the continuation is nothing new")
+        return Joined(tokens)
