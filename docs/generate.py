@@ -113,15 +113,29 @@ def routes() -> str:
 
     nothing: Any = object()
     app = make_app(nothing, nothing, ApiConfig("127.0.0.1", ""), nothing)
-    lines = ["| route | what it does | where it is served, besides the Unix socket |", "| --- | --- | --- |"]
+    lines = ["| route | what it does | besides the Unix socket |", "| --- | --- | --- |"]
     for route in app.router.routes():
         if route.method == "HEAD" or route.resource is None:
             continue
         path = route.resource.canonical
         _, _, said = " ".join((inspect.getdoc(route.handler) or "").split()).partition(": ")
-        shown = path.replace("{request_id}", "ID").replace("{name}", "NAME")
-        lines.append(f"| `{route.method} {shown}` | {said} | {ROUTES[route.method, path].value} |")
+        lines.append(f"| `{route.method} {_shown(path)}` | {said} | {ROUTES[route.method, path].value} |")
     return "\n".join(lines)
+
+
+def doors() -> str:
+    """The routes by the door at which they are served."""
+    from disco_daemon.api.doors import ROUTES, At
+
+    lines = ["| besides the Unix socket | routes |", "| --- | --- |"]
+    for where in At:
+        served = [f"`{method} {_shown(path)}`" for (method, path), at in ROUTES.items() if at is where]
+        lines.append(f"| {where.value} | {', '.join(served)} |")
+    return "\n".join(lines)
+
+
+def _shown(path: str) -> str:
+    return path.replace("{request_id}", "ID").replace("{name}", "NAME")
 
 
 # --- the life of an answer in docs/handoff.md ---------------------------------------------------------------------
@@ -240,6 +254,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/api.md", "routes"): routes,
+    ("docs/doors.md", "doors"): doors,
     ("docs/handoff.md", "states"): states,
     ("docs/handoff.md", "handoff-states"): handoff_states,
 }

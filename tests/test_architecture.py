@@ -350,6 +350,16 @@ def test_the_changelog_keeps_its_form() -> None:
         assert heads == [kind for kind in kinds if kind in heads]
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_every_script_that_a_document_runs_is_there(name: str) -> None:
+    for module in re.findall(r"python(?:3)? -m ([\w.]+)", PAGES[name]):
+        path = ROOT.joinpath(*module.split("."))
+        ours = module.split(".")[0] in ("disco_daemon", "benchmarks")
+        assert not ours or path.with_suffix(".py").exists(), module
+    for file in re.findall(r"python(?:3)? ([\w/]+\.py)", PAGES[name]):
+        assert (ROOT / file).exists(), file
+
+
 def test_no_document_names_a_place_of_one_machine() -> None:
     for text in (*PAGES.values(), (ROOT / "CHANGELOG.md").read_text("utf-8")):
         assert not re.search(r"/(home|root|work|tmp|Users|opt)/", text)

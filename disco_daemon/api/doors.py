@@ -26,9 +26,9 @@ from .scrape import Handler
 class At(Enum):
     """Where a route is served, over TCP that is; at the Unix socket all are."""
 
-    BOTH = "TCP too"
-    PLAIN = "TCP too, without paths and places of keys unless the key for controls is shown"
-    CONTROL = "TCP only with the key for controls"
+    BOTH = "over TCP"
+    PLAIN = "over TCP, without paths and places of keys unless the key for controls is shown"
+    CONTROL = "over TCP only with the key for controls"
 
 
 # Every route of the application stands here; one that does not is a control.
