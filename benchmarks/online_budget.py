@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.pacer import WINDOW
 from disco_daemon.simulate.dispatch.evaluate import PHONES
 from disco_daemon.simulate.dispatch.online import planner, play_online
 from disco_daemon.simulate.dispatch.player import Stream
 from disco_daemon.simulate.traces import Requests, Trace, read_requests, read_traces
 from disco_daemon.types import Side
 
-WINDOW = 200
 AFTER_SHIFT = 500
 STATIONARY = "bfcl/*,llmperf/*,llmdrift/*"
 SHIFT = ("gpt-4-0613", "gpt-4-0314")

@@ -19,7 +19,7 @@ import pytest
 from disco_daemon.cli.main import make_parser
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config, keys
-from disco_daemon.endpoints.server import CONTINUATIONS
+from disco_daemon.continuations import CONTINUATIONS
 from docs import generate
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -93,19 +93,19 @@ def add_routes(app: web.Application, documents: Documents) -> None:
 
 async def _state(request: web.Request) -> web.Response:
     """GET /disco/v1/state: Return the state of the daemon, as `disco status` shows it."""
-    return _json(fit(request, request.app[DOCUMENTS].state()))
+    return as_json(fit(request, request.app[DOCUMENTS].state()))
 
 
 async def _history(request: web.Request) -> web.Response:
     """GET /disco/v1/history: Return the latest requests, newest first; `?limit=20`."""
     rows = await asyncio.to_thread(request.app[DOCUMENTS].history, _number(request, "limit", 20))
-    return _json({"data": rows})
+    return as_json({"data": rows})
 
 
 async def _ledger(request: web.Request) -> web.Response:
     """GET /disco/v1/ledger: Return what each day has cost, newest first; `?days=31`."""
     rows = await asyncio.to_thread(request.app[DOCUMENTS].ledger, _number(request, "days", 31))
-    return _json({"data": rows})
+    return as_json({"data": rows})
 
 
 def _number(request: web.Request, name: str, usual: int) -> int:
@@ -119,14 +119,14 @@ def _number(request: web.Request, name: str, usual: int) -> int:
 
 async def _settings(request: web.Request) -> web.Response:
     """GET /disco/v1/settings: Return all settings in force; secrets are masked."""
-    return _json(request.app[DOCUMENTS].settings())
+    return as_json(request.app[DOCUMENTS].settings())
 
 
 async def _change(request: web.Request) -> web.Response:
     """PATCH /disco/v1/settings: Write settings, such as `{"device.usd_per_kwh": 2.5}`: all that it names, or none."""
     changes = openai.parse_settings(await body(request))
     try:
-        return _json(await request.app[DOCUMENTS].change(changes))
+        return as_json(await request.app[DOCUMENTS].change(changes))
     except ConfigError as e:
         raise RequestError(str(e), code="invalid_setting") from e
 
@@ -134,7 +134,7 @@ async def _change(request: web.Request) -> web.Response:
 async def _reload(request: web.Request) -> web.Response:
     """POST /disco/v1/reload: Read config.toml again; the next request goes by it."""
     try:
-        return _json(await request.app[DOCUMENTS].reload())
+        return as_json(await request.app[DOCUMENTS].reload())
     except ConfigError as e:
         raise RequestError(str(e), code="invalid_setting") from e
 
@@ -148,7 +148,7 @@ async def _plan(request: web.Request) -> web.Response:
     if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
         msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
         raise RequestError(msg, param="tokens")
-    return _json(request.app[DOCUMENTS].plan(tokens, waited_s))
+    return as_json(request.app[DOCUMENTS].plan(tokens, waited_s))
 
 
 async def _whatif(request: web.Request) -> web.Response:
@@ -158,7 +158,7 @@ async def _whatif(request: web.Request) -> web.Response:
     """
     tail = {name: _amount(request, name, most) for name, most in TAIL_KNOBS.items() if name in request.query}
     rate, budget = _amount(request, "rate", math.inf), _amount(request, "budget", 1.0)
-    return _json(await request.app[DOCUMENTS].whatif(rate, budget, tail))
+    return as_json(await request.app[DOCUMENTS].whatif(rate, budget, tail))
 
 
 def _amount(request: web.Request, name: str, most: float) -> float:
@@ -172,5 +172,6 @@ def _amount(request: web.Request, name: str, most: float) -> float:
     return amount
 
 
-def _json(payload: Any) -> web.Response:
+def as_json(payload: Any) -> web.Response:
+    """Answer with one JSON document."""
     return web.Response(body=msgspec.json.encode(payload), content_type="application/json")

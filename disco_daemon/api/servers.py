@@ -9,12 +9,11 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from ..errors import ConfigError, RequestError
 from .connections import body
-from .documents import DOCUMENTS
+from .documents import DOCUMENTS, as_json
 from .doors import fit, may_control
 from .openai import parse_device, parse_server
 
@@ -33,26 +32,26 @@ async def _providers(request: web.Request) -> web.Response:
     if not may_control(request):  # whether there is a key, not where
         rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
         known = known | {"providers": rows}
-    return _json(fit(request, known))
+    return as_json(fit(request, known))
 
 
 async def _check(request: web.Request) -> web.Response:
     """POST /disco/v1/server/check: Test a server, `{base_url, api_key?, model?}`; with a model it may cost a little."""
     wish = parse_server(await body(request))
     asked = request.app[DOCUMENTS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
-    return _json(await _mended(asked))
+    return as_json(await _mended(asked))
 
 
 async def _set(request: web.Request) -> web.Response:
     """PUT /disco/v1/server: Write a server down and use it, `{base_url, api_key?, model?}`; "" takes it away."""
     wish = parse_server(await body(request))
     asked = request.app[DOCUMENTS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
-    return _json(await _mended(asked))
+    return as_json(await _mended(asked))
 
 
 async def _set_device(request: web.Request) -> web.Response:
     """PUT /disco/v1/device: Use another local model, `{model}`, one that `GET /disco/v1/providers` lists."""
-    return _json(await _mended(request.app[DOCUMENTS].set_device(parse_device(await body(request)))))
+    return as_json(await _mended(request.app[DOCUMENTS].set_device(parse_device(await body(request)))))
 
 
 async def _mended(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
@@ -61,7 +60,3 @@ async def _mended(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         return await work
     except ConfigError as e:
         raise RequestError(str(e), code="invalid_setting") from e
-
-
-def _json(payload: dict[str, Any]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(payload), content_type="application/json")

@@ -26,12 +26,11 @@ from ..net import is_http_url, without_credentials
 from ..plain import plain
 from ..types import Side
 from . import once as client
-from .once import CONNECT_TIMEOUT_S, MAX_ERROR, DaemonError, headers, not_running, refusal
+from .once import CONNECT_TIMEOUT_S, MAX_ERROR, RELOAD_TIMEOUT_S, DaemonError, headers, not_running, refusal
 
 REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
 WHATIF_TIMEOUT_S = 60.0  # a what-if; the first one reads the whole history
 CHECK_TIMEOUT_S = 40.0  # a list of models and an answer; the daemon gives up before
-RELOAD_TIMEOUT_S = 30.0  # the history is read again, and fitted to
 SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 PIECE = 256 * 1024  # bytes of a question that are sent at once

@@ -16,6 +16,7 @@ import platformdirs
 import tomlkit
 
 from .. import smallfile
+from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
 from ..net import (
     hostname,
@@ -28,7 +29,7 @@ from ..net import (
     origin,
     without_credentials,
 )
-from .schema import CONTINUATIONS, LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
+from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
 # What brings config.toml from schema i + 1 to the next: a setting renamed, a value in another unit. Append only; a file
 # without a number is of schema 1.

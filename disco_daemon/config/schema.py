@@ -7,10 +7,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-# As endpoints.continuation tells them apart; that room is for the daemon, and this one for every command.
-CONTINUATIONS = (
-    "auto", "token_ids", "text", "continue_final_message", "prefix", "assistant", "instruct", "none"
-)  # fmt: skip
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Share = Annotated[float, Meta(ge=0, le=1)]

@@ -15,8 +15,9 @@ from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
-from ..money.caps import J_PER_WH, SERVER_CONTEXT, CapLimits, Caps, Spent, since
+from ..money.caps import SERVER_CONTEXT, CapLimits, Caps, Spent, since
 from ..money.catalog import Catalog, Price
+from ..money.prices import J_PER_WH
 from ..money.spending import CostBound, Speeds, Spending
 from ..power.sensors import Sensors, of_this_machine
 from ..store import History

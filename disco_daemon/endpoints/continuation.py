@@ -12,17 +12,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..continuations import METHODS, RAW_METHODS
 from ..types import Continuation, GenerationRequest, Json
 
 CHAT = "/chat/completions"
 COMPLETIONS = "/completions"
-
-# Best first. Token ids cannot be cut wrongly, and the text of a rendered prompt is what the model reads. Those that
-# send chat messages leave the template to the server.
-RAW_METHODS = ("token_ids", "text")
-CHAT_METHODS = ("continue_final_message", "prefix", "assistant")
-METHODS = RAW_METHODS + CHAT_METHODS
-CONTINUATIONS = ("auto", *METHODS, "instruct", "none")
 
 UNPROBED = "continue_final_message"  # what an unknown server is asked with until it is probed, checked at the seam
 RAW_DEFAULT = 16  # tokens of a raw completion whose limit is not told, as OpenAI defines it

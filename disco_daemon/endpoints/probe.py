@@ -16,9 +16,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from ..clock import Clock
+from ..continuations import CHAT_METHODS, METHODS
 from ..errors import EndpointError
 from ..types import GenerationRequest, Sampling, Token, Usage
-from .continuation import CHAT_METHODS, METHODS, Profile, Verdict
+from .continuation import Profile, Verdict
 from .server import Server
 
 log = logging.getLogger("disco.probe")

@@ -18,6 +18,7 @@ import openai
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from ..clock import Clock, SystemClock
+from ..continuations import METHODS, RAW_METHODS
 from ..errors import EndpointError
 from ..net import hostname, in_the_clear, is_address, is_loopback, is_plain, origin, pointed_to, without_credentials
 from ..plain import MAX_LINE, masked, one_line
@@ -36,10 +37,7 @@ from ..types import (
 from .base import Reins
 from .bill import Bill
 from .continuation import (
-    CONTINUATIONS,
-    METHODS,
     RAW_DEFAULT,
-    RAW_METHODS,
     Ask,
     Profile,
     Way,
@@ -51,7 +49,7 @@ from .plainhttp import NotPrivateError, PrivateResolver, confine
 from .retry import retry_after_s
 from .stream import Bytes, Endless, EventStream, Patience, Reader, most_bytes
 
-__all__ = ["CONTINUATIONS", "Server", "ServerConfig"]
+__all__ = ["Server", "ServerConfig"]
 
 log = logging.getLogger("disco.server")
 

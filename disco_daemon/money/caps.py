@@ -24,9 +24,8 @@ from datetime import date, datetime, time, timedelta, tzinfo
 
 from ..types import Side
 from .catalog import Price
-from .prices import J_PER_KWH
+from .prices import J_PER_WH
 
-J_PER_WH = J_PER_KWH / 1000
 # Context of a server's model that nobody told us, tokens: what the commonest ones have (gpt-4o, Llama 3.1).
 SERVER_CONTEXT = 131_072
 # The server's tokenizer is another one than that which counted the prompt, and its template adds some.

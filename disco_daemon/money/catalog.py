@@ -17,13 +17,9 @@ from datetime import date
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
 from ..net import hostname, is_http_url, is_loopback, without_credentials
-
-# As endpoints.continuation tells them apart; that room lies above this one. A test holds them together.
-CONTINUATIONS = (
-    "auto", "token_ids", "text", "continue_final_message", "prefix", "assistant", "instruct", "none"
-)  # fmt: skip
 
 ANY = "*"  # the entry for every model of a server that has no entry of its own
 _SNAPSHOT = re.compile(r"[-@](\d{4})-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])$")

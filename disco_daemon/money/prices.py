@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..types import Attempt, Side
 
 J_PER_KWH = 3.6e6
+J_PER_WH = J_PER_KWH / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..types import Attempt, Side, finite
-from .caps import J_PER_WH, CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound
+from .caps import CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound
 from .catalog import Price
 from .exchange import DEFAULT_FLOOR, Power, Regime, effective, regime
-from .prices import Prices
+from .prices import J_PER_WH, Prices
 
 __all__ = ["CapRefusal", "CostBound", "Reservation", "Spending"]
 

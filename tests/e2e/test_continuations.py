@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from disco_daemon.clock import SystemClock
+from disco_daemon.continuations import CHAT_METHODS, METHODS
 from disco_daemon.delivery.seam import Seam
-from disco_daemon.endpoints.continuation import CHAT_METHODS, METHODS, Profile
+from disco_daemon.endpoints.continuation import Profile
 from disco_daemon.endpoints.probe import PROMPTS, judge, probe
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.errors import EndpointError

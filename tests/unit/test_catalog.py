@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.endpoints import continuation
 from disco_daemon.errors import ConfigError
-from disco_daemon.money import catalog
 from disco_daemon.money.catalog import Catalog, Price, is_private, parse
 
 OPENAI = "https://api.openai.com/v1"
@@ -240,7 +238,3 @@ def test_days_are_read_as_toml_writes_them() -> None:
     for day in (date(2026, 3, 4), "2026-03-04", datetime(2026, 3, 4, 5)):  # noqa: DTZ001 - a local TOML date-time
         profile = parse("x", listing({"m": entry(1, 2, as_of=day)}), "x")
         assert profile.models["m"].as_of == date(2026, 3, 4)
-
-
-def test_the_ways_to_continue_are_those_of_the_endpoints() -> None:
-    assert sorted(catalog.CONTINUATIONS) == sorted(continuation.CONTINUATIONS)

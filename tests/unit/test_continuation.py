@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.continuations import CHAT_METHODS, CONTINUATIONS, METHODS
 from disco_daemon.endpoints.continuation import (
     CHAT,
-    CHAT_METHODS,
     COMPLETIONS,
-    CONTINUATIONS,
-    METHODS,
     OVERLAP_WORDS,
     Profile,
     Verdict,

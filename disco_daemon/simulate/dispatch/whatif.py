@@ -31,7 +31,7 @@ from ...dispatch.outlook import Outlook
 from ...dispatch.policy import Policy
 from ...dispatch.table import Table
 from ...money.exchange import threshold
-from ...money.prices import J_PER_KWH, Prices
+from ...money.prices import J_PER_WH, Prices
 from ...types import Outcome, Side
 from .evaluate import READER_TPS
 from .recorded import Recorded
@@ -42,7 +42,6 @@ IntArray = NDArray[np.intp]
 
 JUST_BELOW = 1e-12  # of a budget, so that rounding does not let one request more in
 MOVE_BUCKETS = 24  # prompt lengths for which a move is decided
-J_PER_WH = J_PER_KWH / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...money.prices import J_PER_WH
 from ...types import Side
 from ..figures import aligned, label, panels, require_plots, save
-from .whatif import J_PER_WH, Cell, Setting, WhatIf
+from .whatif import Cell, Setting, WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
