@@ -29,7 +29,7 @@ _BESIDE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """What a database of ours is known by: its application's number, tables that all its versions have.
 
     `made_by` is the text that makes one of them, as SQLite keeps it in the file.
@@ -47,7 +47,7 @@ class ForeignFileError(OSError):
         super().__init__(errno.EINVAL, f"{why}: it is left alone")
 
 
-def require_ours(path: Path, kind: Kind) -> None:
+def require_ours(path: Path, kind: FileKind) -> None:
     """Raise ForeignFileError unless there is nothing at `path`, an empty file of our user, or a database of that kind.
 
     One of ours that is damaged is still ours, as far as it can be told. Nothing is changed, and no lock is taken.
@@ -75,7 +75,7 @@ def _require_room_beside(path: Path) -> None:
             raise ForeignFileError(msg)
 
 
-def _is_ours(path: Path, kind: Kind) -> bool:
+def _is_ours(path: Path, kind: FileKind) -> bool:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             found = _tables(connection)
@@ -91,13 +91,13 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-def _is_ours_in_log(path: Path, kind: Kind) -> bool:
+def _is_ours_in_log(path: Path, kind: FileKind) -> bool:
     """Whether a database without tables has none, or ours, in its log: a process may have ended before they were in."""
     log = _head(path.with_name(f"{path.name}-wal"), _SEARCHED)
     return kind.made_by in log or b"CREATE " not in log
 
 
-def _was_ours(path: Path, kind: Kind) -> bool:
+def _was_ours(path: Path, kind: FileKind) -> bool:
     """Whether a file that SQLite cannot read was once ours, by its header and what is left of its schema."""
     head = _head(path, _SEARCHED)
     if not head.startswith(_HEADER):

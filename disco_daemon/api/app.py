@@ -16,9 +16,9 @@ from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
-from .doors import DOOR, UnixDoor, controlled, fit
-from .failures import MAX_BODY, errors_in_shape, failure, json_response, signed, unexpected
-from .guard import CONFIG, ApiConfig, guarded
+from .doors import DOOR, UnixDoor, check_control, fit
+from .failures import MAX_BODY, failure, json_response, shape_errors, signed, unexpected
+from .guard import CONFIG, ApiConfig, check_caller
 from .metrics import Metrics
 from .scrape import METRICS, counted, scraped
 from .shapes import AnswerShape, ChatShape, TextShape
@@ -45,7 +45,7 @@ CONDUCTOR = web.AppKey("conductor", Conductor)
 
 def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics: Metrics) -> web.Application:
     """The whole HTTP surface."""
-    middlewares = [counted, errors_in_shape, guarded, controlled, bounded]
+    middlewares = [counted, shape_errors, check_caller, check_control, bounded]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(signed)
     app[TURNSTILE] = Turnstile()

@@ -86,7 +86,7 @@ def at(request: web.Request) -> At:
 
 
 @web.middleware
-async def controlled(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def check_control(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Nobody but the owner is at the controls."""
     if at(request) is At.CONTROL and not may_control(request):
         raise RequestError(_where(request), status=403, code="control")

@@ -72,7 +72,7 @@ def of_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
 
 
 @web.middleware
-async def errors_in_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves in OpenAI's shape, also one that nobody expected."""
     try:
         return await handler(request)

@@ -52,7 +52,7 @@ CONFIG = web.AppKey("config", ApiConfig)
 
 
 @web.middleware
-async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def check_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
     """No web page may drive the model (DNS rebinding, CVE-2024-28224), nor another user, nor who lacks the key."""
     config, peer = request.app[CONFIG], peer_of(request)
     if is_loopback(config.host) and peer.whose is not Whose.DOOR:

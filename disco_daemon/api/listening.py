@@ -27,7 +27,7 @@ BIND_TIMEOUT_S = 10.0  # a host's name is looked up
 
 
 @asynccontextmanager
-async def opened(
+async def open_doors(
     runner: web.AppRunner, config: ApiConfig, port: int, given: Sequence[socket.socket]
 ) -> AsyncIterator[str]:
     """Serve at both doors until the end; yields the base URL. `given` are sockets that listen already.

@@ -101,7 +101,7 @@ class Metrics:
         self._bill.inc(outcome.server_usd)
         self._energy.inc(outcome.energy_j)
 
-    def lagged(self, late_s: float) -> None:
+    def observe_lag(self, late_s: float) -> None:
         """The event loop was so late, s."""
         self._lag.observe(late_s)
 

@@ -63,7 +63,7 @@ class SocketRow:
     inode: int
 
 
-def judged(row: SocketRow | None, own_uid: int) -> Peer:
+def owner_of(row: SocketRow | None, own_uid: int) -> Peer:
     """Who that is. Root is believed like any other only with an inode: a closed socket shows as root's."""
     if row is None or row.inode == 0:
         return Peer(Whose.NOBODY)
@@ -99,7 +99,7 @@ def numbered(reply: bytes) -> int:
     return int(_HEADER.unpack_from(reply)[3]) if len(reply) >= _HEADER.size else -1
 
 
-def answered(reply: bytes, theirs: Address, ours: Address) -> SocketRow | None:
+def parse_reply(reply: bytes, theirs: Address, ours: Address) -> SocketRow | None:
     """The row in a reply, None if there is none for these two ends. Raises OSError where the kernel cannot be asked."""
     _, kind, _, _, _ = _HEADER.unpack_from(reply)
     if kind == _ERROR:
@@ -121,7 +121,7 @@ def answered(reply: bytes, theirs: Address, ours: Address) -> SocketRow | None:
 # --- /proc/net/tcp ------------------------------------------------------------------------------------------------
 
 
-def listed(table: bytes, theirs: Address, ours: Address) -> SocketRow | None:
+def parse_table(table: bytes, theirs: Address, ours: Address) -> SocketRow | None:
     """The same out of /proc/net/tcp or tcp6, None if it is not there."""
     for wide in (False, True):
         if wide or len(theirs[0]) == 4:
@@ -174,7 +174,7 @@ class Kernel:
         if not theirs or not ours:  # it has gone before anybody could look
             return Peer(Whose.NOBODY)
         try:
-            return judged(self._row(packed(theirs), packed(ours)), self._own_uid)
+            return owner_of(self._row(packed(theirs), packed(ours)), self._own_uid)
         except OSError:
             return Peer(Whose.NOBODY)
 
@@ -195,7 +195,7 @@ class Kernel:
         for _ in range(_TRIES):
             reply = self._socket.recv(_REPLY_BYTES)
             if numbered(reply) == self._number:
-                return answered(reply, theirs, ours)
+                return parse_reply(reply, theirs, ours)
         return None
 
     def _looked_up(self, theirs: Address, ours: Address) -> SocketRow | None:
@@ -203,7 +203,7 @@ class Kernel:
         names = ("tcp", "tcp6") if len(theirs[0]) == 4 else ("tcp6",)
         for name in names:
             try:
-                row = listed((self._proc / name).read_bytes(), theirs, ours)
+                row = parse_table((self._proc / name).read_bytes(), theirs, ours)
             except OSError:
                 continue
             if row is not None:

@@ -14,7 +14,7 @@ from .terminal import direct
 if TYPE_CHECKING:
     import asyncio
 
-    from ..client.stream import Piece
+    from ..client.stream import AnswerPiece
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,7 +68,7 @@ class Screen:
         self._dim, self._plain = ("\x1b[2m", "\x1b[0m\n\n") if colour else ("(thinks: ", ")\n\n")
         self._thinking = False
 
-    def show(self, piece: Piece) -> None:
+    def show(self, piece: AnswerPiece) -> None:
         """Print a piece of the answer."""
         if piece.thought and self._reader:
             if not self._thinking:

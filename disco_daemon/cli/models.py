@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..config.schema import DeviceSettings
     from ..models.files import ModelFile
-    from ..models.places import Found
+    from ..models.places import FoundModel
 
 DEFAULT = "default"  # what `disco models use` calls the embedded model
 
@@ -59,7 +59,7 @@ def _list(args: argparse.Namespace) -> int:
     in_use = _in_use()
     found = places.find()
     if in_use is not None and in_use.exists() and in_use not in [one.path for one in found]:
-        found.append(places.Found(str(in_use), in_use, "device.model"))
+        found.append(places.FoundModel(str(in_use), in_use, "device.model"))
     shown = [(one, examine(one.path, quick=True)) for one in found]
     shown = [(one, file) for one, file in shown if is_model(file)]
     if args.json:
@@ -87,7 +87,7 @@ def _path_of(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _listed(found: Found, file: ModelFile, in_use: Path | None) -> dict[str, Any]:
+def _listed(found: FoundModel, file: ModelFile, in_use: Path | None) -> dict[str, Any]:
     from ..models.default import DEFAULT_MODEL
 
     return {
@@ -103,7 +103,7 @@ def _listed(found: Found, file: ModelFile, in_use: Path | None) -> dict[str, Any
     }
 
 
-def _row(found: Found, file: ModelFile, in_use: Path | None) -> tuple[str, ...]:
+def _row(found: FoundModel, file: ModelFile, in_use: Path | None) -> tuple[str, ...]:
     told = f"cannot be used: it {file.problem}" if file.problem else "in use" if found.path == in_use else ""
     size = f"{file.n_bytes / 1e6:.0f} MB"
     return found.name, size, _packing(file) or "?", file.header.architecture or "?", found.source, told
@@ -242,10 +242,10 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     from .doctor import engine
 
     try:
-        asked = engine.asked(settings, path, n_gpu_layers(settings))
+        asked = engine.checkup_request(settings, path, n_gpu_layers(settings))
     except (OSError, ValueError) as e:
         return {"problem": f"cannot be predicted: {e}"}
-    seen = engine.examined(asked)
+    seen = engine.run_checkup(asked)
     return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
 
 
@@ -299,9 +299,9 @@ def _memory_words(found: dict[str, Any]) -> str:
 def _pull(args: argparse.Namespace) -> int:
     from ..models.default import models_dir
     from ..models.hub import pull
-    from ..models.progress import Progress
+    from ..models.progress import ProgressBar
 
-    bar = Progress(direct(sys.stderr))
+    bar = ProgressBar(direct(sys.stderr))
 
     def say(line: str) -> None:
         bar.end()

@@ -124,7 +124,7 @@ def _requantize(path: Path, copy: Path) -> None:
 def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
     from rich.table import Table
 
-    from ..daemon.device import told
+    from ..daemon.device import describe
 
     table = Table(box=None, pad_edge=False)
     for column in ("what", "tried", "ms", "samples"):
@@ -135,7 +135,7 @@ def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
     console.print(table)
     if not tuned.complete:
         console.print("the time was up before all was tried: a larger --budget tries the rest")
-    console.print(f"fastest: {told(tuned)}")
+    console.print(f"fastest: {describe(tuned)}")
     console.print(f"kept in {kept} for the next start of the daemon", soft_wrap=True)
     if n_threads:
         console.print(f"but device.n_threads = {n_threads} is set, and a setting wins: unset it with 0")

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ..daemon.lifecycle import announce_json, run_until_signal
     from ..errors import ConfigError
     from ..net import is_loopback
-    from ..service.notify import Manager
+    from ..service.notify import ServiceChannel
 
     logs.begin(args.log_level, as_json=args.service)
     flags = {
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
     path = args.config or config_path()
-    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff, manager=Manager(), flags=flags)
+    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff, manager=ServiceChannel(), flags=flags)
     announce = announce_json if args.json else _announce
     asyncio.run(run_until_signal(daemon, announce, until_eof=args.until_eof))
     return 0

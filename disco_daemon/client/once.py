@@ -177,13 +177,13 @@ class _BySocket(urllib.request.HTTPHandler):
         """See HTTPHandler."""
         path = self._path
 
-        class Connection(http.client.HTTPConnection):
+        class SocketConnection(http.client.HTTPConnection):
             def connect(self) -> None:
                 self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self.sock.settimeout(self.timeout)
                 self.sock.connect(str(path))
 
-        return self.do_open(Connection, request)
+        return self.do_open(SocketConnection, request)
 
 
 def _open(request: urllib.request.Request, timeout_s: float, by: Path | None = None) -> Any:

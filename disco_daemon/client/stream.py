@@ -41,7 +41,7 @@ _COMMENT = b": disco "
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """One thing heard of an answer.
 
     `text` of the answer and `thought` before it, made by `side`; a `note` that no reader of the answer sees; `finish`,
@@ -105,7 +105,7 @@ class Link:
 
     async def chat(
         self, messages: Iterable[Mapping[str, Any]], *, model: str = "disco", **options: Any
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[AnswerPiece, None]:
         """Stream one answer; `options` are OpenAI's parameters and the `disco` object. Close it to stop the answer.
 
         Raises DaemonError, after some pieces too, and whatever reading the first of `messages` raises.
@@ -309,10 +309,10 @@ async def _lines(body: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
         await asyncio.sleep(0)  # many pieces at once must not keep the screen waiting
 
 
-def _piece(line: bytes) -> Piece | None:
+def _piece(line: bytes) -> AnswerPiece | None:
     """What one line says; None if nothing. Raises DaemonError for an error, and for what is no answer."""
     if line.startswith(_COMMENT):
-        return Piece(note=line.removeprefix(_COMMENT).decode("utf-8", "replace"))
+        return AnswerPiece(note=line.removeprefix(_COMMENT).decode("utf-8", "replace"))
     if not line.startswith(b"data: "):
         return None
     try:
@@ -325,17 +325,17 @@ def _piece(line: bytes) -> Piece | None:
         raise DaemonError(msg) from e
 
 
-def _of(chunk: Mapping[str, Any]) -> Piece | None:
+def _of(chunk: Mapping[str, Any]) -> AnswerPiece | None:
     """One chunk; raises one of KeyError, TypeError, AttributeError, ValueError if it is none."""
     choice = chunk["choices"][0] if chunk["choices"] else {}
     delta = choice.get("delta") or {}
     disco = chunk.get("disco") or {}
     side = disco.get("side")
-    piece = Piece(
+    piece = AnswerPiece(
         text=delta.get("content") or "",
         thought=delta.get("reasoning_content") or "",
         side=None if side is None else Side(side),
         finish=choice.get("finish_reason"),
         disco=disco if "request_id" in disco else None,
     )
-    return None if piece in (Piece(), Piece(side=piece.side)) else piece
+    return None if piece in (AnswerPiece(), AnswerPiece(side=piece.side)) else piece

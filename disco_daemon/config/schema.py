@@ -38,7 +38,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     come."""
 
 
-class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AdapterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[device.adapters.NAME] A LoRA adapter: path of a GGUF file, and how strongly it is applied (1 = as trained)."""
 
     path: str
@@ -95,7 +95,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
     """Layers to put on a GPU, if llama.cpp was built for one: auto (as many as its memory holds; none if
     `device.rounding` is `exact`, which only the CPU is), a number, -1 = all."""
-    adapters: Annotated[dict[_AdapterName, str | Adapter], Meta(max_length=32)] = {}
+    adapters: Annotated[dict[_AdapterName, str | AdapterSettings], Meta(max_length=32)] = {}
     """LoRA adapters: a table of NAME = "path of a GGUF file", or NAME = {path, scale}; each is the model
     `disco/device:NAME`."""
     chat_template: str = ""

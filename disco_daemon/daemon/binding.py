@@ -15,7 +15,7 @@ log = logging.getLogger("disco.daemon")
 SETTING = "server.key_origin"
 
 
-def bound(config: Config, path: Path, before: str = "") -> Config:
+def bind_key(config: Config, path: Path, before: str = "") -> Config:
     """The settings with the key's origin in them: as set, as it was `before` a reload, or else as configured now.
 
     What was not set is written into config.toml at `path`, and the log says so. Where that cannot be written, the

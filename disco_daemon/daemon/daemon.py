@@ -12,7 +12,7 @@ from typing import Any
 from ..api.app import make_app
 from ..api.connections import ConnectionLimits, Runner
 from ..api.guard import ApiConfig
-from ..api.listening import opened
+from ..api.listening import open_doors
 from ..api.metrics import Metrics
 from ..api.peers import Kernel
 from ..clock import Clock, SystemClock
@@ -22,12 +22,12 @@ from ..config.layers import data_path, require_complete
 from ..config.schema import Api, Config, HistorySettings
 from ..endpoints.shaper import Shape
 from ..onboarding.setup import Onboarding
-from ..service.notify import Manager
+from ..service.notify import ServiceChannel
 from ..store import History
 from ..store.claim import claimed
 from . import files
 from .assembly import Assembly, Shared
-from .binding import bound
+from .binding import bind_key
 from .money import restore
 from .runtime import Runtime
 from .server_setup import ServerSetup
@@ -53,20 +53,20 @@ class Daemon:
         shape: Shape | None = None,
         force: tuple[int, int] | None = None,
         clock: Clock | None = None,
-        manager: Manager | None = None,
+        manager: ServiceChannel | None = None,
         flags: Mapping[str, Any] | None = None,
     ) -> None:
         require_complete(config)
-        config = bound(config, path)
+        config = bind_key(config, path)
         clock = clock or SystemClock()
         metrics = Metrics(lambda: self.documents.health())
         price_lists = path.parent / "servers"
-        self.manager = manager or Manager({})
+        self.manager = manager or ServiceChannel({})
         self.shared = Shared(
             clock=clock,
             history=_history(config.history),
             metrics=metrics,
-            loop_monitor=LoopMonitor(clock, metrics.lagged),
+            loop_monitor=LoopMonitor(clock, metrics.observe_lag),
             privacy=Privacy(config.policy.private),
             traces=Traces(),
             price_lists=price_lists,
@@ -116,7 +116,7 @@ class Daemon:
             await asyncio.to_thread(restore, runtime.parts.spending, shared.history, shared.clock)
             stack.push_async_callback(runtime.keeper.end)
             await runtime.start()
-            doors = opened(runner, doorkeeper, api.port, self.manager.sockets())
+            doors = open_doors(runner, doorkeeper, api.port, self.manager.sockets())
             self.documents.url = await stack.enter_async_context(doors)
             watching = [
                 asyncio.create_task(shared.loop_monitor.run(), name="loop-monitor"),

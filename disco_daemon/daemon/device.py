@@ -117,7 +117,7 @@ def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clo
     def adopt(tuned: Tuned) -> None:
         where = save(config, path, tuned)
         engine.config = replace(engine.config, **engine_knobs(knobs_for(config, path)))
-        log.info("%s; from the next start of the engine on (%s)", told(tuned), where)
+        log.info("%s; from the next start of the engine on (%s)", describe(tuned), where)
 
     return Autotuner(job_for(config, path, nice=BACKGROUND), occupied, adopt, clock)
 
@@ -132,7 +132,7 @@ def engine_knobs(knobs: Knobs) -> dict[str, Any]:
     }
 
 
-def told(tuned: Tuned) -> str:
+def describe(tuned: Tuned) -> str:
     """The result in a sentence."""
     now, before, knobs = tuned.speed, tuned.start, tuned.knobs
     flash = ", no flash attention" if knobs.flash_attn is False else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import smallfile
 from ..clock import Clock
 from ..config.layers import KeyRefusedError, cache_path, server_api_key
-from ..config.schema import Adapter, Config, DeviceSettings
+from ..config.schema import AdapterSettings, Config, DeviceSettings
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.off import Off
@@ -117,7 +117,7 @@ def _chat_template(settings: DeviceSettings) -> str:
 
 
 def _adapters(settings: DeviceSettings) -> tuple[wire.AdapterFile, ...]:
-    wanted = {name: Adapter(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
+    wanted = {name: AdapterSettings(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
     return tuple(
         wire.AdapterFile(name=name, path=_named(f"device.adapters.{name}", adapter.path), scale=adapter.scale)
         for name, adapter in wanted.items()

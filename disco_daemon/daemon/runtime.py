@@ -15,7 +15,7 @@ from ..endpoints.base import Endpoint
 from ..errors import ConfigError, RequestError
 from ..types import Outcome, Side
 from .assembly import Assembly
-from .binding import bound
+from .binding import bind_key
 from .tasks import cancel_all
 
 log = logging.getLogger("disco.daemon")
@@ -101,7 +101,7 @@ class Runtime:
         async with self._reloading:
             config = await asyncio.to_thread(load, self._path, flags=self._flags)
             require_complete(config)
-            config = await asyncio.to_thread(bound, config, self._path, self.config.server.key_origin)
+            config = await asyncio.to_thread(bind_key, config, self._path, self.config.server.key_origin)
             changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
             restart = {key for key in changed if key.startswith(FIXED)}
             config = with_values(config, {key: get_value(self.config, key) for key in restart})

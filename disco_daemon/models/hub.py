@@ -24,7 +24,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from .. import __version__
 from ..errors import ConfigError, DiscoError
 from .gguf import read_header
-from .part import Part, TooLong, is_same, path_of
+from .part import Part, PartTooLong, is_same, path_of
 from .progress import Told
 from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
 
@@ -129,7 +129,7 @@ class Hub:
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as e:  # such as the log-in page of a hotel
             msg = f"{self._where} does not answer as the Hub does: {e}"
             raise PullError(msg) from e
-        except TooLong as e:
+        except PartTooLong as e:
             msg = f"{self._where} sends more of the file than there is of it; nothing was kept"
             raise PullError(msg) from e
 
@@ -212,7 +212,7 @@ def _fetch(hub: Hub, file: RemoteFile, folder: Path, say: Say, told: Told) -> No
         try:
             hub.fetch(part)
         except PullError as e:
-            if isinstance(e.__cause__, TooLong):
+            if isinstance(e.__cause__, PartTooLong):
                 part.path.unlink()
             raise
         say(f"checking {file.name}")

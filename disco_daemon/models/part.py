@@ -18,7 +18,7 @@ CHUNK = 1 << 20  # bytes hashed at a time
 _SHA256_DIGITS = 64
 
 
-class TooLong(Exception):
+class PartTooLong(Exception):
     """More came than there is of the file."""
 
 
@@ -57,9 +57,9 @@ class Part:
         self.n_bytes = os.lseek(self._handle, 0, os.SEEK_SET)
 
     def write(self, chunk: bytes) -> None:
-        """Append. Raises OSError, and TooLong before anything is written."""
+        """Append. Raises OSError, and PartTooLong before anything is written."""
         if self.n_bytes + len(chunk) > self.file.n_bytes:
-            raise TooLong
+            raise PartTooLong
         rest = memoryview(chunk)
         while rest:
             n = os.write(self._handle, rest)

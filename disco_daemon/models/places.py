@@ -30,7 +30,7 @@ _OLLAMA_HOST, _OLLAMA_OWN = "registry.ollama.ai", "library"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundModel:
     """A model file: what to call it in `disco models use`, where it is (its first part), and whose it is."""
 
     name: str
@@ -38,13 +38,15 @@ class Found:
     source: str
 
 
-def find(env: Mapping[str, str] | None = None, home: Path | None = None, platform: str = sys.platform) -> list[Found]:
+def find(
+    env: Mapping[str, str] | None = None, home: Path | None = None, platform: str = sys.platform
+) -> list[FoundModel]:
     """All model files, ours first; each once, even if several programs have it."""
     env = os.environ if env is None else env
     home = home or Path.home()
     cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
     seen: set[str] = set()
-    found: list[Found] = []
+    found: list[FoundModel] = []
     for one in (
         *_in_folder(models_dir(), OURS),
         *_ollama(env, home),
@@ -59,7 +61,7 @@ def find(env: Mapping[str, str] | None = None, home: Path | None = None, platfor
     return found
 
 
-def chosen(wanted: str, found: Sequence[Found]) -> Found:
+def chosen(wanted: str, found: Sequence[FoundModel]) -> FoundModel:
     """The model that a user means: by its name, else by the only file of that name. Raises ConfigError."""
     for one in found:
         if wanted in (one.name, str(one.path)):
@@ -75,7 +77,7 @@ def chosen(wanted: str, found: Sequence[Found]) -> Found:
     raise ConfigError(msg)
 
 
-def _short_names(one: Found) -> set[str]:
+def _short_names(one: FoundModel) -> set[str]:
     whole = one.name.casefold()
     return {name.removesuffix(".gguf") for name in (whole, whole.rpartition("/")[2])}
 
@@ -83,11 +85,11 @@ def _short_names(one: Found) -> set[str]:
 # --- folders of GGUF files --------------------------------------------------------------------------------------------
 
 
-def _in_folder(folder: Path, source: str) -> Iterator[Found]:
+def _in_folder(folder: Path, source: str) -> Iterator[FoundModel]:
     """GGUF files below a folder, called by their paths in it."""
     for path in _files(folder):
         if path.suffix.casefold() == ".gguf" and shard(path.name)[0] == 1:
-            yield Found(path.relative_to(folder).as_posix(), path, source)
+            yield FoundModel(path.relative_to(folder).as_posix(), path, source)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -106,7 +108,7 @@ def _files(folder: Path) -> Iterator[Path]:
                     yield here / file
 
 
-def _lm_studio(home: Path) -> Iterator[Found]:
+def _lm_studio(home: Path) -> Iterator[FoundModel]:
     """Its folder of today and of earlier versions, and the one that its settings name."""
     for own in (home / ".lmstudio", home / ".cache" / "lm-studio"):
         folders = [own / "models"]
@@ -117,7 +119,7 @@ def _lm_studio(home: Path) -> Iterator[Found]:
             yield from _in_folder(folder, LM_STUDIO)
 
 
-def _llama_cpp(env: Mapping[str, str], home: Path, cache: Path, platform: str) -> Iterator[Found]:
+def _llama_cpp(env: Mapping[str, str], home: Path, cache: Path, platform: str) -> Iterator[FoundModel]:
     """What `llama-server -hf` had fetched before it took Hugging Face's own folder."""
     usual = home / "Library" / "Caches" / "llama.cpp" if platform == "darwin" else cache / "llama.cpp"
     yield from _in_folder(Path(env.get("LLAMA_CACHE") or usual), LLAMA_CPP)
@@ -126,7 +128,7 @@ def _llama_cpp(env: Mapping[str, str], home: Path, cache: Path, platform: str) -
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def _hugging_face(env: Mapping[str, str], cache: Path) -> Iterator[Found]:
+def _hugging_face(env: Mapping[str, str], cache: Path) -> Iterator[FoundModel]:
     """The newest snapshot of each repository: huggingface_hub/constants.py says where, its cache guide how."""
     hub = Path(env.get("HF_HOME") or cache / "huggingface") / "hub"
     hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or hub)
@@ -139,7 +141,7 @@ def _hugging_face(env: Mapping[str, str], cache: Path) -> Iterator[Found]:
                 name = f"{repo.name.removeprefix('models--').replace('--', '/')}/{found.name}"
                 if name not in names:
                     names.add(name)
-                    yield Found(name, found.path, HUGGING_FACE)
+                    yield FoundModel(name, found.path, HUGGING_FACE)
 
 
 def _snapshots(repo: Path) -> list[Path]:
@@ -161,14 +163,14 @@ def _listed(folder: Path) -> list[Path]:
 # --- Ollama -----------------------------------------------------------------------------------------------------------
 
 
-def _ollama(env: Mapping[str, str], home: Path) -> Iterator[Found]:
+def _ollama(env: Mapping[str, str], home: Path) -> Iterator[FoundModel]:
     """A manifest a tag, which names the model's file by its digest."""
     for root in _different([env.get("OLLAMA_MODELS"), home / ".ollama" / "models", OLLAMA_SERVICE]):
         manifests = root / "manifests"
         for path in _files(manifests):
             blob = _model_blob(root, _json(path))
             if blob is not None:
-                yield Found(_tag(path.relative_to(manifests).parts), blob, OLLAMA)
+                yield FoundModel(_tag(path.relative_to(manifests).parts), blob, OLLAMA)
 
 
 def _different(folders: Iterable[str | Path | None]) -> list[Path]:

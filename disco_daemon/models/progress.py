@@ -17,7 +17,7 @@ TENTHS = 10  # lines of a whole download where nobody watches
 Told = Callable[[str, int, int], None]  # name of the file, bytes there, bytes in all
 
 
-class Progress:
+class ProgressBar:
     """Called with what is there; `out` is where it tells, and `clock` gives s."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .reading import Charge, Covers, Reading, Skipped, Thermal, Total
+from .reading import Charge, Covers, PowerReading, Skipped, Thermal, Total
 
 BATTERY, RAPL, PSYS = "battery", "rapl", "rapl-psys"
 
@@ -69,7 +69,7 @@ def on_mains(found: Sequence[Supply]) -> bool:
     return not cells or ("0" not in adapters and not any(s.text("status") == "Discharging" for s in cells))
 
 
-def battery_power(sys: Path) -> Reading | Skipped:
+def battery_power(sys: Path) -> PowerReading | Skipped:
     """What the machine draws, W, as its batteries feel it; several add up."""
     found = supplies(sys)
     cells = batteries(found)
@@ -89,7 +89,7 @@ def battery_power(sys: Path) -> Reading | Skipped:
         return Skipped(BATTERY, f"{watts:.3g} W cannot be what a computer draws")
     how = "power_now" if all(cell.micro("power_now") is not None for cell in drained) else "current_now * voltage_now"
     names = " + ".join(cell.folder.name for cell in drained)
-    return Reading(
+    return PowerReading(
         BATTERY, Covers.MACHINE, BATTERY_UNCERTAINTY, watts=watts, lag_s=BATTERY_LAG_S, note=f"{how} of {names}"
     )
 
@@ -109,7 +109,7 @@ def charge(sys: Path) -> Charge | None:
         return Charge(_clamp(sum(shares) / len(shares)), plugged)
     left, full = (sum(column) for column in zip(*known, strict=True))
     power = battery_power(sys)
-    watts = power.watts if isinstance(power, Reading) else None
+    watts = power.watts if isinstance(power, PowerReading) else None
     return Charge(_clamp(left / full), plugged, left * 3600 / watts if watts else None)
 
 
@@ -147,7 +147,7 @@ class Rapl:
         self._sys = sys
         self._total = Total()
 
-    def read(self, now: float) -> Reading | Skipped:
+    def read(self, now: float) -> PowerReading | Skipped:
         """Energy since the first look, J; `now` does not matter."""
         del now
         zones = rapl_zones(self._sys)
@@ -156,8 +156,8 @@ class Rapl:
         joules = self._total.look({zone.folder: (zone.joules, zone.full_j) for zone in zones})
         note = " + ".join(zone.name for zone in zones)
         if zones[0].name == "psys":
-            return Reading(PSYS, Covers.MACHINE, PSYS_UNCERTAINTY, joules=joules, note=note)
-        return Reading(RAPL, Covers.CPU, RAPL_UNCERTAINTY, joules=joules, note=note)
+            return PowerReading(PSYS, Covers.MACHINE, PSYS_UNCERTAINTY, joules=joules, note=note)
+        return PowerReading(RAPL, Covers.CPU, RAPL_UNCERTAINTY, joules=joules, note=note)
 
 
 # Zones that tell of the processor; others (radio, disk, charger) have trip points of their own.

@@ -14,7 +14,7 @@ import subprocess
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from .reading import Charge, Covers, Reading, Skipped, Thermal
+from .reading import Charge, Covers, PowerReading, Skipped, Thermal
 
 SOURCE = "apple-smart-battery"
 IOREG = ("ioreg", "-rn", "AppleSmartBattery", "-a")
@@ -47,7 +47,7 @@ def battery(plist: bytes) -> dict[str, Any]:
     return first if isinstance(first, dict) else {}
 
 
-def power(plist: bytes) -> Reading | Skipped:
+def power(plist: bytes) -> PowerReading | Skipped:
     """What the machine draws, W: the battery's current while it feeds the machine, else the power telemetry."""
     keys = battery(plist)
     if not keys:
@@ -90,10 +90,10 @@ def thermal(text: bytes) -> Thermal | None:
     return Thermal(bool(slow or hot), None, ", ".join(slow + hot))
 
 
-def _reading(watts: float, uncertainty: float, note: str) -> Reading | Skipped:
+def _reading(watts: float, uncertainty: float, note: str) -> PowerReading | Skipped:
     if not 0 < watts < _MOST_WATTS:
         return Skipped(SOURCE, f"{note} = {watts:.3g} W cannot be what a Mac draws")
-    return Reading(SOURCE, Covers.MACHINE, uncertainty, watts=watts, lag_s=LAG_S, note=note)
+    return PowerReading(SOURCE, Covers.MACHINE, uncertainty, watts=watts, lag_s=LAG_S, note=note)
 
 
 def _table(keys: dict[str, Any], name: str) -> dict[str, Any]:

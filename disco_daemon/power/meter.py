@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..estimation.line import t95
-from .reading import Covers, Integral, Reading
+from .reading import Covers, Integral, PowerReading
 
 WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # a window is this long, and so many times the source's lag
 MOST_GAP_S, GAP_LAGS = 15.0, 1.0  # with samples further apart (the machine slept) the window starts over
@@ -86,7 +86,7 @@ class _Window:
 class _Track:
     """What one source has taught. `rows`: dt in s, E in J, prefill and decode tokens of each busy window."""
 
-    reading: Reading
+    reading: PowerReading
     integral: Integral
     start: tuple[float, float] | None = None
     last: float = -math.inf
@@ -95,7 +95,7 @@ class _Track:
     rows: deque[tuple[float, float, float, float]] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     was_idle: bool = False
 
-    def sample(self, now: float, reading: Reading) -> None:
+    def sample(self, now: float, reading: PowerReading) -> None:
         """Close the window if it is long enough."""
         gap = now - self.last
         self.reading, self.last = reading, now
@@ -125,13 +125,13 @@ class _Track:
         self.was_idle = not shares
 
 
-class Meter:
+class EnergyMeter:
     """Learns joules per token from power samples and from the work reported; all times in s, of one clock."""
 
     def __init__(self, known: TokenEnergy | None = None) -> None:
         """`known`: what an earlier run has learned; it stands until something better is measured."""
         self._known = known
-        self._assumed: Reading | None = None
+        self._assumed: PowerReading | None = None
         self._tracks: dict[str, _Track] = {}
         self._current = ""
         self._open: dict[Hashable, tuple[float, float]] = {}  # when it began, when its running phase began
@@ -153,7 +153,7 @@ class Meter:
         if (found := self._open.pop(key, None)) is not None:
             self._add(_Work(found[1], now, decode=tokens))
 
-    def sample(self, now: float, reading: Reading) -> None:
+    def sample(self, now: float, reading: PowerReading) -> None:
         """What the sensors say. Readings that are assumed teach nothing, but stand in while nothing is measured."""
         if reading.covers is Covers.COMPUTING:
             self._assumed, self._current = reading, ""
@@ -187,7 +187,7 @@ class Meter:
         if work.end > work.begin:
             self._works.append(work)
 
-    def _track(self, reading: Reading) -> _Track:
+    def _track(self, reading: PowerReading) -> _Track:
         if reading.source not in self._tracks and len(self._tracks) >= MOST_SOURCES:
             del self._tracks[next(iter(self._tracks))]
         track = self._tracks.setdefault(reading.source, _Track(reading, Integral(MOST_GAP_S + reading.lag_s)))
@@ -206,7 +206,7 @@ class Meter:
             self._works.popleft()
 
 
-def from_power(reading: Reading, prefill_tps: float, decode_tps: float) -> TokenEnergy:
+def from_power(reading: PowerReading, prefill_tps: float, decode_tps: float) -> TokenEnergy:
     """J per token of an assumed power that computing adds: watts over token/s. Raises ValueError without watts."""
     if reading.watts is None:
         msg = f"{reading.source} gives no power"

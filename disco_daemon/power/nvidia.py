@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .reading import Covers, Integral, Reading, Skipped, Total
+from .reading import Covers, Integral, PowerReading, Skipped, Total
 
 SOURCE = "nvml"
 LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
@@ -78,14 +78,14 @@ def load() -> ctypes.CDLL:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GpuReading:
     """What all boards say at once: energy counters by board, J, and the power of those without one, W."""
 
     joules: dict[str, float]
     watts: float
 
 
-def look(boards: Boards) -> Look | Skipped:
+def look(boards: Boards) -> GpuReading | Skipped:
     """Ask every board; skipped if one of them tells nothing, as half a machine's draw is no figure."""
     joules: dict[str, float] = {}
     watts = 0.0
@@ -96,7 +96,7 @@ def look(boards: Boards) -> Look | Skipped:
             watts += power / 1000
         else:
             return Skipped(SOURCE, f"board {board} tells neither energy nor power")
-    return Look(joules, watts) if joules or watts else Skipped(SOURCE, "there is no NVIDIA board")
+    return GpuReading(joules, watts) if joules or watts else Skipped(SOURCE, "there is no NVIDIA board")
 
 
 class Gpus:
@@ -107,7 +107,7 @@ class Gpus:
         self._boards: Boards | Skipped | None = None
         self._total, self._rest = Total(), Integral()
 
-    def read(self, now: float) -> Reading | Skipped:
+    def read(self, now: float) -> PowerReading | Skipped:
         """Energy since the first look, J; `now` in s."""
         if self._boards is None:
             self._boards = self._open()
@@ -117,7 +117,7 @@ class Gpus:
         joules = self._total.look({board: (value, _FULL_J) for board, value in found.joules.items()})
         joules += self._rest.look(now, found.watts)
         how = "energy counter" if not found.watts else "power, added up"
-        return Reading(SOURCE, Covers.GPU, UNCERTAINTY, joules=joules, lag_s=0.1, note=how)
+        return PowerReading(SOURCE, Covers.GPU, UNCERTAINTY, joules=joules, lag_s=0.1, note=how)
 
     def _open(self) -> Boards | Skipped:
         try:

@@ -18,7 +18,7 @@ class Covers(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PowerReading:
     """One figure of one source: power now, or energy since some moment. Exactly one of `watts` and `joules` is set.
 
     `joules` never falls while the source is open; only differences mean anything. `uncertainty` is relative, one
@@ -108,4 +108,4 @@ class Integral:
         return self.joules
 
 
-Read = Callable[[float], Reading | Skipped]  # now, s -> the figure; blocks for some milliseconds
+Read = Callable[[float], PowerReading | Skipped]  # now, s -> the figure; blocks for some milliseconds

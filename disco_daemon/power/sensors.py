@@ -22,7 +22,7 @@ import psutil
 
 from . import linux, macos
 from .nvidia import Gpus
-from .reading import Charge, Covers, Read, Reading, Skipped, Thermal
+from .reading import Charge, Covers, PowerReading, Read, Skipped, Thermal
 
 USER, GUESS = "user", "cores"
 SYS = Path("/sys")
@@ -37,10 +37,10 @@ LINUX_INTERVAL_S, MAC_INTERVAL_S = 1.0, 10.0  # ioreg and pmset are processes, a
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PowerState:
     """One look at all sensors. `skipped` are the better sources that `reading` stands in for, with reasons."""
 
-    reading: Reading
+    reading: PowerReading
     skipped: tuple[Skipped, ...] = ()
     charge: Charge | None = None
     thermal: Thermal | None = None
@@ -55,7 +55,7 @@ class Sensors:
     def __init__(
         self,
         sources: Sequence[Read],
-        assumed: Reading,
+        assumed: PowerReading,
         *,
         gpus: Gpus | None = None,
         charge: Callable[[float], Charge | None] = lambda _: None,
@@ -66,29 +66,29 @@ class Sensors:
         self._sources, self._assumed, self._gpus = sources, assumed, gpus
         self._charge, self._heat = charge, heat
 
-    def look(self, now: float) -> State:
+    def look(self, now: float) -> PowerState:
         """Everything, now; `now` in s, of a clock that only goes forward."""
         skipped: list[Skipped] = []
         reading = self._best(now, skipped)
-        return State(reading, tuple(skipped), self._charge(now), self._heat(now))
+        return PowerState(reading, tuple(skipped), self._charge(now), self._heat(now))
 
-    def _best(self, now: float, skipped: list[Skipped]) -> Reading:
+    def _best(self, now: float, skipped: list[Skipped]) -> PowerReading:
         for source in self._sources:
             found = source(now)
-            if isinstance(found, Reading):
+            if isinstance(found, PowerReading):
                 return self._with_gpus(found, now, skipped) if found.covers is Covers.CPU else found
             skipped.append(found)
         alone = self._gpus.read(now) if self._gpus else self._assumed
-        if isinstance(alone, Reading):
+        if isinstance(alone, PowerReading):
             return alone
         skipped.append(alone)
         return self._assumed
 
-    def _with_gpus(self, cpu: Reading, now: float, skipped: list[Skipped]) -> Reading:
+    def _with_gpus(self, cpu: PowerReading, now: float, skipped: list[Skipped]) -> PowerReading:
         found = self._gpus.read(now) if self._gpus else None
         if isinstance(found, Skipped):
             skipped.append(found)
-        if not isinstance(found, Reading) or cpu.joules is None or found.joules is None:
+        if not isinstance(found, PowerReading) or cpu.joules is None or found.joules is None:
             return cpu
         return replace(
             cpu,
@@ -101,19 +101,19 @@ class Sensors:
         )
 
 
-def assumed(user_watts: float, busy_cores: float, *, frugal: bool) -> Reading:
+def assumed(user_watts: float, busy_cores: float, *, frugal: bool) -> PowerReading:
     """What computing adds, W: the user's figure if it is above 0, else that of so many busy cores.
 
     `frugal`: a laptop or an Arm processor.
     """
     if user_watts > 0:
-        return Reading(USER, Covers.COMPUTING, USER_UNCERTAINTY, watts=user_watts, note="device.watts")
+        return PowerReading(USER, Covers.COMPUTING, USER_UNCERTAINTY, watts=user_watts, note="device.watts")
     per_core = FRUGAL_W if frugal else OTHER_W
     note = f"{busy_cores:g} busy cores at {per_core:g} W, a rule of thumb"
-    return Reading(GUESS, Covers.COMPUTING, GUESS_UNCERTAINTY, watts=busy_cores * per_core, note=note)
+    return PowerReading(GUESS, Covers.COMPUTING, GUESS_UNCERTAINTY, watts=busy_cores * per_core, note=note)
 
 
-def linux_sensors(sys_root: Path, fallback: Reading, gpus: Gpus | None = None) -> Sensors:
+def linux_sensors(sys_root: Path, fallback: PowerReading, gpus: Gpus | None = None) -> Sensors:
     """A Linux machine whose /sys is at `sys_root`; `gpus` only if the model runs there."""
     return Sensors(
         [lambda _: linux.battery_power(sys_root), linux.Rapl(sys_root).read],
@@ -138,7 +138,7 @@ class _Mac:
         return self._plist
 
 
-def mac_sensors(fallback: Reading, ask: Callable[[tuple[str, ...]], bytes] = macos.ask) -> Sensors:
+def mac_sensors(fallback: PowerReading, ask: Callable[[tuple[str, ...]], bytes] = macos.ask) -> Sensors:
     """A Mac; `ask` runs a command and gives what it prints."""
     mac = _Mac(ask)
     return Sensors(

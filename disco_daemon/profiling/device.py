@@ -22,8 +22,8 @@ from ..endpoints.device import LOAD_WAIT_S, Device
 from ..engine import wire
 from ..engine.supervisor import Engine
 from ..estimation.line import Line, fit, mean95
-from ..power.meter import Meter, TokenEnergy, from_power
-from ..power.reading import Covers, Reading
+from ..power.meter import EnergyMeter, TokenEnergy, from_power
+from ..power.reading import Covers, PowerReading
 from ..power.sensors import Sensors, assumed
 from ..types import Finish, GenerationRequest, Usage
 from . import prompts
@@ -83,7 +83,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class TimedAnswer:
     """One answer: `fresh` and `cached` tokens of its prompt, and s until its first token.
 
     `decoded` tokens more came in the `decode_s` after that.
@@ -97,7 +97,7 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Bench:
+class DeviceBench:
     """One device that is being measured; `text` is what prompts are made of."""
 
     device: Device
@@ -113,7 +113,7 @@ class Bench:
 
     # --- one answer ----------------------------------------------------------------------------------------------
 
-    async def heard(self, request: GenerationRequest) -> Heard:
+    async def heard(self, request: GenerationRequest) -> TimedAnswer:
         """Ask, and take the times. Raises EndpointError, or ProfileError when it takes too long."""
         usage, times, counts = Usage(), [self.clock.now()], [0]
         meter = self.watch.meter
@@ -130,7 +130,7 @@ class Bench:
         finally:
             meter.prefilled(request.request_id, times[min(1, len(times) - 1)], usage.prompt_tokens)
             meter.end(request.request_id, times[-1], usage.completion_tokens)
-        return Heard(
+        return TimedAnswer(
             usage.prompt_tokens, usage.cached_tokens, times[1] - times[0], counts[-1] - counts[1], times[-1] - times[1]
         )
 
@@ -269,7 +269,7 @@ class Bench:
             return found
         # The source was there, but said too little: a battery that is read now and then, or hardly any work to see.
         battery = self.watch.now is not None and self.watch.now.reading.covers is Covers.MACHINE
-        stand_in: Reading = assumed(0.0, float(self.device.engine.config.n_threads), frugal=battery)
+        stand_in: PowerReading = assumed(0.0, float(self.device.engine.config.n_threads), frugal=battery)
         return from_power(stand_in, prefill_tps, decode_tps)
 
     async def _check(self, line: Line, n_ctx: int, n: int) -> Check:
@@ -311,8 +311,8 @@ async def measure(
     loads = await _loads(device, clock, effort, steps)
     info = device.engine.info
     assert info is not None
-    watch = Watch(sensors(info.n_gpu_layers != 0), Meter(), clock)
-    bench = Bench(device, clock, watch, effort, steps, random.Random(seed), text)
+    watch = Watch(sensors(info.n_gpu_layers != 0), EnergyMeter(), clock)
+    bench = DeviceBench(device, clock, watch, effort, steps, random.Random(seed), text)
     async with watching(watch):
         return await bench.run(info, loads, n_check, busy_share)
 

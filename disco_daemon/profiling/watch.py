@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ..clock import Clock
 from ..errors import DiscoError
-from ..power.meter import WINDOW_LAGS, WINDOW_S, Meter
+from ..power.meter import WINDOW_LAGS, WINDOW_S, EnergyMeter
 from ..power.reading import Covers
-from ..power.sensors import Sensors, State
+from ..power.sensors import PowerState, Sensors
 
 SENSORS_S = 10.0  # one look at the sensors; commands that they ask have shorter ones
 
@@ -25,12 +25,12 @@ class Watch:
     """What the sensors said while it was measured. `now` is the latest look."""
 
     sensors: Sensors
-    meter: Meter
+    meter: EnergyMeter
     clock: Clock
-    now: State | None = None
+    now: PowerState | None = None
     throttled: bool = False
 
-    async def look(self) -> State:
+    async def look(self) -> PowerState:
         """Look once. Raises ProfileError where the sensors fail."""
         try:
             async with asyncio.timeout(SENSORS_S):

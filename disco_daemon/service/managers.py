@@ -24,7 +24,7 @@ class ServiceError(DiscoError):
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ServiceStatus:
     """`state` is one word: `not-installed`, `stopped`, `running`, `failed`, or the manager's own."""
 
     installed: bool
@@ -75,7 +75,7 @@ class Manager(ABC):
         """Stop it and start it again."""
 
     @abstractmethod
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         """How it is."""
 
     @abstractmethod
@@ -152,10 +152,10 @@ class Systemd(Manager):
         self._known()
         self._ctl("restart", systemd.SERVICE)
 
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         """See `Manager`."""
         if not self.installed():
-            return Status(False, "not-installed")
+            return ServiceStatus(False, "not-installed")
         wanted = "ActiveState,SubState,MainPID,Result,NRestarts,StatusText"
         said = dict(
             line.partition("=")[::2]
@@ -167,7 +167,7 @@ class Systemd(Manager):
         restarts = int(said.get("NRestarts") or 0)
         again = f"restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
         detail = "; ".join(part for part in (said.get("StatusText", ""), failed, again) if part)
-        return Status(True, state, pid or None, detail)
+        return ServiceStatus(True, state, pid or None, detail)
 
     def logs(self, follow: bool) -> list[str]:
         """See `Manager`."""
@@ -267,18 +267,18 @@ class Launchd(Manager):
         self._ctl("bootstrap", self._domain, str(self._path), check=False)
         self._ctl("kickstart", "-k", self._target)
 
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         """See `Manager`."""
         if not self.installed():
-            return Status(False, "not-installed")
+            return ServiceStatus(False, "not-installed")
         said = self._ctl("print", self._target, check=False)
         if said.returncode:
-            return Status(True, "stopped")
+            return ServiceStatus(True, "stopped")
         rows = dict(line.strip().partition(" = ")[::2] for line in said.stdout.splitlines() if " = " in line)
         pid = int(rows["pid"]) if rows.get("pid", "").isdigit() else None
         code = rows.get("last exit code", "")
         ended = f"last ended with {code}" if code.lstrip("-").isdigit() and code != "0" else ""
-        return Status(True, "running" if pid else "failed" if ended else "stopped", pid, "" if pid else ended)
+        return ServiceStatus(True, "running" if pid else "failed" if ended else "stopped", pid, "" if pid else ended)
 
     def logs(self, follow: bool) -> list[str]:
         """See `Manager`."""

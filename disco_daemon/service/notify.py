@@ -19,7 +19,7 @@ FIRST_FD = 3  # SD_LISTEN_FDS_START
 LEAST_WATCHDOG_S = 0.05  # between two signs of life to the service manager
 
 
-class Manager:
+class ServiceChannel:
     """The service manager that started this process, or nobody.
 
     Takes its variables out of `env`: they are for this process only, and a child that knew them would speak in its

@@ -20,7 +20,7 @@ TIMEOUT_S = 2.0  # for a daemon's transaction, which takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HistoryFacts:
     """Number of the file's schema, requests in it, and when the latest one came (Unix time, s; None without any)."""
 
     schema: int
@@ -28,7 +28,7 @@ class Seen:
     latest: float | None
 
 
-def look(path: Path) -> Seen:
+def look(path: Path) -> HistoryFacts:
     """What is in the history file at `path`. Blocks on disk. Raises Unavailable if it cannot be read, or is none."""
     try:
         require_ours(path, HISTORY)
@@ -38,9 +38,9 @@ def look(path: Path) -> Seen:
     with _opened(path) as connection:
         schema = schema_version(connection)
         if schema == 0:  # made, and not filled yet
-            return Seen(0, 0, None)
+            return HistoryFacts(0, 0, None)
         requests, latest = connection.execute("SELECT count(*), max(created) FROM requests").fetchone()
-        return Seen(schema, int(requests), latest)
+        return HistoryFacts(schema, int(requests), latest)
 
 
 def profile(path: Path, name: str) -> dict[str, Any] | None:

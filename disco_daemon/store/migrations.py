@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from disco_daemon.errors import ConfigError
-from disco_daemon.sqlitefile import Kind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
+from disco_daemon.sqlitefile import FileKind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
 
 _log = logging.getLogger("disco.store")
 
@@ -135,7 +135,7 @@ END;
 """
 
 MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
-HISTORY = Kind(0x64736368, frozenset({"requests", "ttft_samples"}), b"CREATE TABLE requests (")
+HISTORY = FileKind(0x64736368, frozenset({"requests", "ttft_samples"}), b"CREATE TABLE requests (")
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:

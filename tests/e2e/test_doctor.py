@@ -161,7 +161,7 @@ async def test_beside_a_running_daemon(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_the_model_is_what_the_engine_will_find() -> None:
-    asked = engine.question(DeviceSettings(n_ctx=0), 0)
+    asked = engine.checkup_question(DeviceSettings(n_ctx=0), 0)
     assert isinstance(asked, CheckupRequest)
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True

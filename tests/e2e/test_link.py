@@ -18,7 +18,7 @@ import pytest
 from disco_daemon import socketfile
 from disco_daemon.bench.script import sse
 from disco_daemon.client.once import REFUSED_KEY, DaemonError
-from disco_daemon.client.stream import Link, Piece
+from disco_daemon.client.stream import AnswerPiece, Link
 from disco_daemon.types import Side
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
@@ -42,7 +42,7 @@ async def server_only(
         yield upstream, daemon
 
 
-async def heard(link: Link, text: str, **options: Any) -> list[Piece]:
+async def heard(link: Link, text: str, **options: Any) -> list[AnswerPiece]:
     async with aclosing(link.chat(asking(text), **options)) as pieces:
         return [piece async for piece in pieces]
 

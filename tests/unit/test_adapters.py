@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from disco_daemon.cli.status import _adapters
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
-from disco_daemon.config.schema import Adapter, Config, DeviceSettings
+from disco_daemon.config.schema import AdapterSettings, Config, DeviceSettings
 from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
@@ -271,14 +271,14 @@ def path(tmp_path: Path) -> Path:
 def test_an_adapter_is_a_path_or_a_table(path: Path) -> None:
     path.write_text('[device.adapters]\npirate = "/p.gguf"\n[device.adapters.poet]\npath = "/q.gguf"\nscale = 0.5\n')
     found = config.load(path, {})
-    assert found.device.adapters == {"pirate": "/p.gguf", "poet": Adapter("/q.gguf", 0.5)}
+    assert found.device.adapters == {"pirate": "/p.gguf", "poet": AdapterSettings("/q.gguf", 0.5)}
     assert json.dumps(config.get_value(found, "device.adapters"))
     assert config.as_dict(found)["device"]["adapters"]["poet"] == {"path": "/q.gguf", "scale": 0.5}
 
 
 def test_adapters_may_be_set_by_a_command_or_a_variable(path: Path) -> None:
     text = '{pirate = "/p.gguf", poet = {path = "/q.gguf", scale = 2}}'
-    wanted = {"pirate": "/p.gguf", "poet": Adapter("/q.gguf", 2.0)}
+    wanted = {"pirate": "/p.gguf", "poet": AdapterSettings("/q.gguf", 2.0)}
     assert config.set_values(path, {"device.adapters": text}).device.adapters == wanted
     assert config.load(path, {}).device.adapters == wanted
     assert config.load(path.with_name("none"), {"DISCO_DEVICE_ADAPTERS": text}).device.adapters == wanted
@@ -302,7 +302,7 @@ def test_another_server_in_the_devices_place_has_its_own_adapters() -> None:
 
 def test_the_engine_is_given_them_with_their_scales(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
-    settings = DeviceSettings(model=str(tmp_path / "m.gguf"), adapters={"a": "~/p", "b": Adapter("/q", 0.5)})
+    settings = DeviceSettings(model=str(tmp_path / "m.gguf"), adapters={"a": "~/p", "b": AdapterSettings("/q", 0.5)})
     device = make_endpoints(Config(device=settings), SystemClock(), None)[Side.DEVICE]
     assert isinstance(device, Device)
     assert device.adapters == {"a": "", "b": ""}

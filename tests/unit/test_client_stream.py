@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from disco_daemon.client import stream as link_module
 from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
-from disco_daemon.client.stream import MAX_LINE, Link, Piece
+from disco_daemon.client.stream import MAX_LINE, AnswerPiece, Link
 from disco_daemon.errors import DiscoError
 from disco_daemon.types import Side
 from tests.fixtures.socketdoor import socket_beside
@@ -76,7 +76,7 @@ async def collect(link: Link, came: list[str]) -> None:
         came += [piece.text] if piece.text else []
 
 
-async def heard(link: Link, **options: Any) -> list[Piece]:
+async def heard(link: Link, **options: Any) -> list[AnswerPiece]:
     async with aclosing(link.chat(HI, **options)) as pieces:
         return [piece async for piece in pieces]
 
@@ -97,11 +97,11 @@ async def test_an_answer_comes_in_pieces_with_sides_thoughts_notes_and_its_end()
     )
     async with linked(streaming(*parts)) as link:
         assert await heard(link) == [
-            Piece(thought="Hm.", side=Side.DEVICE),
-            Piece("Grö", side=Side.DEVICE),
-            Piece(note="handoff device to server"),
-            Piece("ße", side=Side.SERVER),
-            Piece(finish="stop", disco={"request_id": "r", "qoe": 1.0}),
+            AnswerPiece(thought="Hm.", side=Side.DEVICE),
+            AnswerPiece("Grö", side=Side.DEVICE),
+            AnswerPiece(note="handoff device to server"),
+            AnswerPiece("ße", side=Side.SERVER),
+            AnswerPiece(finish="stop", disco={"request_id": "r", "qoe": 1.0}),
         ]
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from disco_daemon.api import connections
 from disco_daemon.api.connections import MAX_CONNECTIONS, ConnectionLimits, Connections, Runner, bounded
-from disco_daemon.api.failures import MAX_BODY, errors_in_shape
+from disco_daemon.api.failures import MAX_BODY, shape_errors
 from disco_daemon.api.peers import Peer, Whose
 from disco_daemon.daemon import files
 from tests.fixtures.raw import message, parsed, replied
@@ -31,7 +31,7 @@ class House:
         self.go = asyncio.Event()
         self.came = asyncio.Event()
         self.n_answered = 0
-        self.app = web.Application(middlewares=[errors_in_shape, bounded], client_max_size=MAX_BODY)
+        self.app = web.Application(middlewares=[shape_errors, bounded], client_max_size=MAX_BODY)
         self.app.router.add_post("/", self._answer)
         self.app.router.add_get("/much", self._much)
         self.runner = Runner(self.app, None, limits, shutdown_timeout=0.1)

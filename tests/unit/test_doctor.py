@@ -31,10 +31,10 @@ from disco_daemon.engine.llama.memory import GIB
 from disco_daemon.errors import Unavailable
 from disco_daemon.models.default import SIZE
 from disco_daemon.onboarding.asking import within
-from disco_daemon.power.reading import Charge, Covers, Reading, Skipped, Thermal
-from disco_daemon.power.sensors import State, assumed
+from disco_daemon.power.reading import Charge, Covers, PowerReading, Skipped, Thermal
+from disco_daemon.power.sensors import PowerState, assumed
 from disco_daemon.store import History
-from disco_daemon.store.checkup import NEWEST, Seen, look, profile
+from disco_daemon.store.checkup import NEWEST, HistoryFacts, look, profile
 from disco_daemon.store.migrations import HISTORY
 from tests.fixtures.gguf import gguf
 from tests.unit.test_store import OUTCOME
@@ -169,7 +169,7 @@ def test_a_history_of_this_version_is_read_and_left_as_it_is(tmp_path: Path) -> 
         history.record(OUTCOME)
         history.flush(30)
         seen = look(path)  # beside the daemon that writes it
-        assert seen == Seen(NEWEST, 1, OUTCOME.created)
+        assert seen == HistoryFacts(NEWEST, 1, OUTCOME.created)
         assert files.history(path, seen).level is OK
     before = path.read_bytes()
     assert look(path) == seen
@@ -200,7 +200,7 @@ def test_a_history_that_is_none_newer_or_open_to_others(tmp_path: Path) -> None:
     assert files.history(path, str(raised.value)).level is WRONG
     path.unlink()
     with closing(sqlite3.connect(path)) as connection:
-        assert look(path) == Seen(0, 0, None)
+        assert look(path) == HistoryFacts(0, 0, None)
         connection.execute("CREATE TABLE requests (created REAL)")
         connection.execute(f"PRAGMA application_id = {HISTORY.application_id}")
         connection.execute(f"PRAGMA user_version = {NEWEST + 1}")
@@ -210,14 +210,14 @@ def test_a_history_that_is_none_newer_or_open_to_others(tmp_path: Path) -> None:
     assert found.level is WRONG
     assert f"schema {NEWEST + 1}" in found.found
     path.chmod(0o644)
-    found = files.history(path, Seen(NEWEST, 0, None))
+    found = files.history(path, HistoryFacts(NEWEST, 0, None))
     assert (found.level, found.mend) == (WARN, f"`chmod 600 {path}`")
     path.chmod(0o600)
     path.with_name("history.sqlite-wal").touch()
     path.with_name("history.sqlite-wal").chmod(0o644)
-    assert "-wal" in files.history(path, Seen(NEWEST, 0, None)).mend
+    assert "-wal" in files.history(path, HistoryFacts(NEWEST, 0, None)).mend
     path.with_name("history.sqlite-wal").unlink()
-    assert "brings it" in files.history(path, Seen(1, 0, None)).found
+    assert "brings it" in files.history(path, HistoryFacts(1, 0, None)).found
 
 
 # --- the port ---------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_a_daemon_that_runs_is_good_news_unless_it_is_another_version(monkeypatc
 # --- energy and time --------------------------------------------------------------------------------------------------
 
 
-RAPL = Reading("rapl", Covers.CPU, 0.1, joules=5.0, note="package-0")
+RAPL = PowerReading("rapl", Covers.CPU, 0.1, joules=5.0, note="package-0")
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,10 @@ RAPL = Reading("rapl", Covers.CPU, 0.1, joules=5.0, note="package-0")
         (assumed(0.0, 4, frugal=True), WARN, ("4 busy cores at 4 W", "16 W", "60 %")),
     ],
 )
-def test_the_source_of_energy_and_why_no_better_one(reading: Reading, level: Level, words: tuple[str, ...]) -> None:
-    found = machine.energy(State(reading, (Skipped("battery", "there is no battery"),)))
+def test_the_source_of_energy_and_why_no_better_one(
+    reading: PowerReading, level: Level, words: tuple[str, ...]
+) -> None:
+    found = machine.energy(PowerState(reading, (Skipped("battery", "there is no battery"),)))
     assert found.level is level
     assert [word for word in words if word not in found.found] == []
     assert ("device.watts" in found.mend) == (level is WARN)

@@ -86,7 +86,7 @@ SHAPE: dict[str, int | str] = {
 def test_what_is_asked_of_a_model_stands_in_its_header(tmp_path: Path) -> None:
     path = gguf(tmp_path / "m.gguf", **SHAPE)
     settings = DeviceSettings(model=str(path), n_ctx=0, flash_attn="off")
-    assert engine.question(settings, 0) == CheckupRequest(
+    assert engine.checkup_question(settings, 0) == CheckupRequest(
         path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0
     )
 
@@ -102,10 +102,10 @@ def test_what_is_asked_of_a_model_stands_in_its_header(tmp_path: Path) -> None:
 def test_a_header_that_tells_nothing_or_lies_is_no_crash(changes: dict[str, Any], tmp_path: Path) -> None:
     shape: dict[str, Any] = SHAPE if "general__name" not in changes else {}
     path = gguf(tmp_path / "m.gguf", **shape | changes)
-    said = engine.question(DeviceSettings(model=str(path), n_ctx=0), 0)
+    said = engine.checkup_question(DeviceSettings(model=str(path), n_ctx=0), 0)
     assert isinstance(said, str)
     assert engine.memory(said, NONE, None).level is WARN
-    assert isinstance(engine.question(DeviceSettings(model=str(tmp_path / "none")), 0), str)
+    assert isinstance(engine.checkup_question(DeviceSettings(model=str(tmp_path / "none")), 0), str)
 
 
 SMALL = CheckupRequest(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0)
@@ -169,7 +169,7 @@ def test_a_child_that_dies_says_why(
     program: str, problem: str, has_bindings: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", program])
-    seen = engine.examined(None)
+    seen = engine.run_checkup(None)
     assert problem in seen.problem
     assert (seen.bindings is not None) is has_bindings
     assert seen.fit is None
@@ -178,7 +178,7 @@ def test_a_child_that_dies_says_why(
 def test_a_child_that_hangs_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(engine, "CHILD_TIMEOUT_S", 0.2)
-    assert "said nothing" in engine.examined(None).problem
+    assert "said nothing" in engine.run_checkup(None).problem
 
 
 def test_what_is_not_in_force_is_told_with_its_reason() -> None:

@@ -12,7 +12,7 @@ from disco_daemon.cli.doctor import machine
 from disco_daemon.cli.doctor.finding import Finding, Level
 from disco_daemon.cli.doctor.machine import Processor, of_linux, of_macos
 from disco_daemon.engine.measure.checkup_messages import Bindings
-from disco_daemon.service.managers import ServiceError, Status, Systemd
+from disco_daemon.service.managers import ServiceError, ServiceStatus, Systemd
 from disco_daemon.service.spec import Spec
 
 OK, WARN, WRONG = Level
@@ -167,9 +167,9 @@ def test_this_machine_tells_something() -> None:
 class Told(Systemd):
     """A manager whose answer is known."""
 
-    answer: Status | ServiceError
+    answer: ServiceStatus | ServiceError
 
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         if isinstance(self.answer, ServiceError):
             raise self.answer
         return self.answer
@@ -178,14 +178,14 @@ class Told(Systemd):
 @pytest.mark.parametrize(
     ("answer", "level", "words"),
     [
-        (Status(False, "not-installed"), OK, "disco service install"),
-        (Status(True, "running", 42), OK, "systemd: running, process 42"),
-        (Status(True, "stopped"), OK, "disco service start"),
-        (Status(True, "failed", None, "ended by oom-kill"), WRONG, "failed (ended by oom-kill)"),
+        (ServiceStatus(False, "not-installed"), OK, "disco service install"),
+        (ServiceStatus(True, "running", 42), OK, "systemd: running, process 42"),
+        (ServiceStatus(True, "stopped"), OK, "disco service start"),
+        (ServiceStatus(True, "failed", None, "ended by oom-kill"), WRONG, "failed (ended by oom-kill)"),
         (ServiceError("`systemctl` cannot be run"), WARN, "cannot be run"),
     ],
 )
-def test_the_service(answer: Status | ServiceError, level: Level, words: str) -> None:
+def test_the_service(answer: ServiceStatus | ServiceError, level: Level, words: str) -> None:
     found = machine.service_of(Told(answer))
     assert found.level is level
     assert words in f"{found.found} {found.mend}"
@@ -198,7 +198,7 @@ def test_a_machine_without_a_service_manager_is_no_worse(monkeypatch: pytest.Mon
 
 
 def test_a_service_that_is_not_as_the_settings_say_is_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = Told(Status(True, "running", 42))
+    manager = Told(ServiceStatus(True, "running", 42))
     for differs, level in (("", OK), ("its unit listens on 0.0.0.0:4747", WARN)):
         monkeypatch.setattr(Told, "differs", lambda self, spec, told=differs: told)
         found = machine.service_of(manager, Spec(("disco",)))

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from disco_daemon.api import app, openai
 from disco_daemon.api.connections import Runner
-from disco_daemon.api.failures import MAX_RETRY_S, RETRY_S, errors_in_shape, failure, plain, signed
+from disco_daemon.api.failures import MAX_RETRY_S, RETRY_S, failure, plain, shape_errors, signed
 from disco_daemon.api.scrape import Handler
 from disco_daemon.api.shapes import ChatShape
 from disco_daemon.api.sse import StreamSink
@@ -58,7 +58,7 @@ async def served() -> AsyncIterator[Callable[..., Awaitable[str]]]:
 
     async def serve(handler: Handler, run: Callable[..., Awaitable[None]] | None = None) -> str:
         found: Any = SimpleNamespace(run=run)
-        served_app = web.Application(middlewares=[errors_in_shape])
+        served_app = web.Application(middlewares=[shape_errors])
         served_app[app.CONDUCTOR] = found
         served_app.on_response_prepare.append(signed)
         served_app.router.add_get("/", handler)

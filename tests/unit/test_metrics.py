@@ -85,7 +85,7 @@ def everything() -> Metrics:
     """Metrics in which every one of them has a value."""
     metrics = Metrics(lambda: HEALTH)
     metrics.observe(OUTCOME)
-    metrics.lagged(0.003)
+    metrics.observe_lag(0.003)
     metrics.answered("/v1/chat/completions", 200)
     return metrics
 

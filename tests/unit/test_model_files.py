@@ -12,8 +12,8 @@ import pytest
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import files, places
 from disco_daemon.models.files import examine, template
-from disco_daemon.models.places import Found
-from disco_daemon.models.progress import Progress, lasting
+from disco_daemon.models.places import FoundModel
+from disco_daemon.models.progress import ProgressBar, lasting
 from tests.fixtures.gguf import array, encoded, gguf, header, model_file, pair, text
 
 DIGEST = "sha256:" + "ab" * 32
@@ -137,7 +137,7 @@ def test_hugging_face_s_newest_snapshot_counts(home: Path) -> None:
     model_file(hub / "datasets--a--b/snapshots/x/no.gguf")
     found = places.find({}, home)
     assert [one.name for one in found] == ["maker/tiny-GGUF/tiny.Q8_0.gguf", "maker/tiny-GGUF/only/there.gguf"]
-    assert found[0] == Found("maker/tiny-GGUF/tiny.Q8_0.gguf", newest, "Hugging Face")
+    assert found[0] == FoundModel("maker/tiny-GGUF/tiny.Q8_0.gguf", newest, "Hugging Face")
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_others_folders_are_left_as_they_are(home: Path) -> None:
 
 def test_a_model_is_chosen_by_its_name_or_the_only_file_of_that_name() -> None:
     found = [
-        Found("llama3.2:3b", Path("/blobs/1"), "Ollama"),
-        Found("maker/tiny/tiny.Q8_0.gguf", Path("/hf/tiny.Q8_0.gguf"), "Hugging Face"),
-        Found("other/tiny/big.gguf", Path("/hf/big.gguf"), "Hugging Face"),
-        Found("big.gguf", Path("/ours/big.gguf"), "disco"),
+        FoundModel("llama3.2:3b", Path("/blobs/1"), "Ollama"),
+        FoundModel("maker/tiny/tiny.Q8_0.gguf", Path("/hf/tiny.Q8_0.gguf"), "Hugging Face"),
+        FoundModel("other/tiny/big.gguf", Path("/hf/big.gguf"), "Hugging Face"),
+        FoundModel("big.gguf", Path("/ours/big.gguf"), "disco"),
     ]
     assert places.chosen("llama3.2:3b", found) is found[0]
     assert places.chosen("/blobs/1", found) is found[0]
@@ -335,7 +335,7 @@ class Hands:
 
 def test_at_a_terminal_one_line_tells_share_rate_and_time_left() -> None:
     out, clock = Terminal(), Hands()
-    progress = Progress(out, clock)
+    progress = ProgressBar(out, clock)
     for second in range(6):
         clock.now = float(second)
         progress("m.gguf", second * 2_000_000, 100_000_000)
@@ -349,7 +349,7 @@ def test_at_a_terminal_one_line_tells_share_rate_and_time_left() -> None:
 
 def test_the_line_is_not_written_for_each_piece() -> None:
     out, clock = Terminal(), Hands()
-    progress = Progress(out, clock)
+    progress = ProgressBar(out, clock)
     for n in range(1000):
         clock.now = n / 1000
         progress("m.gguf", n, 999)
@@ -359,7 +359,7 @@ def test_the_line_is_not_written_for_each_piece() -> None:
 
 def test_the_rate_is_that_of_the_last_seconds_and_begins_anew() -> None:
     out, clock = Terminal(), Hands()
-    progress = Progress(out, clock)
+    progress = ProgressBar(out, clock)
     for second in range(100):
         clock.now = float(second)
         progress("m.gguf", 1_000_000 * min(second, 50) + 3_000_000 * max(0, second - 50), 10**9)
@@ -371,7 +371,7 @@ def test_the_rate_is_that_of_the_last_seconds_and_begins_anew() -> None:
 
 def test_where_nobody_watches_there_is_a_line_a_tenth() -> None:
     out = io.StringIO()
-    progress = Progress(out, Hands())
+    progress = ProgressBar(out, Hands())
     for done in range(0, 1001, 7):
         progress("m.gguf", done, 1000)
     progress("m.gguf", 1000, 1000)

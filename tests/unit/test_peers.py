@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.api import peers
-from disco_daemon.api.peers import Kernel, Peer, SocketRow, Whose, answered, judged, listed, numbered, packed, question
+from disco_daemon.api.peers import (
+    Kernel,
+    Peer,
+    SocketRow,
+    Whose,
+    numbered,
+    owner_of,
+    packed,
+    parse_reply,
+    parse_table,
+    question,
+)
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has it")
 LITTLE = pytest.mark.skipif(sys.byteorder != "little", reason="recorded on a little-endian machine")
@@ -59,56 +70,58 @@ MAPPED = (
 
 
 def test_who_it_is_depends_on_user_and_inode() -> None:
-    assert judged(SocketRow(1000, 7), 1000) == Peer(Whose.OURS, 1000)
-    assert judged(SocketRow(1001, 7), 1000) == Peer(Whose.OTHER, 1001)
-    assert judged(SocketRow(0, 7), 1000) == Peer(Whose.ROOT, 0)
-    assert judged(SocketRow(0, 7), 0) == Peer(Whose.OURS, 0)
-    assert judged(SocketRow(0, 0), 1000) == Peer(Whose.NOBODY), "a closed socket shows as root's"
-    assert judged(SocketRow(1000, 0), 1000) == Peer(Whose.NOBODY), "newer kernels remember the user of a closed socket"
-    assert judged(None, 1000) == Peer(Whose.NOBODY)
+    assert owner_of(SocketRow(1000, 7), 1000) == Peer(Whose.OURS, 1000)
+    assert owner_of(SocketRow(1001, 7), 1000) == Peer(Whose.OTHER, 1001)
+    assert owner_of(SocketRow(0, 7), 1000) == Peer(Whose.ROOT, 0)
+    assert owner_of(SocketRow(0, 7), 0) == Peer(Whose.OURS, 0)
+    assert owner_of(SocketRow(0, 0), 1000) == Peer(Whose.NOBODY), "a closed socket shows as root's"
+    assert owner_of(SocketRow(1000, 0), 1000) == Peer(Whose.NOBODY), (
+        "newer kernels remember the user of a closed socket"
+    )
+    assert owner_of(None, 1000) == Peer(Whose.NOBODY)
     assert [whose for whose in Whose if Peer(whose).stranger] == [Whose.OTHER, Whose.NOBODY]
 
 
 @LITTLE
 def test_a_recorded_reply_tells_user_and_inode() -> None:
-    assert answered(OPEN_V4, *V4) == SocketRow(65534, 43663)
-    assert answered(OPEN_V6, *V6) == SocketRow(65534, 43671)
-    assert answered(CLOSED_V4, *V4) == SocketRow(0, 0)
+    assert parse_reply(OPEN_V4, *V4) == SocketRow(65534, 43663)
+    assert parse_reply(OPEN_V6, *V6) == SocketRow(65534, 43671)
+    assert parse_reply(CLOSED_V4, *V4) == SocketRow(0, 0)
     assert (numbered(OPEN_V4), numbered(CLOSED_V4), numbered(b"")) == (7, 8, -1)
 
 
 @LITTLE
 def test_a_reply_about_another_connection_is_none() -> None:
     theirs, ours = V4
-    assert answered(OPEN_V4, ours, theirs) is None
-    assert answered(OPEN_V4, (theirs[0], theirs[1] + 1), ours) is None
-    assert answered(OPEN_V4, theirs, (packed(("127.0.0.2", 1))[0], ours[1])) is None
+    assert parse_reply(OPEN_V4, ours, theirs) is None
+    assert parse_reply(OPEN_V4, (theirs[0], theirs[1] + 1), ours) is None
+    assert parse_reply(OPEN_V4, theirs, (packed(("127.0.0.2", 1))[0], ours[1])) is None
     listening = bytearray(OPEN_V4)
     listening[17] = 10  # the kernel goes on to listeners where no connection is left
-    assert answered(bytes(listening), theirs, ours) is None
-    assert answered(OPEN_V4[:40], theirs, ours) is None
+    assert parse_reply(bytes(listening), theirs, ours) is None
+    assert parse_reply(OPEN_V4[:40], theirs, ours) is None
 
 
 def test_no_such_connection_is_none_and_other_errors_are_errors() -> None:
     def error(number: int) -> bytes:
         return struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -number).ljust(36, b"\0")
 
-    assert answered(error(errno.ENOENT), *V4) is None
+    assert parse_reply(error(errno.ENOENT), *V4) is None
     with pytest.raises(OSError, match="permitted"):
-        answered(error(errno.EPERM), *V4)
+        parse_reply(error(errno.EPERM), *V4)
 
 
 @LITTLE
 def test_rows_of_proc_net_tell_the_same() -> None:
     table = HEAD + LISTENER + OURS_V4 + THEIRS_V4
-    assert listed(table, *V4) == SocketRow(65534, 43663)
-    assert listed(table, *reversed(V4)) == SocketRow(0, 43664), "the other end of the same connection"
-    assert listed(HEAD + OURS_V4 + LEFT_V4, *V4) == SocketRow(0, 0)
-    assert listed(HEAD + OURS_V4, *V4) is None
-    assert listed(HEAD + THEIRS_V6, *V6) == SocketRow(65534, 43671)
-    assert listed(HEAD + MAPPED, *V4) == SocketRow(1000, 777), "a client that speaks IPv4 by a socket of IPv6"
-    assert listed(HEAD + THEIRS_V4[:60], *V4) is None
-    assert listed(b"", *V4) is None
+    assert parse_table(table, *V4) == SocketRow(65534, 43663)
+    assert parse_table(table, *reversed(V4)) == SocketRow(0, 43664), "the other end of the same connection"
+    assert parse_table(HEAD + OURS_V4 + LEFT_V4, *V4) == SocketRow(0, 0)
+    assert parse_table(HEAD + OURS_V4, *V4) is None
+    assert parse_table(HEAD + THEIRS_V6, *V6) == SocketRow(65534, 43671)
+    assert parse_table(HEAD + MAPPED, *V4) == SocketRow(1000, 777), "a client that speaks IPv4 by a socket of IPv6"
+    assert parse_table(HEAD + THEIRS_V4[:60], *V4) is None
+    assert parse_table(b"", *V4) is None
 
 
 def test_names_of_sockets_are_packed() -> None:

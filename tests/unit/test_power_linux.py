@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.power import linux
-from disco_daemon.power.reading import Charge, Covers, Integral, Reading, Skipped, Total
+from disco_daemon.power.reading import Charge, Covers, Integral, PowerReading, Skipped, Total
 
 MACHINES = Path(__file__).parent.parent / "fixtures" / "power"
 
@@ -36,7 +36,7 @@ def write(sys: Path, path: str, text: str) -> None:
 )
 def test_a_battery_being_emptied_tells_what_the_machine_draws(machine: str, watts: float, note: str) -> None:
     found = linux.battery_power(sys_of(machine))
-    assert isinstance(found, Reading)
+    assert isinstance(found, PowerReading)
     assert (found.covers, found.note) == (Covers.MACHINE, note)
     assert found.watts == pytest.approx(watts)
 
@@ -63,7 +63,7 @@ def test_batteries_that_are_emptied_together_add_up(tmp_path: Path) -> None:
         uevent = f"POWER_SUPPLY_TYPE=Battery\nPOWER_SUPPLY_STATUS=Discharging\nPOWER_SUPPLY_POWER_NOW={micro}"
         write(tmp_path, f"class/power_supply/{name}/uevent", uevent)
     found = linux.battery_power(tmp_path)
-    assert isinstance(found, Reading)
+    assert isinstance(found, PowerReading)
     assert found.watts == pytest.approx(13.5)
 
 
@@ -97,7 +97,7 @@ def test_a_negative_current_counts_by_its_size(tmp_path: Path) -> None:
     values = {"STATUS": "Discharging", "TYPE": "Battery", "CURRENT_NOW": "-1500000", "VOLTAGE_NOW": "12000000"}
     write(tmp_path, "class/power_supply/BAT0/uevent", "\n".join(f"POWER_SUPPLY_{k}={v}" for k, v in values.items()))
     found = linux.battery_power(tmp_path)
-    assert isinstance(found, Reading)
+    assert isinstance(found, PowerReading)
     assert found.watts == pytest.approx(18)
 
 
@@ -195,7 +195,7 @@ def test_rapl_counts_on_when_a_counter_turns_over(copy: Path) -> None:
     def joules(package_uj: int) -> float:
         write(copy, "class/powercap/intel-rapl:0/energy_uj", str(package_uj))
         found = rapl.read(0.0)
-        assert isinstance(found, Reading)
+        assert isinstance(found, PowerReading)
         assert found.joules is not None
         return found.joules
 
@@ -255,4 +255,4 @@ def test_a_board_past_its_passive_trip_point_is_throttled() -> None:
 @pytest.mark.parametrize(("uncertainty", "watts", "joules"), [(0.1, None, None), (0.1, 1.0, 1.0), (-1.0, 1.0, None)])
 def test_a_reading_has_one_figure(uncertainty: float, watts: float | None, joules: float | None) -> None:
     with pytest.raises(ValueError, match="watts or joules"):
-        Reading("x", Covers.CPU, uncertainty, watts, joules)
+        PowerReading("x", Covers.CPU, uncertainty, watts, joules)

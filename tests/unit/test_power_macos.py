@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.power import macos
-from disco_daemon.power.reading import Charge, Covers, Reading, Skipped
+from disco_daemon.power.reading import Charge, Covers, PowerReading, Skipped
 
 MACHINES = Path(__file__).parent.parent / "fixtures" / "power"
 
@@ -28,7 +28,7 @@ def changed(machine: str, **keys: Any) -> bytes:
 
 def watts(plist: bytes) -> float:
     found = macos.power(plist)
-    assert isinstance(found, Reading)
+    assert isinstance(found, PowerReading)
     assert found.covers is Covers.MACHINE
     assert found.watts is not None
     return found.watts

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.power import meter
-from disco_daemon.power.meter import Meter, TokenEnergy
-from disco_daemon.power.reading import Covers, Reading
+from disco_daemon.power.meter import EnergyMeter, TokenEnergy
+from disco_daemon.power.reading import Covers, PowerReading
 
 PREFILL_TPS, DECODE_TPS = 500.0, 40.0
 
@@ -35,7 +35,7 @@ class Machine:
         self.now, self.joules, self.watts = self.start, 0.0, self.idle_w
         self.due = self.start
 
-    def run(self, m: Meter, seconds: float, watts: float) -> None:
+    def run(self, m: EnergyMeter, seconds: float, watts: float) -> None:
         end = self.now + seconds
         self.watts = watts
         while self.due <= end:
@@ -50,12 +50,12 @@ class Machine:
         self.joules += (self.watts + noise) * (t - self.now)
         self.now = t
 
-    def reading(self) -> Reading:
+    def reading(self) -> PowerReading:
         if self.as_watts:
-            return Reading(self.source, Covers.MACHINE, 0.0, watts=self.watts + self.rng.gauss(0, self.noise_w))
-        return Reading(self.source, Covers.CPU, 0.0, joules=self.joules)
+            return PowerReading(self.source, Covers.MACHINE, 0.0, watts=self.watts + self.rng.gauss(0, self.noise_w))
+        return PowerReading(self.source, Covers.CPU, 0.0, joules=self.joules)
 
-    def answer(self, m: Meter) -> None:
+    def answer(self, m: EnergyMeter) -> None:
         self.run(m, self.rng.uniform(3, 8), self.idle_w)
         prompt, answer = self.rng.choice(self.prompts), self.rng.choice(self.answers)
         m.begin("a", self.now)
@@ -69,8 +69,8 @@ class Machine:
         return self.prefill_w / PREFILL_TPS, self.decode_w / DECODE_TPS
 
 
-def learned(machine: Machine, answers: int = 60, m: Meter | None = None) -> TokenEnergy:
-    m = m or Meter()
+def learned(machine: Machine, answers: int = 60, m: EnergyMeter | None = None) -> TokenEnergy:
+    m = m or EnergyMeter()
     for _ in range(answers):
         machine.answer(m)
     machine.run(m, 5.0, machine.idle_w)
@@ -124,10 +124,10 @@ def test_phases_always_in_one_proportion_are_told_apart_by_belief_only() -> None
 
 def test_a_rare_lookup_still_finds_the_sum() -> None:
     """A battery's figure is old, so its windows are long: many answers in each."""
-    m, machine = Meter(), Machine(as_watts=True, source="battery")
+    m, machine = EnergyMeter(), Machine(as_watts=True, source="battery")
 
-    def sample(now: float, reading: Reading) -> None:
-        Meter.sample(m, now, Reading("battery", Covers.MACHINE, 0.05, watts=reading.watts, lag_s=2.0))
+    def sample(now: float, reading: PowerReading) -> None:
+        EnergyMeter.sample(m, now, PowerReading("battery", Covers.MACHINE, 0.05, watts=reading.watts, lag_s=2.0))
 
     m.sample = sample  # type: ignore[method-assign]
     for _ in range(6):
@@ -141,11 +141,11 @@ def test_a_rare_lookup_still_finds_the_sum() -> None:
 
 
 def test_nothing_is_claimed_without_idle_or_without_work() -> None:
-    m, machine = Meter(), Machine()
+    m, machine = EnergyMeter(), Machine()
     machine.run(m, 60.0, machine.idle_w)
     assert m.energy(PREFILL_TPS, DECODE_TPS) is None
     assert m.idle_watts() == pytest.approx(7.0, abs=0.5)
-    busy = Meter()
+    busy = EnergyMeter()
     busy.begin("a", 0.0)
     Machine().run(busy, 60.0, 25.0)
     busy.end("a", 60.0, 1000)
@@ -154,7 +154,7 @@ def test_nothing_is_claimed_without_idle_or_without_work() -> None:
 
 
 def test_a_moment_of_rest_between_answers_is_not_idle_yet() -> None:
-    m, machine = Meter(), Machine()
+    m, machine = EnergyMeter(), Machine()
     for i in range(20):
         m.begin(i, machine.now)
         machine.run(m, 3.0, 25.0)
@@ -164,7 +164,7 @@ def test_a_moment_of_rest_between_answers_is_not_idle_yet() -> None:
 
 
 def test_computing_that_draws_nothing_more_gives_no_figure() -> None:
-    m = Meter()
+    m = EnergyMeter()
     machine = Machine(prefill_w=-2.0, decode_w=-2.0)
     for _ in range(20):
         machine.answer(m)
@@ -174,7 +174,7 @@ def test_computing_that_draws_nothing_more_gives_no_figure() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.floats(-5, 40), st.floats(-5, 40), st.floats(0, 8), st.integers(0, 10**6))
 def test_never_negative(prefill_w: float, decode_w: float, noise_w: float, seed: int) -> None:
-    m, machine = Meter(), Machine(prefill_w, decode_w, noise_w=noise_w, seed=seed)
+    m, machine = EnergyMeter(), Machine(prefill_w, decode_w, noise_w=noise_w, seed=seed)
     for _ in range(12):
         machine.answer(m)
     found = m.energy(PREFILL_TPS, DECODE_TPS)
@@ -187,7 +187,7 @@ def test_never_negative(prefill_w: float, decode_w: float, noise_w: float, seed:
 
 
 def test_a_long_sleep_is_no_window() -> None:
-    m, machine = Meter(), Machine()
+    m, machine = EnergyMeter(), Machine()
     for _ in range(30):
         machine.answer(m)
         machine.joules += 1e6  # the counter ran on while the machine slept
@@ -199,7 +199,7 @@ def test_a_long_sleep_is_no_window() -> None:
 
 
 def test_the_source_with_the_smaller_error_speaks() -> None:
-    m = Meter()
+    m = EnergyMeter()
     first = learned(Machine(source="rapl"), m=m)
     battery = Machine(source="battery", as_watts=True, noise_w=6.0, start=10_000.0)
     assert learned(battery, answers=10, m=m) == first
@@ -208,14 +208,14 @@ def test_the_source_with_the_smaller_error_speaks() -> None:
 
 def test_what_was_known_stands_until_something_better_is_measured() -> None:
     known = TokenEnergy("battery", 0.1, 0.9, (0.05, 0.15), (0.5, 1.3), 0.5, 6.0, 40)
-    m = Meter(known)
+    m = EnergyMeter(known)
     assert m.energy(PREFILL_TPS, DECODE_TPS) is known
     assert learned(Machine(), m=m).source == "rapl"
 
 
 def test_assumed_power_stands_in_and_teaches_nothing() -> None:
-    m = Meter()
-    m.sample(0.0, Reading("user", Covers.COMPUTING, 0.2, watts=20.0))
+    m = EnergyMeter()
+    m.sample(0.0, PowerReading("user", Covers.COMPUTING, 0.2, watts=20.0))
     found = m.energy(PREFILL_TPS, DECODE_TPS)
     assert found is not None
     assert (found.source, found.windows, found.idle_watts) == ("user", 0, None)
@@ -227,13 +227,13 @@ def test_assumed_power_stands_in_and_teaches_nothing() -> None:
 
 def test_an_answer_that_never_ends_does_not_stop_the_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meter, "LONGEST_S", 100.0)
-    m = Meter()
+    m = EnergyMeter()
     m.begin("lost", 0.0)
     assert learned(Machine(), m=m).windows > 100
 
 
 def test_a_cancelled_prompt_counts_for_what_was_read() -> None:
-    m, machine = Meter(), Machine(answers=(1,), prompts=(1600,))
+    m, machine = EnergyMeter(), Machine(answers=(1,), prompts=(1600,))
     for _ in range(30):
         machine.run(m, 5.0, machine.idle_w)
         m.begin("a", machine.now)
@@ -247,7 +247,7 @@ def test_a_cancelled_prompt_counts_for_what_was_read() -> None:
 
 
 def test_answers_side_by_side_share_the_energy() -> None:
-    m, machine = Meter(), Machine()
+    m, machine = EnergyMeter(), Machine()
     for i in range(40):
         machine.run(m, 5.0, machine.idle_w)
         for name in "ab":
@@ -262,7 +262,7 @@ def test_answers_side_by_side_share_the_energy() -> None:
 
 
 def test_unknown_keys_and_empty_times_do_nothing() -> None:
-    m = Meter()
+    m = EnergyMeter()
     m.prefilled("x", 1.0, 10)
     m.end("x", 2.0, 10)
     m.begin("y", 3.0)
@@ -272,18 +272,18 @@ def test_unknown_keys_and_empty_times_do_nothing() -> None:
 
 
 def test_the_number_of_sources_is_bounded() -> None:
-    m = Meter()
+    m = EnergyMeter()
     for i in range(100):
-        m.sample(float(i), Reading(f"s{i}", Covers.CPU, 0.1, joules=0.0))
+        m.sample(float(i), PowerReading(f"s{i}", Covers.CPU, 0.1, joules=0.0))
     assert len(m._tracks) == meter.MOST_SOURCES
 
 
 @pytest.mark.parametrize("speeds", [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
 def test_speeds_must_be_above_0(speeds: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        Meter().energy(*speeds)
+        EnergyMeter().energy(*speeds)
 
 
 def test_a_power_is_needed_for_from_power() -> None:
     with pytest.raises(ValueError, match="gives no power"):
-        meter.from_power(Reading("rapl", Covers.CPU, 0.1, joules=1.0), 1.0, 1.0)
+        meter.from_power(PowerReading("rapl", Covers.CPU, 0.1, joules=1.0), 1.0, 1.0)

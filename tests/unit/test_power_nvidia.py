@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.power import nvidia
-from disco_daemon.power.reading import Covers, Reading, Skipped
+from disco_daemon.power.reading import Covers, PowerReading, Skipped
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "power" / "nvidia-workstation" / "nvml.json"
 NOT_SUPPORTED = 3
@@ -50,7 +50,7 @@ def recorded() -> list[dict[str, int | None]]:
 
 def joules(gpus: nvidia.Gpus, now: float) -> float:
     found = gpus.read(now)
-    assert isinstance(found, Reading)
+    assert isinstance(found, PowerReading)
     assert found.covers is Covers.GPU
     assert found.joules is not None
     return found.joules
@@ -66,7 +66,7 @@ def test_counters_count_and_powers_are_added_up() -> None:
 
 def test_large_counters_arrive_whole() -> None:
     found = nvidia.look(nvidia.Nvml(Recorded(recorded())))
-    assert found == nvidia.Look({"0": 184467123.456}, 55.010)
+    assert found == nvidia.GpuReading({"0": 184467123.456}, 55.010)
 
 
 def test_a_board_that_tells_nothing_is_no_figure() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from disco_daemon.power import macos, sensors
 from disco_daemon.power.nvidia import Gpus
-from disco_daemon.power.reading import Covers, Reading, Skipped
+from disco_daemon.power.reading import Covers, PowerReading, Skipped
 
 MACHINES = Path(__file__).parent.parent / "fixtures" / "power"
 GUESS = sensors.assumed(0.0, 3, frugal=False)
@@ -147,6 +147,6 @@ def test_the_user_knows_better_than_the_rule_of_thumb() -> None:
 def test_this_machine_has_a_source() -> None:
     found = sensors.of_this_machine(user_watts=20.0)
     state = found.look(0.0)
-    assert isinstance(state.reading, Reading)
+    assert isinstance(state.reading, PowerReading)
     assert all(isinstance(skipped, Skipped) for skipped in state.skipped)
     assert found.interval_s == (10.0 if sys.platform == "darwin" else 1.0)

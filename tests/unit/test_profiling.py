@@ -22,11 +22,11 @@ from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.engine import wire
 from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned
 from disco_daemon.estimation.device_ttft import DeviceTtft
-from disco_daemon.power.meter import Meter
-from disco_daemon.power.reading import Covers, Reading, Thermal
+from disco_daemon.power.meter import EnergyMeter
+from disco_daemon.power.reading import Covers, PowerReading, Thermal
 from disco_daemon.power.sensors import Sensors, assumed
 from disco_daemon.profiling import picture, prompts, saved
-from disco_daemon.profiling.device import Bench, Effort, Steps
+from disco_daemon.profiling.device import DeviceBench, Effort, Steps
 from disco_daemon.profiling.saved import TYPICAL, DeviceFigures, Measured, ServerFigures
 from disco_daemon.profiling.server import MAX_FAILED, measure_server
 from disco_daemon.profiling.tuned_profile import ProfileKey, TunedProfiles
@@ -103,12 +103,12 @@ class Machine:
         self.model = "simulated"
         self.engine = SimpleNamespace(config=SimpleNamespace(n_threads=3))
         sensors = Sensors(
-            [lambda now: Reading("rapl", Covers.CPU, 0.0, joules=self.joules)],
+            [lambda now: PowerReading("rapl", Covers.CPU, 0.0, joules=self.joules)],
             assumed(0.0, 3.0, frugal=False),
             heat=lambda now: Thermal(throttles),
             interval_s=3600.0,
         )
-        self.watch = Watch(sensors, Meter(), self)
+        self.watch = Watch(sensors, EnergyMeter(), self)
 
     def now(self) -> float:
         return self.time
@@ -145,7 +145,7 @@ class Machine:
 
 
 async def measured(machine: Machine, effort: Effort = EFFORT, n_check: int = 0) -> DeviceFigures:
-    bench = Bench(cast("Device", machine), machine, machine.watch, effort, quiet(), random.Random(0), TEXT)
+    bench = DeviceBench(cast("Device", machine), machine, machine.watch, effort, quiet(), random.Random(0), TEXT)
     async with watching(machine.watch):
         await machine.spend(20.0, IDLE_W)
         return await bench.run(INFO, [0.6, 0.5, 0.55], n_check, 0.0)
@@ -226,7 +226,7 @@ async def test_no_prompt_is_asked_twice_and_the_order_is_shuffled() -> None:
 
 
 async def test_sensors_that_break_end_the_measurement_with_a_reason() -> None:
-    def broken(now: float) -> Reading:
+    def broken(now: float) -> PowerReading:
         raise OSError("the battery was taken out")
 
     machine = Machine()
@@ -365,7 +365,7 @@ def test_the_daemon_can_start_from_it(result: Measured) -> None:
     assert estimate.predict(TYPICAL) == pytest.approx(fit.predict(TYPICAL), rel=1e-6)
     known = result.known_energy
     assert known is not None
-    assert Meter(known).energy(1000.0, 50.0) == known
+    assert EnergyMeter(known).energy(1000.0, 50.0) == known
 
 
 # --- the picture --------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ async def test_steps_count_up_to_their_sum() -> None:
     told: list[tuple[int, int]] = []
     machine = Machine()
     steps = Steps(lambda text, done, total: told.append((done, total)))
-    bench = Bench(cast("Device", machine), machine, machine.watch, EFFORT, steps, random.Random(0), TEXT)
+    bench = DeviceBench(cast("Device", machine), machine, machine.watch, EFFORT, steps, random.Random(0), TEXT)
     async with watching(machine.watch):
         await bench.run(INFO, [0.5], 3, 0.0)
     done, total = told[-1]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.service import launchd, systemd
 from disco_daemon.service.managers import Launchd, Systemd
-from disco_daemon.service.notify import Manager
+from disco_daemon.service.notify import ServiceChannel
 from disco_daemon.service.spec import STOP_S, Spec
 
 PATIENCE_S = 60.0
@@ -174,7 +174,7 @@ def test_ready_and_stopping_arrive_on_a_real_datagram_socket(tmp_path: Path) -> 
     address = str(tmp_path / "notify")
     env = {"NOTIFY_SOCKET": address}
     with Listening(address) as listening:
-        manager = Manager(env)
+        manager = ServiceChannel(env)
         assert env == {}, "a child must not speak in the daemon's name"
         manager.ready("listens on\nhttp://127.0.0.1:4747/v1")
         heard = listening.heard()
@@ -193,14 +193,16 @@ def test_ready_and_stopping_arrive_on_a_real_datagram_socket(tmp_path: Path) -> 
 def test_an_abstract_address_works_too() -> None:
     name = f"disco-test-{os.getpid()}"
     with Listening(f"\0{name}") as listening:
-        assert Manager({"NOTIFY_SOCKET": f"@{name}"}).tell(STATUS="here")
+        assert ServiceChannel({"NOTIFY_SOCKET": f"@{name}"}).tell(STATUS="here")
         assert listening.heard() == {"STATUS": "here"}
 
 
 async def test_the_watchdog_hears_from_a_loop_that_turns(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with Listening(address) as listening:
-        manager = Manager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())})
+        manager = ServiceChannel(
+            {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": str(os.getpid())}
+        )
         assert manager.watchdog_s == 0.2
         watching = asyncio.create_task(manager.watch())
         for _ in range(3):
@@ -211,25 +213,25 @@ async def test_the_watchdog_hears_from_a_loop_that_turns(tmp_path: Path) -> None
 
 
 async def test_nobody_is_told_where_nobody_asked() -> None:
-    manager = Manager({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
+    manager = ServiceChannel({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
     assert not manager.present
     assert manager.watchdog_s is None
     await asyncio.wait_for(manager.watch(), PATIENCE_S)  # returns at once
     assert not manager.tell(READY=1)
-    assert Manager({"NOTIFY_SOCKET": "/nowhere/at/all"}).tell(READY=1) is False
+    assert ServiceChannel({"NOTIFY_SOCKET": "/nowhere/at/all"}).tell(READY=1) is False
 
 
 def test_sockets_of_another_process_are_not_taken() -> None:
     env = {"LISTEN_PID": "1", "LISTEN_FDS": "3", "LISTEN_FDNAMES": "a:b:c"}
-    assert Manager(env).sockets() == []
+    assert ServiceChannel(env).sockets() == []
     assert env == {}
 
 
 CHILD = """
 import os, sys
-from disco_daemon.service.notify import Manager
+from disco_daemon.service.notify import ServiceChannel
 os.environ["LISTEN_PID"] = str(os.getpid())
-[taken] = Manager().sockets()
+[taken] = ServiceChannel().sockets()
 assert not os.get_inheritable(taken.fileno())
 taken.setblocking(True)
 there, _ = taken.accept()

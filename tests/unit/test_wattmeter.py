@@ -16,7 +16,7 @@ from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.spending import Speeds, Spending
 from disco_daemon.power.meter import TokenEnergy
-from disco_daemon.power.reading import Charge, Covers, Read, Reading, Skipped, Thermal
+from disco_daemon.power.reading import Charge, Covers, PowerReading, Read, Skipped, Thermal
 from disco_daemon.power.sensors import Sensors, assumed
 
 NOW = 1_770_000_000.0
@@ -70,7 +70,7 @@ async def test_a_measured_machine_teaches_joules_per_token() -> None:
     """A counter that rises by 5 W at rest and 25 W at work; the clock is the machine's own, told ahead of time."""
     owned, clock = spending(), _Clock()
     reads = iter(_counter(clock))
-    source: Read = lambda _: Reading("rapl", Covers.CPU, 0.05, joules=next(reads))  # noqa: E731
+    source: Read = lambda _: PowerReading("rapl", Covers.CPU, 0.05, joules=next(reads))  # noqa: E731
     meter = Wattmeter(Sensors([source], ASSUMED), owned, clock, speeds=lambda: SPEEDS, changed=lambda: None)
     for step in range(240):
         busy = clock.busy = step % 2 == 1 and step > 20
@@ -88,7 +88,7 @@ async def test_a_measured_machine_teaches_joules_per_token() -> None:
 
 
 async def test_a_sensor_that_fails_changes_nothing_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: float) -> Reading:
+    def broken(_: float) -> PowerReading:
         raise OSError(5, "Input/output error")
 
     owned = spending()
@@ -104,10 +104,10 @@ async def test_a_sensor_that_hangs_is_not_asked_by_a_second_thread(monkeypatch: 
     monkeypatch.setattr(wattmeter, "LOOK_TIMEOUT_S", 0.01)
     free, asked = threading.Event(), []
 
-    def hanging(_: float) -> Reading:
+    def hanging(_: float) -> PowerReading:
         asked.append(1)
         free.wait(20)
-        return Reading("battery", Covers.MACHINE, 0.05, watts=9.0)
+        return PowerReading("battery", Covers.MACHINE, 0.05, watts=9.0)
 
     meter = watching(spending(), Sensors([hanging], ASSUMED))
     for _ in range(5):

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from disco_daemon.errors import DiscoError
-from disco_daemon.sqlitefile import Kind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
+from disco_daemon.sqlitefile import FileKind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
 
 _log = logging.getLogger("disco.tui.store")
 
@@ -78,7 +78,7 @@ CREATE TRIGGER conversations_changed AFTER UPDATE OF title ON conversations BEGI
 END;
 """
 MIGRATIONS: tuple[str, ...] = (_V1,)  # append only: what a released version has run is never edited
-CONVERSATIONS = Kind(0x64736374, frozenset({"conversations", "turns"}), b"CREATE TABLE conversations (")
+CONVERSATIONS = FileKind(0x64736374, frozenset({"conversations", "turns"}), b"CREATE TABLE conversations (")
 
 
 class StoreError(DiscoError):

@@ -119,8 +119,8 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
         yield server.network("local server", settings.base_url, unasked=unasked)
     if not settings.enabled or settings.base_url:
         return False
-    question = engine.question(settings, n_gpu_layers(settings))
-    seen = engine.examined(None if isinstance(question, str) else question)
+    question = engine.checkup_question(settings, n_gpu_layers(settings))
+    seen = engine.run_checkup(None if isinstance(question, str) else question)
     yield engine.llama_cpp(settings, seen, engine.pinned_version())
     if (confined := engine.confinement(seen)) is not None:
         yield confined

@@ -37,16 +37,16 @@ class Examined:
     confined: Confined | None = None
 
 
-def question(settings: DeviceSettings, n_gpu_layers: int | None) -> CheckupRequest | str:
-    """What is to be known of the configured model; a text says why it cannot be asked."""
+def checkup_question(settings: DeviceSettings, n_gpu_layers: int | None) -> CheckupRequest | str:
+    """Return what the checkup is to find of the configured model, or a text that says why it cannot be asked."""
     path = model_path(settings)
     try:
-        return asked(settings, path, n_gpu_layers)
+        return checkup_request(settings, path, n_gpu_layers)
     except (OSError, ValueError) as e:
         return f"{path}: {getattr(e, 'strerror', None) or e}"
 
 
-def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> CheckupRequest:
+def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> CheckupRequest:
     """What is to be known of the model at `path`. Raises OSError, or ValueError if its header does not tell."""
     header = read_gguf(head(path, HEAD_BYTES))
     shape = shape_of(header)
@@ -71,7 +71,7 @@ def asked(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> Che
     )
 
 
-def examined(about: CheckupRequest | None) -> Examined:
+def run_checkup(about: CheckupRequest | None) -> Examined:
     """Ask `engine.measure.checkup`, in a process of its own."""
     try:
         done = run_part("disco_daemon.engine.measure.checkup", line=encode(about) + b"\n", timeout_s=CHILD_TIMEOUT_S)

@@ -13,7 +13,7 @@ from ...errors import ConfigError
 from ...models.default import SIZE, default_model_path
 from ...net import is_loopback
 from ...smallfile import open_regular
-from ...store.checkup import NEWEST, Seen
+from ...store.checkup import NEWEST, HistoryFacts
 from .finding import Finding, ok, warn, wrong
 
 GIB = 2**30
@@ -97,7 +97,7 @@ def folder(name: str, path: Path, needed: int = LEAST_BYTES, wished: int = SPARE
     return ok(name, found)
 
 
-def history(path: Path, seen: Seen | str | None) -> Finding:
+def history(path: Path, seen: HistoryFacts | str | None) -> Finding:
     """The history file; `seen` is what is in it, why it cannot be read, or None if there is none."""
     name = "history"
     if seen is None:

@@ -18,7 +18,7 @@ from ...engine.measure.checkup_messages import Bindings
 from ...money.exchange import DEFAULT_FLOOR
 from ...onboarding.asking import within
 from ...power.reading import Charge, Covers, Thermal
-from ...power.sensors import GUESS, State
+from ...power.sensors import GUESS, PowerState
 from ...service.managers import Manager, ServiceError, of_this_machine
 from ...service.spec import Spec
 from .finding import Finding, ok, warn, wrong
@@ -197,7 +197,7 @@ def service_of(manager: Manager, spec: Spec | None = None) -> Finding:
 # --- energy and time ---------------------------------------------------------------------------------------------
 
 
-def energy(state: State) -> Finding:
+def energy(state: PowerState) -> Finding:
     """The source that energy is taken from, how far off it may be, and why no better one."""
     reading = state.reading
     watts = f" = {reading.watts:.3g} W" if reading.watts is not None else ""

@@ -12,9 +12,9 @@ from typing import Any
 from ...clock import Clock
 from ...money.exchange import Power
 from ...money.spending import Speeds, Spending
-from ...power.meter import Meter, TokenEnergy
+from ...power.meter import EnergyMeter, TokenEnergy
 from ...power.reading import Covers
-from ...power.sensors import Sensors, State
+from ...power.sensors import PowerState, Sensors
 
 log = logging.getLogger("disco.power")
 
@@ -40,11 +40,11 @@ class Wattmeter:
     ) -> None:
         self._sensors, self._spending, self._clock = sensors, spending, clock
         self._speeds, self._changed = speeds, changed
-        self._meter = Meter(known)
-        self._seen: State | None = None
+        self._meter = EnergyMeter(known)
+        self._seen: PowerState | None = None
         self._energy: TokenEnergy | None = None
         self._failing = False
-        self._looking: asyncio.Future[State] | None = None
+        self._looking: asyncio.Future[PowerState] | None = None
 
     async def run(self) -> None:
         """Read the sensors at their interval, until cancelled."""
@@ -68,7 +68,7 @@ class Wattmeter:
             self._failing = False
             self._take(seen)
 
-    async def _looked(self) -> State:
+    async def _looked(self) -> PowerState:
         """Return the sensors' reading. A thread that hangs in one is awaited again; a second is never started."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(asyncio.to_thread(self._sensors.look, self._clock.now()))
@@ -79,7 +79,7 @@ class Wattmeter:
         looking, self._looking = self._looking, None
         return looking.result()
 
-    def _take(self, seen: State) -> None:
+    def _take(self, seen: PowerState) -> None:
         speeds = self._speeds()
         self._seen = seen
         self._meter.sample(self._clock.now(), seen.reading)
@@ -128,7 +128,7 @@ class Wattmeter:
         }
 
 
-def _power(seen: State) -> Power:
+def _power(seen: PowerState) -> Power:
     charge, heat = seen.charge, seen.thermal
     return Power(
         charge=None if charge is None else charge.fraction,
