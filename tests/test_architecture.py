@@ -65,6 +65,14 @@ def test_import_contracts_are_kept() -> None:
     assert " 0 broken" in done.stdout
 
 
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = grimp.build_graph("disco_daemon", "disco_tui", exclude_type_checking_imports=True, cache_dir=None)
+    left = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while free := {module for module, imported in left.items() if not imported & left.keys()}:
+        left = {module: imported for module, imported in left.items() if module not in free}
+    assert not left, "these are in a circle, or lead to one"
+
+
 def room(module: str) -> str:
     return module.split(".")[1]
 
