@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from disco_daemon.arrays import FloatArray
 from disco_daemon.bench.command import printed, run_script
 from disco_daemon.scheduler.andes import HORIZON_S, Andes, horizon_s
 from disco_daemon.scheduler.jobs import Capacity, Job
 from disco_daemon.scheduler.latency import Coefficients, IterationLatency
-from disco_daemon.scheduler.packing import FloatArray
 from disco_daemon.scheduler.timeline import Readers, Timeline
 
 LIMITS_US = {"64": 100.0, "1000": 1000.0}  # one decision

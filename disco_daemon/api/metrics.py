@@ -14,13 +14,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from ..arrays import FloatArray
 from ..types import Attempt, HandoffRecord, Outcome, Reading, Side
 from .health import HealthSnapshot, Present
 
 MAX_WORDS = 32  # values of one label; a server chooses its finish reasons, and each one is a time series for ever
 OPENMETRICS = "application/openmetrics-text"
 
-FloatArray = NDArray[np.float64]
 
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
 # A decode step takes 5 to 50 ms; a reader's pace of 4.8 token/s is 0.208 s, which a reader notices 20 ms late.

@@ -23,13 +23,13 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import FloatArray
 from ..types import Reading
 
 # A token that comes so much later than the reader wanted it is a stall, s. Releases at the reader's very pace come late
 # by a timer's jitter, each of them; a fiftieth of a second is a frame or two on a screen.
 NOTICED_S = 0.02
 
-FloatArray = NDArray[np.float64]
 Numbers = float | NDArray[Any]
 
 

@@ -23,13 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import FloatArray
 from ..estimation.context import Contexts
 from ..estimation.survival import Survival
 from ..types import Plan, Side
 from .outlook import Outlook
 from .table import Moment, Table
-
-FloatArray = NDArray[np.float64]
 
 KAPPA = 0.058  # s of mean a second of the worst 1 % is worth; docs/design.md#policies
 CVAR_SHARE = 0.01  # of the requests: the worst 1 %, by which we are judged …

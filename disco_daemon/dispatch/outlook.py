@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import FloatArray
 from ..estimation.context import Contexts
 from ..estimation.lengths import LengthDistribution
 from ..estimation.survival import Survival
 from ..types import Side
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
+from ..arrays import BoolArray, FloatArray
+
 Amount = FloatArray | float  # one, or one per lane
 
 WINDOW = 200  # requests: the promise is at most b + 2 points over any 200 of them

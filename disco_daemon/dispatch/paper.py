@@ -6,13 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import FloatArray
 from ..types import Side
 from .outlook import Outlook
 from .table import Table, edges_of
-
-FloatArray = NDArray[np.float64]
 
 PACED_RUNGS = 41  # budgets a paced table is made for: every 2.5 points
 

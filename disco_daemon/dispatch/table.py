@@ -14,12 +14,10 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import FloatArray
 from ..estimation.context import Contexts
 from ..types import Plan
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import BoolArray, FloatArray
 from .survival import Survival, completed, heavy_tail, kaplan_meier, mixture
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 N_CONTEXTS = 7  # 5 to 9 gave the same results on the traces
 BANDWIDTH = 0.18  # of the rank of the score; narrower overfits 300 samples, wider forgets slow periods

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .survival import FloatArray
+from ..arrays import FloatArray
 
 Triple = tuple[float, float, float]
 Lower = tuple[float, float, float, float, float, float]  # a symmetric or lower triangular 3x3: 00, 10, 11, 20, 21, 22

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import FloatArray
 from ..types import Attempt, Outcome, Side
 from .context import Contexts, conditioned
 from .device_ttft import DeviceTtft
 from .lengths import LengthDistribution, OutputLengths, PromptLengths
 from .server_ttft import Predictor, ServerTtft
 from .survival import Survival
-
-FloatArray = NDArray[np.float64]
 
 DEVICE_TPS = 100.0  # prefill speed assumed until the engine has measured its own
 FEW = 20  # samples of the device, up to which the speed that its engine measured counts

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .survival import FloatArray, Survival, heavy_tail, kaplan_meier
+from ..arrays import FloatArray
+from .survival import Survival, heavy_tail, kaplan_meier
 
 EXACT = 256  # up to here every length has its own bin; above, PER_OCTAVE bins double the length
 PER_OCTAVE = 8  # bins for each doubling of the length, beyond EXACT

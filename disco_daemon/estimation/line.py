@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..arrays import FloatArray
 from .device_ttft import MAD_SIGMA, REF
-from .survival import FloatArray
 
 LEAST_SAMPLES, LEAST_LENGTHS = 6, 3  # of a fit: three coefficients, and something left to judge them by
 BIWEIGHT = 4.685  # robust sigmas beyond which a residual counts nothing: 95 % efficient on normal noise (Huber 1981)

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import BoolArray, FloatArray
 from .silence import Silences
-from .survival import BoolArray, FloatArray, Survival, completed, heavy_tail, kaplan_meier_of_window, mixture
+from .survival import Survival, completed, heavy_tail, kaplan_meier_of_window, mixture
 
 # Requests that count. Fewer leave the 95 % quantile to a handful of samples, more outlive the server's habits.
 WINDOW = 200

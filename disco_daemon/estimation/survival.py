@@ -13,8 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
+from ..arrays import BoolArray, FloatArray
 
 # Sums of weights carry rounding: a quantile must not jump to the next step for the last bits of 1 - S.
 _ROUNDING = 1e-12

@@ -21,8 +21,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import FloatArray
 from ..estimation.line import t95
 from .reading import Covers, Integral, PowerReading
 
@@ -36,8 +36,6 @@ LEAST_IDLE, LEAST_BUSY = 3, 5
 PHASES_DIFFER = 0.5  # how far, relative, the power of the two phases is believed to differ
 LEAST_NOISE = 1e-3  # of a window's mean energy: below this the fit would be believed to the last digit
 Z95 = 1.96
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +250,13 @@ def _fit(track: _Track, prefill_tps: float, decode_tps: float) -> TokenEnergy | 
     )
 
 
-def _least_squares(seconds: Floats, joules: Floats) -> tuple[Floats, Floats]:
+def _least_squares(seconds: FloatArray, joules: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Power of the two phases, W, both at least 0, with its covariance; seconds (n, 2), joules (n,)."""
     mean = joules.sum() / seconds.sum()
     floor = (LEAST_NOISE * joules.mean()) ** 2
     prior = np.array([[1.0, -1.0], [-1.0, 1.0]]) / (PHASES_DIFFER * mean) ** 2
-    watts: Floats = np.array([mean, mean], np.float64)
-    information: Floats = prior
+    watts: FloatArray = np.array([mean, mean], np.float64)
+    information: FloatArray = prior
     for _ in range(3):  # the noise depends on the fit, and the weight of the belief on the noise
         residual = joules - seconds @ watts
         variance = max(float(residual @ residual) / (len(joules) - 2), floor)
@@ -267,9 +265,9 @@ def _least_squares(seconds: Floats, joules: Floats) -> tuple[Floats, Floats]:
     return watts, np.asarray(np.linalg.inv(information), np.float64)
 
 
-def _at_least_0(a: Floats, b: Floats) -> Floats:
+def _at_least_0(a: FloatArray, b: FloatArray) -> FloatArray:
     """The x >= 0 that minimises x'ax/2 - b'x, for two unknowns."""
-    x: Floats = np.asarray(np.linalg.solve(a, b), np.float64)
+    x: FloatArray = np.asarray(np.linalg.solve(a, b), np.float64)
     if (x >= 0).all():
         return x
     low = int(np.argmin(x))

@@ -32,10 +32,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from ..arrays import FloatArray, IntArray
 from .candidates import Candidates, fitting, n_fitting
 from .jobs import HIGH_WATER, Capacity, Job, checked_high_water
 from .latency import LEAST_S, IterationLatency
-from .packing import FloatArray, IntArray, pack
+from .packing import pack
 from .timeline import Readers
 
 SIDE_BY_SIDE = 16  # hurried readers all run; only if there are more do some of them have to wait

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from ..arrays import FloatArray, IntArray
 from .jobs import Capacity, Job
-from .packing import FloatArray, IntArray
 from .timeline import Readers
 
 

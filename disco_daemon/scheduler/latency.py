@@ -15,7 +15,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from ..arrays import FloatArray
+
 Coefficients = tuple[float, float, float, float]
 
 FORGET = 0.995  # a window of about 200 iterations: some seconds on a laptop

@@ -15,8 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from ..arrays import FloatArray, IntArray
 
 # What a place in the batch costs in cells, as a multiple of the mean room for one. 0 is Algorithm 1's priority; inf,
 # the order by gain alone, is right when places are what is short.

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from ..arrays import FloatArray
 
 ARRIVED, TTFT, PACE, N, SUM, FREE = range(6)  # the columns of a reader; SUM and FREE in s since ARRIVED
 N_COLUMNS = 6

@@ -9,12 +9,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import FloatArray, IntArray
 from ..errors import ConfigError
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 TTFT_COLUMNS = ("ttft_s", "ttft_est_s", "latency_s")  # the first that a file has is taken
 MIN_ROWS = 10  # a trace shorter than this is left out: nothing can be fitted on half of it

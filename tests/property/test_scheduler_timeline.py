@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from disco_daemon.delivery.qoe import qoe
 from disco_daemon.scheduler.timeline import Readers, Timeline
-
-FloatArray = NDArray[np.float64]
 
 arrivals = st.lists(st.floats(0, 60), max_size=25).map(sorted)
 readers = st.tuples(st.floats(0, 10), st.floats(0.2, 50))  # expected TTFT, pace

@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from disco_daemon.arrays import FloatArray
 from disco_daemon.estimation.line import Line, fit, mean95, t95
 
 C, K, Q = 0.02, 1.2e-3, 1e-7  # s, s/token, s/token^2: a small model on one core
 LENGTHS = np.repeat([32.0, 64, 128, 256, 512, 1024, 2048], 3)
 
-Floats = NDArray[np.float64]
 
-
-def curve(q: float = Q, lengths: Floats = LENGTHS) -> Floats:
+def curve(q: float = Q, lengths: FloatArray = LENGTHS) -> FloatArray:
     return C + K * lengths + q * lengths**2
 
 
-def noisy(seed: int, q: float = Q, outliers: float = 0.1) -> Floats:
+def noisy(seed: int, q: float = Q, outliers: float = 0.1) -> FloatArray:
     """Noise of 3 %, and one sample in ten 2 to 8 times too slow."""
     rng = np.random.default_rng(seed)
     seconds = curve(q) * np.exp(0.03 * rng.standard_normal(len(LENGTHS)))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.arrays import FloatArray
 from disco_daemon.dispatch.optimal import KAPPA, Optimal, _WaitRevision
 from disco_daemon.dispatch.outlook import Outlook
 from disco_daemon.dispatch.paper import Paper
@@ -16,17 +17,7 @@ from disco_daemon.dispatch.table import Moment, Table
 from disco_daemon.estimation.context import Contexts
 from disco_daemon.estimation.survival import Survival, heavy_tail, mixture
 from disco_daemon.types import Side
-from tests.fixtures.scheduling import (
-    FloatArray,
-    estimated,
-    first_token,
-    lognormal,
-    objective,
-    observed,
-    outlook,
-    rungs,
-    spend,
-)
+from tests.fixtures.scheduling import estimated, first_token, lognormal, objective, observed, outlook, rungs, spend
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 PROMPTS = [5, 8, 8, 12, 12, 12, 20, 20, 40, 150]

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from disco_daemon.arrays import BoolArray, FloatArray
 from disco_daemon.dispatch.pacer import FLOOR, SLACK, WINDOW, Amount, Pacer
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 Spender = Callable[[int, Amount, FloatArray], BoolArray]  # number of the request, budget handed out, a draw each
 
 N = 2000

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from disco_daemon.arrays import FloatArray
 from disco_daemon.delivery.qoe import NOTICED_S, qoe, qoe_steady, reading
 from disco_daemon.types import Reading
-
-FloatArray = NDArray[np.float64]
 
 times = st.floats(0, 100)
 arrivals = st.lists(times, min_size=1, max_size=40).map(lambda ts: np.array(sorted(ts)))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_daemon.arrays import FloatArray
 from disco_daemon.estimation.server_ttft import (
     HALF_LIFE,
     LEVELS,
@@ -25,7 +26,7 @@ from disco_daemon.estimation.server_ttft import (
     Cusum,
     ServerTtft,
 )
-from disco_daemon.estimation.survival import FloatArray, heavy_tail, kaplan_meier, mixture
+from disco_daemon.estimation.survival import heavy_tail, kaplan_meier, mixture
 
 PRIOR_S = 0.6
 SIGMA = 0.4

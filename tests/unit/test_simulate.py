@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from disco_daemon.arrays import FloatArray
 from disco_daemon.delivery.qoe import qoe_steady
 from disco_daemon.dispatch.optimal import Optimal
 from disco_daemon.dispatch.outlook import Outlook
@@ -41,7 +42,7 @@ from disco_daemon.simulate.dispatch.online import evaluate_online
 from disco_daemon.simulate.dispatch.player import Phone, Played, Recent, Stream, play, play_paced
 from disco_daemon.simulate.traces import MIN_ROWS, MIN_TTFT_S, Requests, Trace, read_requests, read_traces
 from disco_daemon.types import Plan, Side
-from tests.fixtures.scheduling import FloatArray, estimated, first_token, observed, outlook
+from tests.fixtures.scheduling import estimated, first_token, observed, outlook
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 INF = math.inf

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lifelines import KaplanMeierFitter  # type: ignore[import-untyped]
 
-from disco_daemon.estimation.survival import FloatArray, Survival, heavy_tail, kaplan_meier, mixture
+from disco_daemon.arrays import FloatArray
+from disco_daemon.estimation.survival import Survival, heavy_tail, kaplan_meier, mixture
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import FloatArray, IntArray
 from ...dispatch.optimal import Optimal
 from ...dispatch.planner import Planned, Planner
 from ...types import Attempt, Outcome, Readiness, Side, Usage
 from ..figures import aligned, number
 from .player import Phone
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 LAPTOP = Phone("laptop", prefill_tps=400.0, decode_tps=30.0)
 SERVER_MEDIAN_S, SERVER_SIGMA = 0.9, 0.5  # lognormal, each TTFT for itself

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import FloatArray
 from ...delivery.qoe import qoe_steady
 from ...dispatch.migrate import Costs
 from ...dispatch.optimal import KAPPA, Optimal
@@ -26,8 +27,6 @@ from ...types import Plan, Side
 from ..traces import Requests, Trace
 from .limits import best_p99, clairvoyant
 from .player import Phone, Played, Recent, Stream, play, play_paced
-
-FloatArray = NDArray[np.float64]
 
 N_REQUESTS = 2000  # a lane; twenty requests make up the worst 1 %
 TAIL = 0.01  # of the requests, for the CVaR

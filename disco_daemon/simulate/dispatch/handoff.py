@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import BoolArray, FloatArray
 from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
 from ...errors import ConfigError
 from ...types import Side
@@ -36,9 +36,6 @@ from .evaluate import (
     prices,
 )
 from .player import Phone, Played, Stream
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 # handoff (docs/design.md#handoff): the source runs on until the target has taken over, and the target prefills all.
 # kept: the same, but a device that lost the race keeps and completes its prefill of the prompt.

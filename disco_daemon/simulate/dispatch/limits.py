@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import FloatArray
 from ...estimation.survival import Survival
 from ...types import Side
 from .player import Phone, Played, Stream
-
-FloatArray = NDArray[np.float64]
 
 HALVINGS = 40
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...dispatch.optimal import Optimal
 from ...dispatch.paper import Paper
@@ -21,8 +20,6 @@ from ...types import Attempt, Outcome, Plan, Readiness, Side, Usage
 from ..traces import Requests, Trace
 from .evaluate import Cell, Setup, make, measure
 from .player import Phone, Played, Stream
-
-FloatArray = NDArray[np.float64]
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long, as the daemon does
 LEARNING = ("stochastic", "stochastic-concurrent", "paper", "paper-paced", "optimal")

@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import BoolArray, FloatArray
 from ...dispatch.pacer import Pacer
 from ...dispatch.table import Table
 from ...estimation.server_ttft import LEVELS, Predictor
 from ...types import Side
 from ..traces import Requests
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

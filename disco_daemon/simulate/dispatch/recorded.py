@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import BoolArray, FloatArray
 from ...dispatch.mover import DECODE_TPS
 from ...errors import ConfigError
 from ...estimation.context import Contexts, conditioned
@@ -25,9 +25,6 @@ from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, completed, heavy_tail, kaplan_meier
 from ...types import Attempt, Outcome, Side
 from .player import Phone, Recent
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 MIN_REQUESTS = 20  # of fewer, the slowest decide everything
 MIN_SEEN = 10  # TTFTs of the server: a curve needs some

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import BoolArray, FloatArray, IndexArray
 from ...dispatch.make import make_policy
 from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
 from ...dispatch.mover import DECODE_TPS
@@ -35,10 +35,6 @@ from ...money.prices import J_PER_WH, Prices
 from ...types import Outcome, Side
 from .evaluate import READER_TPS
 from .recorded import Recorded
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.intp]
 
 JUST_BELOW = 1e-12  # of a budget, so that rounding does not let one request more in
 MOVE_BUCKETS = 24  # prompt lengths for which a move is decided
@@ -275,7 +271,7 @@ class WhatIf:
         if self._moves is None or self._moves[0] != usd_per_kwh:
             known = self.recorded
             edges = known.lengths.bucket_edges(MOVE_BUCKETS)
-            bucket: IntArray = np.searchsorted(edges, known.prompt, side="left")
+            bucket: IndexArray = np.searchsorted(edges, known.prompt, side="left")
             n = np.maximum(np.bincount(bucket, minlength=len(edges) + 1), 1)
             prompts, fresh = (np.bincount(bucket, a, len(edges) + 1) / n for a in (known.prompt, known.fresh))
             costs = Costs(**self._prices(usd_per_kwh).per_token(known.phone.prefill_tps, known.phone.decode_tps))

@@ -17,15 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import FloatArray, IntArray
 from ...delivery.qoe import qoe
 from ...scheduler.jobs import Capacity, Job, TokenScheduler
 from ...scheduler.latency import IterationLatency, IterationLoad
 from ...scheduler.timeline import Timeline
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 EXPECTED_TTFT_S = 1.0  # of every reader, as in the paper
 QUANTUM = 10  # iterations after which is decided anew at the latest, as in the authors' public code

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ...scheduler.andes import Andes, Objective
@@ -34,8 +33,6 @@ from ...scheduler.jobs import TokenScheduler
 from ...scheduler.latency import IterationLatency
 from ..traces import Requests
 from .machine import OPT_66B, Machine, Played, Simulation, Workload
-
-FloatArray = NDArray[np.float64]
 
 AZURE_FILE = "arrivals_azure2023_conv.csv"
 MAX_CONTEXT = 2048  # of OPT; longer requests are left out
