@@ -10,21 +10,17 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 
 from .. import __version__
 from ..errors import ConfigError
 from .daemon import Daemon
 from .tasks import cancel_all
+from .tasks.collector import collect_at_leisure
 
 log = logging.getLogger("disco.daemon")
 
 SWITCH_INTERVAL_S = 0.001  # a fit in its thread gives way to the loop within so much
-COLLECT_S = 1.0  # between two looks whether a full collection is due
-COLLECT_FROM = 10_000  # new objects; fewer are no reason for a collection
-COLLECT_AT_LATEST_S = 60.0  # from one collection to the next, though readers have to wait for it
-COLLECT_SHARE = 1 / 500  # of the time may go into them at most: where one takes longer, the next one comes later
 STDIN = 0
 
 
@@ -85,30 +81,6 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
         patience_s = daemon.config.api.drain_s
         if late := await daemon.conductor.drain(patience_s):
             log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
-
-
-async def collect_at_leisure(n_waiting: Callable[[], int]) -> None:
-    """Look for unreachable cycles while nobody waits, or else seldom, until cancelled.
-
-    With 500 streams that takes a tenth of a second. The interpreter by itself would do so every few seconds, and walk
-    the young objects several times a second: 10 ms each, since each token under way has new ones. All for next to
-    nothing: an answer that has ended is in no cycle, and goes at once.
-    """
-    was_enabled, last, took_s = gc.isenabled(), time.monotonic(), 0.0
-    gc.disable()
-    try:
-        while True:
-            await asyncio.sleep(COLLECT_S)
-            if gc.get_count()[0] < COLLECT_FROM:
-                continue
-            began = time.monotonic()
-            if not n_waiting() or began - last >= max(COLLECT_AT_LATEST_S, took_s / COLLECT_SHARE):
-                gc.collect()
-                last = time.monotonic()
-                took_s = last - began
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 async def _reloaded(daemon: Daemon) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import platform
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-from disco_daemon.daemon import lifecycle
-from disco_daemon.daemon.lifecycle import collect_at_leisure
+from disco_daemon.daemon.tasks import collector
+from disco_daemon.daemon.tasks.collector import collect_at_leisure, free_memory_returner
 
 
 @pytest.fixture
@@ -21,8 +23,8 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         if phase == "stop" and info["generation"] == 2:
             seen.append("full")
 
-    monkeypatch.setattr(lifecycle, "COLLECT_S", 0.001)
-    monkeypatch.setattr(lifecycle, "COLLECT_FROM", 100)
+    monkeypatch.setattr(collector, "COLLECT_S", 0.001)
+    monkeypatch.setattr(collector, "COLLECT_FROM", 100)
     gc.callbacks.append(told)
     yield seen
     gc.callbacks.remove(told)
@@ -55,8 +57,8 @@ async def test_a_collection_waits_until_nobody_is_answered(full: list[str]) -> N
 
 
 async def test_it_does_not_wait_for_ever(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "COLLECT_AT_LATEST_S", 0.01)
-    monkeypatch.setattr(lifecycle, "COLLECT_SHARE", 1.0)
+    monkeypatch.setattr(collector, "COLLECT_AT_LATEST_S", 0.01)
+    monkeypatch.setattr(collector, "COLLECT_SHARE", 1.0)
     task = asyncio.ensure_future(collect_at_leisure(lambda: 500))
     try:
         await asyncio.sleep(0)
@@ -72,3 +74,17 @@ async def until_one(full: list[str]) -> None:
     async with asyncio.timeout(5):
         while not full:
             await asyncio.sleep(0.001)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps it")
+def test_what_is_free_between_blocks_goes_back_to_the_system() -> None:
+    me = psutil.Process()
+    blocks = [bytes(3000) for _ in range(20_000)]
+    full = me.memory_info().rss
+    for i in range(len(blocks)):
+        if i % 10:
+            blocks[i] = b""  # each tenth one stays, so that no end of the heap is free
+    kept = me.memory_info().rss
+    free_memory_returner()()
+    assert me.memory_info().rss < kept - 20 * 2**20, f"{full} bytes full, {kept} with a tenth of the blocks"
+    assert sum(map(len, blocks)) == 3000 * 2000
