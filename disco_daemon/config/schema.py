@@ -150,7 +150,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[policy] Who starts when."""
+    """[policy] When each side starts."""
 
     name: str = "optimal"
     """optimal (learns both sides), paper (DiSCo), stochastic, stochastic-concurrent, race (both at once), all-device,
@@ -175,7 +175,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeliverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[delivery] How tokens are released where the client does not say."""
+    """[delivery] How tokens are released if the client does not say."""
 
     mode: str = "reserve"
     """reserve (at once, but for a few tokens held back while a handoff is possible), paced (at most as fast as they are
@@ -209,7 +209,7 @@ class CapSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[history] What is remembered of past requests."""
+    """[history] How past requests are recorded."""
 
     path: str = ""
     """SQLite file; empty = in the data folder."""
