@@ -28,7 +28,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -48,17 +47,7 @@ N_SIZES = 5  # batch sizes looked at
 HYSTERESIS = 0.5  # share by which a challenger must gain more than a running job: a swap costs all of them time
 EVEN = 1e-6  # QoE, on top of each gain: without any gain, too, a running job stays
 WANTED_SHARE = 0.8  # of the preemptions under the cap; the rest is for those that growing answers force
-PERFECT = 1.0 - 1e-3  # a QoE that counts as perfect: discrete tokens miss 1 by a rounding
-TIE = 0.02  # share of the average objective in the others, which are indifferent to most choices
 TRIFLE_S = 1e-12  # s per sequence: less is none
-
-
-class Objective(StrEnum):
-    """What is made as large as possible (Andes §4.1)."""
-
-    AVERAGE = "average"
-    MAX_MIN = "max-min"
-    PERFECT = "perfect"
 
 
 class Andes:
@@ -73,7 +62,6 @@ class Andes:
         self,
         latency: IterationLatency,
         *,
-        objective: Objective = Objective.AVERAGE,
         horizon_s: float = HORIZON_S,
         preemption_cap: float = 1.0,
         max_wait_s: float = MAX_WAIT_S,
@@ -85,7 +73,6 @@ class Andes:
         self.n_seen = 0  # requests
         self.n_preempted = 0  # times that a running job was not chosen
         self._latency = latency
-        self._objective = objective
         self._horizon_s = horizon_s
         self._cap = preemption_cap
         self._max_wait_s = max_wait_s
@@ -197,30 +184,12 @@ class Andes:
         delay_s = np.frombuffer(array("d", [job.resume_s + per_token * job.n_missing for job in jobs]))
         until = now + horizon_s(candidates.readers, now, self._horizon_s)
         served, waits = readers.predicted(now, until, delay_s, tbt_s), readers.qoe(until)
-        found = self._worth(served, waits, readers, now, stays)
+        found = _worth(served, waits, stays)
         if everyone:
             return found
         gains = np.zeros((len(tbt_s), len(candidates.jobs)))
         gains[:, near] = found
         return gains
-
-    def _worth(
-        self, served: FloatArray, waits: FloatArray, readers: Readers, now: float, stays: FloatArray
-    ) -> FloatArray:
-        """The objective's gain [k, n] of being served instead of waiting (Andes §4.1); `stays` [n] are factors."""
-        gains: FloatArray = served - waits
-        for row in gains:  # at once is slower: of two shapes
-            np.maximum(row, 0.0, out=row)
-            row += EVEN
-            row *= stays
-        if self._objective is Objective.AVERAGE:
-            return gains
-        current = readers.qoe(now)
-        if self._objective is Objective.MAX_MIN:
-            below: FloatArray = np.maximum(current.min() - waits, 0.0)
-            return below + TIE * gains
-        kept: FloatArray = ((served >= PERFECT) & (waits < PERFECT) & (current >= PERFECT)).astype(float)
-        return kept + TIE * gains
 
     # --- starvation -----------------------------------------------------------------------------------------------
 
@@ -281,3 +250,13 @@ class _Offers:
         cells = candidates.cells[others]
         row, more = pack(gains[:, others], cells, [size - n for size in sizes], left, base, rough=rough)
         return [*first, *others[more].tolist()], gains[row]
+
+
+def _worth(served: FloatArray, waits: FloatArray, stays: FloatArray) -> FloatArray:
+    """Return what average QoE gains [k, n] by serving instead of waiting (Andes §4.1); `stays` [n] are factors."""
+    gains: FloatArray = served - waits
+    for row in gains:  # at once is slower: of two shapes
+        np.maximum(row, 0.0, out=row)
+        row += EVEN
+        row *= stays
+    return gains

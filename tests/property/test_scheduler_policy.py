@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.scheduler.andes import Andes, Objective
+from disco_daemon.scheduler.andes import Andes
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
 from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
@@ -18,14 +18,11 @@ LATENCY = (0.02, 0.01, 0.001, 1e-6)
 
 
 def schedulers(cap: float, max_wait_s: float) -> dict[str, TokenScheduler]:
-    known: dict[str, TokenScheduler] = {"fcfs": Fcfs(), "round-robin": RoundRobin(1.0)}
-    for objective in Objective:
-        latency = IterationLatency(LATENCY)
-        known[objective] = Andes(latency, objective=objective, preemption_cap=cap, max_wait_s=max_wait_s)
-    return known
+    andes = Andes(IterationLatency(LATENCY), preemption_cap=cap, max_wait_s=max_wait_s)
+    return {"fcfs": Fcfs(), "round-robin": RoundRobin(1.0), "andes": andes}
 
 
-@pytest.mark.parametrize("name", ["fcfs", "round-robin", "average", "max-min", "perfect"])
+@pytest.mark.parametrize("name", ["fcfs", "round-robin", "andes"])
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.2, 6), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([2.0, 1e6]))
 def test_every_choice_fits_and_is_stable(name: str, seed: int, rate: float, cap: float, max_wait_s: float) -> None:
@@ -48,7 +45,7 @@ def test_every_choice_fits_and_is_stable(name: str, seed: int, rate: float, cap:
                 job.waiting_since, job.resident, job.n_missing = None, True, 0
             elif job.running:
                 job.waiting_since, job.resident = now, False
-        if cap == 0 and name in list(Objective):
+        if cap == 0 and name == "andes":
             again = scheduler.choose(jobs, CAPACITY, now)
             assert {job.key for job in chosen} <= {job.key for job in again}, "asked again, who runs goes on"
             for job in again:

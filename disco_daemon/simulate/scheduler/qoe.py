@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigError
-from ...scheduler.andes import Andes, Objective
+from ...scheduler.andes import Andes
 from ...scheduler.baselines import Fcfs, RoundRobin
 from ...scheduler.jobs import TokenScheduler
 from ...scheduler.latency import IterationLatency
@@ -82,7 +82,6 @@ def simulate_qoe(
     n_requests: int = N_REQUESTS,
     seeds: Sequence[int] = SEEDS,
     machine: Machine = OPT_66B,
-    objective: str = "average",
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Every scheduler at every load in every setting, and what ours gains over FCFS.
@@ -97,14 +96,14 @@ def simulate_qoe(
     for readers, arrivals in settings:
         setting = Setting(readers, arrivals, n_requests, tuple(seeds))
         for load in loads:
-            curves += points(setting, load, lengths, schedulers, machine, objective, tick)
+            curves += points(setting, load, lengths, schedulers, machine, tick)
     found = [gains([c for c in curves if (c["readers"], c["arrivals"]) == s]) for s in settings]
     by_name = [{"readers": s[0], "arrivals": s[1], **gain} for s, gain in zip(settings, found, strict=True)]
     return {
         **found[0],
         "qoe_gain_max": max(gain["qoe_gain_max"] for gain in found),
         "high_qoe": HIGH_QOE,
-        "objective": objective,
+        "objective": "average",
         "n_requests": n_requests,
         "n_seeds": len(seeds),
         "capacity_rps": machine.capacity_rps(lengths.prompt, lengths.output),
@@ -121,7 +120,6 @@ def points(
     lengths: Requests,
     schedulers: Sequence[str],
     machine: Machine,
-    objective: str,
     tick: Callable[[], None],
 ) -> list[Curve]:
     """One point per scheduler; all get the same requests, and learn the machine's latency from the same wrong prior."""
@@ -133,7 +131,7 @@ def points(
         runs = []
         for requests in loads:
             latency = IterationLatency(_prior(machine))
-            runs.append(Simulation(machine, requests, scheduler(name, latency, objective), latency).run())
+            runs.append(Simulation(machine, requests, scheduler(name, latency), latency).run())
         out.append({"scheduler": name, **head, **measure(runs)})
         tick()
     return out
@@ -144,17 +142,14 @@ def n_points(settings: int = len(SETTINGS), loads: int = len(LOADS), schedulers:
     return settings * loads * schedulers
 
 
-def scheduler(name: str, latency: IterationLatency, objective: str = "average") -> TokenScheduler:
+def scheduler(name: str, latency: IterationLatency) -> TokenScheduler:
     """The scheduler of that name as the engine makes it. Raises ConfigError for an unknown name."""
     if name == "fcfs":
         return Fcfs(HIGH_WATER)
     if name == "round-robin":
         return RoundRobin(SLICE_S, high_water=HIGH_WATER)
     if name == "andes":
-        return Andes(
-            latency, objective=Objective(objective), preemption_cap=PREEMPTION_CAP, max_wait_s=MAX_WAIT_S,
-            high_water=HIGH_WATER,
-        )  # fmt: skip
+        return Andes(latency, preemption_cap=PREEMPTION_CAP, max_wait_s=MAX_WAIT_S, high_water=HIGH_WATER)
     msg = f"no token scheduler {name!r}; there are {', '.join(SCHEDULERS)}"
     raise ConfigError(msg)
 
