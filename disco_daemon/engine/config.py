@@ -1,4 +1,4 @@
-"""What an engine is started with."""
+"""The settings of an engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from . import wire
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the engine loads: `n_ctx` tokens an answer (0 = as trained), `n_cells` in all (0 = as there is memory).
+    """The model to load, and how: `n_ctx` tokens an answer (0 = as trained), `n_cells` in all (0 = as memory allows).
 
-    `n_threads` are CPU threads, `scheduler` is the name of what says who runs. `exact`: answers can be continued to
-    the bit. `keep_alive_s` without a request, and the model is unloaded; 0 = never. The rest is as in `wire.Load`.
+    `n_threads` are CPU threads, `scheduler` names a token scheduler. `exact`: answers can be continued to the bit.
+    After `keep_alive_s` without a request the model is unloaded; 0 = never. The rest is as in `wire.Load`.
     """
 
     model_path: Path
@@ -35,7 +35,7 @@ class EngineConfig:
     keep_alive_s: float = 0.0
 
     def load(self) -> wire.Load:
-        """Return the message that loads it in the engine process."""
+        """Return the message that loads the model in the engine process."""
         return wire.Load(
             model_path=str(self.model_path),
             n_ctx=self.n_ctx,

@@ -1,4 +1,4 @@
-"""What the engine says of one request, as the daemon hears it, and the orders it is given meanwhile."""
+"""One request in the engine, from the daemon's side: the messages that come of it, and the orders that go to it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Reply = wire.FromEngine | EngineGone
 
 @dataclass(slots=True, eq=False)
 class ReplyInbox:
-    """What the engine has sent for one request.
+    """The messages of one request that have arrived.
 
-    `n_orders` Hold and Append messages were sent for it; `idle`: the engine has obeyed them all, and owes nothing.
+    `n_orders` HoldAnswer and AppendText messages were sent; `idle`: all are carried out, and no reply is owed.
     """
 
     replies: asyncio.Queue[Reply] = field(default_factory=asyncio.Queue)
@@ -40,7 +40,7 @@ class ReplyInbox:
         """Take a message; a held answer that waits for orders or for room is silent by design."""
         if isinstance(message, wire.PrefillProgress):
             self.idle = message.idle and message.n_orders == self.n_orders
-        elif not isinstance(message, wire.TextPiece):  # the last one there is, or the engine has gone
+        elif not isinstance(message, wire.TextPiece):  # the last message, or the engine has gone
             self.idle = True
         self.replies.put_nowait(message)
 
@@ -50,25 +50,25 @@ Tell = Callable[[ReplyInbox, Order], None]
 
 
 class EngineAnswer:
-    """One answer in flight: iterate it for messages, `close` it in any case. `done` is the final count, once known."""
+    """One answer in flight: iterate it for messages, `close` it in any case. `done` has the final counts."""
 
     def __init__(self, request_id: str, inbox: ReplyInbox, tell: Tell, forget: Callable[[str], None]) -> None:
         self._tell, self._forget = tell, forget
         self._id = request_id
         self._inbox = inbox
         self._ended = False
-        self._n_obeyed = 0  # orders, as far as the messages read tell
+        self._n_obeyed = 0  # orders carried out, according to the messages read
         self._held_at = 0  # number of orders up to the last Hold
         self.done: wire.Done | None = None
 
     @property
     def up_to_date(self) -> bool:
-        """Whether the message just read was sent after all orders were obeyed."""
+        """Whether the message just read was sent after all orders were carried out."""
         return self._n_obeyed == self._inbox.n_orders
 
     @property
     def outdated(self) -> bool:
-        """Whether the piece just read was made before a Hold that throws it away."""
+        """Whether the piece just read was made before a HoldAnswer that discards it."""
         return self._n_obeyed < self._held_at
 
     def __aiter__(self) -> EngineAnswer:
@@ -100,7 +100,7 @@ class EngineAnswer:
     def append(self, text: str, ids: tuple[int, ...] = (), *, go: bool) -> None:
         """Grow a held answer by text from elsewhere, and its ids if known; `go` lets it generate.
 
-        Like `hold`, it raises nothing: of an engine that has died the messages tell.
+        Like `hold`, it raises nothing: a message tells that the engine has died.
         """
         self._order(wire.AppendText(id=self._id, text=text, go=go, ids=ids))
 
@@ -110,7 +110,7 @@ class EngineAnswer:
         self._held_at = self._inbox.n_orders
 
     def pace(self, pace_tps: float | None) -> None:
-        """The reader takes `pace_tps` token/s from now on."""
+        """Tell the engine that the reader takes `pace_tps` token/s from now on."""
         self._order(wire.SetPace(id=self._id, pace_tps=pace_tps))
 
     def _order(self, message: wire.HoldAnswer | wire.AppendText | wire.SetPace) -> None:
@@ -134,7 +134,7 @@ class EngineAnswer:
 
 
 async def embedded(inbox: ReplyInbox, cancel: Callable[[], None]) -> wire.Embedded | wire.Failed:
-    """Wait for an embedding; whoever gives up waiting, cancels it. Raises EngineGone."""
+    """Wait for an embedding; if the wait is cancelled, so is the embedding. Raises EngineGone."""
     try:
         while True:
             match await inbox.replies.get():  # ends: the supervisor kills an engine that hangs

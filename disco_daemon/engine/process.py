@@ -31,7 +31,7 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
 def run(
     module: str, *args: str, line: bytes = b"", timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a module of this program to its end, told `line` on its stdin, which ends when we do. Blocks.
+    """Run a module of this program to its end, with `line` on its stdin, which ends when we do. Blocks.
 
     Raises OSError, and subprocess.TimeoutExpired after having killed it.
     """
@@ -53,14 +53,14 @@ def run(
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill it, if it still lives, and wait for its end."""
+    """Kill a process if it still lives, and wait for its end."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
 
 
 async def drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:
-    """Keep a child's last words, and its pipe empty."""
+    """Read a child's stderr, so that its pipe never fills; keep the last lines."""
     while stream is not None:
         try:
             line = await stream.readline()

@@ -63,8 +63,8 @@ class EngineState(StrEnum):
 class Engine:
     """One supervised engine process.
 
-    All mutable state: the process and socket of the present life, `state`, and `_inboxes` (one queue for each request
-    in flight; its length is bounded by the context, since the engine ends an answer there).
+    All mutable state: the process and socket of the present life, `state`, and `_inboxes` (a queue for each request in
+    flight; the context bounds its length, since the engine ends an answer there).
     """
 
     def __init__(self, config: EngineConfig, clock: Clock) -> None:
@@ -87,7 +87,7 @@ class Engine:
         self._wanted = asyncio.Event()
         self._was_ready = False
         self._why_killed: str | None = None
-        self._repack = True  # until it dies of that
+        self._repack = True  # until a load crashes because of it
         self._supervisor: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -95,17 +95,17 @@ class Engine:
 
     @property
     def clock(self) -> Clock:
-        """What it goes by."""
+        """The clock that all its times are by."""
         return self._clock
 
     @property
     def in_flight(self) -> int:
-        """Requests the engine has not finished yet."""
+        """The number of requests the engine has not finished yet."""
         return len(self._inboxes)
 
     @property
     def silent_s(self) -> float:
-        """How long the engine has owed an answer and said nothing, s; 0 while it owes none."""
+        """How long the engine has owed an answer and been silent, s; 0 while it owes none."""
         return self._clock.now() - self._heard_at if self._owes else 0.0
 
     @property
@@ -114,7 +114,7 @@ class Engine:
 
     @property
     def load_wait_s(self) -> float:
-        """How long the model will still load, s, judging by the last load; 0 when it is in memory."""
+        """How long loading the model will still take, s, judging by the last load; 0 when it is in memory."""
         whole = self.info.load_s if self.info is not None else LOAD_GUESS_S
         if self.state is EngineState.UNLOADED or self._expected:
             return whole
@@ -125,7 +125,7 @@ class Engine:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def expect(self) -> None:
-        """Count as loading from now on, though `start` comes later, and only then the load begins."""
+        """Report loading from now on, although it begins only with `start`."""
         self.state, self._expected = EngineState.LOADING, True
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Engine:
         self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
 
     def wake(self) -> None:
-        """Load the model again, if it was unloaded; like `start`, in the background."""
+        """Load the model again if it was unloaded, in the background."""
         if self.state is EngineState.UNLOADED:
             self.state, self._born = EngineState.LOADING, self._clock.now()
             self._wanted.set()
@@ -193,7 +193,7 @@ class Engine:
             backoff = min(BACKOFF_MAX_S, backoff * 2)
 
     async def _give_up(self, n_failed: int) -> None:
-        """Load no more: it is of no use, and each time llama.cpp reads the whole file."""
+        """Stop trying to load: it is of no use, and llama.cpp reads the whole file each time."""
         self.last_error = (
             f"the model {self.config.model_path.name} could not be loaded {n_failed} times, and is given up: "
             f"{self.last_error}. Choose another one with `disco models use`, or fetch it again; "
@@ -203,7 +203,7 @@ class Engine:
         await self._enter(EngineState.FAILED)
 
     async def _live(self) -> None:
-        """One life of the process, from fork to the end of its socket."""
+        """Run one life of the process, from fork to the end of its socket."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -226,15 +226,15 @@ class Engine:
                     await self._converse(reader, process)
                 except (TypeError, ValueError, msgspec.MsgspecError) as e:  # whatever it is, it is not our engine
                     self._kill(process, f"it sent what is no message: {type(e).__name__}")
-                if not self._unloading:  # else it sees to the end of the process
+                if not self._unloading:  # else the watch ends the process
                     watch.cancel()
         finally:
             await asyncio.shield(self._bury(process, stderr))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine that owes answers and says nothing. A long prompt reports each chunk, so silence is a hang.
+        """Kill an engine that owes answers and is silent; unload a model that has long been unused.
 
-        And let one go that nobody has needed for long.
+        A long prompt reports each chunk, so silence is a hang.
         """
         while not self._idle_for_long():
             await asyncio.sleep(1.0)
@@ -250,14 +250,14 @@ class Engine:
             process.kill()
 
     def _idle_for_long(self) -> bool:
-        """Whether the model has been in memory for `keep_alive_s` for nobody."""
+        """Whether the model has been unused in memory for `keep_alive_s`."""
         now, keep_alive_s = self._clock.now(), self.config.keep_alive_s
         if self._inboxes or self.state is not EngineState.READY:
             self._used_at = now
         return keep_alive_s > 0 and now - self._used_at >= keep_alive_s
 
     def _unload(self) -> None:
-        """Nobody can begin an answer from here on, and none is running: the process ends with its socket."""
+        """Close the socket, and with it the process: no answer is running, and none can begin from here on."""
         log.info("engine unloaded: nobody asked for %g s", self.config.keep_alive_s)
         self.state, self._unloading = EngineState.UNLOADED, True
         self._wanted.clear()
@@ -286,7 +286,7 @@ class Engine:
                 for name, why in info.adapters.items():
                     if why:
                         log.warning("engine goes on without adapter %s: %s", name, why)
-                self._was_ready, self._heard_at = True, self._clock.now()  # it owes nothing for the life before
+                self._was_ready, self._heard_at = True, self._clock.now()  # nothing is owed from the life before
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
                 self.last_error = message
@@ -310,13 +310,13 @@ class Engine:
             msg = f"unexpected {type(message).__name__}"
             raise TypeError(msg)
         inbox = self._inboxes.get(message.id)
-        if inbox is not None:  # else: nobody waits any more, as after a cancelled count
+        if inbox is not None:  # else its request is over, as after a cancelled count
             inbox.put(message)
 
     async def _bury(self, process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
-        """End the process for certain, tell all who wait, say why."""
+        """End the process for certain, fail all requests in flight, and record why."""
         if self.state is not EngineState.FAILED and not self._unloading:
-            await self._enter(EngineState.BACKOFF)  # at once: nobody may start an answer on a dead process
+            await self._enter(EngineState.BACKOFF)  # at once: no answer may start on a dead process
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -348,23 +348,23 @@ class Engine:
     # --- requests ------------------------------------------------------------------------------------------------
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
-        """Prompt length; None while no model is loaded or the engine is too slow to say."""
+        """Count a prompt's tokens; None while no model is loaded, or if the engine is too slow."""
         counted = await self._counted(request, COUNT_TIMEOUT_S, ids=False)
         return None if counted is None else PromptLength(counted.n_tokens, counted.n_cached)
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
-        """Token ids of prompt and answer so far; None while no model is loaded or the engine is too slow to say."""
+        """Return the token ids of prompt and answer so far; None where `count` gives None."""
         counted = await self._counted(request, IDS_TIMEOUT_S, ids=True)
         return None if counted is None else counted.ids
 
     async def rendered(self, request: GenerationRequest) -> str | None:
-        """Prompt and answer so far as text; None where `token_ids` is, and for messages that spell control tokens."""
+        """Render prompt and answer so far; None where `count` gives None, or if messages spell control tokens."""
         counted = await self._counted(request, IDS_TIMEOUT_S, ids=True)
         return counted.text or None if counted is not None else None
 
     async def _counted(self, request: GenerationRequest, timeout_s: float, *, ids: bool) -> wire.Counted | None:
         if self.state is not EngineState.READY:
-            self.wake()  # who counts a prompt will want the answer
+            self.wake()  # a counted prompt will be followed by its request
             return None
         with self._inbox() as (request_id, inbox):
             try:
@@ -376,23 +376,23 @@ class Engine:
             return reply if isinstance(reply, wire.Counted) else None
 
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
-        """Start one answer. Raises EngineGone, and EndpointError for what cannot be sent."""
+        """Start one answer. Raises EngineGone, and EndpointError if the request cannot be sent."""
         request_id, inbox = self._expect("g")
         try:
             self._write(generate_message(request_id, request, hold=hold))
-        except BaseException:  # whatever it was: nothing of the request stays, or the engine would owe it for ever
+        except BaseException:  # whatever it was: no inbox may stay, or the engine would owe its reply for ever
             del self._inboxes[request_id]
             raise
         return EngineAnswer(request_id, inbox, self._order, self._forget)
 
     async def embed(self, given: str | tuple[int, ...]) -> wire.Embedded | wire.Failed:
-        """The embedding of a text, or of token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
+        """Embed a text, or token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
         with self._inbox() as (request_id, inbox):
             self._write(wire.Embed(id=request_id, input=given))
             return await embedded(inbox, lambda: self._write(wire.CancelRequest(id=request_id)))
 
     def _expect(self, kind: str) -> tuple[str, ReplyInbox]:
-        """A new inbox. An idle engine's silence is no hang: it counts from the first thing it owes."""
+        """Open an inbox. An idle engine's silence is no hang: silence counts from the first reply it owes."""
         self._used_at = self._clock.now()
         if not self._owes:
             self._heard_at = self._used_at
@@ -401,9 +401,9 @@ class Engine:
         return request_id, inbox
 
     def _order(self, inbox: ReplyInbox, message: Order) -> None:
-        """Tell an answer in flight what to do; the engine owes a reply from now on. Raises EngineGone.
+        """Send an order for an answer in flight; the engine owes a reply from now on. Raises EngineGone.
 
-        What cannot be sent, such as a server's token ids of 65 bits, ends the answer.
+        An order that cannot be sent, such as one with a server's token ids of 65 bits, ends the answer.
         """
         try:
             data = wire.frame(message)
@@ -427,7 +427,7 @@ class Engine:
             del self._inboxes[request_id]
 
     def _write(self, message: wire.Message) -> None:
-        """Raises EngineGone, and EndpointError for what cannot be sent."""
+        """Send a message. Raises EngineGone, and EndpointError if it cannot be sent."""
         try:
             data = wire.frame(message)
         except wire.Unsendable as e:

@@ -15,13 +15,13 @@ import msgspec
 
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
-SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; given up when somebody comes
+SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
 FULL = "context"  # the end of a sequence for which there is no room left: its context, or the KV cache, is full
 _HEADER = struct.Struct("<I")
 
 
 class Unsendable(ValueError):
-    """A message that cannot be encoded; the message is fit for a user."""
+    """A message cannot be encoded; the error's text is fit for a user."""
 
 
 class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """Where idle conversations go: `folder` may hold `max_bytes`; idle is what nobody has used for `idle_s`, s."""
+    """The folder for idle conversations, those unused for `idle_s`, s: it may hold `max_bytes`."""
 
     folder: str
     max_bytes: int
@@ -48,10 +48,10 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(Message, frozen=True, kw_only=True):
-    """Load a model. First message of every engine process.
+    """Load a model: the first message to every engine process.
 
     An answer with its prompt may have `n_ctx` tokens (0 = what the model was trained on), all that are in the KV cache
-    together `n_cells` (0 = as many as are sensible). `scheduler` is the name of what says who runs. `exact`: an answer
+    together `n_cells` (0 = as many as are sensible). `scheduler` names a token scheduler. `exact`: an answer
     that goes on from given text is rounded as if it had been generated here from the start, which costs prefill speed.
     `chat_template` is a Jinja text that stands in place of the model's own.
     `n_gpu_layers`: None = as many as fit, -1 = all. Batches of `llama.PREFILL_ROWS` rows and more are computed by
@@ -84,7 +84,7 @@ class Load(Message, frozen=True, kw_only=True):
 class Count(Message, frozen=True, kw_only=True):
     """Ask for the length of a prompt; with `ids`, also for the token ids of it and of the answer so far.
 
-    What is cached of it is what the `adapter` of that name has computed.
+    Only what the `adapter` of that name has computed counts as cached.
     """
 
     id: str
@@ -98,14 +98,14 @@ class Count(Message, frozen=True, kw_only=True):
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Prefill prompt and `answer_so_far`, then generate, unless `hold` asks to wait for an Append.
+    """Prefill prompt and `answer_so_far`, then generate, unless `hold` asks to wait for an AppendText.
 
     The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
     they come) and expects the first after `ttft_s`, s. `response_format` is OpenAI's, and constrains the answer.
-    `adapter` is the name of the one that is applied, if any. `template_args` are for the chat template. What is
-    computed for a `private` request does not go to disk.
+    `adapter` names the one that is applied, if any. `template_args` are for the chat template. Nothing computed for a
+    `private` request goes to disk.
     """
 
     id: str
@@ -130,7 +130,7 @@ class Generate(Message, frozen=True, kw_only=True):
 
 
 class HoldAnswer(Message, tag="Hold", frozen=True, kw_only=True):
-    """Cut a sequence back to what it was given, keep the prefill of that, and wait for an Append."""
+    """Cut a sequence back to what it was given, keep the prefill of that, and wait for an AppendText."""
 
     id: str
 
@@ -145,14 +145,14 @@ class AppendText(Message, tag="Append", frozen=True, kw_only=True):
 
 
 class SetPace(Message, tag="Pace", frozen=True, kw_only=True):
-    """The reader takes `pace_tps` token/s from now on (None: as fast as they come). Not answered."""
+    """Let the reader take `pace_tps` token/s from now on (None: as fast as they come). Not answered."""
 
     id: str
     pace_tps: float | None
 
 
 class Embed(Message, frozen=True, kw_only=True):
-    """Ask for the embedding of a text, or of token ids. Answered by Progress, and Embedded or Failed."""
+    """Ask for the embedding of a text, or of token ids. Answered by PrefillProgress, and Embedded or Failed."""
 
     id: str
     input: str | tuple[int, ...]
@@ -170,9 +170,9 @@ class CancelRequest(Message, tag="Cancel", frozen=True, kw_only=True):
 class Loaded(Message, frozen=True, kw_only=True):
     """The model is in memory. `load_s` in s, `prefill_tps` in token/s, measured on a short warm-up prefill.
 
-    `n_ctx` and `n_cells` are what there was memory for; `bytes_per_token` of the KV cache. `adapters` says of each why
-    it is not there; an empty text says that it is. `n_gpu_layers` are on the GPU (-1 = all). `confined`: what the
-    process has given up (`engine.confine`).
+    `n_ctx` and `n_cells` are as large as memory allowed; `bytes_per_token` of the KV cache. `adapters` has the reason
+    why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all). `confined` lists the rights
+    that the process has given up (`engine.confine`).
     """
 
     model: str
@@ -188,7 +188,7 @@ class Loaded(Message, frozen=True, kw_only=True):
 
 
 class LoadFailed(Message, frozen=True, kw_only=True):
-    """The model cannot be loaded; trying again without a change is of no use."""
+    """The model cannot be loaded, and trying again without a change is of no use."""
 
     message: str
 
@@ -196,7 +196,7 @@ class LoadFailed(Message, frozen=True, kw_only=True):
 class Counted(Message, frozen=True, kw_only=True):
     """Prompt length in tokens, `n_cached` of them computed already; if asked for, `ids` and `text` with answer so far.
 
-    No text stands for messages that spell control tokens: whoever reads it would take them for such.
+    There is no text for messages that spell control tokens: its reader would take them for control tokens.
     """
 
     id: str
@@ -207,11 +207,11 @@ class Counted(Message, frozen=True, kw_only=True):
 
 
 class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):
-    """A prefill chunk is done, or an order was obeyed: `n_past` of `n_prompt` tokens are in the KV cache.
+    """A prefill chunk or an order is done: `n_past` of `n_prompt` tokens are in the KV cache.
 
-    `idle`: the sequence is held, and no more will be heard of it before an order, or room for it, comes. It has caught
-    up if all but its last token are in the KV cache. `n_orders` of its Hold and Append messages have been obeyed. Of
-    the prompt, `n_prefilled` tokens were computed for it, and `n_cached` were there.
+    `idle`: the sequence is held, and stays silent until an order, or room for it, comes. It has caught up if all but
+    its last token are in the KV cache. `n_orders` of its HoldAnswer and AppendText messages are carried out. Of the
+    prompt, `n_prefilled` tokens were computed for it, and `n_cached` were there.
     """
 
     id: str
@@ -229,7 +229,7 @@ class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):
 
 
 class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
-    """Text of `n_tokens` further tokens, cut at whole code points; `thought` if it is none of the answer.
+    """Text of `n_tokens` further tokens, cut at whole code points; a `thought` is not part of the answer.
 
     `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none.
     """
@@ -242,7 +242,7 @@ class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
 
 
 class PauseChange(Message, tag="Paused", frozen=True, kw_only=True):
-    """A sequence that has begun waits for others from now on (`paused`), or runs again; sent when that changes."""
+    """A sequence that has begun is `paused` for others, or runs again; sent when that changes."""
 
     id: str
     paused: bool
@@ -260,7 +260,7 @@ class Embedded(Message, frozen=True, kw_only=True):
 class Done(Message, frozen=True, kw_only=True):
     """A sequence has ended: `stop`, `length` (its `max_tokens`), FULL or `cancelled`.
 
-    Counts are tokens really computed, `busy_s` in s. `n_cached` prompt tokens were in the KV cache already.
+    Counts are of tokens really computed, `busy_s` is in s. `n_cached` prompt tokens were in the KV cache already.
     """
 
     id: str
@@ -282,19 +282,19 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """A long prompt is still being looked at; nothing hangs."""
+    """The engine is still reading a long prompt, and does not hang."""
 
 
 class Stats(Message, frozen=True, kw_only=True):
-    """What the engine does, told about once a second while it computes, and when it comes to rest.
+    """The engine's stats: once a second while it computes, and when it comes to rest.
 
     Of the answers `running` generate or prefill, `paused` keep their cells, `swapped` are in main memory (`saved_bytes`
     in all), `waiting` have nothing computed yet. `cells_used` of the KV cache hold something, cached prefixes too. An
-    iteration takes `iteration_s` at present, s; of the time, the share `python_share` is not llama.cpp's. The other
+    iteration takes `iteration_s` at present, s; the share `python_share` of the time is not llama.cpp's. The other
     counters are of tokens, s and times since the start; `cached_tokens` did not have to be computed, and `chunks` were
     iterations with a part of a prompt beside running answers, `chunks_s` in all. Of the `drafted` tokens, which were
-    guessed and computed along, `accepted` were right. On disk are `disk_texts` conversations with `disk_bytes`;
-    `disk_error` says why not.
+    guessed and computed along, `accepted` were right. `disk_texts` conversations are on disk, with `disk_bytes`;
+    `disk_error` says why none can be.
     """
 
     running: int
@@ -331,7 +331,7 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
 def refused(request_id: str, error: Exception) -> Failed:
-    """What is told of a request that is itself to blame."""
+    """Make the refusal of a request that is itself to blame."""
     reason = getattr(error, "reason", "bad_messages")
     param = getattr(error, "param", None)
     return Failed(id=request_id, reason=reason, message=str(error), your_fault=True, param=param)

@@ -1,7 +1,7 @@
 """The engine process: `python -m disco_daemon.engine.worker FD`.
 
 Two threads. The main thread owns llama.cpp's context and everything in `Batcher`. The reader thread takes frames off
-the socket, answers what needs no context (token counts), and stops a decode in flight when a Cancel comes in.
+the socket, answers what needs no context (token counts), and stops a decode in flight when a CancelRequest arrives.
 When the daemon goes away, the socket ends and so does this process.
 """
 
@@ -51,7 +51,7 @@ Command = Prepared | wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.Emb
 
 
 class Worker:
-    """Wires socket, reader thread and batcher together."""
+    """The process: socket, reader thread and batcher."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -64,7 +64,7 @@ class Worker:
         self._batcher: Batcher | None = None
         self._embeddings: Embeddings | None = None
         self._outbox: list[bytes] = []
-        self._told_at = 0.0  # that the reader thread is at work, s
+        self._told_at = 0.0  # when the reader thread last sent Alive, s
 
     def send(self, message: wire.Message) -> None:
         """Send one message to the daemon at once."""
@@ -81,11 +81,11 @@ class Worker:
             self._write(data)
 
     def _write(self, data: bytes) -> None:
-        with self._send_lock, contextlib.suppress(OSError):  # the daemon has gone: the reader thread notices, too
+        with self._send_lock, contextlib.suppress(OSError):  # the daemon has gone, which the reader thread notices, too
             self._sock.sendall(data)
 
     def run(self) -> None:
-        """Load the model, then compute for ever."""
+        """Load the model, then compute until the daemon goes away."""
         first = wire.read_blocking(self._sock)
         if first is None:
             return
@@ -112,7 +112,7 @@ class Worker:
         batcher = self._batcher = Batcher(
             llama, self.post, Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         )
-        if load.speculate and llama.divisible:  # else what was guessed wrong could not be cut
+        if load.speculate and llama.divisible:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
         self._embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
@@ -133,11 +133,11 @@ class Worker:
         self._compute(batcher)
 
     def _compute(self, batcher: Batcher) -> None:
-        """Iterate for ever; rest while there is nothing to compute."""
+        """Iterate for ever; wait while there is nothing to compute."""
         stats = EngineStats(batcher)
         busy = False
         while True:
-            self._abort.clear()  # before the queue is drained: a Cancel sets it again after it was queued
+            self._abort.clear()  # before the queue is drained: a CancelRequest sets it again once it is queued
             self._obey(batcher, stats, wait=not busy)
             with stats:
                 busy = batcher.step()
@@ -149,7 +149,7 @@ class Worker:
                 self._flush()
 
     def _obey(self, batcher: Batcher, stats: EngineStats, *, wait: bool) -> None:
-        """Carry out all queued commands; with `wait` there is nothing to compute before at least one has come."""
+        """Carry out all queued commands; with `wait`, block until there is at least one."""
         while wait or not self._commands.empty():
             wait = False
             match self._next(stats):
@@ -175,7 +175,7 @@ class Worker:
                     raise TypeError(msg)
 
     def _next(self, stats: EngineStats) -> Command:
-        """The next command. Until it comes, cached prefixes that have become idle go to disk; so do all at the end."""
+        """Wait for the next command; meanwhile write idle cached prefixes to disk, and all of them at the end."""
         while True:
             wait_s = None
             if self._spill is not None and self._cells is not None and self._commands.empty():
@@ -191,14 +191,14 @@ class Worker:
             self._end()
 
     def _end(self) -> None:
-        """The daemon has gone: nothing is wanted any more but what others may come back to."""
+        """End the process: the daemon has gone, and only conversations to come back to are worth saving."""
         if self._spill is not None and self._cells is not None:
             self._cells.leave_all()
             self._spill.write_all(self._cells.copy, LAST_S)
         os._exit(0)
 
     def _read(self) -> None:
-        """Reader thread: ends the process when the daemon has gone or sends what is no message."""
+        """Read frames in a thread of its own; end the process when the daemon has gone, or sends no valid message."""
         try:
             while (body := wire.read_blocking(self._sock)) is not None:
                 self._dispatch(wire.decode_to_engine(body))
@@ -212,7 +212,7 @@ class Worker:
         os._exit(0)
 
     def _dispatch(self, message: wire.ToEngine) -> None:
-        """Do what needs no context, and leave the rest to the main thread, in its order. Raises ValueError."""
+        """Answer requests that need no context, and queue the others for the main thread. Raises ValueError."""
         llama = self._llama
         if isinstance(message, wire.Load) or llama is None:
             msg = f"{type(message).__name__} at the wrong time"
@@ -230,7 +230,7 @@ class Worker:
             self._abort.set()
 
     def _try(self, request_id: str, do: Callable[[], None]) -> None:
-        """Refuse what cannot be served; whatever a strange request makes of our code, the others' answers go on."""
+        """Refuse a request that cannot be served; whatever exception it causes, other answers go on."""
         try:
             do()
         except (TemplateError, PromptError) as e:
@@ -247,7 +247,7 @@ class Worker:
             )
 
     def _beat(self) -> None:
-        """Say, once a second, that a long prompt is being looked at: the supervisor kills what is silent."""
+        """Send, once a second, that a long prompt is being read: the supervisor kills a silent engine."""
         now = time.monotonic()
         if now - self._told_at > BEAT_S:
             self._told_at = now
@@ -261,7 +261,7 @@ class Worker:
         except PromptTooLong as e:
             if message.ids:
                 raise
-            self.send(wire.Counted(id=message.id, n_tokens=e.n_tokens))  # about so many: a server's price depends on it
+            self.send(wire.Counted(id=message.id, n_tokens=e.n_tokens))  # an estimate: a server's price depends on it
             return
         if not message.ids:
             prompt = [*prompt, *begun]
@@ -277,7 +277,7 @@ class Worker:
 
 
 def _in_tokens(message: wire.Embed, llama: Llama) -> wire.Embed:
-    """The same of token ids. Raises PromptError."""
+    """Tokenize the text of an embedding. Raises PromptError."""
     try:
         return wire.Embed(id=message.id, input=tuple(llama.vocabulary.raw_tokens(message.input)))
     except PromptTooLong as e:
@@ -301,7 +301,7 @@ def _confined(load: wire.Load) -> Confinement:
 
 
 def _spill(load: wire.Load, llama: Llama) -> Spill | None:
-    """Where idle conversations go; None if that is not wanted, or the model's state is not to be shared."""
+    """Open the folder for idle conversations; None if there is none, or the model's state cannot be shared."""
     disk = load.disk
     if disk is None:
         return None

@@ -1,7 +1,7 @@
 """How long one iteration takes: l = c0 + c1 * n_decode + c2 * n_prefill + c3 * n_context, learned while it runs. Pure.
 
 Andes §4 needs the latency of an iteration as a function of the batch. Recursive least squares with an exponential
-window (Ljung, System Identification, ch. 11), held as an information matrix. What is forgotten goes back to what is
+window (Ljung, System Identification, ch. 11), held as an information matrix. Forgotten samples give way to what is
 believed now, not to the prior: an hour without a long prompt does not unlearn the speed of prefill.
 """
 
@@ -25,7 +25,7 @@ FLOOR = 0.5
 # Samples that the prior is worth, for each coefficient in a batch that is wholly its own.
 PRIOR_WEIGHT = 2.0
 # A relative error beyond this counts in proportion only (Huber 1981): one iteration in which another process had the
-# processor must not be learned as a speed. After so many in a row it is one (heat, battery, a wrong prior).
+# processor must not be learned as a speed. After STREAK in a row it is a new speed (heat, battery, a wrong prior).
 HUBER, STREAK = 0.5, 8
 MOVED_KEEP = 0.2  # of what is known, at a new speed
 # The batch in which each of the four parts is thought to show, to weigh the prior.
@@ -106,7 +106,7 @@ class IterationLatency:
         self.n += 1
 
     def _rescale(self, factor: float, keep: float) -> float:
-        """All is slower by `factor`; the parts stay in proportion, and what is known of them counts `keep` as much."""
+        """Make all parts slower by `factor`, in proportion; what is known of them counts `keep` as much."""
         theta = np.array(self.coefficients) * factor
         self._prior_info /= factor * factor
         self._info *= keep / (factor * factor)
@@ -129,7 +129,7 @@ class IterationLatency:
         self, n_decode: NDArray[Any], n_prefill: float | NDArray[Any] = 0, n_context: float | NDArray[Any] = 0
     ) -> FloatArray: ...
     def predict(self, n_decode: Any, n_prefill: Any = 0, n_context: Any = 0) -> Any:
-        """Seconds that an iteration takes, of the (broadcast) shape of the arguments; positive."""
+        """Predict how long an iteration takes, s > 0, in the (broadcast) shape of the arguments."""
         c0, c1, c2, c3 = self.coefficients
         took = c0 + c1 * n_decode + c2 * n_prefill + c3 * n_context
         return np.maximum(took, LEAST_S) if isinstance(took, np.ndarray) else max(took, LEAST_S)

@@ -1,7 +1,7 @@
-"""Who fits: a knapsack with two limits, cells and sequences (Andes, arXiv 2404.16283, §4.2, Algorithm 1). Pure.
+"""Packing: a knapsack with two limits, cells and sequences (Andes, arXiv 2404.16283, §4.2, Algorithm 1). Pure.
 
-For each batch size B the readers' gains differ, since a larger batch is slower for everybody. Algorithm 1 packs by
-priority, gain / context, and stops at the first that does not fit. Here what does not fit is skipped; where that is
+For each batch size B the readers' gains differ, since a larger batch is slower for all. Algorithm 1 packs by
+priority, gain / context, and stops at the first job that does not fit. Here such a job is skipped; where that is
 not good enough by proof, orders by other prices of a place are tried as well, and one or two are exchanged for one or
 two while it pays. The result is within 2 % of the exact optimum, which a dynamic programme over jobs x cells x batch
 size finds (`benchmarks.scheduling.exact`; on 1,000 random instances).
@@ -40,7 +40,7 @@ def pack(
     *,
     rough: bool = False,
 ) -> tuple[int, list[int]]:
-    """The best row of `gains` [k, n], and which of the n jobs run then: at most sizes[row], with `cells` <= `room`.
+    """Choose a row of `gains` [k, n] and which of the n jobs run: at most sizes[row], with `cells` <= `room` in all.
 
     Gains >= 0 of job i in a batch of sizes[j], `cells` [n] > 0; `sizes` >= 0 ascend; `base` [k] is what each row is
     worth without any of these jobs. A job without a gain is packed too where there is room. `rough`: by priority only.
@@ -64,7 +64,7 @@ def pack(
 
 
 def _best_row(gains: FloatArray, cells: FloatArray, sizes: Sequence[int], room: float, base: FloatArray | float) -> int:
-    """Which size is worth most by Algorithm 1, for each the prefix that fits; the largest of those as good."""
+    """Return the size worth most by Algorithm 1, with the prefix that fits; of sizes as good, the largest."""
     orders = (gains / cells).argsort(axis=1, kind="stable")[:, ::-1]
     rows = np.arange(len(sizes))
     worths = gains[rows[:, None], orders].cumsum(axis=1)
@@ -75,9 +75,9 @@ def _best_row(gains: FloatArray, cells: FloatArray, sizes: Sequence[int], room: 
 
 
 def by_density(gains: FloatArray, cells: FloatArray, size: int, room: float) -> tuple[list[int], float, float]:
-    """Algorithm 1 but that what does not fit is skipped: who is chosen, their worth, and what no selection surpasses.
+    """Run Algorithm 1, but skip jobs that do not fit; return the jobs, their worth, and a bound for any selection.
 
-    That is so if only cells are short: of the jobs by density the first that does not fit is left out, and its room is
+    The bound if only cells are short: of the jobs by density the first that does not fit is left out, and its room is
     worth as much as the next one makes of it; or it is taken, and the room it lacks costs what the one before makes of
     that (Martello & Toth, Knapsack Problems, 1990, §2.3.1). And if only places are short.
     """
@@ -104,14 +104,14 @@ def by_density(gains: FloatArray, cells: FloatArray, size: int, room: float) -> 
 
 
 def _largest(gains: FloatArray, n: int) -> float:
-    """Sum of the n largest."""
+    """Sum the n largest."""
     return float(np.partition(gains, -n)[-n:].sum()) if n else 0.0
 
 
 def _better(
     gains: FloatArray, cells: FloatArray, size: int, room: float, chosen: list[int], limit: float
 ) -> tuple[list[int], float]:
-    """The best that exchanges make of several orders, and its worth."""
+    """Return the best selection that exchanges make of several orders, and its worth."""
     best, total = chosen, -np.inf
     for price in (None, *PLACE_PRICES):
         start = chosen
@@ -128,7 +128,7 @@ def _better(
 
 
 def greedy(order: IntArray, cells: FloatArray, size: int, room: float) -> list[int]:
-    """Jobs by `order`, skipping what does not fit, up to `size` of them in `room` cells."""
+    """Select up to `size` jobs by `order` into `room` cells, skipping those that do not fit."""
     filled = cells[order].cumsum()
     n = min(int(filled.searchsorted(room, "right")), size)
     chosen: list[int] = order[:n].tolist()
@@ -136,7 +136,7 @@ def greedy(order: IntArray, cells: FloatArray, size: int, room: float) -> list[i
 
 
 def _fill_up(order: IntArray, cells: FloatArray, places: int, left: float) -> list[int]:
-    """Jobs by `order` into `left` cells, skipping what does not fit."""
+    """Select jobs by `order` into `left` cells, skipping those that do not fit."""
     chosen = list[int]()
     if not places:
         return chosen
@@ -175,7 +175,7 @@ def _exchange(
 def _best_swap(
     gains: FloatArray, cells: FloatArray, density: FloatArray, inside: NDArray[np.bool_], left: float, places: int
 ) -> tuple[IntArray, IntArray] | None:
-    """Whom to take off and whom to put in; None if no exchange looked at pays."""
+    """Return the jobs to take off and the jobs to put in; None if no exchange looked at pays."""
     ins, outs = inside.nonzero()[0], (~inside).nonzero()[0]
     if not len(ins) or not len(outs):
         return None
@@ -192,20 +192,20 @@ def _best_swap(
 
 
 def _groups(jobs: IntArray, key: FloatArray, pair_key: FloatArray) -> tuple[IntArray, IntArray]:
-    """The likeliest jobs alone [., 1], and in pairs [., 2]."""
+    """Return the likeliest jobs alone [., 1], and in pairs [., 2]."""
     likely = _nearest(jobs, pair_key, REACH_PAIRS)
     return _nearest(jobs, key, REACH)[:, None], likely[_pairs(len(likely))]
 
 
 def _sums(values: FloatArray, groups: IntArray) -> FloatArray:
-    """Sum of each group of one or two."""
+    """Sum each group of one or two."""
     first: FloatArray = values[groups[:, 0]]
     return first if groups.shape[1] == 1 else first + values[groups[:, 1]]
 
 
 @lru_cache(maxsize=REACH_PAIRS + 1)
 def _pairs(n: int) -> IntArray:
-    """All pairs [., 2] of 0 .. n - 1."""
+    """Return all pairs [., 2] of 0 .. n - 1."""
     return np.stack(np.triu_indices(n, 1), 1)
 
 
@@ -214,7 +214,7 @@ def _nearest(jobs: IntArray, key: FloatArray, n: int) -> IntArray:
 
 
 def _fill(gains: FloatArray, cells: FloatArray, size: int, room: float, inside: NDArray[np.bool_]) -> None:
-    """Take in who fits now."""
+    """Add the jobs that fit now."""
     left, places = room - float(cells[inside].sum()), size - int(inside.sum())
     outs = np.flatnonzero(~inside & (cells <= left))
     for i in outs[gains[outs].argsort()[::-1]].tolist():

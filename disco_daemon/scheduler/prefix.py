@@ -1,4 +1,4 @@
-"""Which sequence of the KV cache holds which prefix, and what to give up when cells run out.
+"""The prefix index: which sequence of the KV cache holds which prefix, and which cells to evict. Pure.
 
 A radix tree as in SGLang's RadixAttention (Zheng et al. 2024, arXiv 2312.07104, §3), but over llama.cpp's unified KV
 cache, where it is sequences that own cells. A *span* is a run of cells at consecutive positions that all belong to the
@@ -6,8 +6,8 @@ same sequences; a sequence is a path from the root. Cells come to be shared by c
 another (`llama_memory_seq_cp`) only, so sequences that share a cell share all before it: the tree is exact. Equal
 tokens that were computed twice are in different cells, and hence in different spans side by side.
 
-Nothing is done here to a cache: the caller does it, and says so, or is told what to remove. Times are in s, of any one
-clock.
+The index changes no cache: the caller does, and tells the index, or removes what the index returns. Times are in s, by
+any one clock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Span:
             del self.children[child.tokens[0]]
 
     def below(self) -> Iterator[_Span]:
-        """All spans of the tree under this one."""
+        """Yield all spans of the tree under this one."""
         left = [self]
         while left:
             for twins in left.pop().children.values():
@@ -71,7 +71,7 @@ class PrefixIndex:
     Each sequence id holds the tokens at positions 0, 1, ... of one text. A span's expected saving is the time that it
     would take to compute it again, times the chance that it is used within a half-life. Uses fade with that half-life,
     and a new span counts as used once; at a rate of h ln 2 / half-life the chance is 1 - 2 ** -h. So of two texts
-    never used again the older one goes first, and one that clients come back to outlives many that they do not.
+    never used again the older one goes first, and a text that clients come back to outlives many that they do not.
     """
 
     def __init__(self, half_life_s: float = 600.0) -> None:
@@ -88,28 +88,28 @@ class PrefixIndex:
     # --- what is there -------------------------------------------------------------------------------------------
 
     def length(self, seq: int) -> int:
-        """How many cells a sequence holds, shared ones included."""
+        """Count the cells that a sequence holds, shared ones included."""
         tail = self._tails.get(seq)
         return tail.end if tail else 0
 
     def unique(self, seq: int) -> int:
-        """How many cells only this sequence holds: so many become free when it is dropped."""
+        """Count the cells that only this sequence holds: those that dropping it frees."""
         return sum(len(span.tokens) for span in self._own(seq))
 
     def evictable(self) -> int:
-        """How many cells `evict` could free: those that no pinned sequence holds."""
+        """Count the cells that `evict` could free: those that no pinned sequence holds."""
         return sum(len(span.tokens) for span in self._root.below() if span.owners.isdisjoint(self._pinned))
 
     def unpinned(self) -> list[int]:
-        """The sequences that hold something and are not pinned."""
+        """List the sequences that hold cells and are not pinned."""
         return [seq for seq in self._tails if seq not in self._pinned]
 
     def tokens(self, seq: int) -> array[int]:
-        """All tokens that a sequence holds."""
+        """Return all tokens that a sequence holds."""
         return array(TYPECODE, [token for span in self._path(seq) for token in span.tokens])
 
     def spans(self) -> Iterator[tuple[int, int, frozenset[int]]]:
-        """(start, end, owners) of each run of cells that the same sequences hold, a sequence's from its start on."""
+        """Yield (start, end, owners) of each run of cells that the same sequences hold, each sequence's in order."""
         return ((span.start, span.end, frozenset(span.owners)) for span in self._root.below())
 
     @property
@@ -118,7 +118,7 @@ class PrefixIndex:
         return sum(1 for _ in self._root.below())
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(n, seq): the longest prefix of `tokens` that any one sequence holds, and that sequence; (0, -1) for none.
+        """Return (n, seq): the longest prefix of `tokens` that any one sequence holds, and that sequence; or (0, -1).
 
         Among sequences that hold it, an unpinned one is preferred, then the one with the least beyond it: it can be
         continued in place. Changes nothing; pin the sequence before making room, or `evict` may take it.
@@ -139,17 +139,17 @@ class PrefixIndex:
         return longest, max((seq for span in found for seq in span.owners), key=self._freedom, default=-1)
 
     def _next(self, span: _Span, wanted: array[int]) -> Sequence[_Span]:
-        """The children of a span that begin with the token wanted after it."""
+        """Return the children of a span that begin with the token wanted after it."""
         return span.children.get(wanted[span.end], ()) if span.end < len(wanted) else ()
 
     def _freedom(self, seq: int) -> tuple[bool, int]:
-        """How well a sequence can be continued in place, to be compared."""
+        """Rank how well a sequence can be continued in place."""
         return seq not in self._pinned, -self._tails[seq].end
 
     # --- what was done -------------------------------------------------------------------------------------------
 
     def hold(self, seq: int, tokens: Sequence[int], now: float) -> None:
-        """From `now`, s, `seq` holds exactly the cells of `tokens`; those of the common prefix are the same as before.
+        """Record that `seq` holds just the cells of `tokens` at `now`, s; those of the common prefix are kept.
 
         Takes time in proportion to all the tokens, if little (some 30 ns each, 2 ns for an `array("i")`); `grow` is
         for what comes after. Raises OverflowError for a token that is no int32, and changes nothing then.
@@ -167,14 +167,14 @@ class PrefixIndex:
         self._grow(seq, wanted[same:], now)
 
     def grow(self, seq: int, tokens: Sequence[int], now: float) -> None:
-        """`seq` has got the cells of `tokens` after those it holds. O(len(tokens)): call it for every token drawn.
+        """Record that `seq` got the cells of `tokens` after those it holds, in O(len(tokens)): call it for each token.
 
         Raises OverflowError for a token that is no int32, and changes nothing then.
         """
         self._grow(seq, _array(tokens), now)
 
     def share(self, src: int, dst: int, n: int, now: float) -> None:
-        """`dst`, which held nothing, got the first `n` cells of `src`; counts as a use of them at `now`, s.
+        """Record that `dst`, empty before, shares the first `n` cells of `src`: a use of them at `now`, s.
 
         Raises ValueError if `dst` holds something or `src` holds less, and changes nothing then.
         """
@@ -188,7 +188,7 @@ class PrefixIndex:
                 span.owners.add(dst)
 
     def drop(self, seq: int, from_pos: int = 0) -> None:
-        """`seq` no longer holds the cells from position `from_pos` on; nothing happens if it held none there.
+        """Record that `seq` no longer holds the cells from position `from_pos` on, if it ever did.
 
         Raises ValueError for a negative position: llama.cpp means another thing by it.
         """
@@ -205,7 +205,7 @@ class PrefixIndex:
         self._pinned.discard(seq)
 
     def used(self, seq: int, now: float, n: int | None = None) -> None:
-        """The first `n` cells of `seq`, or all of them, were of use to a request at `now`, s."""
+        """Record that a request used the first `n` cells of `seq`, or all of them, at `now`, s."""
         self._advance(now)
         n = self.length(seq) if n is None else min(n, self.length(seq))
         if n > 0:
@@ -216,11 +216,11 @@ class PrefixIndex:
     # --- what is to be given up ----------------------------------------------------------------------------------
 
     def evict(self, n_cells: int) -> list[tuple[int, int]]:
-        """Take `n_cells` cells, or all there are, from unpinned sequences: [(seq, position to remove it from)].
+        """Take `n_cells` cells, or as many as can be, from unpinned sequences; return [(seq, position to cut it at)].
 
         The least expected saving per cell goes first, always at the end of a text, and no cell more than asked for. A
-        text that several sequences hold is taken from all of them. The index holds no longer what is returned; how
-        many cells that freed, `n_cells` tells.
+        text that several sequences hold is taken from all of them. The index no longer holds what it returns;
+        `n_cells` is lower by the cells that this frees.
         """
         cuts: dict[int, int] = {}
         leaves = [
@@ -262,19 +262,19 @@ class PrefixIndex:
         del leaf.tokens[keep:]
 
     def _worth(self, span: _Span) -> float:
-        """Expected saving of a cell of this span, in times to compute a first token."""
+        """Return the expected saving of a cell of this span, in times to compute a first token."""
         chance: float = 1 - 2 ** -self._hits(span)
         return chance * (1 + (span.start + span.end) / 2 / DEEPER)
 
     # --- the tree ------------------------------------------------------------------------------------------------
 
     def _path(self, seq: int) -> Iterator[_Span]:
-        """The spans of a sequence, from its first cell on."""
+        """Return the spans of a sequence, from its first cell on."""
         tail = self._tails.get(seq)
         return reversed(list(_upwards(tail))) if tail else iter(())
 
     def _own(self, seq: int) -> Iterator[_Span]:
-        """The spans that only this sequence owns, from its last cell back."""
+        """Yield the spans that only this sequence owns, from its last cell back."""
         tail = self._tails.get(seq)
         return (span for span in _upwards(tail) if len(span.owners) == 1) if tail else iter(())
 
@@ -285,7 +285,7 @@ class PrefixIndex:
         tail = self._tails.get(seq, self._root)
         self.n_cells += len(tokens)
         if len(tail.owners) == 1:
-            # What is written now is not older than that; and a text that was used before will be so with its new end.
+            # New cells are as recent as this; and a text that was used before will be used with its new end.
             tail.tokens += tokens
             tail.hits, tail.at = max(1.0, self._hits(tail)), self._now
             return
@@ -329,7 +329,7 @@ class PrefixIndex:
         return head
 
     def _span_to(self, seq: int, n: int) -> _Span:
-        """The span of a sequence that ends at its first `n` > 0 cells; it is made where there is none."""
+        """Return the span of a sequence that ends at its first `n` > 0 cells; split one if there is none."""
         span = next(span for span in self._path(seq) if span.end >= n)
         return self._split(span, n) if span.end > n else span
 
@@ -365,7 +365,7 @@ class PrefixIndex:
 
 
 def _upwards(span: _Span) -> Iterator[_Span]:
-    """A span and those before it, without the root."""
+    """Yield a span and those before it, without the root."""
     while span.parent:
         yield span
         span = span.parent
@@ -381,7 +381,7 @@ def _array(tokens: Sequence[int]) -> array[int]:
 
 
 def _n_common(held: array[int], wanted: array[int], at: int) -> int:
-    """How many tokens from the first on `held` has in common with `wanted` from `at` on."""
+    """Count how many leading tokens of `held` are those of `wanted` from `at` on."""
     n = min(len(held), len(wanted) - at)
     if n <= 0:
         return 0

@@ -3,7 +3,7 @@
     QoE(t) = integral_0^t A / integral_0^t E,  cut to [0, 1]         (Liu et al. 2024, arXiv 2404.16283, Eq. 1, §4)
 
 A(t) are the tokens digested by t: the reader takes at most `pace_tps` tokens/s and cannot begin a token before it has
-come. E(t) = pace_tps * (t - expected_ttft_s), from 0 on: nobody knows yet how long the answer will be, so unlike in
+come. E(t) = pace_tps * (t - expected_ttft_s), from 0 on: the length of the answer is not known yet, so unlike in
 `delivery.qoe`, which judges ended answers, E goes on rising (unless `n_total` says where it ends).
 
 Reading is a queue with one server: a token begins at b = max(its arrival, the end of the token before), takes a step of
@@ -40,7 +40,7 @@ class Timeline:
 
     `arrived_s` is when the request came by the caller's clock; the first token is expected `expected_ttft_s` later, and
     `pace_tps` tokens/s from there on. Raises ValueError unless the expectation is finite and >= 0, the pace finite and
-    positive, and the arrival finite. State lies in one row of numbers, so that a table of readers is made at one go.
+    positive, and the arrival finite. State lies in one row of numbers, so that a table of readers is made in one step.
     """
 
     __slots__ = ("row",)
@@ -56,12 +56,12 @@ class Timeline:
 
     @property
     def arrived_s(self) -> float:
-        """When the request came."""
+        """When the request came, s."""
         return self.row[ARRIVED]
 
     @property
     def expected_ttft_s(self) -> float:
-        """When the reader wanted the first token, after the arrival."""
+        """When the reader expects the first token, s after the arrival."""
         return self.row[TTFT]
 
     @property
@@ -71,11 +71,11 @@ class Timeline:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that have come."""
+        """The number of tokens that have come."""
         return int(self.row[N])
 
     def token(self, now: float, n: int = 1) -> None:
-        """`n` tokens have come at `now`; times must not descend from call to call."""
+        """Record that `n` tokens have come at `now`; times must not descend from call to call."""
         row = self.row
         step = 1.0 / row[PACE]
         begun = max(now - row[ARRIVED], row[FREE])
@@ -84,7 +84,7 @@ class Timeline:
         row[FREE] = begun + n * step
 
     def stock_s(self, now: float) -> float:
-        """How long the reader can go on reading what is there."""
+        """Return how long the reader can go on reading the tokens in hand, s."""
         return max(self.row[FREE] - (now - self.row[ARRIVED]), 0.0)
 
     def qoe(self, now: float, n_total: float = math.inf) -> float:
@@ -110,7 +110,7 @@ class Timeline:
         if m:
             begun = max(free, start)
             slack = tbt_s - step
-            # So many of them find the reader busy with what came before.
+            # This many of them find the reader busy with the tokens before.
             j = min(max(math.ceil((free - start) / slack), 0), m) if slack > 0 else m
             # j tokens without a pause, the others as they come.
             total += j * begun + step * j * (j - 1) / 2 + (m - j) * start + tbt_s * (m * (m - 1) - j * (j - 1)) / 2
@@ -129,7 +129,7 @@ class Timeline:
 
 
 class Readers:
-    """A table of n readers: what `Timeline` says of one, of all of them and for k speeds at once."""
+    """A table of n readers: the answers of `Timeline`, for all of them and for k speeds at once."""
 
     __slots__ = ("_columns", "_known", "arrived", "fastest", "free", "half_pace", "n_tokens", "pace", "total", "ttft")
 
@@ -145,13 +145,13 @@ class Readers:
         self.fastest: float = self.pace.max().item()  # the most stringent pace, tokens/s
 
     def only(self, chosen: NDArray[np.int64]) -> Readers:
-        """The table of some of the readers."""
+        """Return the table of some of the readers."""
         table = Readers.__new__(Readers)
         table._set(self._columns.take(chosen, axis=1))
         return table
 
     def qoe(self, now: float) -> FloatArray:
-        """QoE [n] up to `now`; also what it will be at a later time if no further token comes."""
+        """Return QoE [n] up to `now`; for a later time, what it will be if no further token comes."""
         t, area, expected = self._by(now)
         left = np.maximum(self.free - t, 0.0)
         return _ratio(self.half_pace * left * left, area, expected)
@@ -180,7 +180,7 @@ class Readers:
             # Token i begins at max(begun + i * step, its arrival): the first j of them find the reader busy with what
             # came before. A hair more than `busy` makes that all where they come as fast as they are read.
             j = np.minimum(np.ceil((busy + HAIR) / np.maximum(slack, HAIR * HAIR)), m)
-            missed += (m - j) * (slack * ((j + m - 1) / 2) - busy)  # so much later the others begin, in all
+            missed += (m - j) * (slack * ((j + m - 1) / 2) - busy)  # the delays of the others, in all
             np.maximum(end, (delay + step) - m * less, out=end, where=m > 0)
         np.maximum(end, 0.0, out=end)  # what is left to read then
         end *= end
@@ -191,7 +191,7 @@ class Readers:
     def _by(self, when: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Each [n]: the time since the arrival, the area under A but for what is left to read then, and that under E.
 
-        A trifle is on top of both areas, so that the ratio is 1 while nothing is expected. Two questions on the same
+        A trifle is on top of both areas, so that the ratio is 1 while nothing is expected. Two calls with the same
         time follow each other.
         """
         if self._known is None or self._known[0] != when:

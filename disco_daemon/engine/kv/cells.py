@@ -1,7 +1,7 @@
-"""The KV cache's cells and sequence ids: who has them, what is kept for later, and how room is made.
+"""The KV cache's cells and sequence ids: which sequences have them, what is kept for later, and how room is made.
 
 A sequence is *taken* for a running answer and *left* when that is over: its cells stay as a cached prefix, until
-somebody needs the room. A new answer shares the cells of the longest prefix that any sequence holds.
+the room is needed. A new answer shares the cells of the longest prefix that any sequence holds.
 
 Cells are used one after the other and never twice, until none is left; then all that is still wanted is *moved* to the
 front. So each sequence has its cells in the order of its tokens, whatever became of others meanwhile, and attention
@@ -31,7 +31,7 @@ EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached te
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A sequence that was swapped out: its first `n_past` tokens."""
+    """The KV cache's content of a sequence that was swapped out: its first `n_past` tokens."""
 
     data: State
     n_past: int
@@ -41,7 +41,7 @@ class Cells:
     """All sequence ids and cells of one context.
 
     Owned by the thread that computes; `cached` may be called from any. `_taken` has the sequences of answers, and how
-    many cells each was promised, `_free` the ids of which no cell is known; all others are cached prefixes. Those in
+    many cells each was promised, `_free` the ids without cells; all others are cached prefixes. Those in
     `_private` are of clients who do not want them on disk.
     """
 
@@ -56,7 +56,7 @@ class Cells:
     ) -> None:
         """`spare_bytes` of main memory may hold answers that are swapped out, and as many cached prefixes.
 
-        With `spill`, cached prefixes for which there is no room, or that nobody has used for long, go to disk.
+        With `spill`, cached prefixes go to disk when there is no room for them, or when they have long been unused.
         """
         self._spare_bytes = min(spare_bytes, MAX_SAVED_BYTES)
         self.n_cells = n_cells
@@ -80,22 +80,22 @@ class Cells:
 
     @property
     def n_used(self) -> int:
-        """Cells that hold something, the cached prefixes too; those that sequences share count once."""
+        """The number of cells in use, those of cached prefixes included; shared cells count once."""
         return self._index.n_cells
 
     @property
     def n_free(self) -> int:
-        """Cells that hold nothing and are promised to nobody."""
+        """The number of cells that are neither in use nor promised to a sequence."""
         promised = sum(max(0, n - self._index.length(seq)) for seq, n in self._taken.items())
         return self.n_cells - self.n_used - promised
 
     @property
     def n_taken(self) -> int:
-        """Sequences that are taken."""
+        """The number of sequences that are taken."""
         return len(self._taken)
 
     def cached(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens would not have to be computed."""
+        """Count how many of these tokens would not have to be computed."""
         with self._lock:
             n = max(self._index.match(tokens)[0], self._host_cache.match(tokens))
         found = self.spill.find(tokens, n) if self.spill is not None else None
@@ -104,9 +104,9 @@ class Cells:
     # --- taking and leaving --------------------------------------------------------------------------------------
 
     def take(self, tokens: Sequence[int], *, private: bool = False) -> tuple[int, int] | None:
-        """A sequence for these tokens, and how many of them it has already; None if there is no room for all.
+        """Take a sequence for these tokens; return it and how many it has already, or None without room for all.
 
-        The last token is never among them: its logits are wanted. What is `private` is never written to disk.
+        The last token is never among them: its logits are wanted. A `private` text is never written to disk.
         """
         if self.n_taken == self.n_seqs:
             return None
@@ -143,7 +143,7 @@ class Cells:
             self._host_cache.put(kept, data, private=private)
 
     def _read(self, spill: Spill, tokens: Sequence[int], have: int) -> bool:
-        """Bring a text back from disk if it has enough more than `have` of these tokens; whether one came."""
+        """Bring a text back from disk if it has enough more than `have` of these tokens; return whether one came."""
         found = spill.find(tokens, have)
         if found is None or not self.make_room(len(found.tokens)):
             return False
@@ -154,7 +154,7 @@ class Cells:
         return False
 
     def _put_back(self, kept: Sequence[int], data: State, *, private: bool) -> bool:
-        """Make a cached prefix of a text that was saved, if an id is to be had; False if llama.cpp does not take it."""
+        """Make a cached prefix of a saved text, if there is an id for it; return False if llama.cpp refuses it."""
         self.advance(len(kept))
         with self._lock:
             seq = self._id()
@@ -170,7 +170,7 @@ class Cells:
         return True
 
     def _continued(self, source: int, n: int) -> int:
-        """A cached prefix that the new answer goes on with, and nobody else has."""
+        """Hand a cached prefix to the new answer, which goes on with its first `n` cells."""
         self._index.used(source, self._clock(), n)
         if n < self._index.length(source):
             self._llama.forget(source, n)
@@ -178,14 +178,14 @@ class Cells:
         return source
 
     def _branched(self, source: int, n: int) -> int:
-        """A sequence of its own, with the first `n` cells of another; that one must not be evicted for its id."""
+        """Make a sequence that shares the first `n` cells of another, which must not be evicted for its id."""
         kept = n > 0 and source not in self._taken
         if kept:
             self._index.pin(source)
         seq = self._id()
         if kept:
             self._index.unpin(source)
-        if seq is None:  # there is no other sequence to be had
+        if seq is None:  # no other sequence can be evicted
             return self._continued(source, n)
         if n:
             self._index.share(source, seq, n, self._clock())
@@ -193,12 +193,12 @@ class Cells:
         return seq
 
     def promise(self, seq: int, n: int) -> bool:
-        """Let a sequence have `n` cells in all; False if there is no room for them, and then it may not use them."""
+        """Promise a sequence `n` cells in all; return False if there is no room: then it may not use them."""
         self._taken[seq] = n
         return self.make_room(0)
 
     def grow(self, seq: int, tokens: Sequence[int]) -> None:
-        """A sequence has computed these tokens after those it had."""
+        """Record that a sequence has computed these tokens after those it had."""
         self._head += len(tokens)
         with self._lock:
             self._index.grow(seq, tokens, self._clock())
@@ -210,7 +210,7 @@ class Cells:
             self._index.drop(seq, n)
 
     def leave(self, seq: int) -> None:
-        """The answer is over: what was computed is kept for whoever asks the like."""
+        """Give a sequence back when its answer is over; what was computed stays as a cached prefix."""
         if not (self._llama.divisible and self.n_of(seq)):
             self.free(seq)
             return
@@ -224,7 +224,7 @@ class Cells:
         (self._private.add if private else self._private.discard)(seq)
 
     def free(self, seq: int) -> None:
-        """The answer is over, and nothing of it is kept."""
+        """Give a sequence back, and keep nothing of it."""
         self._llama.forget(seq, 0)
         with self._lock:
             self._index.unpin(seq)
@@ -235,7 +235,7 @@ class Cells:
     # --- swapping ------------------------------------------------------------------------------------------------
 
     def swap_out(self, seq: int, recompute_s: float) -> Saved | None:
-        """Free a sequence; return what brings it back, or None if computing it again (`recompute_s`) is cheaper."""
+        """Free a sequence; return what restores it, or None if to compute it again (`recompute_s`) is cheaper."""
         n_past, saved = self.n_of(seq), None
         began = self._clock()
         if self.saved_bytes < self._spare_bytes and n_past:
@@ -248,7 +248,7 @@ class Cells:
         return saved
 
     def swap_in(self, saved: Saved, tokens: Sequence[int], *, private: bool = False) -> int | None:
-        """The sequence again, which held the first of `tokens`; None if there is no room.
+        """Restore a sequence, which held the first of `tokens`; return its id, or None if there is no room.
 
         Where llama.cpp cannot restore it, the sequence is empty.
         """
@@ -275,30 +275,30 @@ class Cells:
         return seq
 
     def forget(self, saved: Saved) -> None:
-        """What was swapped out is not wanted any more."""
+        """Drop what was swapped out."""
         self.saved_bytes -= len(saved.data)
 
     def n_of(self, seq: int) -> int:
-        """Cells of a sequence that is taken."""
+        """Return the number of cells of a sequence that is taken."""
         with self._lock:
             return self._index.length(seq)
 
     def swap_s(self, saved: Saved) -> float:
-        """How long bringing it back takes, s."""
+        """Predict how long swapping it in takes, s."""
         return self.swap_s_per_byte * len(saved.data) / 2
 
     def _pays(self, n_past: int, recompute_s: float) -> bool:
         return self.swap_s_per_byte * n_past * self._llama.bytes_per_token < recompute_s
 
     def _swapped(self, took_s: float, n_bytes: int) -> None:
-        """So long it took to have so much out and in again."""
+        """Record how long swapping `n_bytes` out and in took."""
         if n_bytes:
             self.swap_s_per_byte += NEWEST * (took_s / n_bytes - self.swap_s_per_byte)
 
     # --- room ----------------------------------------------------------------------------------------------------
 
     def make_room(self, n: int) -> bool:
-        """Evict cached prefixes until `n` cells are free; False if even all of them are not enough."""
+        """Evict cached prefixes until `n` cells are free; return False if even all of them are not enough."""
         missing = n - self.n_free
         if missing <= 0:
             return True
@@ -306,10 +306,10 @@ class Cells:
         return self.n_free >= n
 
     def advance(self, n: int) -> None:
-        """Have `n` cells at the end that nobody has used; call it before a decode of so many rows.
+        """Make sure of `n` unused cells at the end; call it before a decode of `n` rows.
 
-        Each row passes by all cells in use, its own or not. When as much time has been lost on those that are no
-        running answer's as it takes to put them away, they are: rent or buy, at most twice the best that could be done.
+        Each row passes by all cells in use, its own or not. When as much time has been lost on cells of no
+        running answer as it takes to put them away, that is done: rent or buy, at most twice the best possible cost.
         """
         self._wasted_s += n * self._llama.skip_s * (self._head - self._n_running)
         if self._wasted_s > self.swap_s_per_byte * self._llama.bytes_per_token * self.n_used:
@@ -318,7 +318,7 @@ class Cells:
             self.move()
 
     def tidy(self) -> None:
-        """Put cached prefixes into the host cache, and what runs to the front."""
+        """Put cached prefixes into the host cache, and the cells of running answers to the front."""
         with self._lock:
             for seq in self._index.unpinned():
                 self._host_cache.put(self._index.tokens(seq), self._llama.saved(seq), private=seq in self._private)
@@ -343,12 +343,12 @@ class Cells:
 
     @property
     def _n_running(self) -> int:
-        """Cells of answers; shared ones count for each, which is too many."""
+        """The number of cells of answers; shared ones count for each, which overestimates it."""
         return min(self._head, sum(map(self._index.length, self._taken)))
 
     @property
     def n_garbage(self) -> int:
-        """Cells that hold what nobody wants any more, until the next move."""
+        """The number of cells whose content is of no more use; the next move frees them."""
         return self._head - self.n_used
 
     def _evict(self, n: int) -> None:
@@ -363,7 +363,7 @@ class Cells:
                 self._free.add(seq)
 
     def _id(self) -> int | None:
-        """A free sequence id; the least valuable cached prefix gives up its own if there is none. Under the lock."""
+        """Return a free sequence id; without one, the least valuable cached prefix is evicted. Under the lock."""
         if self._free:
             return self._free.pop()
         texts = self._cached_texts()
@@ -376,7 +376,7 @@ class Cells:
     # --- disk ----------------------------------------------------------------------------------------------------
 
     def leave_all(self) -> None:
-        """All answers are over."""
+        """Give all sequences back."""
         for seq in list(self._taken):
             self.leave(seq)
 
@@ -390,7 +390,7 @@ class Cells:
             return self._host_cache.get(key)
 
     def _cached_texts(self) -> dict[int, bytes]:
-        """The texts that can be evicted, by sequence, if they are to be kept all the same. Under the lock."""
+        """Return the texts that can be evicted, by sequence, if evicted ones go to disk; else none. Under the lock."""
         if self.spill is None or not self.spill.active:
             return {}
         public = (seq for seq in self._index.unpinned() if seq not in self._private)

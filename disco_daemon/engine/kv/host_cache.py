@@ -1,4 +1,4 @@
-"""Cached prefixes put out of the KV cache into main memory: to bring one back is cheaper than to compute it again."""
+"""Cached prefixes in main memory, out of the KV cache: to bring one back is cheaper than to compute it again."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..llama.state import State
 
 
 class HostCache:
-    """Texts and what the KV cache had of them, the one used last at the end.
+    """Texts with the KV cache's content for them, the one used last at the end.
 
-    Bounded by `max_bytes`: those go first that nobody has used for longest, to `spill` unless they are private.
+    Bounded by `max_bytes`: the texts unused for longest go first, to `spill` unless they are private.
     """
 
     def __init__(self, max_bytes: int, spill: Callable[[bytes, State], object] | None = None) -> None:
         self.n_bytes = 0
         self._max_bytes = max_bytes
         self._spill = spill
-        self._kept: OrderedDict[bytes, State] = OrderedDict()  # tokens as an int32 array's bytes: what was saved
+        self._kept: OrderedDict[bytes, State] = OrderedDict()  # content by the bytes of the tokens, int32 each
         self._private: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def put(self, tokens: Sequence[int], data: State, *, private: bool = False) -> None:
-        """Keep a text; those that are a beginning of it are not needed any more. A private one stays in memory."""
+        """Keep a text, in place of those that are a beginning of it. A private one is never spilled."""
         key = array("i", tokens).tobytes()
         for old in [k for k in self._kept if key.startswith(k)]:
             self._remove(old)
@@ -41,17 +41,17 @@ class HostCache:
             self._drop(next(iter(self._kept)))
 
     def get(self, key: bytes) -> State | None:
-        """What was saved of just this text, given as the bytes of its int32 tokens; it stays here."""
+        """Return the content of just this text, given as the bytes of its int32 tokens; it stays here."""
         return self._kept.get(key)
 
     def match(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens the text has that has most of them."""
+        """Count how many of these tokens the best matching text begins with."""
         return self._best(tokens)[0]
 
     def take(self, tokens: Sequence[int]) -> tuple[list[int], State, bool]:
-        """The text that has most of these tokens, what was saved of it, and whether it is private.
+        """Return the best matching text, its content, and whether it is private.
 
-        It stays here if only its beginning is wanted; else it will come back longer. Raises KeyError if there is none.
+        It stays here if only its beginning matches; else it will come back longer. Raises KeyError if there is none.
         """
         n, key = self._best(tokens)
         kept, private = array("i", key).tolist(), key in self._private
@@ -65,7 +65,7 @@ class HostCache:
         return max(((n_common(np.frombuffer(key, np.int32), wanted), key) for key in self._kept), default=(0, b""))
 
     def _drop(self, key: bytes) -> None:
-        """Remove a text for want of room."""
+        """Remove a text to make room; spill it unless it is private."""
         private = key in self._private
         data = self._remove(key)
         if self._spill is not None and not private:
@@ -79,7 +79,7 @@ class HostCache:
 
 
 def n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """How many numbers from the first on two texts have in common."""
+    """Count how many leading numbers two texts have in common."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n

@@ -1,8 +1,8 @@
-"""Conversations on disk: what the KV cache had of them, a file each, so that they outlive the engine process.
+"""Conversations on disk: the KV cache's content for each in a file, so that they outlive the engine process.
 
-A file holds a text's token ids, keys and values: whoever reads it reads the conversation. So the folder is the user's
-alone (0700, files 0600). A file is written whole or not at all; one that is damaged, or that another model, build or
-rounding has made, is removed and never used. Nothing is synced: what a power cut tears has a wrong checksum.
+A file holds a text's token ids, keys and values: reading it is reading the conversation. So the folder is the user's
+alone (0700, files 0600). A file is written whole or not at all; one that is damaged, or made by another model, build
+or rounding, is removed and never used. Nothing is synced: a file torn by a power cut has a wrong checksum.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from ..wire import Load
 from .host_cache import n_common
 
 MAGIC = b"discokv1"  # and the version of the format
-MAX_QUEUED_BYTES = 64 * 2**20  # that wait to be written; one text may always wait, however large
-MAX_LEFT = 256  # texts known that are not written yet
-SPARE_DISK_BYTES = 2**30  # the last of a disk is not ours
+MAX_QUEUED_BYTES = 64 * 2**20  # of texts that wait to be written; one text may always wait, however large
+MAX_LEFT = 256  # texts that are not written yet
+SPARE_DISK_BYTES = 2**30  # what is left free on a disk
 LEAST_GAIN = 32  # tokens that must be saved before a file is read
 FIRST_READ_S_PER_BYTE = 2e-9  # a slow SSD; measured from the first read on
 NEWEST = 0.3  # weight of the newest read
-POLL_S = 0.05  # until somebody looks again whether a file is written
+POLL_S = 0.05  # between two looks at whether a file is written
 # MAGIC, fingerprint, number of tokens, bytes of keys and values and their CRC-32; then the tokens, int32 each; then the
 # CRC-32 of all so far; then keys and values, as llama_state_seq_get_data gives them.
 _HEAD = struct.Struct("<8s32sIQI")
 _CRC = struct.Struct("<I")
-_NAME = re.compile(r"[0-9a-f]{32}\.(kv|new)")  # of a file of ours; what else lies in the folder is left alone
-# To the keys and values; the rest of Load may change their bits.
+_NAME = re.compile(r"[0-9a-f]{32}\.(kv|new)")  # of our files; others in the folder are left alone
+# Settings on which keys and values do not depend; the rest of Load may change their bits.
 _IRRELEVANT = {
     "model_path", "n_ctx", "n_cells", "n_threads", "n_threads_batch", "scheduler", "speculate", "draft_path",
     "chat_template", "disk",
 }  # fmt: skip
 
-Copy = Callable[[bytes], State | None]  # what there is of a text in memory
+Copy = Callable[[bytes], State | None]  # returns the content of a text, if it is in memory
 
 
 class DamagedError(ValueError):
-    """A file is not what was once written, or somebody else's."""
+    """A file has been changed since it was written, or another program wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpilledText:
-    """A text on disk, as the bytes of its int32 tokens; it has the first `n` of those that were looked for."""
+    """A text on disk, as the bytes of its int32 tokens; it begins with the first `n` of those that were looked for."""
 
     key: bytes
     n: int
@@ -73,18 +73,18 @@ class SpilledText:
 
 @dataclass(slots=True)
 class _File:
-    """`size` in bytes, and when it was last used: ns since the epoch, its date on disk."""
+    """A file's `size` in bytes, and its date on disk: when it was last used, ns since the epoch."""
 
     size: int
     used_ns: int
 
 
 class Spill:
-    """The folder: what is in it, and the thread that writes.
+    """The folder, the texts in it, and the thread that writes.
 
     Bounded by `max_bytes` of disk: the text used longest ago goes first. `_left` are the texts whose answers are over
     and that are not on disk yet, oldest first; only the thread that computes knows them. All else is behind `_lock`:
-    that thread reads, the one that counts prompts asks what there is (`find`), and one of its own writes.
+    that thread reads, the thread that counts prompts calls `find`, and a thread of its own writes.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Spill:
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look up what is there; with `max_bytes` 0 remove it. A token takes `token_s` to compute, s.
+        """Open the folder; with `max_bytes` 0, remove what is in it. A token takes `token_s` to compute, s.
 
-        A text is idle when nobody has used it for `idle_s`, s. Where the folder cannot be used, or another engine has
-        it, `error` says so, and nothing is kept.
+        A text is idle when it has been unused for `idle_s`, s. If the folder cannot be used, or another engine has it,
+        `error` says so, and nothing is kept.
         """
         self.error = ""
         self.n_bytes = 0
-        self.n_dropped = 0  # texts that came faster than they could be written
+        self.n_dropped = 0  # texts not kept because the disk was too slow
         self.s_per_byte = FIRST_READ_S_PER_BYTE
         self._folder, self._max_bytes, self._fingerprint = folder, max_bytes, fingerprint
         self._token_s, self._idle_s, self._clock = token_s, idle_s, clock
@@ -127,13 +127,13 @@ class Spill:
 
     @property
     def active(self) -> bool:
-        """Whether anything is kept."""
+        """Whether texts are kept on disk."""
         return self._guard is not None and self._max_bytes > 0
 
     # --- what is there -------------------------------------------------------------------------------------------
 
     def find(self, tokens: Sequence[int], have: int) -> SpilledText | None:
-        """The text that has most of these tokens, if it has so many more than `have` that reading it pays."""
+        """Find the best matching text, if it has so many more than `have` of these tokens that reading it pays."""
         wanted = array("i", tokens)
         ids = np.frombuffer(wanted, np.intc)
         with self._lock:
@@ -155,7 +155,7 @@ class Spill:
             return at < len(self._sorted) and self._sorted[at].startswith(key)
 
     def read(self, found: SpilledText) -> bytes | None:
-        """What was saved of a text; None if that is gone or damaged, and then it is removed."""
+        """Read the content of a text; None if the file is gone or damaged, and then it is removed."""
         began = time.perf_counter()
         path = self._path(found.key)
         try:
@@ -171,7 +171,7 @@ class Spill:
         return data
 
     def remove(self, key: bytes) -> None:
-        """Remove a text that is of no use."""
+        """Remove a text from disk."""
         with self._lock:
             if key in self._files:
                 self._forget(key)
@@ -180,7 +180,7 @@ class Spill:
     # --- what is to be written -----------------------------------------------------------------------------------
 
     def left(self, key: bytes) -> None:
-        """An answer is over, and this is its text; it is on disk some time after nobody has used it for `idle_s`."""
+        """Note the text of an answer that is over; it is written to disk once it has been unused for `idle_s`."""
         if not self.active:
             return
         for old in [k for k in self._left if key.startswith(k)]:
@@ -190,9 +190,9 @@ class Spill:
             self._left.popitem(last=False)
 
     def write_idle(self, copy: Copy) -> float | None:
-        """Have a text written that has become idle; call it when nothing runs, since `copy` takes some ms.
+        """Queue a text for writing that has become idle; call it when nothing runs, since `copy` takes some ms.
 
-        Returns how long until it is worth another call, s; None: not before an answer has ended.
+        Returns how long to wait until the next call, s; None: until an answer has ended.
         """
         key, at = self._due()
         if key and (data := copy(key)) is not None:
@@ -202,7 +202,7 @@ class Spill:
         return max(0.0, next(iter(self._left.values())) + self._idle_s - self._clock()) if self._left else None
 
     def write_all(self, copy: Copy, within_s: float) -> bool:
-        """Write all that is not on disk yet, the newest first; False if there was more than `within_s` allows, s."""
+        """Write all texts not on disk yet, the newest first; return False if `within_s`, s, is not enough."""
         until = self._clock() + within_s
         for key, at in reversed(list(self._left.items())):
             data = None if self.has(key) else copy(key)
@@ -211,7 +211,7 @@ class Spill:
         return self._flush(until - self._clock())
 
     def _due(self) -> tuple[bytes, float]:
-        """A text that is idle and not on disk, and since when; each is told once, and none while another is written."""
+        """Return a text that is idle and not on disk, and since when; each once, and none while another is written."""
         while self._left and not self._queued_bytes:
             key, at = next(iter(self._left.items()))
             if self._clock() - at < self._idle_s:
@@ -222,9 +222,9 @@ class Spill:
         return b"", 0.0
 
     def put(self, key: bytes, data: State, wait_s: float = 0.0, age_s: float = 0.0) -> bool:
-        """Have a text written soon that was used `age_s` ago, s.
+        """Queue a text for writing that was used `age_s` ago, s.
 
-        False if the disk cannot keep up within `wait_s`, s, and then it is not kept.
+        Returns False if the disk cannot keep up within `wait_s`, s, and then the text is not kept.
         """
         if not self.active:
             return False
@@ -245,7 +245,7 @@ class Spill:
         return not self._queued_bytes or self._queued_bytes + n <= MAX_QUEUED_BYTES
 
     def _write_queued(self) -> None:
-        """The thread that writes."""
+        """Write queued texts for ever, in a thread of its own."""
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._queue)
@@ -261,7 +261,7 @@ class Spill:
                 self._lock.notify_all()
 
     def _write(self, key: bytes, data: State, used_ns: int) -> None:
-        """Write one file, unless all there is room for was used later. Raises OSError."""
+        """Write one file, unless there is only room for texts used later. Raises OSError."""
         size = _HEAD.size + len(key) + _CRC.size + len(data)
         if size > self._max_bytes:
             return
@@ -292,7 +292,7 @@ class Spill:
     # --- the folder ----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Make the folder ours, and learn what is in it. Raises OSError."""
+        """Lock the folder, and list the texts in it. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._folder.stat().st_uid != os.getuid():
             raise PermissionError("it belongs to somebody else")
@@ -321,7 +321,7 @@ class Spill:
         self._trimmed(self._max_bytes)
 
     def _trimmed(self, n_bytes: int, before_ns: float = math.inf) -> bool:
-        """Remove the texts used longest ago, until `n_bytes` are left; False if that would take one used later."""
+        """Remove the oldest texts until `n_bytes` are left; return False if one used after `before_ns` had to go."""
         while self.n_bytes > n_bytes:
             with self._lock:
                 oldest = min(self._files, key=lambda key: self._files[key].used_ns)
@@ -344,7 +344,7 @@ class Spill:
 
 
 def _head(f: BinaryIO, fingerprint: bytes) -> tuple[bytes, int, int]:
-    """Read up to the keys and values: the text, and their size and CRC-32. Raises DamagedError."""
+    """Read up to the keys and values; return the text, and their size and CRC-32. Raises DamagedError."""
     size = os.fstat(f.fileno()).st_size
     head = f.read(_HEAD.size)
     if len(head) < _HEAD.size:
@@ -361,7 +361,7 @@ def _head(f: BinaryIO, fingerprint: bytes) -> tuple[bytes, int, int]:
 
 
 def _saved(path: Path, fingerprint: bytes, key: bytes) -> bytes:
-    """The keys and values of a text. Raises DamagedError and OSError."""
+    """Read the keys and values of a text. Raises DamagedError and OSError."""
     with path.open("rb") as f:
         text, size, crc = _head(f, fingerprint)
         data = f.read(size)
@@ -371,7 +371,7 @@ def _saved(path: Path, fingerprint: bytes, key: bytes) -> bytes:
 
 
 def fingerprint_of(load: Load, build: str) -> bytes:
-    """What keys and values depend on: the model file, settings that change bits, and llama.cpp (`build`). 32 bytes.
+    """Hash what keys and values depend on: model file, settings that change bits, and llama.cpp (`build`). 32 bytes.
 
     A file counts by its size and date, the model's also by its beginning. Raises OSError if that cannot be read.
     """
@@ -384,7 +384,7 @@ def fingerprint_of(load: Load, build: str) -> bytes:
 
 
 def _dated(path: Path) -> tuple[int, int]:
-    """Size, bytes, and date, ns, of a file; zeros if there is none."""
+    """Return size (bytes) and date (ns) of a file; zeros if there is none."""
     try:
         stat = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""What is made of a request before it may compute: tokens and a grammar, in the reader's thread.
+"""Preparing a request in the reader's thread: its tokens and its grammar.
 
-So neither a long prompt nor a strange schema keeps the running answers waiting, and what cannot be served is refused
-before the batcher hears of it.
+So neither a long prompt nor a strange schema keeps the running answers waiting, and a request that cannot be served is
+refused before it reaches the batcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Prepared:
 
 
 def prepared(llama: Llama, request: Generate) -> Prepared:
-    """Of a request that may be served. Raises TemplateError, PromptError."""
+    """Prepare a request. Raises TemplateError, PromptError."""
     prompt = llama.vocabulary.prompt_tokens(request)
     given = llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
     return Prepared(request, prompt, given, llama.grammar(request))

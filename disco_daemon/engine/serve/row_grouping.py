@@ -1,11 +1,10 @@
-"""Whether the rows of an iteration go to llama.cpp together or one by one, learned from what either took. Pure.
+"""Row grouping: whether an iteration's rows go to llama.cpp together or one by one, as measured. Pure.
 
 Mostly together: the weights are read once for all of them. But where a row is bound by arithmetic, as a small model's
 is on a CPU, there is nothing to share, and llama.cpp has other kernels for one row than for a few: with the default
 model and one thread, two rows together take longer than one after the other (`benchmarks/grouping.py`).
 
-Iterations are compared with the one just before only: what slows all of them, a longer context or another process,
-says nothing of the way.
+An iteration is compared only with the one just before it: a longer context or another process slows both ways.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from collections import deque
 MOST = 7  # rows that may go one by one; with 8 llama.cpp's kernels are at their best
 TRIES, NEWEST = 5, 9  # comparisons before one way is taken for the better one, and the newest that count
 OTHER_EVERY = 61  # iterations; one of them goes the other way: either may have changed
-FAR = 1.5  # what takes so many times as long is not tried again
+FAR = 1.5  # a way that takes this many times as long is not tried again
 
 
 class RowGrouping:
-    """How much longer 2 .. MOST rows took one by one than together, each time both ways were taken in turn."""
+    """The ratios of times, one by one to together, for 2 .. MOST rows, whenever both ways followed each other."""
 
     __slots__ = ("_alone_s", "_last", "_n_asked", "_ratios")
 
     def __init__(self) -> None:
         self._ratios: dict[int, deque[float]] = {}
         self._last = (0, False, 0.0)  # rows of the iteration before, whether they went one by one, and what it took, s
-        self._alone_s = 0.0  # what the only row took, when there was but one; s
+        self._alone_s = 0.0  # the time of an iteration with a single row, s
         self._n_asked = 0
 
     def apart(self, n: int) -> bool:
@@ -42,7 +41,7 @@ class RowGrouping:
         return (ratio < 1) is not other
 
     def observe(self, n: int, took_s: float, *, apart: bool) -> None:
-        """The `n` rows of an iteration, each of another answer, took so long in all."""
+        """Record how long the `n` rows of an iteration took in all, each of another answer."""
         n_last, was_apart, last_s = self._last
         self._last = n, apart, took_s
         if n == 1:

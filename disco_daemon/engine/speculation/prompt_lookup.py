@@ -1,9 +1,9 @@
-"""Guesses at the next tokens out of the text itself: prompt lookup. Pure.
+"""Prompt lookup: guesses at the next tokens from the text itself. Pure.
 
 A text that is edited, quoted or filled in repeats what was said before. So the end of a text is looked up in the text,
 and what followed there is guessed to follow here (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding; LLMA,
-Yang et al. 2023, arXiv 2304.04487). A guess costs nothing but the look-up, so it is compared with what came whether or
-not anybody used it: how good guesses are is known before a single one was computed.
+Yang et al. 2023, arXiv 2304.04487). A guess costs nothing but the look-up, so it is compared with the tokens that
+came whether or not it was used: the quality of guesses is known before the first one is computed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Chance:
 
     @property
     def value(self) -> float:
-        """The chance, 0 to 1."""
+        """The chance that the next guess is right, 0 to 1."""
         return self._hits / self._tries
 
     def observe(self, *, right: bool) -> None:
-        """A guess was `right` or wrong."""
+        """Learn from a guess."""
         self._hits = KEEP * self._hits + right
         self._tries = KEEP * self._tries + 1.0
 
     def observe_run(self, n_right: int, n: int) -> None:
-        """Of `n` guesses in a row the first `n_right` were right; of those behind a wrong one nothing is known."""
+        """Learn from `n` guesses in a row, the first `n_right` right; those behind a wrong one teach nothing."""
         for i in range(min(n_right + 1, n)):
             self.observe(right=i < n_right)
 
 
 class PromptLookup:
-    """The guess for one growing text. State: where in the text it is repeated, the chances, and where each pair was.
+    """The guess for one growing text. State: where the text's end is repeated, the chances, and each pair's places.
 
     `_newest` has the place behind the newest occurrence of each pair of tokens, `_older` behind the one before it for
     each place: chains as in deflate's string matching (RFC 1951, section 4). Takes about 250 bytes and 1 us a token.
@@ -55,7 +55,7 @@ class PromptLookup:
     __slots__ = ("_at", "_chances", "_newest", "_older", "_run", "_tokens")
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        """Of a text so far; its own repetitions say nothing of the answer to come, and are not counted."""
+        """Begin with a text; its own repetitions say nothing about the answer to come, and are not counted."""
         self._tokens: list[int] = []
         self._newest: dict[tuple[int, int], int] = {}
         self._older: list[int] = [0]
@@ -67,7 +67,7 @@ class PromptLookup:
         self._find()
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Take in what the text, whose beginning is known already, has got since; each token judges its guess."""
+        """Add the tokens that the text has gained; each one judges its guess."""
         for i in range(len(self._tokens), len(tokens)):
             token = tokens[i]
             right = self._at > 0 and self._tokens[self._at] == token
@@ -86,7 +86,7 @@ class PromptLookup:
         return self._chances[self._class].value if self._at else 0.0
 
     def guess(self, n: int) -> list[int]:
-        """The next `n` tokens if the text goes on as before; none if it repeats nothing."""
+        """Return the next `n` tokens if the text goes on as before; none if it repeats nothing."""
         if not self._at:
             return []
         known = self._tokens
@@ -100,7 +100,7 @@ class PromptLookup:
         return sum(self._run >= least for least in CLASSES) - 1
 
     def _add(self, token: int) -> None:
-        """A token more; its pair with the one before is known for the next look-up, not for the present one."""
+        """Add a token; its pair with the one before is known from the next look-up on."""
         tokens, n = self._tokens, len(self._tokens)
         if n >= LEAST:
             pair = tokens[-2], tokens[-1]

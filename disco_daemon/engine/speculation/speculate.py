@@ -1,9 +1,9 @@
 """Speculative decoding: several next tokens are guessed, one llama_decode computes them all, and the model judges.
 
 A row for each guessed token goes behind the row of the last one. Then the rows are sampled in order, by the sampler
-that would have drawn these tokens one by one, as long as what is drawn is what was guessed (Leviathan et al. 2023,
+that would have drawn these tokens one by one, as long as the drawn token is the guessed one (Leviathan et al. 2023,
 arXiv 2211.17192, with a guess that is certain of itself). So an answer is what it would have been, token for token if
-it is greedy or has a seed, in distribution if not. What was guessed wrong is cut from the KV cache.
+it is greedy or has a seed, in distribution if not. Wrong guesses are cut from the KV cache.
 
 Rows are not free, least of all on a CPU. So a guess is computed only if, by its chance to be right and by what rows
 have cost so far, the iteration then yields more tokens per second, of all answers together.
@@ -28,7 +28,7 @@ MAX_BESIDE = 4  # answers; with more of them rows are better spent on another an
 MAX_GUESSED = 32  # tokens in one iteration, of all answers
 MARGIN = 1.1  # by which guesses have to be worth their cost: both are estimates
 PLAIN_EVERY = 32  # iterations; one of them is without guesses, so that it is known how long that takes
-ENOUGH_S = 1.0  # a reader with so much text in hand gains nothing by more of it
+ENOUGH_S = 1.0  # a reader with this much text in hand gains nothing by more
 NEWEST = 0.2  # weight of the newest measurement of what rows cost
 CHEAPEST, DEAREST = 0.02, 1.5  # a row beside others, in iterations of one answer; beyond it is another process' doing
 RELAX, LIKELY = 0.9995, 0.8  # what rows cost, each time a likely guess was not worth it: it is tried again some time
@@ -37,18 +37,18 @@ TRY_EVERY, TRY_CHANCE = 64, 0.9  # iterations; in one of them the draft model is
 
 
 class Drafting(Protocol):
-    """A small model that goes on with a text."""
+    """A small model that continues a text."""
 
     @property
     def token_s(self) -> float:
-        """What a token takes it, s."""
+        """How long it takes for a token, s."""
 
     def draft(self, key: str, tokens: Tokens[int], n: int) -> list[int]:
-        """At most `n` tokens that it would go on with; none while it has not read the text of `key` yet."""
+        """Guess at most `n` tokens; none while it has not read the text of `key` yet."""
 
 
 class Option(NamedTuple):
-    """A guess of `size` tokens: how many it is expected to yield, what it costs in s, whether the draft model's."""
+    """A guess of `size` tokens: `more` are expected to be right, it costs `cost_s`; `of_model`: the draft model's."""
 
     size: int
     more: float
@@ -57,7 +57,7 @@ class Option(NamedTuple):
 
 
 class Speculator:
-    """Says what to guess, and learns what that is worth.
+    """Decides which guesses to compute, and learns what they are worth.
 
     State: counters of tokens `n_drafted` and `n_accepted`; of the latest iteration the time that the draft model
     `took_s`, and the guesses; what the rows of a guess of each size cost, in units of an iteration of one answer, with
@@ -82,7 +82,7 @@ class Speculator:
     # --- guessing ------------------------------------------------------------------------------------------------
 
     def drafts(self, decoding: Tokens[Sequence], n_iterations: int) -> dict[Sequence, list[int]]:
-        """What to compute behind the last tokens of these answers in the coming iteration; mostly nothing."""
+        """Return the guesses to compute behind the last tokens of these answers; mostly none."""
         found: dict[Sequence, list[int]] = {}
         self.took_s = 0.0
         self._options.clear()
@@ -95,7 +95,7 @@ class Speculator:
                 continue
             limit = min(MAX_GUESSED - n_guessed, self._left(s))
             best = self._best(self._possible(s, limit, trial=n_iterations % TRY_EVERY == 0), n_tokens / took_s)
-            # Guesses take no cell that an answer may need before it is decided again who runs.
+            # Guesses take no cell that an answer may need before the next decision.
             if best is None or not self._cells.make_room(best.size + 2 * len(decoding)):
                 continue
             if draft := self._modelled(s, best.size) if best.of_model else _lookup(s).guess(best.size):
@@ -104,7 +104,7 @@ class Speculator:
         return found
 
     def _possible(self, s: Sequence, limit: int, *, trial: bool) -> list[Option]:
-        """All guesses of at most `limit` tokens."""
+        """List the guesses of at most `limit` tokens."""
         sizes, found = [size for size in SIZES if size <= limit], []
         if chance := _lookup(s).chance:
             found += [Option(size, self.trust * expected(chance, size), self.cost_s(size), False) for size in sizes]
@@ -115,11 +115,11 @@ class Speculator:
 
     @property
     def trust(self) -> float:
-        """Right guesses for each one that look-ups promised, 1 at most: they are chosen where they promise too much."""
+        """Right guesses per promised one of prompt lookup, 1 at most: it is chosen where it promises too much."""
         return min(1.0, (self._kept + DOUBTS) / (self._promised + DOUBTS))
 
     def _best(self, options: list[Option], rate: float) -> Option | None:
-        """The guess that yields most beyond what the same time yields without it, at `rate` tokens/s; None if none."""
+        """Return the guess that yields most beyond the same time without it, at `rate` tokens/s; None if none does."""
         best = max(options, key=lambda o: o.more - MARGIN * rate * o.cost_s, default=None)
         if best is None or best.more > MARGIN * rate * best.cost_s:
             return best
@@ -133,7 +133,7 @@ class Speculator:
         return self._llama.exact and bool(s.request.adapter)
 
     def _left(self, s: Sequence) -> int:
-        """How many guessed tokens may be of use: the one that is drawn in any case is not among them."""
+        """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
         limit = math.inf if s.n_left is None else s.n_left - 1
         return int(min(limit, self._llama.n_ctx - len(s.tokens) - 1))
 
@@ -149,10 +149,10 @@ class Speculator:
     # --- judging -------------------------------------------------------------------------------------------------
 
     def drawn(self, s: Sequence, draft: list[int], row: int) -> list[int]:
-        """The next tokens, drawn from the rows of the last token and of the draft; `row` is the last one.
+        """Draw the next tokens from the rows of the last token and of the draft; `row` is the last row.
 
-        As many as were guessed right, and one more: nothing is drawn from behind a wrong guess, or behind an end. What
-        was wrong is cut from the KV cache.
+        As many as were guessed right, and one more: nothing is drawn from behind a wrong guess, or behind an end. Wrong
+        guesses are cut from the KV cache.
         """
         assert s.draw.sampler is not None
         tokens: list[int] = []
@@ -170,7 +170,7 @@ class Speculator:
         return tokens
 
     def judge(self, s: Sequence, n_right: int, n: int) -> None:
-        """Of the latest guess of `n` tokens for a sequence the first `n_right` were right."""
+        """Learn that of the latest guess of `n` tokens for a sequence the first `n_right` were right."""
         self.n_drafted += n
         self.n_accepted += n_right
         if self._options[s].of_model:
@@ -180,7 +180,7 @@ class Speculator:
             self._promised, self._kept = KEEP * self._promised + promised, KEEP * self._kept + n_right
 
     def cost_s(self, size: int) -> float:
-        """What the rows of a guess take, s; as long as no guess of this size was computed, the least they may."""
+        """Predict what the rows of a guess take, s; the least they may, until a guess of this size was computed."""
         unit_s = self._latency.predict(1)
         if size in self.costs:
             return self.costs[size][0] * unit_s
@@ -200,12 +200,12 @@ class Speculator:
 
 
 def expected(chance: float, size: int) -> float:
-    """How many of `size` guessed tokens are right before the first wrong one, if each is with this chance."""
+    """Expect how many of `size` guessed tokens are right before the first wrong one, each with this chance."""
     return float(size) if chance >= 1 else chance * (1 - chance**size) / (1 - chance)
 
 
 def _lookup(s: Sequence) -> PromptLookup:
-    """The sequence's own, up to date."""
+    """Return the sequence's prompt lookup, up to date."""
     if s.lookup is None:
         s.lookup = PromptLookup(s.tokens)
     s.lookup.follow(s.tokens)
