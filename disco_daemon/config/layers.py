@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import tomllib
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,8 @@ from ..net import (
 )
 from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
-# What brings config.toml from schema i + 1 to the next: a setting renamed, a value in another unit. Append only; a file
-# without a number is of schema 1.
-Step = Callable[[MutableMapping[str, Any]], None]
-STEPS: tuple[Step, ...] = ()
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
-SCHEMA = "schema"  # its name in the file, above all tables
+SCHEMA, NEWEST = "schema", 1  # the number's name in the file, above all tables, and the number that this version writes
 
 # With `policy.private` and no device; also where the daemon was told so by a flag.
 NOBODY_HERE = (
@@ -88,9 +84,8 @@ def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config],
     config = _convert(values, path)
     check(config)
     document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
-    newest = _bring_up(document, path)
-    if document.get(SCHEMA, 1 if path.exists() else 0) != newest:  # none in a file that somebody wrote by hand: 1
-        document[SCHEMA] = newest
+    if not path.exists():  # a file without a number, as one written by hand, is of schema 1
+        document[SCHEMA] = NEWEST
     for key in changes:
         section, name = key.split(".")
         if section not in document:
@@ -203,26 +198,21 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as e:
         msg = f"{path} cannot be read: {e.strerror}"
         raise ConfigError(msg) from e
-    _bring_up(values, path)
-    values.pop(SCHEMA, None)
+    _require_known_schema(values.pop(SCHEMA, 1), path)
     return values
 
 
-def _bring_up(values: MutableMapping[str, Any], path: Path) -> int:
-    """Bring a file's settings to the newest schema; its number. Raises ConfigError for a newer file."""
-    number, newest = values.get(SCHEMA, 1), 1 + len(STEPS)
+def _require_known_schema(number: object, path: Path) -> None:
+    """Raise ConfigError for a file whose schema this version does not know."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         msg = f"{path}: {SCHEMA} = {number!r} is no number that a version of disco has written: remove that line"
         raise ConfigError(msg)
-    if number > newest:
+    if number > NEWEST:
         msg = (
             f"{path} was written by a newer version of disco (its schema is number {number}, this version knows up to "
-            f"{newest}): upgrade disco, or let $DISCO_CONFIG name another file"
+            f"{NEWEST}): upgrade disco, or let $DISCO_CONFIG name another file"
         )
         raise ConfigError(msg)
-    for step in STEPS[number - 1 :]:
-        step(values)
-    return newest
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, str]:
