@@ -1,4 +1,4 @@
-"""Whose the server's key is, from a daemon's first start with it on."""
+"""Binds the server's API key to the server's origin, at the daemon's first start with it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SETTING = "server.key_origin"
 
 
 def bind_key(config: Config, path: Path, before: str = "") -> Config:
-    """The settings with the key's origin in them: as set, as it was `before` a reload, or else as configured now.
+    """Return the settings with the key's origin: as set, as it was `before` a reload, or else as configured now.
 
-    What was not set is written into config.toml at `path`, and the log says so. Where that cannot be written, the
-    binding holds for the life of this process. Blocks on disk.
+    An origin that was not set is written into config.toml at `path`, and logged. If that fails, the binding holds for
+    the life of this process. Blocks on disk.
     """
     server = config.server
     if server.key_origin or not server.base_url or not _has_key(config):
@@ -38,5 +38,5 @@ def bind_key(config: Config, path: Path, before: str = "") -> Config:
 def _has_key(config: Config) -> bool:
     try:
         return bool(found_key(config))
-    except ConfigError:  # whoever takes the key says so
+    except ConfigError:  # reported where the key is taken
         return False

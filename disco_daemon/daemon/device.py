@@ -1,4 +1,4 @@
-"""What the device is to compute with: settings first, then what was measured here, then defaults."""
+"""The device's model and knobs: from the settings, else as measured on this machine, else defaults."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .tasks.autotuner import BUDGET_S, Autotuner
 
 log = logging.getLogger("disco.tune")
 
-FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below everybody's
+FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below all others
 
 
 def model_path(settings: DeviceSettings) -> Path:
-    """The device's model file. Raises ConfigError if there is none."""
+    """Return the device's model file. Raises ConfigError if there is none."""
     path = Path(settings.model).expanduser() if settings.model else default_model_path()
-    if not settings.model and not path.exists() and is_binary():  # which has it, and needs no network for it
+    if not settings.model and not path.exists() and is_binary():  # the binary carries it, and needs no network for it
         return fetch_default_model(log.info)
     if not path.exists():
         mend = "check device.model" if settings.model else "run `disco models fetch`"
@@ -40,39 +40,39 @@ def model_path(settings: DeviceSettings) -> Path:
 
 
 def require_regular(key: str, path: Path) -> None:
-    """Raise ConfigError where a setting names what is there and is no file: a pipe would hang who reads it."""
+    """Raise ConfigError if a setting names something that is not a file: reading a pipe would hang."""
     if path.exists() and not path.is_file():
         msg = f"{key} {path} is not a regular file: name a GGUF file"
         raise ConfigError(msg)
 
 
 def is_exact(config: Config) -> bool:
-    """Whether answers have to be continued to the bit; that needs flash attention, which has one way to round."""
+    """Whether answers must be continued to the bit; that needs flash attention, which rounds in one way only."""
     settings = config.device
     wanted = bool(config.server.base_url) if settings.rounding == "auto" else settings.rounding == "exact"
     return wanted and settings.flash_attn != "off"
 
 
 def n_gpu_layers(settings: DeviceSettings) -> int | None:
-    """As `wire.Load` has it: None = as many as fit. Who insists on exact rounding gets none: only the CPU has it."""
+    """Return the layers on the GPU, None for as many as fit; none with exact rounding: only the CPU has it."""
     if isinstance(settings.n_gpu_layers, int):
         return settings.n_gpu_layers
     return 0 if settings.rounding == "exact" else None
 
 
 def profiles() -> TunedProfiles:
-    """Of the models on this machine."""
+    """Return the tuned profiles of the models on this machine."""
     return TunedProfiles(data_path() / "profiles" / "devices")
 
 
 def key_for(config: Config, path: Path) -> ProfileKey:
-    """What a profile of the configured device is about."""
+    """Return the key of the configured device's profile."""
     settings = config.device
     return key_of(path, exact=is_exact(config), kv_type=settings.kv_type, gpu_layers=settings.n_gpu_layers)
 
 
 def knobs_for(config: Config, path: Path) -> Knobs:
-    """What the engine runs with."""
+    """Return the knobs that the engine runs with."""
     settings = config.device
     flash = {"auto": None, "on": True, "off": False}[settings.flash_attn]
     wanted = Wanted(settings.n_threads, settings.n_threads_batch, settings.n_ubatch, flash)
@@ -81,7 +81,7 @@ def knobs_for(config: Config, path: Path) -> Knobs:
 
 
 def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int = FOREGROUND) -> TuneJob:
-    """Measure the configured device, from the defaults on."""
+    """Return the job that tunes the configured device, from the defaults on."""
     settings = config.device
     start = chosen(Wanted(), None, n_cores())
     return TuneJob(
@@ -90,12 +90,12 @@ def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int
 
 
 def save(config: Config, path: Path, tuned: Tuned) -> Path:
-    """Keep what was measured for the next start. Raises OSError."""
+    """Save what was measured for the next start; return the file. Raises OSError."""
     return profiles().save(key_for(config, path), tuned, datetime.now(UTC).date().isoformat())
 
 
 def load_measured(config: Config) -> Measured | None:
-    """What `disco profile` found of the configured model, as it will be computed; None if it was never run on it."""
+    """Return the figures of `disco profile` for the configured model and knobs; None if it never ran with these."""
     settings = config.device
     if not settings.enabled or settings.base_url:
         return None
@@ -104,7 +104,7 @@ def load_measured(config: Config) -> Measured | None:
 
 
 def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clock: Clock) -> Autotuner | None:
-    """Who measures while nobody asks anything; None if you do not want that, or if it is known already."""
+    """Return the autotuner of an idle daemon; None where settings forbid it, or where the knobs are known already."""
     settings, path = config.device, engine.config.model_path
     if not settings.autotune or settings.n_threads or profiles().load(key_for(config, path)) is not None:
         return None
@@ -123,7 +123,7 @@ def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clo
 
 
 def engine_knobs(knobs: Knobs) -> dict[str, Any]:
-    """The knobs as fields of `EngineConfig`."""
+    """Return the knobs as fields of `EngineConfig`."""
     return {
         "n_threads": knobs.n_threads,
         "n_threads_batch": knobs.n_threads_batch,
@@ -133,7 +133,7 @@ def engine_knobs(knobs: Knobs) -> dict[str, Any]:
 
 
 def describe(tuned: Tuned) -> str:
-    """The result in a sentence."""
+    """Return the result of a tune as a sentence."""
     now, before, knobs = tuned.speed, tuned.start, tuned.knobs
     flash = ", no flash attention" if knobs.flash_attn is False else ""
     return (

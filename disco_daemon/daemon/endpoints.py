@@ -29,9 +29,9 @@ log = logging.getLogger("disco.daemon")
 def make_endpoints(
     config: Config, clock: Clock, shape: Shape | None, before: Mapping[Side, Endpoint] | None = None
 ) -> dict[Side, Endpoint]:
-    """The configured endpoints; of those `before` them the device, if it would be the same one.
+    """Return the configured endpoints; the device is the one `before`, if it would be the same.
 
-    A server asks the device that stands beside it, which is the one in use. Raises ConfigError when there is none.
+    A server is given the tokenizer of the device beside it. Raises ConfigError when no endpoint is configured.
     """
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
@@ -97,7 +97,7 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
 
 
 def _name(path: Path) -> str:
-    """What to call a model whose file is called by its checksum, as Ollama's are; else empty."""
+    """Return a name for a model whose file is named by its checksum, as Ollama's are; "" for others."""
     if path.suffix:
         return ""
     return next((found.name for found in places.find() if found.path == path), "")
@@ -110,7 +110,7 @@ def _disk(settings: DeviceSettings) -> wire.Disk:
 
 
 def _chat_template(settings: DeviceSettings) -> str:
-    """The text of `device.chat_template`. Raises ConfigError."""
+    """Return the text of `device.chat_template`. Raises ConfigError."""
     if not settings.chat_template:
         return ""
     return smallfile.read_text(Path(settings.chat_template).expanduser(), "device.chat_template ", hidden=0o002)
@@ -125,7 +125,7 @@ def _adapters(settings: DeviceSettings) -> tuple[wire.AdapterFile, ...]:
 
 
 def _named(key: str, text: str) -> str:
-    """The path that a setting names. Raises ConfigError where that is no file."""
+    """Return the path that a setting names. Raises ConfigError where that is no file."""
     path = Path(text).expanduser()
     require_regular(key, path)
     return str(path)

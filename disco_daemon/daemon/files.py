@@ -1,4 +1,4 @@
-"""How many files this process may have open: connections are files, too."""
+"""The limit of open files, and the connections that fit into it: each connection is a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_CONNECTIONS = 32  # of clients, however few files may be open
 
 
 def raise_limit() -> int:
-    """Let this process open as many files as it may need, as far as it may; how many that are.
+    """Raise the limit of open files as far as needed and allowed; return it.
 
     The usual soft limits, 1,024 on Linux and 256 on macOS, are for programs that use `select`.
     """
@@ -22,11 +22,11 @@ def raise_limit() -> int:
         return WANTED_FILES if soft == resource.RLIM_INFINITY else soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # a sandbox that has a say in it
+    except (OSError, ValueError):  # a sandbox forbids it
         return soft
     return wanted
 
 
 def connections(n_files: int) -> int:
-    """How many connections of clients go with so many files: each may cause one to a server."""
+    """Return the connections that `n_files` allow: each connection of a client may cause one to a server."""
     return max(LEAST_CONNECTIONS, min(MAX_CONNECTIONS, (n_files - SPARE_FILES) // 2))

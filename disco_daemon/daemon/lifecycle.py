@@ -1,4 +1,4 @@
-"""Runs a daemon until a signal, and reads its configuration again at another."""
+"""Runs a daemon until SIGINT or SIGTERM; at SIGHUP it reads its configuration again."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ STDIN = 0
 async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, until_eof: bool = False) -> None:
     """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once.
 
-    With `until_eof` the end of stdin asks for the same, however the parent process has ended. It is no signal: a parent
-    that sends one and lets go of its end of the pipe means it once.
+    With `until_eof` the end of stdin asks for the same, however the parent process has ended. It does not count as a
+    signal: a parent that sends one and closes its end of the pipe asks once.
     """
     stop, signalled_before = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -51,7 +51,7 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
     if until_eof:
         try:
             loop.add_reader(STDIN, heard)
-        except OSError as e:  # a file, or /dev/null, which never says that it ends
+        except OSError as e:  # a file, or /dev/null, whose end is never reported
             msg = "--until-eof is for a pipe as standard input, which ends with the process that holds it"
             raise ConfigError(msg) from e
     reloads: set[asyncio.Task[None]] = set()
@@ -64,9 +64,9 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
     async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(lambda: cancel_all(list(reloads)))
         loop.add_signal_handler(signal.SIGHUP, hung_up)
-        # What the imports left behind lives for ever: out of the collector's sight, or each full collection would walk
-        # all of it and stop every stream for tens of milliseconds.
-        # And a fit in its thread gives way to the loop within a millisecond, not five.
+        # Objects of the imports live for ever: they are frozen, or each full collection would walk all of them and stop
+        # every stream for tens of milliseconds.
+        # A fit in its thread gives way to the loop within a millisecond, not five.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()
@@ -84,7 +84,7 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
 
 
 async def _reloaded(daemon: Daemon) -> None:
-    """What a SIGHUP asks for. A wrong configuration is told in the log, and changes nothing."""
+    """Reload at a SIGHUP. A wrong configuration changes nothing; the log says what is wrong."""
     daemon.manager.reloading()
     try:
         await daemon.reload()
@@ -95,6 +95,6 @@ async def _reloaded(daemon: Daemon) -> None:
 
 
 def announce_json(url: str) -> None:
-    """One line for a parent process."""
+    """Print the URL as one JSON line, for a parent process."""
     sys.stdout.write(json.dumps({"url": url, "pid": os.getpid(), "version": __version__}) + "\n")
     sys.stdout.flush()

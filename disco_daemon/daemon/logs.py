@@ -1,4 +1,4 @@
-"""How the daemon logs: text at a terminal, one JSON object a line under a service; secrets are taken out of both."""
+"""The daemon's log: text at a terminal, one JSON object a line under a service; secrets are taken out of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..plain import plain
 
 QUIET = ("openai", "httpx2", "httpcore2", "asyncio")  # they log prompts and headers at debug
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-# Whatever looks like a key or a password, wherever it comes from: `sk-…`, `Bearer …`, `api_key=…`, `user:password@`.
+# All that looks like a key or a password, wherever it comes from: `sk-…`, `Bearer …`, `api_key=…`, `user:password@`.
 _SECRET = re.compile(
     r"(?i)(?P<before>\bbearer\s+|\b(?:api[_-]?key|token|password|secret)[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"
     r"|\b(?:sk|pk|rk|gsk|xai|hf)[-_][A-Za-z0-9_-]{8,}"
@@ -22,7 +22,7 @@ _SECRET = re.compile(
 
 
 def redacted(text: str) -> str:
-    """`text` with stars in place of what looks like a secret."""
+    """Return `text` with stars in place of everything that looks like a secret."""
     return _SECRET.sub(_starred, text)
 
 
@@ -43,7 +43,7 @@ class TextFormatter(logging.Formatter):
         return plain(redacted(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as `logging` calls it
-        """One line, also where a stranger has worded a part of it: the next line would look like ours."""
+        """Keep a message on one line: a stranger's second line would look like one of ours."""
         record.message = " ".join(record.message.splitlines())
         return super().formatMessage(record)
 

@@ -1,4 +1,4 @@
-"""What things cost here: the server's price, the caps with what is spent already, and the power sensors."""
+"""Makes spending and sensors from the settings: the server's price, the caps with amounts spent, what a probe costs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBE = CostBound(200, max_tokens=200)  # what a probe may cost, tokens; it asks
 
 
 def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = None) -> Spending:
-    """The prices in force and the caps; nothing counts as spent yet, see `restore`, but what `caps` in use have.
+    """Return the prices in force and the caps: `caps` in use, with what is spent of them, or new ones (see `restore`).
 
     `own` is the folder of the user's own price lists. Raises ConfigError.
     """
@@ -54,7 +54,7 @@ def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = N
 
 
 def price_of(config: Config, catalog: Catalog) -> Price:
-    """What the configured server charges: by the settings, else by the price lists; nothing without a server."""
+    """Return the configured server's price: from the settings, else from the price lists; zero without a server."""
     server = config.server
     if not server.base_url:
         return Price(0.0, 0.0, 0.0)
@@ -80,13 +80,13 @@ def price_of(config: Config, catalog: Catalog) -> Price:
 
 
 def limits_of(config: Config) -> CapLimits:
-    """The caps as set."""
+    """Return the caps as set."""
     caps = config.caps
     return CapLimits(caps.usd_per_day, caps.usd_per_month, caps.wh_per_day, caps.battery_floor)
 
 
 def restore(spending: Spending, history: History, clock: Clock) -> None:
-    """Count what the ledger has of this day and month; blocks on disk."""
+    """Count what was spent this day and month by the ledger; blocks on disk."""
     now = clock.wall()
     today, first = since(now, local_zone())
     try:
@@ -133,6 +133,6 @@ def _probe_outcome(attempt: Attempt, clock: Clock) -> Outcome:
 
 
 def make_sensors(config: Config) -> Sensors:
-    """The power sensors of this machine, for the threads and layers that compute."""
+    """Return the power sensors of this machine, for the threads and layers that compute."""
     device = config.device
     return of_this_machine(device.watts, device.n_threads, on_gpu=n_gpu_layers(device) != 0)

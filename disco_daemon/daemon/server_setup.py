@@ -1,4 +1,4 @@
-"""First steps over the API: which servers there are, whether one works, and writing it down."""
+"""First steps over the API: the known servers, the check of one, and writing it down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServerSetup:
         self._checking = False
 
     def providers(self) -> dict[str, Any]:
-        """The providers, where there is a key to each, what is written down, and this machine's models. Blocks."""
+        """Return the providers with the place of each key, the settings written down, and the models here. Blocks."""
         setup, saved = self._setup, self._setup.config()
         rows = [
             {
@@ -41,7 +41,7 @@ class ServerSetup:
         }
 
     async def check(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Whether it works; without a key with the one that is known. Raises RequestError while another check runs."""
+        """Check a server, without `api_key` with the known one. Raises RequestError while another check runs."""
         if self._checking:
             raise RequestError("Another check is under way: try again in a moment.", status=429, code="busy")
         self._checking = True
@@ -60,15 +60,15 @@ class ServerSetup:
         return setup.check(base_url, setup.key(base_url, api_key), model)
 
     async def save_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Write it down; an empty address takes the server away. Raises ConfigError, and then nothing has changed."""
+        """Write a server down; "" takes it away. Raises ConfigError, and then nothing has changed."""
         return await asyncio.to_thread(self._save, base_url, api_key, model)
 
     async def save_device(self, model: str) -> dict[str, Any]:
-        """Write down one of the models that are here. Raises ConfigError, RequestError."""
+        """Write down one of the models on this machine. Raises ConfigError, RequestError."""
         return await asyncio.to_thread(self._save_device, model)
 
     def _save_device(self, model: str) -> dict[str, Any]:
-        """By name or path, as `known` lists them: a caller of the API names no other file of this machine."""
+        """Accept only a name or path of `providers`: a caller of the API names no other file of this machine."""
         setup, here = self._setup, installed_models()
         found = next((m for m in here if model in (m["name"], m["path"])), None)
         if model and found is None:

@@ -1,8 +1,8 @@
-"""What another exchange rate and budget would make of the requests on record, as fast as a slider moves.
+"""Predicts what another exchange rate and budget would make of the requests on record, as fast as a slider moves.
 
-Reading the history back and fitting to it takes a second or so, a prediction then milliseconds; another value of a
-policy's knob is fitted first, which takes some tens of them. All of it is done in one thread of its own: predictions
-follow each other, and one whose client has moved on before its turn is dropped.
+Reading the history and fitting to it takes about a second, a prediction then milliseconds; another value of a policy's
+knob is fitted first, which takes tens of milliseconds. One thread does all of it: predictions follow each other, and
+one whose client has moved on before its turn is dropped.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from ..simulate.dispatch.whatif import Terms, WhatIf
 
 REBUILD_AFTER = 200  # requests; as long as the window of what the daemon learns from
-REBUILD_S = 600.0  # and no later than this, if there was any request at all
+REBUILD_S = 600.0  # and no later than this, if there was a request since
 TIMEOUT_S = 30.0  # 20,000 requests are read and fitted within a few seconds
-LEAST_DAYS = 1.0  # what happened within an hour says nothing of a day: it counts as one day's
-MAX_MODELS = 16  # one a policy that was asked about; each holds some arrays as long as the history
+LEAST_DAYS = 1.0  # an hour says nothing about a day: a shorter history counts as one day
+MAX_MODELS = 16  # one for each policy asked about; each holds some arrays as long as the history
 
 
 def policy_of(settings: PolicySettings) -> Policy:
-    """The policy that the settings name, with its knobs."""
+    """Return the policy that the settings name, with its knobs."""
     return make_policy(settings.name, delay_s=settings.delay_s, alpha=settings.alpha, kappa=settings.kappa)
 
 
 @dataclass(slots=True)
 class _Past:
-    """The history, read back, and the models of it by policy, the latest used last."""
+    """The history as read, and a model of it for each policy, the latest used last."""
 
     recorded: Recorded
     terms: Terms
     models: dict[Policy, WhatIf] = field(default_factory=dict)
 
     def model(self, policy: Policy) -> WhatIf:
-        """The one for a policy; it fits its tables when they are first wanted."""
+        """Return the model of a policy; it fits its tables when they are first wanted."""
         from ..simulate.dispatch.whatif import WhatIf
 
         model = self.models.pop(policy, None) or WhatIf(self.recorded, self.terms, policy)
@@ -58,7 +58,7 @@ class _Past:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A history to predict with, or why there is none, and when that was made: Unix time, s, and requests served."""
+    """A history to predict with, or why there is none; `at` is when it was read, s, `served` the requests by then."""
 
     past: _Past | None
     why_not: str
@@ -67,7 +67,7 @@ class _Made:
     terms: object
 
     def holds(self, config: Config, served: int, now: float) -> bool:
-        """Whether it may still be used. Too little may be enough after a single request more."""
+        """Whether it may still be used. A history that was too short may be long enough after one more request."""
         if self.terms != _terms_of(config):
             return False
         news = served - self.served
@@ -77,7 +77,7 @@ class _Made:
 
 
 def _terms_of(config: Config) -> object:
-    """The live settings that all models rest on. Not the budget: a slider changes it, and tables stay good for all."""
+    """Return the live settings that all models rest on. The budget is not one: tables hold for all budgets."""
     return config.policy.scarcer, config.delivery.pace_tps
 
 
@@ -91,13 +91,13 @@ class HistoryReplay:
         self.n_builds = 0
 
     def close(self) -> None:
-        """Drop what waits; what runs ends by itself, within seconds."""
+        """Drop waiting predictions; a running one ends by itself, within seconds."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def predict(self, config: Config, usd_per_kwh: float, budget: float) -> dict[str, Any]:
-        """The whole history under that rate, $/kWh, and budget ratio; JSON.
+        """Return the whole history under that rate, $/kWh, and budget ratio as JSON.
 
-        Raises RequestError (404, `too_little`) where the history says too little, Unavailable if it cannot be read.
+        Raises RequestError (404, `too_little`) where the history is too short, Unavailable if it cannot be read.
         """
         now, loop = self._clock.now(), asyncio.get_running_loop()
         work = loop.run_in_executor(
@@ -136,7 +136,7 @@ class HistoryReplay:
 
 
 def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:
-    """One prediction: TTFTs in s, the server's bill and this machine's energy a day, and what they rest on."""
+    """Return one prediction as JSON: TTFTs in s, the server's bill and this machine's energy a day, their basis."""
     cell, recorded = model.predict(usd_per_kwh, budget), model.recorded
     days = max(recorded.days, LEAST_DAYS)
     return {
@@ -158,7 +158,7 @@ def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:
 
 
 def terms(config: Config, recorded: Recorded, own: Path) -> Terms:
-    """Today's prices; the power that computing drew, as it was booked, else as it is set.
+    """Return today's prices, with the power that computing drew as booked, else as set.
 
     `own` is the folder of the user's own price lists.
     """

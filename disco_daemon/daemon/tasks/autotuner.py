@@ -1,4 +1,4 @@
-"""The tune as a child process: at once for `disco tune`, and once in an idle hour for the daemon."""
+"""Runs a tune as a child process: at once for `disco tune`, and once in an idle hour for the daemon."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ...errors import DiscoError
 log = logging.getLogger("disco.tune")
 
 BUDGET_S = 30.0  # of one tune
-IDLE_S = 20.0  # without a request: somebody in the middle of a conversation asks again sooner
-LOOK_S = 0.05  # between two looks for a request while it runs: so long may one be slowed down
+IDLE_S = 20.0  # without a request: a reader in the middle of a conversation asks again sooner
+LOOK_S = 0.05  # between two looks for a request during a tune: a request may be slowed down that long
 QUIET = 0.2  # of the processor, at most taken by others: else their work would be measured
 MAX_TRIES = 8  # broken off by requests; then the machine is left alone until the next start
 LAST_S = 10 * BUDGET_S  # a tune that takes longer hangs
@@ -39,7 +39,7 @@ class _Child:
     last: Message | None = None
 
     async def listen(self, progress: Callable[[str], None]) -> Tuned:
-        """Hear it out. Raises TuneError."""
+        """Read messages to the result. Raises TuneError."""
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
@@ -56,11 +56,11 @@ class _Child:
 
 
 async def run_tune(job: TuneJob, progress: Callable[[str], None]) -> Tuned:
-    """Carry a job out in a child process; a cancellation kills it. Raises TuneError."""
+    """Run a job in a child process, which a cancellation kills. Raises TuneError."""
     process = await spawn("disco_daemon.engine.measure.tune", stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=2**24)
     try:
         assert process.stdin is not None
-        process.stdin.write(encode(job) + b"\n")  # and no more: it ends with that pipe, should we be killed
+        process.stdin.write(encode(job) + b"\n")  # left open: the child ends with that pipe, should we be killed
         async with asyncio.timeout(LAST_S):
             return await _Child(process).listen(progress)
     except TimeoutError:
@@ -71,10 +71,10 @@ async def run_tune(job: TuneJob, progress: Callable[[str], None]) -> Tuned:
 
 
 class Autotuner:
-    """Owns the task that measures once, while nobody asks anything; a request ends it, and it tries again later.
+    """Owns the task that tunes once while the daemon is idle; a request ends the tune, and it is tried again later.
 
-    `adopt` gets the result. `busy` says whether an answer is being made, `undisturbed` whether the machine has power
-    and nothing else to do. `state` is idle, waiting, measuring, done or failed.
+    `adopt` is called with the result. `busy` says whether an answer is being made, `undisturbed` whether the machine
+    has power and no other work. `state` is idle, waiting, measuring, done or failed.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Autotuner:
         self._undisturbed = undisturbed or machine_undisturbed
 
     async def run(self) -> None:
-        """Measure, and be done; until cancelled."""
+        """Tune once, then return; until cancelled."""
         while self.state not in ("done", "failed") and self.n_tries < MAX_TRIES:
             self.state = "waiting"
             await self._idle()
@@ -110,7 +110,7 @@ class Autotuner:
                 return
 
     async def _idle(self) -> None:
-        """Wait until nobody has asked anything for a while, and nothing disturbs a measurement."""
+        """Wait until there has been no request for a while, and nothing disturbs a measurement."""
         since = self._clock.now()
         while self._clock.now() - since < self._idle_s or not self._undisturbed():
             await asyncio.sleep(min(1.0, self._idle_s / 4))
@@ -118,8 +118,8 @@ class Autotuner:
                 since = self._clock.now()
 
     async def _unless_busy(self) -> Tuned | None:
-        """The result, or None if a request came in between."""
-        log.info("measuring which threads are fastest here, once, while nobody asks anything (device.autotune)")
+        """Return the result, or None if a request came in between."""
+        log.info("measuring which threads are fastest here, once, while there are no requests (device.autotune)")
         task = asyncio.create_task(run_tune(self._job, log.debug), name="tune")
         try:
             while not task.done():
@@ -134,7 +134,7 @@ class Autotuner:
 
 
 def machine_undisturbed() -> bool:
-    """Whether the machine is on mains, or has no battery, and others have left it alone since the last call."""
+    """Whether the machine is on mains, or has no battery, and other programs were quiet since the last call."""
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     if battery is not None and battery.power_plugged is False:
         return False

@@ -1,4 +1,4 @@
-"""Learning beside the requests: books outcomes, fits off the loop, saves what was learned, and explains it."""
+"""Learns beside the requests: records outcomes, fits off the loop, and saves what was learned."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...types import Outcome, Side
 
 log = logging.getLogger("disco.learning")
 
-SAVE_EVERY = 5  # fits, that is some 50 requests; a crash forgets no more than these
+SAVE_EVERY = 5  # fits, about 50 requests; a crash forgets no more than these
 
 
 class Learner:
-    """Owns the fitting task. `endpoints` names whom the knowledge is about: another server starts from nothing."""
+    """Owns the fitting task. `endpoints` is the estimator key: another pair of endpoints starts from nothing."""
 
     def __init__(self, planner: Planner, history: History, clock: Clock, endpoints: str) -> None:
         self.planner = planner
@@ -31,7 +31,7 @@ class Learner:
         self._fitting = asyncio.Lock()
 
     def restore(self) -> None:
-        """Go on from what was saved; blocks on disk. What cannot be used is left alone, with a warning."""
+        """Go on from saved knowledge; blocks on disk. Knowledge that cannot be used is left alone, with a warning."""
         try:
             state = self._history.learned(self._endpoints)
             if state is not None:
@@ -46,7 +46,7 @@ class Learner:
             self._news.set()
 
     async def run(self) -> None:
-        """Fit whenever enough has happened, until cancelled; then save."""
+        """Fit whenever enough was learned, until cancelled; then save."""
         try:
             while True:
                 await self._news.wait()
@@ -60,8 +60,8 @@ class Learner:
     async def fit(self) -> None:
         """Fit now, in a thread, and plan with the result from then on."""
         async with self._fitting:
-            draft = self.planner.begin_fit()
-            self.planner.adopt(draft, await asyncio.to_thread(self.planner.fit, draft))
+            request = self.planner.begin_fit()
+            self.planner.adopt(request, await asyncio.to_thread(self.planner.fit, request))
             self.n_fits += 1
 
     def constrain(self, side: Side, budget: float) -> None:
@@ -71,9 +71,9 @@ class Learner:
             self._news.set()
 
     def save(self) -> None:
-        """Hand the state to the history's writer."""
+        """Hand the knowledge to the history's writer."""
         self._history.save_learned(self._endpoints, self._clock.wall(), self.planner.knowledge.to_json())
 
     def state(self) -> dict[str, Any]:
-        """What `disco status` shows of it."""
+        """Return the planner's state and the number of fits as JSON."""
         return self.planner.state() | {"fits": self.n_fits}

@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 5.0  # to close a question; takes a moment
 class Prober:
     """Owns the probing task. The first good answer of the server starts it: one that is down cannot be asked.
 
-    `affordable` says whether the server may be spent on now, `book` is told what a probe has cost.
+    `affordable` says whether a probe may cost something now; `book` is called with what a probe has used.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Prober:
         self._probing: asyncio.Task[Profile | None] | None = None
 
     def restore(self) -> None:
-        """Use what was found before; blocks on disk."""
+        """Use the verdict of an earlier probe; blocks on disk."""
         try:
             state = self._history.profile(self._server.name)
             if state is not None:
@@ -64,21 +64,21 @@ class Prober:
 
     @property
     def _due(self) -> bool:
-        """Nobody knows yet, or a better method could not be tried while the device was loading."""
+        """Whether there is no verdict yet, or a better method could not be tried while the device was loading."""
         profile = self._server.profile
         return self._server.should_probe or (profile is not None and not profile.complete)
 
     async def run(self) -> None:
-        """Probe after good answers of the server, ever more rarely, until there is a verdict; until cancelled."""
+        """Probe after good answers of the server, ever more rarely, until there is a verdict or a cancellation."""
         while True:
             await self._answered.wait()
-            if self._affordable():  # asked once more: what was set since then counts
+            if self._affordable():  # checked once more: settings may have changed since
                 await self._probe()
                 self._n_waiting, self._pause = self._pause, min(MAX_PAUSE, 2 * self._pause)
             self._answered.clear()
 
     async def stop(self) -> None:
-        """End a probe that is under way: when this returns, it asks nothing more."""
+        """End a probe that is under way: when this returns, it sends nothing more."""
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.wait([self._probing], timeout=STOP_TIMEOUT_S)
@@ -90,7 +90,7 @@ class Prober:
             await asyncio.wait([self._probing])  # it bounds its own time
         finally:
             self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)  # only then all that it cost is known
+            await asyncio.gather(self._probing, return_exceptions=True)  # only then its whole cost is known
             self._book(spent)
         profile = None if self._probing.cancelled() else self._probing.result()
         if profile is not None:
