@@ -1,4 +1,4 @@
-"""HTTP in: the routes, and what each of them does."""
+"""The HTTP application: its routes, and the handlers of answers, models and health."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Turnstile:
         self._lock = asyncio.Lock()
 
     async def enter(self) -> None:
-        """Wait for our turn."""
+        """Wait for a turn of the loop."""
         async with self._lock:
             await asyncio.sleep(0)
 
@@ -44,7 +44,7 @@ CONDUCTOR = web.AppKey("conductor", Conductor)
 
 
 def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics: Metrics) -> web.Application:
-    """The whole HTTP surface."""
+    """Make the application: all routes and middleware; `daemon` stands behind the documents."""
     middlewares = [counted, shape_errors, check_caller, check_control, bounded]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.on_response_prepare.append(signed)
@@ -117,7 +117,7 @@ def _created(request: web.Request) -> int:
 
 
 def _route(request: web.Request, model: str) -> frozenset[Side]:
-    """Where a model name may be served. Raises RequestError."""
+    """Return the endpoints that may serve a model name. Raises RequestError."""
     conductor = request.app[CONDUCTOR]
     routes = _routes(conductor)
     if model not in routes:
@@ -132,7 +132,7 @@ def _route(request: web.Request, model: str) -> frozenset[Side]:
 async def _answer(
     request: web.Request, asked: openai.AnswerRequest, generation: GenerationRequest, shape: AnswerShape
 ) -> web.StreamResponse:
-    """Have it answered, as a stream or as one body."""
+    """Answer a request, as a stream or as one body."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id
     generation = replace(generation, adapter=_adapter(asked.model))
     wanted = bool(asked.return_token_ids)
@@ -174,7 +174,7 @@ async def _adjust(request: web.Request) -> web.Response:
 
 
 def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
-    """Model names and where they may be served; only the configured ones.
+    """Return the configured model names with the endpoints that may serve each.
 
     `disco/device` means this machine even if the server is another disco, whose model has that name. With an adapter's
     name behind it, it is the device's model with that adapter.
@@ -189,7 +189,7 @@ def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
 
 
 def _adapter(model: str) -> str:
-    """The adapter that a model name asks for; "" if it asks for none."""
+    """Return the adapter that a model name asks for; "" if it asks for none."""
     prefix = f"disco/{Side.DEVICE}:"
     return model.removeprefix(prefix) if model.startswith(prefix) else ""
 

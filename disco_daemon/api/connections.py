@@ -1,7 +1,7 @@
-"""The connections of the API: whose each of them is, how long each may wait, and how many there may be.
+"""The connections of the API: the owner of each, how long each may wait, and how many there may be.
 
-Whose it is is asked once, when it is made. What does not come in time is not waited for, and nothing that clients send
-is kept without a bound: connections, bodies, headers (aiohttp's own bounds), and what a reader does not take.
+The owner is asked for once, when a connection is made. A wait for a client ends in time, and everything that clients
+cause is bounded: connections, bodies, headers (aiohttp's own bounds), and output that a reader does not take.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .peers import Kernel, Peer, Whose
 from .scrape import Handler
 from .sse import READER_TIMEOUT_S
 
-MAX_CONNECTIONS = 1024  # of clients who may ask; twice as many as answers, for their idle ones
-MAX_STRANGERS = 32  # of other users, who may look at /health and /metrics only
+MAX_CONNECTIONS = 1024  # of clients that may ask for answers; twice as many as answers, for idle ones
+MAX_STRANGERS = 32  # of other users, for /health and /metrics only
 MAX_DOORS = 256  # over the Unix socket: full or not, the controls can be reached
-MAX_SURPLUS = 64  # that are being told that there are too many; more are cut
+MAX_SURPLUS = 64  # that are being refused with a response; more are cut
 MAX_BODIES_BYTES = 128 * 1024 * 1024  # of all requests under way
-LINGER_S = 2.0  # a refused body is still read for so long, or its sender would see a reset in place of the answer
+LINGER_S = 2.0  # a refused body is read on for this long, or its sender would see a reset in place of the answer
 SURPLUS = "surplus"
-TOLD_S = 1.0  # to take the news that there are too many connections
+TOLD_S = 1.0  # for a client to take the refusal of a connection too many
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a connection may wait for its client, and how much of everything there may be."""
+    """How long a connection may wait for its client, and how many connections and bytes there may be."""
 
     receive_timeout_s: float = 30.0
     connections: int = MAX_CONNECTIONS
@@ -42,12 +42,12 @@ class ConnectionLimits:
     reader_timeout_s: float = READER_TIMEOUT_S
 
     def of(self, peer: Peer) -> int:
-        """How many connections there may be of this kind."""
+        """Return how many connections of a kind there may be."""
         return self.doors if peer.whose is Whose.DOOR else self.strangers if peer.stranger else self.connections
 
 
 class Connection(web.RequestHandler):
-    """One connection of a client; `peer` is who made it, `held` the bytes of the body of its present request."""
+    """One connection of a client; `peer` is its owner, `held` the bytes of the body of its present request."""
 
     __slots__ = ("_house", "_kind", "held", "peer")
 
@@ -59,7 +59,7 @@ class Connection(web.RequestHandler):
         self.held = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`. One too many is told so, and is never listened to."""
+        """See `asyncio.Protocol`. One too many is refused, and never read from."""
         self.peer = self._house.peer_of(transport)
         self._kind = self._house.enter(self.peer)
         if self._kind != SURPLUS:
@@ -80,7 +80,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     async def start(self) -> None:
-        """Take one request after the other. What has not been read at the end is kept for a while, not for ever."""
+        """Take one request after the other. Unread input is kept for a while at the end, not for ever."""
         transport = self.transport
         try:
             await super().start()
@@ -89,7 +89,7 @@ class Connection(web.RequestHandler):
                 self._loop.call_later(self._house.limits.receive_timeout_s, transport.abort)
 
     async def receive(self, request: web.BaseRequest) -> bytes:
-        """The whole body of a request. Raises RequestError if it does not come in time or is too large, Unavailable."""
+        """Return the whole body of a request. Raises RequestError if it is late or too large, Unavailable."""
         parts: list[bytes] = []
         length = 0
         try:
@@ -106,13 +106,13 @@ class Connection(web.RequestHandler):
         return b"".join(parts)
 
     def release(self) -> None:
-        """The present request is done with its body."""
+        """Let go of the body of the present request."""
         self._house.hold(self, -self.held)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is answered to a request that cannot be read, or whose handling failed unexpectedly."""
+        """Answer a request that cannot be read, or whose handling failed unexpectedly."""
         if status < 500:
             told = plain(message or exc)
             log.info("a request could not be read: %s", told)
@@ -127,7 +127,7 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the rest of a response. What aiohttp raised outside of all middleware gets its shape here."""
+        """Send the rest of a response. Errors of aiohttp outside of all middleware get their shape here."""
         if isinstance(resp, web.HTTPException):
             resp = of_http(resp, request)
         try:
@@ -138,7 +138,7 @@ class Connection(web.RequestHandler):
             return resp, True
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """A body that cannot be read is its sender's fault, and one line; anything else is ours."""
+        """Log a body that cannot be read in one line, as its sender's fault; anything else is a fault of ours."""
         if isinstance(kw.get("exc_info"), web.RequestPayloadError):
             log.info("a request's body could not be read: %s", plain(kw["exc_info"]))
         else:
@@ -146,9 +146,9 @@ class Connection(web.RequestHandler):
 
 
 class Connections(web.Server):
-    """All connections, of every socket that is listened on. Without a `kernel` nobody is asked whose they are.
+    """All connections, of every socket that is listened on. Without a `kernel` their owners are not asked for.
 
-    What changes: `n`, how many there are of each kind, and `held`, the bytes of all requests' bodies.
+    It changes `n`, the connections of each kind, and `held`, the bytes of all requests' bodies.
     """
 
     def __init__(self, plain: web.Server, kernel: Kernel | None, limits: ConnectionLimits, **handler_args: Any) -> None:
@@ -166,7 +166,7 @@ class Connections(web.Server):
         return Connection(self, loop=asyncio.get_running_loop(), **self._handler_args)
 
     def peer_of(self, transport: asyncio.BaseTransport) -> Peer:
-        """Who is at its other end."""
+        """Return the peer at the other end of a connection."""
         end = transport.get_extra_info("socket")
         if end is not None and end.family == socket.AF_UNIX:
             return Peer(Whose.DOOR)
@@ -175,7 +175,7 @@ class Connections(web.Server):
         return self._kernel.whose(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
 
     def enter(self, peer: Peer) -> str:
-        """Count a new connection; what it counts as, SURPLUS if there are enough of its kind."""
+        """Count a new connection; return what it counts as, SURPLUS if there are enough of its kind."""
         kind = "door" if peer.whose is Whose.DOOR else "stranger" if peer.stranger else "client"
         if self.n[kind] >= self.limits.of(peer):
             kind = SURPLUS
@@ -183,11 +183,11 @@ class Connections(web.Server):
         return kind
 
     def leave(self, kind: str) -> None:
-        """It has ended."""
+        """Count the end of a connection."""
         self.n[kind] -= 1
 
     def hold(self, connection: Connection, n_bytes: int) -> None:
-        """Count bytes of a body that came, or went (negative). Raises Unavailable if they are too many."""
+        """Count bytes of a body that arrived, or were let go (negative). Raises Unavailable if they are too many."""
         self.held += n_bytes
         connection.held += n_bytes
         if n_bytes > 0 and self.held > self.limits.body_bytes:
@@ -196,7 +196,7 @@ class Connections(web.Server):
 
 
 class Runner(web.AppRunner):
-    """Runs an application whose connections know whose they are. Without a `kernel` nobody is asked."""
+    """Runs an application whose connections know their owners. Without a `kernel` those are not asked for."""
 
     def __init__(
         self,
@@ -220,9 +220,9 @@ class Runner(web.AppRunner):
 
 @web.middleware
 async def bounded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a body by what it says of its length, and let go of the one that was read when the request is done.
+    """Refuse a body that announces too great a length, and let go of a body when its request is done.
 
-    A body that was not read to its end is followed by no other request.
+    After a body that was not read to its end the connection takes no other request.
     """
     connection = cast("Connection", request.protocol)
     try:
@@ -241,17 +241,17 @@ async def bounded(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def body(request: web.Request) -> bytes:
-    """The body of a request, for its handler: whole, in time and within bounds. Raises RequestError, Unavailable."""
+    """Return the body of a request: whole, in time and within bounds. Raises RequestError, Unavailable."""
     return await cast("Connection", request.protocol).receive(request) if request.body_exists else b""
 
 
 def peer_of(request: web.Request) -> Peer:
-    """Who made the connection that a request came by."""
+    """Return the peer that made a request's connection."""
     return cast("Connection", request.protocol).peer
 
 
 def _full() -> bytes:
-    """The response to a connection that is one too many."""
+    """Return the response to a connection that is one too many."""
     told = failure(Unavailable("There are too many connections; try again later.", code="too_many_connections"))
     assert isinstance(told.body, bytes)
     headers = {**told.headers, "Content-Length": len(told.body), "Server": SERVER, "Connection": "close"}

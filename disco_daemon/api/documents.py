@@ -17,14 +17,17 @@ from .connections import body
 from .doors import fit
 
 MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
-TAIL_KNOBS = {"alpha": 1.0, "kappa": math.inf}  # what the policies have to protect the tail, up to which value
+TAIL_KNOBS = {
+    "alpha": 1.0,
+    "kappa": math.inf,
+}  # the policies' knobs that protect the tail, with the largest value of each
 
 
 class Documents(Protocol):
     """The daemon as its API shows and changes it; implemented by the composition root."""
 
     def state(self) -> dict[str, Any]:
-        """The whole state as JSON."""
+        """Return the whole state as JSON."""
         ...
 
     def history(self, limit: int) -> list[dict[str, Any]]:
@@ -109,7 +112,7 @@ async def _ledger(request: web.Request) -> web.Response:
 
 
 def _number(request: web.Request, name: str, usual: int) -> int:
-    """A number of rows out of the query, between 1 and 1,000. Raises RequestError."""
+    """Return a number of rows from the query, between 1 and 1,000. Raises RequestError."""
     try:
         return min(1000, max(1, int(request.query.get(name, usual))))
     except ValueError:
@@ -162,7 +165,7 @@ async def _whatif(request: web.Request) -> web.Response:
 
 
 def _amount(request: web.Request, name: str, most: float) -> float:
-    """A number out of the query, finite and from 0 to `most`. Raises RequestError."""
+    """Return a number from the query, finite and from 0 to `most`. Raises RequestError."""
     amount = math.nan
     with suppress(ValueError):
         amount = float(request.query.get(name, ""))

@@ -1,9 +1,9 @@
 """The two doors of the daemon, and which route is served at which.
 
-The *Unix socket* is the owner's: the file system lets nobody but this user reach it (`socketfile`). Everything is
-served there, without a key. *TCP* is for callers, and any process of this machine can reach it: it serves what answers
-questions and what tells how the daemon is. A *control*, which changes something or tells paths, prompts or where keys
-are, is served there only to who shows the key for it: `api.control_key`, or where that is not set, `api.key`.
+The *Unix socket* is the owner's: by the file system only this user can reach it (`socketfile`). Every route is served
+there, without a key. *TCP* is for callers, and any process of this machine can reach it: it serves answers and state. A
+*control*, a route that changes something or shows paths, prompts or places of keys, is served over TCP only with a key:
+`api.control_key`, or where that is not set, `api.key`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .scrape import Handler
 
 
 class At(Enum):
-    """Where a route is served, over TCP that is; at the Unix socket all are."""
+    """How a route is served over TCP; at the Unix socket all are served."""
 
     BOTH = "over TCP"
     PLAIN = "over TCP, without paths and places of keys unless the key for controls is shown"
     CONTROL = "over TCP only with the key for controls"
 
 
-# Every route of the application stands here; one that does not is a control.
+# Every route of the application; one that is missing here is a control.
 ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/v1/chat/completions"): At.BOTH,
     ("POST", "/v1/completions"): At.BOTH,
@@ -46,7 +46,7 @@ ROUTES: dict[tuple[str, str], At] = {
     ("GET", "/disco/v1/ledger"): At.BOTH,
     ("GET", "/disco/v1/plan"): At.BOTH,
     ("GET", "/disco/v1/whatif"): At.BOTH,
-    ("POST", "/disco/v1/answers/{request_id}"): At.BOTH,  # who knows an answer's id may pace it
+    ("POST", "/disco/v1/answers/{request_id}"): At.BOTH,  # the id of an answer is enough to pace it
     ("GET", "/disco/v1/history"): At.CONTROL,  # may hold prompts
     ("GET", "/disco/v1/settings"): At.CONTROL,  # names paths, and where keys are
     ("PATCH", "/disco/v1/settings"): At.CONTROL,
@@ -68,7 +68,7 @@ DOOR = web.AppKey("door", UnixDoor)
 
 
 def may_control(request: web.Request) -> bool:
-    """Whether who asks may use the controls."""
+    """Whether a request may use the controls."""
     if peer_of(request).whose is Whose.DOOR:
         return True
     config = request.app[CONFIG]
@@ -77,7 +77,7 @@ def may_control(request: web.Request) -> bool:
 
 
 def at(request: web.Request) -> At:
-    """Where what is asked for is served; what is not there, or not in this way, everywhere says so."""
+    """Return how the requested route is served; an unknown route or method answers so at both doors."""
     route = request.match_info.route
     if request.match_info.http_exception is not None or route.resource is None:
         return At.BOTH
@@ -87,14 +87,14 @@ def at(request: web.Request) -> At:
 
 @web.middleware
 async def check_control(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Nobody but the owner is at the controls."""
+    """Refuse a control to everybody but the owner. Raises RequestError."""
     if at(request) is At.CONTROL and not may_control(request):
         raise RequestError(_where(request), status=403, code="control")
     return await handler(request)
 
 
 def _where(request: web.Request) -> str:
-    """Where the door to a control is."""
+    """Return the error for a refused control, with the way to it."""
     config, path = request.app[CONFIG], request.app[DOOR].path
     name = "api.control_key" if config.control_key else "api.key"
     key = f"with {name} as the API key" if config.control_key or config.key else f"where {name} is set, with that key"
@@ -104,18 +104,18 @@ def _where(request: web.Request) -> str:
 
 # --- what is told at the open door ------------------------------------------------------------------------------------
 
-# Folders before a name: from a root or a home on to the last slash. A folder may have blanks in it, so that words
-# between two paths go, too; better than a part of a path.
+# Folders before a name, from a root or a home to the last slash. A folder may contain blanks, so words between two
+# paths are removed, too: better than to show a part of a path.
 _FOLDERS = re.compile(r"(?<![\w.:/])~?/(?=\S)(?:[^/\n\"'`:;,()<>]*/)*")
 
 
 def fit(request: web.Request, payload: Any) -> Any:
-    """A document as who asks may see it."""
+    """Return a document as the client of a request may see it."""
     return payload if may_control(request) else without_paths(msgspec.to_builtins(payload))
 
 
 def without_paths(payload: Any) -> Any:
-    """The same with the names of files in place of their paths."""
+    """Return a document with the names of files in place of their paths."""
     if isinstance(payload, str):
         return _FOLDERS.sub("", payload) if "/" in payload else payload
     if isinstance(payload, dict):

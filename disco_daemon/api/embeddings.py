@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: what requests say, and the body that the vectors leave in. Pure."""
+"""OpenAI's embeddings: parses requests, and builds the body of the vectors. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Ids = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)], ...], Meta(m
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """What of a request this daemon reads."""
+    """The fields of a request that this daemon reads."""
 
     model: str
     input: Any
@@ -32,7 +32,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 def parse(body: bytes) -> tuple[EmbeddingsRequest, list[Given]]:
-    """Decode and check a request; with it the texts, or token ids, it is about. Raises RequestError."""
+    """Decode and check a request; return it with its texts or token ids. Raises RequestError."""
     request = convert(decoded(body), EmbeddingsRequest)
     if request.disco is not UNSET and request.disco.route == "server":
         raise RequestError("Embeddings are made by the device only.", param="disco", code="unsupported_value")
@@ -46,7 +46,7 @@ def parse(body: bytes) -> tuple[EmbeddingsRequest, list[Given]]:
 
 
 def _inputs(given: Any) -> list[Given]:
-    """One or many texts or lists of token ids."""
+    """Return one or many texts or lists of token ids. Raises RequestError."""
     try:
         match given:
             case str():
@@ -65,7 +65,7 @@ def _inputs(given: Any) -> list[Given]:
 
 
 class Vectors:
-    """Collects the `n` vectors of one answer, each made JSON at once: all together would hold up every stream."""
+    """Collects the `n` vectors of one answer. Each becomes JSON at once: all together would hold up every stream."""
 
     def __init__(self, request: EmbeddingsRequest, n: int) -> None:
         self._request, self._n = request, n
@@ -74,10 +74,10 @@ class Vectors:
         self._n_tokens = 0
 
     def add(self, embedding: Embedding) -> None:
-        """Take the next one.
+        """Take the next vector.
 
-        Raises RequestError if it has fewer dimensions than are asked for, or if all will be more than MAX_RESPONSE,
-        which the first one tells.
+        Raises RequestError if it has fewer dimensions than requested, or if by the first one all will exceed
+        MAX_RESPONSE.
         """
         vector = shortened(embedding.vector, self._request.dimensions)
         text: Any = base64.b64encode(vector).decode() if self._request.encoding_format == "base64" else _floats(vector)
@@ -94,7 +94,7 @@ class Vectors:
         self._n_tokens += embedding.n_tokens
 
     def body(self) -> bytearray:
-        """The whole response, once: it may be large."""
+        """Return the whole response; to be called once, for it may be large."""
         usage = {"prompt_tokens": self._n_tokens, "total_tokens": self._n_tokens}
         rest = msgspec.json.encode({"object": "list", "model": self._request.model, "usage": usage})
         self._body += b"]," + rest[1:]
@@ -102,10 +102,10 @@ class Vectors:
 
 
 def shortened(vector: bytes, n: int | None) -> bytes:
-    """The first `n` of a vector's numbers (little-endian float32), made of length 1 again; None: all of them.
+    """Return the first `n` of a vector's numbers (little-endian float32) at length 1 again; None for all of them.
 
-    Raises RequestError if there are fewer. What a model that was not trained for it (Matryoshka, arXiv 2205.13147) puts
-    into its first numbers is less than a smaller model would.
+    Raises RequestError if there are fewer. The first numbers of a model that was not trained for it (Matryoshka, arXiv
+    2205.13147) hold less than a smaller model's vector.
     """
     size = len(vector) // 4
     if n is None or n == size:

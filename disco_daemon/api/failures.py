@@ -1,4 +1,4 @@
-"""How every failure leaves: as JSON, in OpenAI's shape, with the right status."""
+"""Errors as responses: JSON in OpenAI's shape, with the right status."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .shapes import error_body
 log = logging.getLogger("disco.api")
 
 MAX_BODY = 8 * 1024 * 1024  # bytes of a request; a context of a million tokens is about half of it
-RETRY_S = 2.0  # what a client is told where it is full here, and nobody knows for how long
-MAX_RETRY_S = 86400.0  # a day; a cap's day ends, and what a server says beyond it is no advice
-MAX_TOLD = 200  # characters of what was wrong with a request that could not even be read
+RETRY_S = 2.0  # for a client, where the daemon is full and it is not known for how long
+MAX_RETRY_S = 86400.0  # a day: a cap's day ends by then, and a server's longer advice is none
+MAX_TOLD = 200  # characters of the fault of a request that could not be read
 SERVER = "disco"  # without versions, which would tell a stranger what to try
 
 
 def json_response(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """A JSON document."""
+    """Return a JSON document as a response."""
     body = msgspec.json.encode(payload)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def failure(error: DiscoError, headers: dict[str, str] | None = None) -> web.Response:
-    """An error in OpenAI's shape; who is told to come again is told when."""
+    """Return an error in OpenAI's shape; one that asks to come again has a Retry-After."""
     headers = dict(headers or {})
     retry_after_s = getattr(error, "retry_after_s", None)
     if error.status == 503 and (retry_after_s is None or not math.isfinite(retry_after_s)):
@@ -41,24 +41,24 @@ def failure(error: DiscoError, headers: dict[str, str] | None = None) -> web.Res
 
 
 def unexpected(error: BaseException) -> DiscoError:
-    """What a client is told of a fault of ours; the log has the rest."""
+    """Return the error that a client sees for a fault of ours; the log has the rest."""
     log.error("a request failed unexpectedly", exc_info=error)
     return DiscoError("Something went wrong in the daemon; its log says what (`disco service logs`).")
 
 
 def plain(text: object) -> str:
-    """What a stranger sent, as one line that can be shown: without control characters, and not long."""
+    """Return a stranger's text as one short line without control characters."""
     first = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     return first if len(first) <= MAX_TOLD else first[: MAX_TOLD - 1] + "…"
 
 
 def too_large() -> RequestError:
-    """What is said of a body beyond MAX_BODY."""
+    """Return the error for a body beyond MAX_BODY."""
     return RequestError(f"The request body is larger than {MAX_BODY} bytes.", status=413, code="request_too_large")
 
 
 def of_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
-    """What aiohttp raises by itself."""
+    """Return an error that aiohttp raises by itself as one of ours."""
     where = plain(f"{request.method} {request.path}")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return failure(too_large())
@@ -73,7 +73,7 @@ def of_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
 
 @web.middleware
 async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in OpenAI's shape, also one that nobody expected."""
+    """Give every error OpenAI's shape, also an unexpected one."""
     try:
         return await handler(request)
     except ReaderGone as e:
@@ -85,7 +85,7 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except web.RequestPayloadError as e:
         return failure(RequestError(f"The request body cannot be read: {plain(e)}"))
     except ConnectionError:
-        raise  # the client has left: there is nobody to tell
+        raise  # the client has left: there is no response to write
     except Exception as e:
         if request.writer.output_size:  # the answer has begun: only its end can say that it is not whole
             unexpected(e)
@@ -94,5 +94,5 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 async def signed(_request: web.Request, response: web.StreamResponse) -> None:
-    """Say who answers, and no more than that."""
+    """Set the Server header to the name alone."""
     response.headers["Server"] = SERVER

@@ -1,4 +1,4 @@
-"""Who may come in: no web page of a stranger, no other user of this machine, and nobody without the key."""
+"""Admits callers: no web page of a stranger, no other user of this machine, and no caller without the key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .scrape import Handler
 
 OPEN = frozenset({"/health", "/metrics"})  # for every user of this machine
 WITHOUT_KEY = frozenset({"/health"})
-OWN_SITES = frozenset({"same-origin", "none"})  # Sec-Fetch-Site: no page of somebody else's has asked
+OWN_SITES = frozenset({"same-origin", "none"})  # Sec-Fetch-Site: the request is not from another site's page
 _FETCH_HEADERS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Sec-Fetch-Dest", "Sec-Fetch-User")
-# This machine by a name that no resolver can turn to another one, with a port or without; nothing before or behind it.
+# This machine by a name that no resolver can point elsewhere, with or without a port; nothing before or behind it.
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _LOOPBACK = re.compile(
     rf"(?:(?:[a-z0-9_-]+\.)*localhost|127(?:\.{_OCTET}){{3}}|\[::1\])(?::\d{{1,5}})?", re.IGNORECASE | re.ASCII
@@ -30,9 +30,9 @@ MAX_PORT = 65535  # of TCP
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """`host` as bound, `key` that clients must show ("" = none), and whom else the settings let in.
+    """The guard's settings: `host` as bound, `key` that clients must show ("" = none), and further callers let in.
 
-    `control_key` opens the controls over TCP, and what `key` does ("" = `key` opens them).
+    `control_key` opens the controls over TCP, and all that `key` opens ("" = `key` opens the controls).
     """
 
     host: str
@@ -44,7 +44,7 @@ class ApiConfig:
 
     @property
     def asks_users(self) -> bool:
-        """Whether it matters whose a connection is; who knows the key may be anybody."""
+        """Whether the owner of a connection matters; with a key set, only the key does."""
         return not self.key and not self.any_user
 
 
@@ -53,14 +53,14 @@ CONFIG = web.AppKey("config", ApiConfig)
 
 @web.middleware
 async def check_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """No web page may drive the model (DNS rebinding, CVE-2024-28224), nor another user, nor who lacks the key."""
+    """Refuse web pages (DNS rebinding, CVE-2024-28224), other users, callers without the key. Raises RequestError."""
     config, peer = request.app[CONFIG], peer_of(request)
     if is_loopback(config.host) and peer.whose is not Whose.DOOR:
         _check_host(request, config)
     _check_page(request, config)
     if config.asks_users and peer.stranger and request.path not in OPEN and not knows_key(request):
         raise _not_yours(peer)
-    # Who reaches the Unix socket needs no key: the file system has let them in.
+    # The Unix socket needs no key: by the file system only the owner reaches it.
     asks_key = bool(config.key) and request.path not in WITHOUT_KEY and peer.whose is not Whose.DOOR
     if asks_key and not knows_key(request):
         msg = "Incorrect API key provided: send it as `Authorization: Bearer KEY`."
@@ -100,7 +100,7 @@ def _not_yours(peer: Peer) -> RequestError:
 
 
 def _check_host(request: web.Request, config: ApiConfig) -> None:
-    """The name that was asked must be this machine's, whatever it resolved to; a target that names a host, too."""
+    """Require this machine's name in Host, whatever it resolved to, and in a target that names a host."""
     named = [request.headers.get("Host", "")]
     if not request.raw_path.startswith(("/", "*")):
         named.append(urlsplit(request.raw_path).netloc or request.raw_path)
@@ -122,7 +122,7 @@ def serves(host: str, more: frozenset[str] = frozenset()) -> bool:
 
 
 def _check_page(request: web.Request, config: ApiConfig) -> None:
-    """What a browser says of the page that asks. Other clients say nothing of the kind."""
+    """Refuse a page of another site by a browser's headers; other clients send none of these."""
     headers = request.headers
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
     known = origin is not None and origin in config.origins

@@ -1,4 +1,4 @@
-"""How the daemon is at the moment of a scrape, and the metrics that say it."""
+"""The daemon's health at the moment of a scrape, and its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..types import Side
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """The engine process. `answers` are those in it, by what they do; `cells` the tokens its KV cache can hold."""
+    """The engine process: `answers` in it by their status, `cells` of its KV cache (one token each)."""
 
     up: bool
     restarts: int
@@ -34,7 +34,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class CapUse:
-    """Shares of a cap: what is spent of it, and what running answers may still spend."""
+    """Shares of a cap: spent, and reserved by running answers."""
 
     spent: float
     reserved: float
@@ -42,7 +42,7 @@ class CapUse:
 
 @dataclass(frozen=True, slots=True)
 class HealthSnapshot:
-    """Everything that is looked up, not counted. `usd_per_kwh` is the exchange rate in force."""
+    """All figures that are looked up, not counted. `usd_per_kwh` is the exchange rate in force."""
 
     version: str
     in_flight: int
@@ -55,7 +55,7 @@ class HealthSnapshot:
 
 
 class Present(Collector):
-    """Asks for the health at each scrape."""
+    """Collects the health snapshot at each scrape."""
 
     def __init__(self, health: Callable[[], HealthSnapshot]) -> None:
         self._health = health
@@ -70,12 +70,12 @@ class Present(Collector):
 
 
 def _gauge(name: str, told: str, value: float | None) -> GaugeMetricFamily:
-    """One gauge; what is None is not known, and not told."""
+    """Return one gauge; without a sample where the value is not known (None)."""
     return GaugeMetricFamily(name, told, value)
 
 
 def _gauges(name: str, told: str, label: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
-    """One gauge for each value of a label, without those that are not known."""
+    """Return one gauge for each value of a label, without those that are not known."""
     family = GaugeMetricFamily(name, told, labels=[label])
     for key, value in values.items():
         if value is not None:

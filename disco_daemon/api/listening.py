@@ -1,4 +1,4 @@
-"""Opens the doors: the TCP port and the Unix socket, each as a service manager has handed it over, or made here."""
+"""Opens the doors: the TCP port and the Unix socket, each handed over by a service manager or made here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BIND_TIMEOUT_S = 10.0  # a host's name is looked up
 async def open_doors(
     runner: web.AppRunner, config: ApiConfig, port: int, given: Sequence[socket.socket]
 ) -> AsyncIterator[str]:
-    """Serve at both doors until the end; yields the base URL. `given` are sockets that listen already.
+    """Serve at both doors until the context ends; yield the base URL. `given` are sockets that listen already.
 
     Raises ConfigError when the port is taken, or open to others without a key.
     """
@@ -48,7 +48,7 @@ async def open_doors(
         runner.app[DOOR].path = path
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        # The Unix socket first: who was let wait at the port then finds it.
+        # The Unix socket first: a client that waited at the port then finds it.
         for taken in (*([local] if local is not None else []), *tcp):
             await web.SockSite(runner, taken, backlog=BACKLOG).start()
         host = own[0] if handed else config.host
@@ -56,7 +56,7 @@ async def open_doors(
 
 
 def _require_key(host: str, key: str, *, handed: bool) -> None:
-    """Raise ConfigError where others could come in without a key."""
+    """Raise ConfigError where other machines could come in without a key."""
     if is_loopback(host) or key:
         return
     mend = "`disco service install`, which makes it as the settings say, or " if handed else ""
@@ -66,7 +66,7 @@ def _require_key(host: str, key: str, *, handed: bool) -> None:
 
 
 async def _bound(host: str, port: int) -> list[socket.socket]:
-    """Sockets on all addresses of a host, with one port. Raises ConfigError."""
+    """Return sockets on all addresses of a host, with one port. Raises ConfigError."""
     found: list[socket.socket] = []
     try:
         async with asyncio.timeout(BIND_TIMEOUT_S):
@@ -89,7 +89,7 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 def _handed_over(given: Sequence[socket.socket]) -> tuple[socket.socket | None, str]:
-    """The Unix socket that a service manager made, and its path. Raises ConfigError if others may use it."""
+    """Return a service manager's Unix socket and its path. Raises ConfigError if other users may use it."""
     for taken in given:
         if taken.family == socket.AF_UNIX:
             path = os.fsdecode(taken.getsockname())
@@ -105,7 +105,7 @@ def _handed_over(given: Sequence[socket.socket]) -> tuple[socket.socket | None, 
 
 
 async def _made(port: int, stack: AsyncExitStack) -> tuple[socket.socket | None, str]:
-    """Our own Unix socket, until the stack ends; none where there cannot be one: the daemon serves all the same.
+    """Return our own Unix socket, open until the stack ends; none where it cannot be made: TCP is served all the same.
 
     Raises ConfigError if another daemon has it.
     """

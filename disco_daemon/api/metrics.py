@@ -1,4 +1,4 @@
-"""What Prometheus sees: counters and histograms of what has happened, and at each scrape how things are (`health`).
+"""The metrics for Prometheus: counters and histograms of events, and at each scrape the present state (`health`).
 
 docs/metrics.md names each of them, and a test compares the two.
 """
@@ -27,11 +27,11 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 
 _TBT_S = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.21, 0.23, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 15.0)
 _QOE = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 _HANDOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-_LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)  # 5 ms is what nothing may block the loop for
+_LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)  # nothing may block the loop for 5 ms
 
 
 class Metrics:
-    """All metrics of one daemon, for its event loop's thread. `health` tells how things are; labels are bounded."""
+    """All metrics of one daemon, for its event loop's thread. `health` returns its state; labels are bounded."""
 
     def __init__(self, health: Callable[[], HealthSnapshot] | None = None) -> None:
         self._registry = CollectorRegistry()
@@ -102,15 +102,15 @@ class Metrics:
         self._energy.inc(outcome.energy_j)
 
     def observe_lag(self, late_s: float) -> None:
-        """The event loop was so late, s."""
+        """Observe the lateness of the event loop, s."""
         self._lag.observe(late_s)
 
     def answered(self, handler: str, code: int) -> None:
-        """An HTTP request was answered; `handler` is its route's path, of which there are a few."""
+        """Count an answered HTTP request; `handler` is its route's path, of which there are few."""
         self._requests.labels(handler, str(code)).inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything as it is now, and its content type: OpenMetrics where it is accepted, else Prometheus' text."""
+        """Return all metrics and their content type: OpenMetrics where it is accepted, else Prometheus' text."""
         encode, content_type = choose_encoder(OPENMETRICS if OPENMETRICS in accept else "")
         return encode(self._registry), content_type
 
@@ -144,7 +144,7 @@ class Metrics:
             self._attempt_ttft.labels(side).observe(attempt.ttft_s)
 
     def _word(self, label: str, value: str | None) -> str:
-        """The value of a label, `other` for all after the first MAX_WORDS."""
+        """Return the value of a label; `other` for all after the first MAX_WORDS."""
         if value is None:
             return "none"
         seen = self._seen.setdefault(label, set())
@@ -156,7 +156,7 @@ class Metrics:
 
 
 def gaps_by_maker(outcome: Outcome) -> Iterator[tuple[Side, FloatArray]]:
-    """The times between an answer's tokens as shown, s, each with the side that made the later one of the two."""
+    """Yield the times between an answer's tokens as shown, s, each with the side that made the later token."""
     gaps = np.diff(np.asarray(outcome.arrivals_s, np.float64))
     maker, begin = outcome.winner, 0
     for move in outcome.moves:
@@ -196,5 +196,5 @@ class Gaps(Collector):
         yield family
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """For the registry, which refuses a name that is taken."""
+        """Return the name alone, for the registry's check that it is not taken."""
         yield HistogramMetricFamily(self._name, self._told, labels=["endpoint"])

@@ -1,4 +1,4 @@
-"""OpenAI's wire format: what requests say, in this software's words. Pure."""
+"""OpenAI's wire format: requests become checked structures and endpoint-neutral requests. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..types import Delivery, GenerationRequest, Sampling, Side
 MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire format has them
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
 MAX_STOP = 4  # stop sequences, as OpenAI
-MAX_DEPTH = 64  # objects and arrays within each other; what reads them further on recurses
+MAX_DEPTH = 64  # objects and arrays within each other: readers further on recurse
 MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
 COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 
@@ -22,7 +22,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     """The `disco` object of a request (docs/design.md#interfaces); `pace_tps` in token/s.
 
-    With `sides`, each chunk of a stream tells which endpoint made it.
+    With `sides`, each chunk of a stream names the endpoint that made it.
     """
 
     route: Literal["device", "server"] | None = None
@@ -33,14 +33,14 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Adjustment(msgspec.Struct, forbid_unknown_fields=True):
-    """What a reader may change of a running answer."""
+    """A reader's change to a running answer."""
 
     delivery: Literal["reserve", "paced", "off"] | None = None
     pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
 
 
 class ServerWish(msgspec.Struct, forbid_unknown_fields=True):
-    """A server to check or to write down. Its key is shown by nothing."""
+    """A server to check or to write down. Its key is never shown."""
 
     base_url: Annotated[str, Meta(max_length=512)]
     api_key: Annotated[str, Meta(max_length=4096)] | None = None
@@ -57,7 +57,7 @@ class DeviceWish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True):
-    """What both endpoints take."""
+    """The fields that chats and text completions share."""
 
     model: str
     stream: bool | None = False
@@ -85,7 +85,7 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(AnswerRequest, kw_only=True):
-    """What of a chat completion request this daemon reads itself; the rest travels in `extra`."""
+    """The fields of a chat completion that this daemon reads; the rest travels in `extra`."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
@@ -94,9 +94,9 @@ class ChatRequest(AnswerRequest, kw_only=True):
 
 
 class CompletionRequest(AnswerRequest, kw_only=True):
-    """The same of a text completion; what stands below `prompt` is taken only if it asks for nothing.
+    """The same of a text completion; fields below `max_tokens` are accepted only with values that ask for nothing.
 
-    Without `max_tokens` there are COMPLETION_TOKENS, with a null as many as there will be.
+    Without `max_tokens` an answer has COMPLETION_TOKENS at most, with null it has no limit.
     """
 
     prompt: Any
@@ -113,7 +113,7 @@ _A = TypeVar("_A", bound=AnswerRequest)
 _S = TypeVar("_S", bound=msgspec.Struct)
 _TOO_DEEP = f"The request body is nested too deeply: more than {MAX_DEPTH} objects and arrays within each other."
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# Parameters of text completions that nothing here can honour, and the values that ask for nothing.
+# Parameters of text completions that no endpoint here honours, with the values that ask for nothing.
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "logprobs": (None, False),
@@ -127,7 +127,7 @@ _TRIVIAL: dict[str, tuple[Any, ...]] = {
 
 
 def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
-    """Decode and check a chat request; with it the parameters only a server understands. Raises RequestError."""
+    """Decode and check a chat; return it with the parameters that only a server understands. Raises RequestError."""
     request, extra = _asked(body, ChatRequest)
     for index, message in enumerate(request.messages):
         _check_message(index, message)
@@ -135,7 +135,7 @@ def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
 
 
 def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
-    """The same for a text completion."""
+    """Decode and check a text completion, as `parse`. Raises RequestError."""
     request, extra = _asked(body, CompletionRequest)
     for name, trivial in _TRIVIAL.items():
         value = getattr(request, name)
@@ -146,7 +146,7 @@ def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
 
 
 def parse_adjustment(body: bytes) -> Adjustment:
-    """Decode what is to change of a running answer. Raises RequestError, also where nothing is."""
+    """Decode a change to a running answer. Raises RequestError, also for an empty one."""
     found = convert(decoded(body), Adjustment)
     if found == Adjustment():
         raise RequestError("Nothing to change: give 'pace_tps' or 'delivery'.")
@@ -154,7 +154,7 @@ def parse_adjustment(body: bytes) -> Adjustment:
 
 
 def parse_settings(body: bytes) -> dict[str, Any]:
-    """Decode what settings are to change, `section.name` to value. Raises RequestError, also where nothing is."""
+    """Decode changes of settings, `section.name` to value. Raises RequestError, also for none."""
     changes = decoded(body)
     if not changes:
         raise RequestError('Nothing to change: give settings, such as {"device.usd_per_kwh": 2.5}.')
@@ -162,18 +162,18 @@ def parse_settings(body: bytes) -> dict[str, Any]:
 
 
 def parse_device(body: bytes) -> str:
-    """Decode which of the models on this machine is meant. Raises RequestError."""
+    """Decode a choice among the models on this machine. Raises RequestError."""
     return convert(decoded(body), DeviceWish).model.strip()
 
 
 def parse_server(body: bytes) -> ServerWish:
-    """Decode which server is meant; white space around its parts is a mistake of pasting. Raises RequestError."""
+    """Decode a server, without white space around its parts (a mistake of pasting). Raises RequestError."""
     wish = convert(decoded(body), ServerWish)
     return ServerWish(wish.base_url.strip(), (wish.api_key or "").strip(), (wish.model or "").strip())
 
 
 def decoded(body: bytes) -> dict[str, Any]:
-    """A request's JSON object. Raises RequestError."""
+    """Decode a request's JSON object. Raises RequestError."""
     try:
         raw = _decoder.decode(body)
     except msgspec.MsgspecError as e:
@@ -188,7 +188,7 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def _check_carried(body: bytes, raw: dict[str, Any]) -> None:
-    """Raise RequestError for what could not be passed on to the engine: deep nesting, integers beyond 64 bits."""
+    """Raise RequestError for values that cannot be passed on to the engine: deep nesting, integers beyond 64 bits."""
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _deeper(raw):
         raise RequestError(_TOO_DEEP)
     for name, value in raw.items():
@@ -200,7 +200,7 @@ def _check_carried(body: bytes, raw: dict[str, Any]) -> None:
 
 
 def _deeper(raw: Any) -> bool:
-    """Whether it is nested more deeply than MAX_DEPTH."""
+    """Whether a value is nested more deeply than MAX_DEPTH."""
     level: list[Any] = [raw]
     for _ in range(MAX_DEPTH):
         inner = (value.values() if isinstance(value, dict) else value for value in level)
@@ -211,7 +211,7 @@ def _deeper(raw: Any) -> bool:
 
 
 def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
-    """The same as a checked structure. Raises RequestError."""
+    """Convert a JSON object to a checked structure. Raises RequestError."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
@@ -221,7 +221,7 @@ def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
 
 
 def _asked(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
-    """A request, and what of it this daemon does not read."""
+    """Return a request, and its fields that this daemon does not read."""
     raw = decoded(body)
     request = convert(raw, kind)
     if request.n not in (None, 1):
@@ -236,7 +236,7 @@ def _asked(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
 def to_generation(
     request: ChatRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
 ) -> GenerationRequest:
-    """The endpoint-neutral form of a chat."""
+    """Return the endpoint-neutral form of a chat."""
     messages = [_flattened(m) for m in request.messages]
     last = messages[-1]
     answer_so_far = ""
@@ -262,7 +262,7 @@ def to_generation(
 def to_raw_generation(
     request: CompletionRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
 ) -> GenerationRequest:
-    """The endpoint-neutral form of a text completion: the device's, whose text and token ids it is about."""
+    """Return the endpoint-neutral form of a text completion, for the device, whose token ids it may use."""
     if Side.DEVICE not in allowed:
         msg = "Text completions are served by the device only: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
@@ -290,7 +290,7 @@ def _allowed(options: DiscoOptions, allowed: frozenset[Side]) -> frozenset[Side]
 
 
 def _delivery(request: AnswerRequest) -> Delivery | None:
-    """How the tokens are to be released; nobody watches an answer that comes in one piece."""
+    """Return how the tokens are released; an answer in one body needs no pace."""
     if not request.stream:
         return Delivery.OFF
     wish = request.options.delivery
@@ -314,7 +314,7 @@ def _sampling(request: AnswerRequest, max_tokens: int | None) -> Sampling:
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:
-    """One prompt: text, or token ids. Raises RequestError."""
+    """Return the one prompt: text, or token ids. Raises RequestError."""
     if isinstance(prompt, list) and prompt and all(isinstance(p, str | list) for p in prompt):
         if len(prompt) > 1:
             msg = f"Only one prompt a request is supported, got {len(prompt)}."
@@ -329,7 +329,7 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
 
 
 def _begun(message: dict[str, Any]) -> str:
-    """The text of a message that is to be continued. Raises RequestError."""
+    """Return the text of a message that is to be continued. Raises RequestError."""
     text = message.get("content") or ""
     if not isinstance(text, str) or message.get("tool_calls"):
         raise RequestError("Only a message of plain text can be continued.", param="messages")
@@ -353,7 +353,7 @@ def _check_message(index: int, message: dict[str, Any]) -> None:
 
 
 def _flattened(message: dict[str, Any]) -> dict[str, Any]:
-    """Text parts joined into one string, so that every chat template understands them."""
+    """Join text parts into one string, so that every chat template understands them."""
     content = message.get("content")
     if isinstance(content, list) and all(p["type"] == "text" and isinstance(p.get("text"), str) for p in content):
         return {**message, "content": "".join(p["text"] for p in content)}
@@ -370,7 +370,7 @@ def _text_only(message: dict[str, Any]) -> bool:
 
 
 def _param(text: str) -> str | None:
-    """Msgspec's `… - at `$.messages[0].role`` as OpenAI's `messages[0].role`."""
+    """Return msgspec's `… - at `$.messages[0].role`` as OpenAI's `messages[0].role`."""
     if at := re.search(r"at `\$\.([^`]+)`", text):
         return at[1].replace("[...]", "")
     if missing := re.search(r"missing required field `([^`]+)`", text):

@@ -1,7 +1,7 @@
-"""Whose connection it is: the user at the other end of a loopback connection, as Linux tells it.
+"""The user at the other end of a loopback connection, as Linux reports it.
 
-What is sent and read is pure, and stands first; `Kernel` asks. An answer is worth something only while the other end's
-socket has an inode: one whose process has closed it shows as root's.
+Messages are built and read by pure functions, which stand first; `Kernel` sends them. A reply counts only while the
+other end's socket has an inode: one whose process has closed it shows as root's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRIES = 4  # replies read for one question; another one's can only be left over
 
 
 class Whose(StrEnum):
-    """Who is at the other end. `UNTOLD`: this system does not tell; `DOOR`: a Unix socket, which only we can open."""
+    """The owner of a connection. `UNTOLD`: this system does not report it; `DOOR`: a Unix socket, ours alone."""
 
     OURS = "ours"
     ROOT = "root"
@@ -51,20 +51,20 @@ class Peer:
 
     @property
     def stranger(self) -> bool:
-        """Whether it may be somebody else."""
+        """Whether the peer may be another user."""
         return self.whose in (Whose.OTHER, Whose.NOBODY)
 
 
 @dataclass(frozen=True, slots=True)
 class SocketRow:
-    """What the kernel says of a socket; the inode is 0 when no process has it open any more."""
+    """The kernel's row of a socket; the inode is 0 when no process has it open any more."""
 
     uid: int
     inode: int
 
 
 def owner_of(row: SocketRow | None, own_uid: int) -> Peer:
-    """Who that is. Root is believed like any other only with an inode: a closed socket shows as root's."""
+    """Return the peer of a row. Root is believed only with an inode, as any user is: closed sockets are root's."""
     if row is None or row.inode == 0:
         return Peer(Whose.NOBODY)
     if row.uid == own_uid:
@@ -73,7 +73,7 @@ def owner_of(row: SocketRow | None, own_uid: int) -> Peer:
 
 
 def packed(address: tuple[Any, ...]) -> Address:
-    """A socket's name as Python gives it; an IPv4 address in IPv6 is one of IPv4. Raises OSError."""
+    """Return a socket's name as a packed address; an IPv4 address in IPv6 is one of IPv4. Raises OSError."""
     host, port = str(address[0]).partition("%")[0], int(address[1])
     raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     return _unmapped(raw), port
@@ -87,7 +87,7 @@ def _unmapped(raw: bytes) -> bytes:
 
 
 def question(theirs: Address, ours: Address, number: int) -> bytes:
-    """The netlink message that asks for the one socket at `theirs` which is connected to `ours`."""
+    """Return the netlink message that asks for the one socket at `theirs` which is connected to `ours`."""
     family = _INET if len(theirs[0]) == 4 else _INET6
     names = struct.pack("!HH16s16s", theirs[1], ours[1], theirs[0].ljust(16, b"\0"), ours[0].ljust(16, b"\0"))
     body = _DIAG.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + names + struct.pack("=I8s", 0, b"\xff" * 8)
@@ -95,12 +95,12 @@ def question(theirs: Address, ours: Address, number: int) -> bytes:
 
 
 def numbered(reply: bytes) -> int:
-    """Which question a reply is about."""
+    """Return the number of the question that a reply answers."""
     return int(_HEADER.unpack_from(reply)[3]) if len(reply) >= _HEADER.size else -1
 
 
 def parse_reply(reply: bytes, theirs: Address, ours: Address) -> SocketRow | None:
-    """The row in a reply, None if there is none for these two ends. Raises OSError where the kernel cannot be asked."""
+    """Return the row in a reply, None if it has none for these two ends. Raises OSError if the kernel refuses."""
     _, kind, _, _, _ = _HEADER.unpack_from(reply)
     if kind == _ERROR:
         code = -struct.unpack_from("=i", reply, _HEADER.size)[0]
@@ -112,7 +112,7 @@ def parse_reply(reply: bytes, theirs: Address, ours: Address) -> SocketRow | Non
     family, state, _, _, ports, here, there, _, _, _, _, _, _, uid, inode = _ROW.unpack_from(reply, _HEADER.size)
     size = 4 if family == _INET else 16
     found = (_unmapped(here[:size]), _unmapped(there[:size]), *struct.unpack("!HH", ports))
-    # Where no such connection is left, the kernel goes on to look for who listens at that address.
+    # Where no such connection is left, the kernel goes on to look for a listener at that address.
     if state == _LISTENS or found != (theirs[0], ours[0], theirs[1], ours[1]):
         return None
     return SocketRow(uid, inode)
@@ -122,7 +122,7 @@ def parse_reply(reply: bytes, theirs: Address, ours: Address) -> SocketRow | Non
 
 
 def parse_table(table: bytes, theirs: Address, ours: Address) -> SocketRow | None:
-    """The same out of /proc/net/tcp or tcp6, None if it is not there."""
+    """Return the row of /proc/net/tcp or tcp6 for these two ends, None if there is none."""
     for wide in (False, True):
         if wide or len(theirs[0]) == 4:
             start = table.find(f" {_spelled(theirs, wide=wide)} {_spelled(ours, wide=wide)} ".encode())
@@ -133,7 +133,7 @@ def parse_table(table: bytes, theirs: Address, ours: Address) -> SocketRow | Non
 
 
 def _spelled(address: Address, *, wide: bool) -> str:
-    """An address as those tables spell it: words of 32 bits in the machine's byte order, all in hex."""
+    """Return an address as those tables spell it: words of 32 bits in the machine's byte order, all in hex."""
     raw = _MAPPED + address[0] if wide and len(address[0]) == 4 else address[0]
     return "".join(f"{word:08X}" for word in struct.unpack(f"={len(raw) // 4}I", raw)) + f":{address[1]:04X}"
 
@@ -142,7 +142,7 @@ def _spelled(address: Address, *, wide: bool) -> str:
 
 
 class Kernel:
-    """Asks the kernel whose a connection is: 10 to 30 µs by sock_diag; else a look into /proc/net.
+    """Asks the kernel for the owner of a connection: 10 to 30 µs by sock_diag; else a look into /proc/net.
 
     It keeps one socket, so that it can ask when no file descriptor is left.
     """
@@ -152,7 +152,7 @@ class Kernel:
         self._own_uid = os.getuid()
         self._proc = proc
         self._number = 0
-        self._answers = False  # whether a row ever came: else "no such row" may mean that nobody looks
+        self._answers = False  # whether a row ever came: else "no such row" may mean that sock_diag does not work
         self._socket: socket.socket | None = None
         if self.tells:
             try:
@@ -162,16 +162,16 @@ class Kernel:
                 self._socket = None
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the socket; no question may follow."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def whose(self, theirs: tuple[Any, ...] | None, ours: tuple[Any, ...] | None) -> Peer:
-        """Who has the other end of a TCP connection, by the names that our socket gives to its two ends."""
+        """Return the owner of the other end of a TCP connection, by our socket's names of its two ends."""
         if not self.tells:
             return Peer(Whose.UNTOLD)
-        if not theirs or not ours:  # it has gone before anybody could look
+        if not theirs or not ours:  # the client has gone already
             return Peer(Whose.NOBODY)
         try:
             return owner_of(self._row(packed(theirs), packed(ours)), self._own_uid)
@@ -187,7 +187,7 @@ class Kernel:
         return row if self._answers else self._looked_up(theirs, ours)
 
     def _diagnosed(self, theirs: Address, ours: Address) -> SocketRow | None:
-        """By sock_diag. Raises OSError if it cannot be asked."""
+        """Return the row by sock_diag. Raises OSError if that cannot be asked."""
         if self._socket is None:
             raise OSError(errno.EPROTONOSUPPORT, "no sock_diag")
         self._number = self._number % 0xFFFFFFFF + 1
@@ -199,7 +199,7 @@ class Kernel:
         return None
 
     def _looked_up(self, theirs: Address, ours: Address) -> SocketRow | None:
-        """By the tables of all connections. A table that cannot be read has no row."""
+        """Return the row by the tables of all connections. A table that cannot be read has none."""
         names = ("tcp", "tcp6") if len(theirs[0]) == 4 else ("tcp6",)
         for name in names:
             try:
@@ -212,7 +212,7 @@ class Kernel:
 
 
 def tells_of_us() -> bool:
-    """Whether this machine says of a connection of ours that it is ours; tried with one."""
+    """Whether this machine reports a connection of ours as ours; tried with one."""
     kernel = Kernel()
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:

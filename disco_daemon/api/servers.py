@@ -1,6 +1,6 @@
-"""Routes for first steps: which servers there are, whether one works, and which one takes part from now on.
+"""Routes for first steps: the known servers, the check of one, and the choice of server and device.
 
-A key comes in here and goes nowhere but to the server it is for and into its file: no answer has it, and no log.
+A key that comes in here goes only to its server and into its file: no response and no log has it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def add_routes(app: web.Application) -> None:
 async def _providers(request: web.Request) -> web.Response:
     """GET /disco/v1/providers: List the known servers, and the models on this machine."""
     known = await _mended(asyncio.to_thread(request.app[DOCUMENTS].providers))
-    if not may_control(request):  # whether there is a key, not where
+    if not may_control(request):  # shown is whether there is a key, not where
         rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
         known = known | {"providers": rows}
     return as_json(fit(request, known))
@@ -55,7 +55,7 @@ async def _set_device(request: web.Request) -> web.Response:
 
 
 async def _mended(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """What came of it; a configuration that cannot be read or written is the request's error, with its mend."""
+    """Await a result; a configuration that cannot be read or written becomes the request's error, with its mend."""
     try:
         return await work
     except ConfigError as e:

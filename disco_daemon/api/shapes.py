@@ -1,4 +1,4 @@
-"""OpenAI's wire format: the chunks and bodies that answers leave in. Pure."""
+"""OpenAI's wire format: the chunks and bodies of answers. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Ids = Sequence[int]
 
 
 def error_body(error: DiscoError) -> dict[str, Any]:
-    """OpenAI's error shape."""
+    """Return an error in OpenAI's shape."""
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
 class AnswerShape(ABC):
-    """One of the shapes; `piece` and `whole` name what a stream and a body consist of."""
+    """The shape of an answer; `piece` and `whole` are the `object` of a stream's chunks and of a body."""
 
     prefix = piece = whole = ""
 
@@ -28,9 +28,9 @@ class AnswerShape(ABC):
         self._piece = self._head | {"object": self.piece}
 
     def chunk(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> dict[str, Any]:
-        """One token of a stream, with its `ids` and the `side` that made it where the client wants them.
+        """Return one token of a stream, with its `ids` and the `side` that made it where the client wants them.
 
-        `ids` may not be known all the same.
+        `ids` are None where they are not known.
         """
         choice = self._choice(token, first=first)
         if ids is not None:
@@ -39,15 +39,15 @@ class AnswerShape(ABC):
         return made if side is None else made | {"disco": {"side": side}}
 
     def end(self, finish_reason: str) -> dict[str, Any]:
-        """The last chunk with a choice."""
+        """Return the last chunk with a choice."""
         return self._piece | {"choices": [self._choice(Token("", 0), first=False) | {"finish_reason": finish_reason}]}
 
     def bill(self, outcome: Outcome) -> dict[str, Any]:
-        """The chunk after the last, with the usage block."""
+        """Return the chunk after the last, with the usage block."""
         return self._piece | {"choices": [], "usage": _usage(outcome)}
 
     def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
-        """A whole answer."""
+        """Return a whole answer."""
         choice = self._joined(tokens) | {"finish_reason": outcome.finish_reason or "stop"}
         if ids is not None:
             choice["token_ids"] = ids
@@ -56,11 +56,11 @@ class AnswerShape(ABC):
 
     @abstractmethod
     def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
-        """One token, or none, as the choice of a chunk."""
+        """Return a token, or an empty one, as the choice of a chunk."""
 
     @abstractmethod
     def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """All tokens as the choice of a body."""
+        """Return all tokens as the choice of a body."""
 
 
 class TextShape(AnswerShape):
@@ -104,7 +104,7 @@ class ChatShape(AnswerShape):
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:
-    """OpenAI's usage block."""
+    """Return OpenAI's usage block."""
     prompt, completion = outcome.billed
     return {
         "prompt_tokens": prompt,

@@ -1,4 +1,4 @@
-"""The two ways an answer can leave: a stream of server-sent events, or one JSON body."""
+"""The two ways to send an answer: a stream of server-sent events, or one JSON body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..plain import one_line
 from ..types import Outcome, Side, Token
 from .shapes import AnswerShape, Ids, error_body
 
-READER_TIMEOUT_S = 300.0  # a reader who takes nothing for so long holds a server's stream open for nobody
+READER_TIMEOUT_S = 300.0  # a reader that takes nothing for this long holds a server's stream open in vain
 
 MAX_NOTE = 1000  # characters of a comment
 
@@ -22,20 +22,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(payload: Any) -> bytes:
-    """One server-sent event. There is never an `id:` field: the openai client then trips over comments."""
+    """Return one server-sent event, never with an `id:` field: the openai client then trips over comments."""
     return b"data: " + _encode(payload) + b"\n\n"
 
 
 def comment(text: str) -> bytes:
-    """One SSE comment, which clients skip; always one line, whatever the text.
+    """Return one SSE comment, which clients skip; always one line, whatever the text.
 
-    With an empty line behind it, so that a client that cuts at empty lines does not lose the event after it.
+    An empty line follows, so that a client that cuts at empty lines does not lose the event after it.
     """
     return f": disco {one_line(text, MAX_NOTE)}\n\n".encode("utf-8", "replace")
 
 
 def headers(request_id: str, route: str | None) -> dict[str, str]:
-    """The daemon's own response headers."""
+    """Return the daemon's own response headers."""
     found = {"X-Disco-Request-Id": request_id}
     if route is not None:
         found["X-Disco-Route"] = route
@@ -43,9 +43,9 @@ def headers(request_id: str, route: str | None) -> dict[str, str]:
 
 
 class _TokenIds:
-    """Which token ids a client gets: those of the side that began the answer, until another one has it.
+    """The token ids for a client: those of the side that began the answer, until another side takes it over.
 
-    Ids of two vocabularies in one list, or a list with a hole, would be read as an answer that nobody gave.
+    Ids of two vocabularies in one list, or a list with a hole, would read as another answer.
     """
 
     def __init__(self, *, wanted: bool) -> None:
@@ -54,7 +54,7 @@ class _TokenIds:
         self.joint = False
 
     def of(self, token: Token, side: Side) -> Ids | None:
-        """The ids of one token, None if not asked for or not known."""
+        """Return the ids of one token, None if not asked for or not known."""
         if not self._wanted:
             return None
         self._side = self._side or side
@@ -91,7 +91,7 @@ class StreamSink:
 
     @property
     def begun(self) -> bool:
-        """Whether the answer has begun: from then on an error is told in-band."""
+        """Whether the answer has begun: from then on errors are sent in-band."""
         return self._winner is not None
 
     def token(self, token: Token, side: Side) -> None:
@@ -102,12 +102,12 @@ class StreamSink:
         self._pending += event(self._shape.chunk(token, self._ids.of(token, side), first=first, side=told))
 
     def note(self, text: str) -> None:
-        """Tell of something between two tokens, in a comment. Before the first token there is nowhere to tell it."""
+        """Send a remark between two tokens, as a comment. Before the first token there is no place for it."""
         if self.begun:
             self._pending += comment(text)
 
     async def flush(self) -> None:
-        """Write what was taken; waits while the client's socket is full. Raises ReaderGone."""
+        """Write the tokens taken so far; wait while the client's socket is full. Raises ReaderGone."""
         if self._pending:
             await self._write(b"")
 
@@ -121,11 +121,11 @@ class StreamSink:
         return await self._write(b"".join(map(event, ends)) + b"data: [DONE]\n\n", last=True)
 
     async def fail(self, error: DiscoError) -> web.StreamResponse:
-        """Tell a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
+        """Send a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
         return await self._write(event(error_body(error)), last=True)
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Close the deadline; nothing may be written after it."""
         self._deadline.close()
 
     async def _write(self, data: bytes, *, last: bool = False) -> web.StreamResponse:
@@ -169,12 +169,12 @@ class BodySink:
         self._known += self._ids.of(token, side) or ()
 
     def note(self, text: str) -> None:
-        """A body has no comments; the `disco` object tells of handoffs."""
+        """Ignore a remark: a body has no comments, and its `disco` object has the handoffs."""
 
     async def flush(self) -> None:
-        """Nothing leaves before the answer is whole."""
+        """Do nothing: a body is sent when the answer is whole."""
 
     def body(self, outcome: Outcome) -> dict[str, Any]:
-        """The whole response body."""
+        """Return the whole response body."""
         ids = self._known if self._known and not self._ids.joint else None
         return self._shape.body(self._tokens, ids, outcome)

@@ -12,7 +12,7 @@ GONE = "trace_gone"  # the error's code
 
 
 def document(conductor: Conductor, request_id: str) -> dict[str, Any]:
-    """The trace of an answer, or of the latest one. Raises RequestError (404) if it is not kept."""
+    """Return the trace of an answer, or of the latest one. Raises RequestError (404) if it is not kept."""
     trace = conductor.stage.traces.find(request_id)
     if trace is not None:
         return trace.to_json()
