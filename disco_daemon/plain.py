@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus
 MARK = "\ufffd"  # stands for what must not be shown
 STARS = "***"
 MAX_LINE = 200  # characters of a stranger's line; the rest is a page of HTML
-PIECE = 6  # characters of a key in a row that nobody may see; servers that mask one show four
+PIECE = 6  # characters of a key in a row that are never shown; servers that mask one show four
 LEAST_KEY = 4  # characters; what is shorter is a placeholder, such as the "x" of a server of one's own
 
 # What a terminal obeys in place of showing it, or shows as something else: control characters but for line feeds and

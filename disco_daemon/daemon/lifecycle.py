@@ -20,7 +20,7 @@ from .tasks.collector import collect_at_leisure
 
 log = logging.getLogger("disco.daemon")
 
-SWITCH_INTERVAL_S = 0.001  # a fit in its thread gives way to the loop within so much
+SWITCH_INTERVAL_S = 0.001  # a fit in its thread gives way to the loop within this time
 STDIN = 0
 
 

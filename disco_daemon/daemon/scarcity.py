@@ -10,7 +10,7 @@ from ..money.spending import Spending
 from ..types import Side
 from .tasks.learner import Learner
 
-MIN_CHANGE_S = 60.0  # between two changes that nobody asked for, however noisy a sensor is
+MIN_CHANGE_S = 60.0  # between two changes that the user did not ask for, however noisy a sensor is
 
 
 class ScarceSide:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from ..arrays import FloatArray
 from ..types import Reading
 
-# A token that comes so much later than the reader wanted it is a stall, s. Releases at the reader's very pace come late
-# by a timer's jitter, each of them; a fiftieth of a second is a frame or two on a screen.
+# A token that comes this much later than the reader wanted it is a stall, s. Releases at the reader's very pace come
+# late by a timer's jitter, each of them; a fiftieth of a second is a frame or two on a screen.
 NOTICED_S = 0.02
 
 Numbers = float | NDArray[Any]

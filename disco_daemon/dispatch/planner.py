@@ -20,7 +20,7 @@ from .policy import Policy
 from .table import Moment, Table
 
 DEVICE_BEYOND = 3.0  # times the TTFT expected of the device: later than that is unlike anything seen …
-DEVICE_LEAST_S = 1.0  # … and no sooner than after so long, for a server that is asked costs money
+DEVICE_LEAST_S = 1.0  # … and no sooner than this, for a server that is asked costs money
 DEVICE_ENOUGH = 20  # first tokens of the device before anything can be called unusual
 UNRELIABLE = 0.5  # a server that fails more often is asked, to see whether it is back, but not waited for
 QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)  # of F, shown in `disco status`

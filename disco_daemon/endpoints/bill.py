@@ -14,7 +14,7 @@ import msgspec
 from ..types import Json, Token, Usage
 
 MESSAGE_TOKENS = 64  # a chat template's for one message; those known take 3 to 10
-OWN_TOKENS = 16_384  # of a prompt that a server adds unseen: its system prompt, what it tells of tools
+OWN_TOKENS = 16_384  # of a prompt that a server adds unseen: its system prompt, its description of tools
 FOUND_TOKENS = 262_144  # for each part that is no text, and for what it looks up: pages of a document, or of the web
 MAX_TPS = 5_000.0  # token/s that a server may think unseen; the quickest known make half of that
 SPARE_TOKENS = 256  # of an answer: marks of its format, and a limit that is taken not quite exactly

@@ -19,7 +19,7 @@ CHAT = "/chat/completions"
 COMPLETIONS = "/completions"
 
 UNPROBED = "continue_final_message"  # what an unknown server is asked with until it is probed, checked at the seam
-RAW_DEFAULT = 16  # tokens of a raw completion whose limit is not told, as OpenAI defines it
+RAW_DEFAULT = 16  # tokens of a raw completion without a limit, as OpenAI defines it
 OVERLAP_WORDS = 8  # words of the answer that an instructed server repeats, so that the seam finds the place
 
 _EXACT, _GUARDED, _NONE = Continuation.EXACT, Continuation.GUARDED, Continuation.NONE

@@ -28,7 +28,7 @@ PROBE_TIMEOUT_S = 120.0  # for everything; a probe that takes longer is tried ag
 N_WHOLE = 24  # tokens of the unbroken answer
 N_REST = 10  # tokens asked for; fewer than the first half has, so that an answer begun again cannot get past the cut
 MIN_AGREED = 16  # characters; fewer may agree by chance
-MIN_BEFORE = 24  # characters before the cut: below, an answer begun again could not be told from chance
+MIN_BEFORE = 24  # characters before the cut: below, an answer begun again could not be distinguished from chance
 
 # Plain prose is what most answers are; lists and numbers would agree by chance.
 PROMPTS = (

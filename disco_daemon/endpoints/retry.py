@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-MAX_RETRY_S = 86_400.0  # what is told a client at most; who says more means "never", or nothing
+MAX_RETRY_S = 86_400.0  # the longest Retry-After that a client gets; a server that says more means "never", or nothing
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:

@@ -22,7 +22,7 @@ from .gguf import shard
 
 OURS, OLLAMA, LM_STUDIO, LLAMA_CPP, HUGGING_FACE = "disco", "Ollama", "LM Studio", "llama.cpp", "Hugging Face"
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's own installer lets its service keep them
-MOST_SEEN = 20_000  # files and folders looked at in one place: somebody's downloads folder may be anything
+MOST_SEEN = 20_000  # files and folders looked at in one place: a downloads folder may hold anything
 MOST_DEEP = 5  # folders below a place
 MOST_BYTES = 1 << 20  # of a manifest, or of settings; they have some kilobytes
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -10,9 +10,9 @@ from typing import TextIO
 
 from ..plain import plain
 
-WINDOW_S = 10.0  # the rate is that of so many last seconds
+WINDOW_S = 10.0  # the rate is that of the last seconds
 STEP_S = 0.1  # between two looks of the line; the eye takes no more
-TENTHS = 10  # lines of a whole download where nobody watches
+TENTHS = 10  # lines of a whole download where there is no terminal
 
 Told = Callable[[str, int, int], None]  # name of the file, bytes there, bytes in all
 

@@ -26,12 +26,12 @@ from ..types import Side
 from .catalog import Price
 from .prices import J_PER_WH
 
-# Context of a server's model that nobody told us, tokens: what the commonest ones have (gpt-4o, Llama 3.1).
+# Context of a server's model that is not known, tokens: what the commonest ones have (gpt-4o, Llama 3.1).
 SERVER_CONTEXT = 131_072
 # The server's tokenizer is another one than that which counted the prompt, and its template adds some.
 PROMPT_MARGIN = 1.5
 BUSY_RETRY_S = 5.0  # closed by reservations only: some request will end, and leave most of what it had reserved
-BATTERY_RETRY_S = 300.0  # nobody knows when somebody plugs it in
+BATTERY_RETRY_S = 300.0  # when it will be plugged in is not known
 
 
 @dataclass(frozen=True, slots=True)

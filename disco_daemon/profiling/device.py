@@ -59,7 +59,7 @@ class Effort:
 
 FULL = Effort()
 QUICK = Effort(repeats=3, loads=3, answer_tokens=64, budget_s=60.0, idle_s=30.0, work_s=30.0, n_idle=5, n_work=8)
-LOADS_S = 30.0  # a model that takes so long to load is loaded once
+LOADS_S = 30.0  # a model that takes this long to load is loaded once
 
 
 class Steps:

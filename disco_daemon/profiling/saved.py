@@ -13,7 +13,7 @@ from ..estimation.line import Interval, Line
 from ..power.meter import TokenEnergy
 from .tuned_profile import ProfileKey, TunedProfiles, write
 
-TYPICAL = 512  # tokens: the prompt whose reading speed is told, and up to which a straight line stands for the curve
+TYPICAL = 512  # tokens: the prompt whose reading speed is shown, and up to which a straight line stands for the curve
 
 
 class TtftFit(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from ..arrays import FloatArray
 Coefficients = tuple[float, float, float, float]
 
 FORGET = 0.995  # a window of about 200 iterations: some seconds on a laptop
-# What is left of the prior's information for ever, in samples; it holds the directions that nobody tries.
+# What is left of the prior's information for ever, in samples; it holds the directions that are never tried.
 FLOOR = 0.5
 # Samples that the prior is worth, for each coefficient in a batch that is wholly its own.
 PRIOR_WEIGHT = 2.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NAME = "disco"
-STOP_S = 45  # the daemon drains for 30 s, then what is left is told and closed
-WATCHDOG_S = 60  # an event loop that stands still for so long is restarted
+STOP_S = 45  # the daemon drains for 30 s, then tells the remaining readers and closes
+WATCHDOG_S = 60  # an event loop that stands still for this long is restarted
 RESTART_S = 2  # until a service manager starts a daemon that failed again
 MAX_FILES = 8192  # open at a time, in the unit; connections take most of them
 MAX_TASKS = 512  # threads and processes; a daemon and its engine have some dozens, a GPU's driver as many

@@ -14,7 +14,7 @@ from disco_daemon.errors import Unavailable
 from disco_daemon.types import Attempt, Outcome, Plan, Side, Usage
 
 BUSY_TIMEOUT_S = 5.0  # as the history itself waits for another's transaction
-MOST = 20_000  # requests; as many as the history keeps unless told otherwise
+MOST = 20_000  # requests; as many as the history keeps by default
 
 # Columns that every version of the schema has; the texts are not among them.
 _REQUESTS = """

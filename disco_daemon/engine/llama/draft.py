@@ -16,7 +16,7 @@ from .model import AbortFlag, Llama, ModelError
 from .rows import NO_KV_SLOT, Rows
 
 N_TEXTS = 4  # texts that the draft model has in its KV cache
-CATCH_UP = 128  # tokens of a text that it reads in one go: running answers wait for so long
+CATCH_UP = 128  # tokens of a text that it reads in one go, while running answers wait
 LEAST_SURE = 0.75  # of a token: a guess ends before one that it would be less sure of; as in llama.cpp
 MORE_TOKENS = 128  # by which vocabularies may differ: families pad theirs to different sizes; as in llama.cpp
 FIRST_COMPARED = 5  # before it stand control tokens, which some model names differently; as in llama.cpp

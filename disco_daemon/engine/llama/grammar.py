@@ -12,7 +12,7 @@ from ..schema import SchemaError, check
 from .patterns import PatternError, spelled
 from .readings import MAX_READINGS, readings
 
-MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cpp reads so much in milliseconds
+MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cpp reads that in milliseconds
 MAX_STEPS = 10_000  # schemas and rules looked at: references may lead to the same ones again and again
 MAX_ALIKE = 300  # rules whose names differ in nothing but signs; the converter tries one number after the other
 MAX_REASON = 200  # characters of what a converter says of a strange schema

@@ -29,7 +29,7 @@ _NO_TEXT = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNO
 
 # llama.cpp's time for a text grows with the square of its control tokens: a long prompt is cut in front of some.
 CUT_CHARS = 4096
-GLANCE_CHARS = 8  # for each token of the context: a first part of a long text tells that the whole does not fit
+GLANCE_CHARS = 8  # for each token of the context: a first part of a long text shows that the whole does not fit
 GLANCE_SLACK = 64  # tokens, for a word cut in the middle
 MAX_KNOWN = 16  # prompts whose tokens are remembered: a request is counted first, and then computed
 _PAIR = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"})
