@@ -1,0 +1,94 @@
+"""The form of the documents: links, lengths, scripts, the changelog, and the hosted checks."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+from tests.fixtures.documents import PAGES, README, ROOT, TOP
+
+
+def test_a_block_that_is_missing_or_there_twice_is_an_error() -> None:
+    block = "<!-- generated: x -->\nold\n<!-- end: x -->\n"
+    assert generate.replaced(f"a\n{block}b\n", "x", "new") == f"a\n{block.replace('old', 'new')}b\n"
+    for text in ("", block + block, block.replace("end", "and")):
+        with pytest.raises(ValueError, match="expected one"):
+            generate.replaced(text, "x", "new")
+
+
+def test_readme_fits_on_a_few_screens() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_page_on_the_design_is_short() -> None:
+    assert len(PAGES["design.md"].splitlines()) < 200
+
+
+def test_hosted_checks_run_what_everybody_runs_on_both_systems() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text("utf-8")
+    assert re.findall(r"^      - run: (.+)$", workflow, re.MULTILINE) == ['PYTHON="$(command -v python)" .ci/run']
+    assert "os: [ubuntu-latest, macos-latest]" in workflow
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    newest = re.search(r"for p in python(3\.\d+) ", (ROOT / "Makefile").read_text("utf-8"))
+    assert newest
+    oldest = project["requires-python"].removeprefix(">=")
+    assert f'python: ["{oldest}", "{newest[1]}"]' in workflow
+    for action in re.findall(r"uses: (\S+)", workflow):
+        assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action), action
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]  # as Keep a Changelog orders them
+    assert text.startswith("# Changelog\n")
+    for release in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        assert re.match(r"\[(Unreleased\]|\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d)\n", release), release[:40]
+        heads = re.findall(r"^### (.+)$", release, re.MULTILINE)
+        assert heads == [kind for kind in kinds if kind in heads]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_script_that_a_document_runs_is_there(name: str) -> None:
+    for module in re.findall(r"python(?:3)? -m ([\w.]+)", PAGES[name]):
+        path = ROOT.joinpath(*module.split("."))
+        ours = module.split(".")[0] in ("disco_daemon", "benchmarks")
+        assert not ours or path.with_suffix(".py").exists(), module
+    for file in re.findall(r"python(?:3)? ([\w/]+\.py)", PAGES[name]):
+        assert (ROOT / file).exists(), file
+
+
+def test_no_document_names_a_place_of_one_machine() -> None:
+    for text in (*PAGES.values(), (ROOT / "CHANGELOG.md").read_text("utf-8")):
+        assert not re.search(r"/(home|root|work|tmp|Users|opt)/", text)
+
+
+def anchors(path: Path) -> set[str]:
+    """The names by which links lead to the headings of a page."""
+    heads = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for name, text in PAGES.items():
+        folder = ROOT if name in TOP else ROOT / "docs"
+        for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+            path = (folder / target) if target else folder / name
+            assert path.exists(), f"{name}: {target}"
+            assert not anchor or anchor in anchors(path), f"{name}: {target}#{anchor}"
+
+
+def test_every_page_that_the_code_cites_is_there() -> None:
+    cited = set()
+    for folder in ("disco_daemon", "tui", "profiles", "benchmarks", ".ci"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text("utf-8").replace("docs/gguf.md", "")  # llama.cpp's own
+            cited |= set(re.findall(r"(?<![\w/])docs/([\w-]+\.md)(?:#([\w-]+))?", text))
+            assert "DESIGN §" not in text, path
+    assert {"design.md", "handoff.md"} <= {page for page, _ in cited}
+    for page, anchor in cited:
+        assert (ROOT / "docs" / page).exists(), page
+        assert not anchor or anchor in anchors(ROOT / "docs" / page), f"{page}#{anchor}"
