@@ -20,10 +20,9 @@ import numpy as np
 
 from disco_daemon.bench.command import at_least, printed, progress, run_script
 from disco_daemon.dispatch.optimal import Optimal
-from disco_daemon.dispatch.outlook import Outlook
 from disco_daemon.dispatch.paper import Paper
 from disco_daemon.dispatch.planner import Planner
-from disco_daemon.dispatch.policy import Policy
+from disco_daemon.dispatch.policy import Policy, PolicyInput
 from disco_daemon.estimation.context import conditioned
 from disco_daemon.estimation.knowledge import Knowledge
 from disco_daemon.estimation.lengths import LengthDistribution
@@ -52,13 +51,13 @@ def bench_policy(repeat: int) -> dict[str, Any]:
     figures: dict[str, Any] = {key: {} for key in (*LIMITS, "peer_device_ms", "peer_server_ms")}
     for size in SIZES:
         ttft_s, lengths = _samples(size)
-        outlooks = {side: _outlook(ttft_s, lengths, side) for side in Side}
+        inputs = {side: _policy_input(ttft_s, lengths, side) for side in Side}
         for key, policy, side in (
             ("paper_device_ms", Paper(), Side.DEVICE),
             ("paper_server_ms", Paper(), Side.SERVER),
             ("optimal_ms", Optimal(), Side.DEVICE),
         ):
-            figures[key][str(size)] = _fit_ms(policy, outlooks[side], repeat)
+            figures[key][str(size)] = _fit_ms(policy, inputs[side], repeat)
         n_peer = 3 if size > SIZES[0] else repeat
         figures["peer_device_ms"][str(size)] = _median(partial(_naive_device, ttft_s, lengths), n_peer) * 1e3
         figures["peer_server_ms"][str(size)] = _median(partial(_naive_server, lengths), n_peer) * 1e3
@@ -91,17 +90,17 @@ def _samples(n: int) -> tuple[Any, Any]:
     return rng.lognormal(-0.9, 0.5, n), np.maximum(1, rng.lognormal(2.8, 0.7, n).astype(int))
 
 
-def _outlook(ttft_s: Any, lengths: Any, constrained: Side) -> Outlook:
+def _policy_input(ttft_s: Any, lengths: Any, constrained: Side) -> PolicyInput:
     curve = kaplan_meier(ttft_s, np.ones(len(ttft_s), dtype=bool))
     distribution = LengthDistribution.of(lengths)
     # What conditions on the recent TTFTs is a window of 200, as in the daemon.
     recent, scores = ttft_s[-200:], np.log(ttft_s[-201:-1])
     contexts = conditioned(recent, np.ones(200, dtype=bool), np.ones(200), scores)
-    return Outlook(curve, distribution, distribution.values / PREFILL_TPS, constrained, BUDGET, contexts)
+    return PolicyInput(curve, distribution, distribution.values / PREFILL_TPS, constrained, BUDGET, contexts)
 
 
-def _fit_ms(policy: Policy, outlook: Outlook, repeat: int) -> float:
-    return _median(lambda: policy.fit(outlook), repeat) * 1e3
+def _fit_ms(policy: Policy, inputs: PolicyInput, repeat: int) -> float:
+    return _median(lambda: policy.fit(inputs), repeat) * 1e3
 
 
 def _median(call: Callable[[], object], repeat: int) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from ..types import Plan
+from .baselines import Fixed, Stochastic
 from .names import POLICIES
 from .optimal import KAPPA, Optimal
 from .paper import Paper
-from .policy import Fixed, Policy, Stochastic
+from .policy import Policy
 
 
 def make_policy(name: str, *, delay_s: float = 0.3, alpha: float = 0.05, kappa: float = KAPPA) -> Policy:

@@ -27,8 +27,8 @@ from ..arrays import FloatArray
 from ..estimation.context import Contexts
 from ..estimation.survival import Survival
 from ..types import Plan, Side
-from .outlook import Outlook
-from .table import Moment, Table
+from .policy import PolicyInput
+from .table import RequestContext, Table
 
 KAPPA = 0.058  # s of mean a second of the worst 1 % is worth; docs/design.md#policies
 CVAR_SHARE = 0.01  # of the requests: the worst 1 %, by which we are judged …
@@ -56,16 +56,16 @@ class Optimal:
     learns: bool = True
     name: str = "optimal"
 
-    def fit(self, outlook: Outlook) -> Table:
-        """The table for `outlook`, with a ladder of budgets around its own."""
-        return (self._device if outlook.constrained is Side.DEVICE else self._server)(outlook)
+    def fit(self, inputs: PolicyInput) -> Table:
+        """The table for `inputs`, with a ladder of budgets around its own."""
+        return (self._device if inputs.constrained is Side.DEVICE else self._server)(inputs)
 
-    def _device(self, outlook: Outlook) -> Table:
-        problem = _Problem.of(outlook, self.kappa, self.max_buckets)
-        tau = problem.best_tau(outlook.budget)
+    def _device(self, inputs: PolicyInput) -> Table:
+        problem = _Problem.of(inputs, self.kappa, self.max_buckets)
+        tau = problem.best_tau(inputs.budget)
         cost = problem.cost(tau)
         prices = np.geomspace(MU_RANGE[1], MU_RANGE[0], LADDER)
-        prices = problem.prices_around(cost, outlook.budget, prices)
+        prices = problem.prices_around(cost, inputs.budget, prices)
         waits, budgets = problem.ladder(cost, prices)
         return Table(
             problem.edges,
@@ -76,14 +76,14 @@ class Optimal:
             _WaitRevision(problem, tau, prices),
         )
 
-    def _server(self, outlook: Outlook) -> Table:
-        problem = _Problem.of(outlook, SERVER_KAPPA * self.kappa, self.max_buckets)
-        best = min(problem.taus(), key=lambda tau: _spent_best(problem, tau, outlook.budget)[1])
-        order, _ = _spent_best(problem, best, outlook.budget)
+    def _server(self, inputs: PolicyInput) -> Table:
+        problem = _Problem.of(inputs, SERVER_KAPPA * self.kappa, self.max_buckets)
+        best = min(problem.taus(), key=lambda tau: _spent_best(problem, tau, inputs.budget)[1])
+        order, _ = _spent_best(problem, best, inputs.budget)
         spent = np.concatenate([[0.0], problem.tokens.ravel()[order].cumsum()])
         spent[-1] = 1.0
         rungs = np.unique(
-            np.concatenate([np.linspace(0, len(order), LADDER).astype(int), _around(spent, outlook.budget)])
+            np.concatenate([np.linspace(0, len(order), LADDER).astype(int), _around(spent, inputs.budget)])
         )
         rank = np.empty(len(order), dtype=np.intp)
         rank[order] = np.arange(len(order))
@@ -124,18 +124,18 @@ class _Problem:
     kappa: float
 
     @classmethod
-    def of(cls, outlook: Outlook, kappa: float, max_buckets: int) -> _Problem:
-        contexts = outlook.contexts or Contexts(np.empty(0), np.ones(1), (outlook.server,))
-        lengths = outlook.lengths.bucketed(max_buckets)
-        device_s = np.interp(lengths.values, outlook.lengths.values, outlook.device_s)
-        grid = _grid(outlook.server)
+    def of(cls, inputs: PolicyInput, kappa: float, max_buckets: int) -> _Problem:
+        contexts = inputs.contexts or Contexts(np.empty(0), np.ones(1), (inputs.server,))
+        lengths = inputs.lengths.bucketed(max_buckets)
+        device_s = np.interp(lengths.values, inputs.lengths.values, inputs.device_s)
+        grid = _grid(inputs.server)
         tokens = contexts.shares[:, None] * lengths.token_shares
         starts = np.stack([curve.at(grid) for curve in contexts.curves])
         return cls(
             contexts=contexts,
             curves=contexts.curves,
             lengths=lengths.values,
-            edges=outlook.lengths.bucket_edges(max_buckets),
+            edges=inputs.lengths.bucket_edges(max_buckets),
             device_s=device_s,
             mean_length=lengths.mean,
             grid=grid,
@@ -161,10 +161,10 @@ class _Problem:
         beyond = max(1.0, tokens / float(self.lengths[-1]))
         return beyond * float(np.interp(tokens, self.lengths, self.device_s))
 
-    def of_device(self, length: int, moment: Moment) -> tuple[int, float]:
+    def of_device(self, length: int, request: RequestContext) -> tuple[int, float]:
         """Tokens the device would have to process for a prompt of `length`, and its T_d at this moment, s."""
-        tokens = max(1, length - moment.cached)
-        return tokens, moment.load_s + moment.slowdown * self.device_ttft_s(tokens)
+        tokens = max(1, length - request.cached)
+        return tokens, request.load_s + request.slowdown * self.device_ttft_s(tokens)
 
     def taus(self) -> FloatArray:
         """Where the worst 1 % may begin: from the quick answers up to the slowest the device can promise."""
@@ -282,17 +282,17 @@ class _WaitRevision:
     tau: float
     prices: FloatArray
 
-    def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
+    def revise(self, length: int, rung: int, context: int, request: RequestContext) -> Plan:
         problem, curve = self.problem, self.problem.curves[context]
-        tokens, device_s = problem.of_device(length, moment)
-        grid = problem.grid[problem.grid >= moment.waited_s]
-        grid = np.concatenate([[moment.waited_s], grid])
+        tokens, device_s = problem.of_device(length, request)
+        grid = problem.grid[problem.grid >= request.waited_s]
+        grid = np.concatenate([[request.waited_s], grid])
         mean = curve.mean_below(grid + device_s)
         tail = np.maximum(mean - curve.mean_below(self.tau), 0.0)
         price = self.prices[rung] * tokens / problem.mean_length
         # The survival beyond `waited_s` only scales all terms alike, so it needs no conditioning.
         wait = float(grid[(mean + problem.weight * tail + price * curve.at(grid)).argmin()])
-        return Plan(wait - moment.waited_s, 0.0)
+        return Plan(wait - request.waited_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,9 +304,9 @@ class _ServerRevision:
     prices: list[float]
     below: list[float]  # E[min(T, tau)] of each context
 
-    def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
+    def revise(self, length: int, rung: int, context: int, request: RequestContext) -> Plan:
         problem, tau = self.problem, self.tau
-        _, device_s = problem.of_device(length, moment)
+        _, device_s = problem.of_device(length, request)
         mean = float(problem.curves[context].mean_below(device_s))
         late = max(device_s - tau, 0.0) - max(mean - self.below[context], 0.0)
         gain = (device_s - mean + problem.weight * late) / (length / problem.mean_length)

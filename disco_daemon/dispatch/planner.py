@@ -14,10 +14,9 @@ from ..estimation.context import Contexts
 from ..estimation.knowledge import Knowledge, Snapshot
 from ..estimation.silence import LEAST_S
 from ..types import BOTH, Attempt, Outcome, Plan, Readiness, Side, finite
-from .outlook import Outlook
 from .pacer import Pacer
-from .policy import Policy
-from .table import Moment, Table
+from .policy import Policy, PolicyInput
+from .table import RequestContext, Table
 
 DEVICE_BEYOND = 3.0  # times the TTFT expected of the device: later than that is unlike anything seen …
 DEVICE_LEAST_S = 1.0  # … and no sooner than this, for a server that is asked costs money
@@ -45,7 +44,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class FitRequest:
     """What a fit starts from: what is known, the policy, and whose use is limited to which share of the tokens."""
 
     snapshot: Snapshot
@@ -78,7 +77,7 @@ class Planner:
         self._n_new = 0
         self._n_shifts = 0
         self._snapshot = self.knowledge.snapshot()
-        self.table = self.fit(Draft(self._snapshot, policy, constrained, budget))
+        self.table = self.fit(FitRequest(self._snapshot, policy, constrained, budget))
 
     # --- the request path ----------------------------------------------------------------------------------------
 
@@ -107,14 +106,14 @@ class Planner:
     def preview(self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float = 0.0) -> Plan:
         """What would be planned now; commits to nothing."""
         if not self.policy.learns:
-            return self.table.plan(length, Moment(self.budget, waited_s=waited_s))
+            return self.table.plan(length, RequestContext(self.budget, waited_s=waited_s))
         device, server = (readiness.get(side, Readiness()) for side in Side)
         if server.down_s > 0 and device.down_s <= 0:
             return Plan(0.0, math.inf)
         if self.knowledge.server.availability() < UNRELIABLE:
             plan = Plan(0.0, 0.0)
         else:
-            plan = self.table.plan(length, self._moment(length, device, draw, waited_s))
+            plan = self.table.plan(length, self._request_context(length, device, draw, waited_s))
         if math.isfinite(plan.delay(self.constrained)) and not self.allows(self.constrained, length, device.cached):
             plan = Plan(math.inf, 0.0) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
         return self._insured(plan, self.patience_s(length, device), waited_s)
@@ -139,13 +138,13 @@ class Planner:
             return Plan(max(0.0, patience_s - waited_s), plan.server_s)
         return Plan(plan.device_s, patience_s)
 
-    def _moment(self, length: int, device: Readiness, draw: float, waited_s: float) -> Moment:
+    def _request_context(self, length: int, device: Readiness, draw: float, waited_s: float) -> RequestContext:
         knowledge = self.knowledge
         slowdown = 1.0
         if device.n_busy:
             missing = max(1, length - device.cached)
             slowdown = knowledge.device.predict(missing, device.n_busy) / knowledge.device.predict(missing)
-        return Moment(
+        return RequestContext(
             budget=float(self.pacer.handed_out()),
             score=self._score(),
             draw=draw,
@@ -259,31 +258,31 @@ class Planner:
         learned = self.policy.learns and (self._n_new >= REFIT_EVERY or (shifted and self._n_new > 0))
         return learned or self._wanted != (self.policy, self.constrained, self.budget)
 
-    def begin_fit(self) -> Draft:
+    def begin_fit(self) -> FitRequest:
         """What the next fit starts from; counts as fitted from here on."""
         self._n_new, self._n_shifts = 0, self.knowledge.server.n_shifts
-        return Draft(self.knowledge.snapshot(), *self._wanted)
+        return FitRequest(self.knowledge.snapshot(), *self._wanted)
 
-    def fit(self, draft: Draft) -> Table:
-        """The table for a draft; pure, may run in any thread."""
-        known = draft.snapshot
-        contexts: Contexts | None = known.contexts() if draft.policy.learns else None
-        outlook = Outlook(known.server, known.lengths, known.device_s, draft.constrained, draft.budget, contexts)
-        return draft.policy.fit(outlook)
+    def fit(self, request: FitRequest) -> Table:
+        """The table for a request; pure, may run in any thread."""
+        known = request.snapshot
+        contexts: Contexts | None = known.contexts() if request.policy.learns else None
+        inputs = PolicyInput(known.server, known.lengths, known.device_s, request.constrained, request.budget, contexts)
+        return request.policy.fit(inputs)
 
-    def adopt(self, draft: Draft, table: Table) -> None:
+    def adopt(self, request: FitRequest, table: Table) -> None:
         """Plan with the new table from now on. Another limit begins a new account of what is used."""
-        if (draft.constrained, draft.budget) != (self.constrained, self.budget):
-            self.constrained, self.budget = draft.constrained, draft.budget
-            self.pacer = Pacer(draft.budget, draft.snapshot.lengths.mean, windowed=self._windowed)
-        self.policy, self._snapshot = draft.policy, draft.snapshot
+        if (request.constrained, request.budget) != (self.constrained, self.budget):
+            self.constrained, self.budget = request.constrained, request.budget
+            self.pacer = Pacer(request.budget, request.snapshot.lengths.mean, windowed=self._windowed)
+        self.policy, self._snapshot = request.policy, request.snapshot
         self.table = table
-        self.pacer.mean_length = draft.snapshot.lengths.mean
+        self.pacer.mean_length = request.snapshot.lengths.mean
 
     def refit(self) -> None:
         """Fit at once, where time does not matter: in the simulator."""
-        draft = self.begin_fit()
-        self.adopt(draft, self.fit(draft))
+        request = self.begin_fit()
+        self.adopt(request, self.fit(request))
 
 
 def _computed(attempt: Attempt, length: int, cached: int) -> int:

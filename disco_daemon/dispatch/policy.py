@@ -1,21 +1,45 @@
-"""Who starts when. A policy is fitted to an outlook, which gives a table; planning is a look-up in that table.
+"""What a policy is, and what it is fitted to: the two sides and the requests, as known now.
 
-Every policy is pure and silent: it reads no clock, logs nothing and changes nothing when asked.
+Fitting gives a table of start delays; planning is a look-up in that table. Every policy is pure and silent: it reads no
+clock, logs nothing and changes nothing when asked.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
+from ..arrays import FloatArray
+from ..estimation.context import Contexts
+from ..estimation.lengths import LengthDistribution
+from ..estimation.survival import Survival
+from ..types import Side
+from .table import Table
 
-from ..types import Plan, Side
-from .outlook import Outlook
-from .table import Table, constant
 
-INF = math.inf
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyInput:
+    """What a policy knows of the two sides and of the next requests.
+
+    `server` is the distribution F of the server's TTFT (`contexts`: the same, given the recent ones); `device_s` [J]
+    the device's TTFT for each of `lengths.values` [J] when it is idle and loaded; `constrained` the side whose use is
+    limited to the share `budget` of all prompt tokens.
+    """
+
+    server: Survival
+    lengths: LengthDistribution
+    device_s: FloatArray
+    constrained: Side
+    budget: float
+    contexts: Contexts | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.budget <= 1:
+            msg = f"the budget is a share in [0, 1], not {self.budget}"
+            raise ValueError(msg)
+        if self.device_s.shape != self.lengths.values.shape:
+            msg = f"one device TTFT per length: {self.device_s.shape} and {self.lengths.values.shape}"
+            raise ValueError(msg)
 
 
 class Policy(Protocol):
@@ -28,45 +52,9 @@ class Policy(Protocol):
 
     @property
     def learns(self) -> bool:
-        """Whether its table depends on the outlook."""
+        """Whether its table depends on what is known."""
         ...
 
-    def fit(self, outlook: Outlook) -> Table:
+    def fit(self, inputs: PolicyInput) -> Table:
         """The table for what is known now."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """The same start delays for every prompt."""
-
-    name: str
-    fixed: Plan
-    learns: bool = False
-
-    def fit(self, outlook: Outlook | None = None) -> Table:
-        """The table of the fixed plan, whatever the outlook."""
-        del outlook
-        return constant(self.fixed)
-
-
-@dataclass(frozen=True, slots=True)
-class Stochastic:
-    """The paper's baselines: the constrained side is used for a share b of the requests, drawn at random.
-
-    `concurrent`: the other side runs for every request; otherwise (exclusive) each request goes to one side only.
-    """
-
-    concurrent: bool
-    learns: bool = True
-
-    @property
-    def name(self) -> str:
-        """`stochastic` (exclusive) or `stochastic-concurrent`."""
-        return "stochastic-concurrent" if self.concurrent else "stochastic"
-
-    def fit(self, outlook: Outlook) -> Table:
-        """Two rungs, never and always; the draw between them does the rest."""
-        used, other = np.array([INF, 0.0]), np.array([0.0, 0.0 if self.concurrent else INF])
-        device, server = (used, other) if outlook.constrained is Side.DEVICE else (other, used)
-        return Table(np.empty(0), np.array([0.0, 1.0]), device.reshape(2, 1, 1), server.reshape(2, 1, 1))

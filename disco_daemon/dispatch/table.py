@@ -21,7 +21,7 @@ from ..types import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RequestContext:
     """What is known when one request is planned, beyond its length.
 
     `budget` is the pacer's, in [0, 1]; `score` says how slow the server has been lately (`Contexts`); `draw` is a
@@ -46,7 +46,7 @@ class Moment:
 class Revision(Protocol):
     """How a policy decides when the moment is unusual: the same trade, worked out for this one request."""
 
-    def revise(self, length: int, rung: int, context: int, moment: Moment) -> Plan:
+    def revise(self, length: int, rung: int, context: int, request: RequestContext) -> Plan:
         """The start delays under the prices of that rung."""
         ...
 
@@ -84,13 +84,13 @@ class Table:
         """The scores that separate the contexts."""
         return [] if self.contexts is None else self.contexts.bounds.tolist()
 
-    def plan(self, length: int, moment: Moment) -> Plan:
+    def plan(self, length: int, request: RequestContext) -> Plan:
         """Start delays for a prompt of `length` tokens."""
-        rung, context = self.rung(moment.budget, moment.draw), bisect_left(self.bounds, moment.score)
-        if self.revision is not None and (moment.unusual or (self.bills_whole and moment.cached > 0)):
-            return self.revision.revise(length, rung, context, moment)
-        bucket = bisect_left(self._edges, max(1, length - moment.cached))
-        device_s = max(0.0, self.device_s.item(rung, context, bucket) - moment.waited_s)
+        rung, context = self.rung(request.budget, request.draw), bisect_left(self.bounds, request.score)
+        if self.revision is not None and (request.unusual or (self.bills_whole and request.cached > 0)):
+            return self.revision.revise(length, rung, context, request)
+        bucket = bisect_left(self._edges, max(1, length - request.cached))
+        device_s = max(0.0, self.device_s.item(rung, context, bucket) - request.waited_s)
         return Plan(device_s, self.server_s.item(rung, context, bucket))
 
     def rung(self, budget: float, draw: float) -> int:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.dispatch.baselines import Stochastic
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.names import FIXED, LEARNING, POLICIES
-from disco_daemon.dispatch.outlook import Outlook
-from disco_daemon.dispatch.policy import Stochastic
-from disco_daemon.dispatch.table import Moment, Table, edges_of
+from disco_daemon.dispatch.policy import PolicyInput
+from disco_daemon.dispatch.table import RequestContext, Table, edges_of
 from disco_daemon.estimation.context import Contexts
 from disco_daemon.types import BOTH, Plan, Side
-from tests.fixtures.scheduling import estimated, outlook, spend
+from tests.fixtures.scheduling import estimated, policy_input, spend
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 PROMPTS = [5, 8, 12, 12, 20, 40, 150]
@@ -23,15 +23,15 @@ delays = st.floats(0, allow_nan=False)
 lengths = st.integers(0, 10**6)
 shares = st.floats(0, 1)
 draws = st.floats(0, 1, exclude_max=True)
-moments = st.builds(Moment, budget=shares, score=st.floats(-3, 3), draw=draws)
+requests = st.builds(RequestContext, budget=shares, score=st.floats(-3, 3), draw=draws)
 names, sides = st.sampled_from(POLICIES), st.sampled_from(Side)
 
 
 @cache
-def expected(constrained: Side, budget: float = 0.3) -> Outlook:
+def expected(constrained: Side, budget: float = 0.3) -> PolicyInput:
     quick, slow = estimated(1, 0.4), estimated(2, 0.9)
     contexts = Contexts(np.array([0.0]), np.array([0.5, 0.5]), (quick, slow))
-    return outlook(estimated(3), PROMPTS, budget, constrained, contexts=contexts)
+    return policy_input(estimated(3), PROMPTS, budget, constrained, contexts=contexts)
 
 
 @cache
@@ -53,7 +53,7 @@ def fitted(name: str, constrained: Side) -> Table:
 )
 def test_every_fixed_policy_starts_whom_its_name_says(name: str, plan: Plan) -> None:
     table = make_policy(name, delay_s=0.3).fit(expected(DEVICE))
-    assert table.plan(100, Moment(0.5)) == plan
+    assert table.plan(100, RequestContext(0.5)) == plan
 
 
 def test_every_policy_on_offer_can_be_made_and_knows_its_name() -> None:
@@ -63,9 +63,9 @@ def test_every_policy_on_offer_can_be_made_and_knows_its_name() -> None:
     assert {*LEARNING, *FIXED} == set(POLICIES)
 
 
-@given(names, sides, lengths, moments, lengths, moments)
+@given(names, sides, lengths, requests, lengths, requests)
 def test_a_policy_is_silent_and_forgets(
-    name: str, constrained: Side, one: int, now: Moment, two: int, then: Moment
+    name: str, constrained: Side, one: int, now: RequestContext, two: int, then: RequestContext
 ) -> None:
     table = fitted(name, constrained)
     first = table.plan(one, now)
@@ -84,16 +84,18 @@ def test_fitting_changes_nothing_and_gives_the_same_again(name: str, constrained
     assert policy == make_policy(name)
 
 
-@given(names, sides, lengths, moments)
-def test_every_policy_starts_somebody_at_once(name: str, constrained: Side, length: int, moment: Moment) -> None:
-    plan = fitted(name, constrained).plan(length, moment)
+@given(names, sides, lengths, requests)
+def test_every_policy_starts_somebody_at_once(
+    name: str, constrained: Side, length: int, request: RequestContext
+) -> None:
+    plan = fitted(name, constrained).plan(length, request)
     assert min(plan.device_s, plan.server_s) == 0
 
 
-@given(st.sampled_from(FIXED), delays, lengths, moments)
-def test_a_fixed_policy_heeds_nothing(name: str, delay_s: float, length: int, moment: Moment) -> None:
+@given(st.sampled_from(FIXED), delays, lengths, requests)
+def test_a_fixed_policy_heeds_nothing(name: str, delay_s: float, length: int, request: RequestContext) -> None:
     table = make_policy(name, delay_s=delay_s).fit(expected(SERVER))
-    assert table.plan(length, moment) == table.plan(1, Moment(0.0))
+    assert table.plan(length, request) == table.plan(1, RequestContext(0.0))
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
@@ -115,7 +117,7 @@ def test_stochastic_uses_the_constrained_side_when_the_draw_is_below_the_budget(
     constrained: Side, budget: float, draw: float, length: int, concurrent: bool
 ) -> None:
     table = Stochastic(concurrent=concurrent).fit(expected(constrained))
-    plan = table.plan(length, Moment(budget, draw=draw))
+    plan = table.plan(length, RequestContext(budget, draw=draw))
     used = draw < budget
     assert plan.delay(constrained) == (0 if used else math.inf)
     assert plan.delay(constrained.other) == (math.inf if used and not concurrent else 0)
@@ -131,12 +133,16 @@ def test_stochastic_spends_its_budget(constrained: Side, budget: float) -> None:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-@given(names, sides, st.lists(st.tuples(st.integers(1, 200) | st.integers(1, 10**6), moments), min_size=1, max_size=20))
-def test_looking_up_many_is_looking_up_each(name: str, constrained: Side, asked: list[tuple[int, Moment]]) -> None:
+@given(
+    names, sides, st.lists(st.tuples(st.integers(1, 200) | st.integers(1, 10**6), requests), min_size=1, max_size=20)
+)
+def test_looking_up_many_is_looking_up_each(
+    name: str, constrained: Side, asked: list[tuple[int, RequestContext]]
+) -> None:
     table = fitted(name, constrained)
     rows = np.array([(length, m.budget, m.score, m.draw) for length, m in asked])
     device, server = table.delays(*rows.T)
-    plans = [table.plan(length, moment) for length, moment in asked]
+    plans = [table.plan(length, request) for length, request in asked]
     assert [Plan(d, s) for d, s in zip(device.tolist(), server.tolist(), strict=True)] == plans
 
 
@@ -154,22 +160,22 @@ def test_a_length_is_looked_up_at_the_nearest_one_and_what_is_cached_does_not_co
 ) -> None:
     values = np.array(known, dtype=np.float64)
     table = Table(edges_of(values), np.zeros(1), values.reshape(1, 1, -1), np.zeros((1, 1, len(known))))
-    found = table.plan(length, Moment(0.5, cached=cached)).device_s
+    found = table.plan(length, RequestContext(0.5, cached=cached)).device_s
     to_prefill = max(1, length - cached)
     assert abs(found - to_prefill) == min(abs(value - to_prefill) for value in known)
 
 
 @pytest.mark.parametrize(
-    ("moment", "unusual"),
+    ("request", "unusual"),
     [
-        (Moment(0.3, score=2.0, draw=0.9, cached=7), False),
-        (Moment(0.3, load_s=0.1), True),
-        (Moment(0.3, slowdown=2.0), True),
-        (Moment(0.3, waited_s=0.1), True),
+        (RequestContext(0.3, score=2.0, draw=0.9, cached=7), False),
+        (RequestContext(0.3, load_s=0.1), True),
+        (RequestContext(0.3, slowdown=2.0), True),
+        (RequestContext(0.3, waited_s=0.1), True),
     ],
 )
-def test_only_a_busy_or_loading_device_and_a_silent_server_are_unusual(moment: Moment, unusual: bool) -> None:
-    assert moment.unusual is unusual
+def test_only_a_busy_or_loading_device_and_a_silent_server_are_unusual(request: RequestContext, unusual: bool) -> None:
+    assert request.unusual is unusual
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan])
@@ -178,10 +184,10 @@ def test_a_budget_is_a_share(budget: float) -> None:
         expected(DEVICE, budget)
 
 
-def test_an_outlook_has_one_device_time_for_each_length() -> None:
+def test_a_policy_input_has_one_device_time_for_each_length() -> None:
     good = expected(DEVICE)
     with pytest.raises(ValueError, match="one device TTFT per length"):
-        Outlook(good.server, good.lengths, good.device_s[1:], DEVICE, 0.3)
+        PolicyInput(good.server, good.lengths, good.device_s[1:], DEVICE, 0.3)
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

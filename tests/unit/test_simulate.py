@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from disco_daemon.arrays import FloatArray
 from disco_daemon.delivery.qoe import qoe_steady
+from disco_daemon.dispatch.baselines import Fixed, Stochastic
 from disco_daemon.dispatch.optimal import Optimal
-from disco_daemon.dispatch.outlook import Outlook
 from disco_daemon.dispatch.pacer import Pacer
 from disco_daemon.dispatch.paper import Paper
-from disco_daemon.dispatch.policy import Fixed, Policy, Stochastic
-from disco_daemon.dispatch.table import Moment, Table
+from disco_daemon.dispatch.policy import Policy, PolicyInput
+from disco_daemon.dispatch.table import RequestContext, Table
 from disco_daemon.errors import ConfigError
 from disco_daemon.estimation.context import Contexts
 from disco_daemon.estimation.server_ttft import LEVELS, Predictor
@@ -42,7 +42,7 @@ from disco_daemon.simulate.dispatch.online import evaluate_online
 from disco_daemon.simulate.dispatch.player import Phone, Played, Recent, Stream, play, play_paced
 from disco_daemon.simulate.traces import MIN_ROWS, MIN_TTFT_S, Requests, Trace, read_requests, read_traces
 from disco_daemon.types import Plan, Side
-from tests.fixtures.scheduling import estimated, first_token, observed, outlook
+from tests.fixtures.scheduling import estimated, first_token, observed, policy_input
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 INF = math.inf
@@ -69,9 +69,9 @@ def stream(seed: int, n: int = 60, lanes: int = 1) -> Stream:
     return Stream.draw(ttfts(seed, 50), asked(seed, 40), n, range(seed % 1000, seed % 1000 + lanes))
 
 
-def ahead(budget: float, constrained: Side, contexts: Contexts | None = None) -> Outlook:
+def ahead(budget: float, constrained: Side, contexts: Contexts | None = None) -> PolicyInput:
     requests = asked(1, 200)
-    device = outlook(estimated(2), requests.prompt, budget, constrained, contexts=contexts)
+    device = policy_input(estimated(2), requests.prompt, budget, constrained, contexts=contexts)
     return replace(device, device_s=PHONE.ttft_s(device.lengths.values))
 
 
@@ -264,7 +264,7 @@ def test_playing_all_at_once_is_playing_one_by_one(
     played = play(requests, PHONE, tables, both, constrained)
     for row, lane in itertools.product(range(2), range(2)):
         plans = [
-            tables[row].plan(int(length), Moment(float(both[row]), draw=float(draw)))
+            tables[row].plan(int(length), RequestContext(float(both[row]), draw=float(draw)))
             for length, draw in zip(requests.prompt[:, lane], requests.draws[:, lane], strict=True)
         ]
         results = one_by_one(requests, lane, plans, constrained)
@@ -314,7 +314,7 @@ def test_playing_paced_lanes_side_by_side_is_playing_each_alone(
         for i in range(len(requests.prompt)):
             length, server_s = float(requests.prompt[i, lane]), float(requests.server_s[i, lane])
             score, draw = float(recent.predictor.score(levels)), float(requests.draws[i, lane])
-            plan = tables[row].plan(int(length), Moment(float(pacer.handed_out()), score=score, draw=draw))
+            plan = tables[row].plan(int(length), RequestContext(float(pacer.handed_out()), score=score, draw=draw))
             if not pacer.allows(length):
                 plan = Plan(INF, plan.server_s) if constrained is DEVICE else Plan(plan.device_s, INF)
             plans.append(plan)

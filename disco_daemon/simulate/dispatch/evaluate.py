@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ...arrays import FloatArray
 from ...delivery.qoe import qoe_steady
+from ...dispatch.baselines import Fixed, Stochastic
 from ...dispatch.migrate import Costs
 from ...dispatch.optimal import KAPPA, Optimal
-from ...dispatch.outlook import Outlook
 from ...dispatch.pacer import Pacer
 from ...dispatch.paper import Paper
-from ...dispatch.policy import Fixed, Policy, Stochastic
+from ...dispatch.policy import Policy, PolicyInput
 from ...errors import ConfigError
 from ...estimation.context import Contexts, conditioned
 from ...estimation.lengths import LengthDistribution, OutputLengths
@@ -158,12 +158,12 @@ class Scene:
             LengthDistribution.of(unseen.prompt),
         )
 
-    def outlook(self, phone: Phone, constrained: Side, budget: float, name: str) -> Outlook:
+    def policy_input(self, phone: Phone, constrained: Side, budget: float, name: str) -> PolicyInput:
         """What the policy of that name is fitted to; the prior and the contexts are our own."""
         device_s = phone.ttft_s(self.lengths.values)
         server = self.fitted if name.startswith("optimal") else self.samples
         contexts = self.contexts if name == "optimal" else None
-        return Outlook(server, self.lengths, device_s, constrained, budget, contexts)
+        return PolicyInput(server, self.lengths, device_s, constrained, budget, contexts)
 
 
 def _answers(output: NDArray[np.int64]) -> OutputLengths:
@@ -203,7 +203,7 @@ def _cells(scene: Scene, phone: Phone, constrained: Side, name: str, setup: Setu
 def play_policy(scene: Scene, phone: Phone, constrained: Side, policy: Policy, name: str, setup: Setup) -> Played:
     """What `policy` makes of the test half at every budget of the set-up; `name` says what it is fitted to."""
     budgets = np.array(setup.budgets)
-    tables = [policy.fit(scene.outlook(phone, constrained, b, name)) for b in setup.budgets]
+    tables = [policy.fit(scene.policy_input(phone, constrained, b, name)) for b in setup.budgets]
     if not isinstance(policy, Optimal) and not (isinstance(policy, Paper) and policy.paced):
         return play(scene.stream, phone, tables, budgets, constrained)
     lanes = np.repeat(budgets[:, None], setup.n_seeds, axis=1)

@@ -27,8 +27,7 @@ from ...arrays import BoolArray, FloatArray, IndexArray
 from ...dispatch.make import make_policy
 from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
 from ...dispatch.mover import DECODE_TPS
-from ...dispatch.outlook import Outlook
-from ...dispatch.policy import Policy
+from ...dispatch.policy import Policy, PolicyInput
 from ...dispatch.table import Table
 from ...money.exchange import threshold
 from ...money.prices import J_PER_WH, Prices
@@ -168,11 +167,11 @@ class WhatIf:
     def _table(self, side: Side) -> Table:
         if side not in self._tables:
             known = self.recorded
-            outlook = Outlook(
+            inputs = PolicyInput(
                 known.curve, known.lengths, known.phone.ttft_s(known.lengths.values), side, self.terms.fitted_at,
                 known.contexts,
             )  # fmt: skip
-            self._tables[side] = _nested(self.policy.fit(outlook), side)
+            self._tables[side] = _nested(self.policy.fit(inputs), side)
         return self._tables[side]
 
     def _waits(self, side: Side, handed_out: float, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
