@@ -1,8 +1,8 @@
-"""Takes from a process that reads model files what it does not need: a model file is a stranger's word.
+"""Confinement: a process that reads model files gives up rights that it does not need, for such a file is foreign.
 
 A process calls `confine` before it opens a model, while it has one thread. From then on it has no new privileges,
-leaves no core dump, is the first to go when memory is short, opens only the files it was told of (landlock), and makes
-no socket and no process (seccomp). What a kernel does not offer is left out and told: `disco doctor` shows it.
+leaves no core dump, is the first to go when memory is short, opens only the files that it names (landlock), and makes
+no socket and no process (seccomp). A measure that the kernel lacks is left out and reported: `disco doctor` shows it.
 
 On Linux this is landlock(7) and seccomp(2), by their system calls, on x86-64 and arm64. On macOS it is a sandbox
 profile (sandbox_init): no network, no writes but where allowed, none of the folders where keys are kept.
@@ -39,9 +39,9 @@ LIBRARY_PATHS = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "HIP_PATH", "ROCM_
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a process needs beside its program: files or folders to `read`, folders to `write`.
+    """The access of a process beside its program: files or folders to `read`, folders to `write`.
 
-    `replace` is a file that is there, and may be written and renamed within its folder.
+    `replace` is a file that exists, and may be written and renamed within its folder.
     """
 
     read: Sequence[Path] = ()
@@ -51,13 +51,13 @@ class Access:
 
 @dataclass(slots=True)
 class Confinement:
-    """What is in force, and why the rest is not."""
+    """The measures in force, and why others are not."""
 
     in_force: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
     def take(self, name: str, measure: Callable[[], str | None]) -> None:
-        """Put one measure in force; it returns what more is to be told of it. What the system refuses is missing."""
+        """Put one measure in force, and record the detail that it returns, or why the system refuses it."""
         try:
             told = measure()
         except OSError as e:
@@ -67,7 +67,7 @@ class Confinement:
 
 
 def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Confinement:
-    """Give up what `access` does not name. `open_gpu` is called before the system calls go that a driver may need."""
+    """Give up what `access` does not name. `open_gpu` is called while a driver may still use all system calls."""
     found = Confinement()
     if sys.platform == "linux":
         found.take("first to go", _first_to_go)  # before there is no dump: from then on that file is root's
@@ -83,7 +83,7 @@ def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Co
 
 
 def with_shards(paths: Iterable[Path]) -> list[Path]:
-    """These model files, and with the first of several parts the others too."""
+    """Return these model files; with the first of several parts, the others too."""
     found: list[Path] = []
     for path in paths:
         found += [path, *(path.with_name(name) for name in shard_names(path.name) if name != path.name)]
@@ -91,7 +91,7 @@ def with_shards(paths: Iterable[Path]) -> list[Path]:
 
 
 def tried() -> dict[str, bool]:
-    """Try what must not succeed: to connect, to read what is the user's, to write. Whether each was refused."""
+    """Try to connect, to read the user's files, and to write; return whether each was refused."""
     return {"connect": _refused(_connect), "read": _refused(_read_home), "write": _refused(_write)}
 
 
@@ -100,7 +100,7 @@ def _refused(attempt: Callable[[], None]) -> bool:
         attempt()
     except PermissionError:
         return True
-    except OSError:  # such as a port where nobody listens: it was let through
+    except OSError:  # such as a port without a listener: the attempt was let through
         return False
     return False
 
@@ -123,7 +123,7 @@ def _write() -> None:
 
 
 def _no_core_dumps() -> None:
-    """A core has the conversation in it. A limit of 0 does not hold for a `core_pattern` that is a pipe; that does."""
+    """Make no core dump: it holds the conversation. A limit of 0 does not stop a `core_pattern` that is a pipe."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         _prctl(PR_SET_DUMPABLE, 0)
@@ -202,7 +202,7 @@ def _no_new_privileges() -> None:
 
 
 def _landlock(access: Access) -> str:
-    """Restrict this thread and all that it starts; the version of the interface."""
+    """Restrict this thread and all that it starts; return the version of the interface."""
     n_threads = len(list(Path("/proc/self/task").iterdir()))
     if n_threads > 1:
         raise OSError(errno.EBUSY, f"{n_threads} threads run already, and it holds for one")
@@ -212,7 +212,7 @@ def _landlock(access: Access) -> str:
     rules = struct.pack("=QQQ", handled, net, scopes)
     size = 8 * (1 + (version >= NET_SINCE) + (version >= SCOPED_SINCE))
     ruleset = _call(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), ctypes.c_uint32(0))
-    # Open for ever: a rule is about an inode, and /proc makes a new one once nobody holds the old one.
+    # Open for ever: a rule is about an inode, and /proc makes a new one once the old one is closed.
     os.open(THREADS, os.O_PATH | os.O_CLOEXEC)  # type: ignore[attr-defined,unused-ignore] # Linux
     try:
         for path, rights in _granted(access):
@@ -224,7 +224,7 @@ def _landlock(access: Access) -> str:
 
 
 def _granted(access: Access) -> Iterator[tuple[Path, int]]:
-    """Each path with its rights. A right to execute is among none of them."""
+    """Yield each path with its rights, none of which is to execute."""
     for path in {*_program(), *map(Path, SYSTEM), *access.read}:
         yield path, READING
     for device in chain.from_iterable(Path("/dev").glob(pattern) for pattern in DEVICES):
@@ -239,7 +239,7 @@ def _granted(access: Access) -> Iterator[tuple[Path, int]]:
 
 
 def _program() -> Iterator[Path]:
-    """Where the interpreter, our modules and the libraries are; also out of the single binary."""
+    """Return where the interpreter, our modules and the libraries are; also those of the single binary."""
     ours = Path(__file__).parents[2]
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, getattr(sys, "_MEIPASS", ""), Path(sys.executable).parent)
     named = (folder for name in LIBRARY_PATHS for folder in os.environ.get(name, "").split(os.pathsep))
@@ -251,7 +251,7 @@ def _program() -> Iterator[Path]:
 def _grant(ruleset: int, path: Path, rights: int) -> None:
     try:
         at = os.open(path, os.O_PATH | os.O_CLOEXEC)  # type: ignore[attr-defined,unused-ignore] # Linux
-    except OSError:  # it is not there, so nobody needs it
+    except OSError:  # it does not exist, and is not needed
         return
     try:
         if not path.is_dir():
@@ -263,9 +263,9 @@ def _grant(ruleset: int, path: Path, rights: int) -> None:
 
 
 def _families() -> Sequence[int]:
-    """The sockets that a GPU's driver makes once it is open: not Unix sockets, by which the daemon is controlled.
+    """Return the socket families of a GPU's driver: not Unix sockets, by which the daemon is controlled.
 
-    But for NVIDIA's service for several processes, which those talk to who are told where it is.
+    An exception is NVIDIA's service for several processes, if the environment names it.
     """
     return (AF_NETLINK, AF_UNIX) if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else (AF_NETLINK,)
 
@@ -285,7 +285,7 @@ def _seccomp(families: Sequence[int]) -> None:
 
 
 def _filter(machine: str, families: Sequence[int]) -> Iterator[bytes]:
-    """The filter as BPF instructions: (code, jump if true, jump if false, constant)."""
+    """Make the filter's BPF instructions: (code, jump if true, jump if false, constant)."""
     denied = dict(CALLS[machine])
     del denied["seccomp"]  # more of it only takes more away
     socket_call = denied.pop("socket")
@@ -317,7 +317,7 @@ KEYS = (".ssh", ".gnupg", ".aws", ".config/gcloud", ".kube", "Library/Keychains"
 
 
 def profile_text(access: Access, home: Path) -> str:
-    """The sandbox profile; the last rule that fits wins. Metal keeps compiled shaders below /private/var/folders."""
+    """Write the sandbox profile; the last matching rule wins. Metal keeps its shaders below /private/var/folders."""
     writable = ["/dev", "/private/var/folders", *map(str, access.write)]
     writable += [str(access.replace.parent)] if access.replace is not None else []
     lines = ["(version 1)", "(allow default)", "(deny network*)", "(deny process-exec*)", "(deny file-write*)"]
@@ -331,7 +331,7 @@ def _quoted(text: str) -> str:
 
 
 def _sandbox(access: Access) -> None:
-    """Apply the profile. `sandbox_init` is marked as outdated, and is what browsers use."""
+    """Apply the profile. `sandbox_init` is marked as deprecated, but browsers use it."""
     library = ctypes.CDLL("libsandbox.1.dylib")
     why = ctypes.c_char_p()
     text = profile_text(access, Path.home()).encode()

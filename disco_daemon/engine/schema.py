@@ -1,4 +1,4 @@
-"""PURE: bounds on a `response_format`, looked at before anything is made of it; without llama.cpp, for both processes.
+"""Bounds on a `response_format`, checked before it is used; without llama.cpp, for both processes. Pure.
 
 A schema of a hundred characters may ask for a grammar of gigabytes (`"minLength": 1000000000`), so its numbers are
 added up before the first rule is written. The bounds are llama.cpp's where it has one: it refuses more than 2,000
@@ -18,12 +18,12 @@ MAX_REPEATS = 2000  # of one count, as llama.cpp's MAX_REPETITION_THRESHOLD
 MAX_REPEATS_IN_ALL = 10_000  # of all counts together: each is a rule of the grammar
 MAX_CHOICES = 1000  # in one list or object: values of an enum, properties, alternatives
 MAX_OPTIONAL = 100  # properties of one object that may be left out: the grammar grows with their square
-MAX_INT = 2**63 - 1  # what goes to the engine has 64 bits
+MAX_INT = 2**63 - 1  # integers to the engine have 64 bits
 MAX_PATTERN = 1000  # characters of a schema's regular expression
 MAX_LOOSE = 24  # places in a pattern where an answer may go on in two ways: each may double the work of a token
 
 _COUNTS = {"minLength": "maxLength", "maxLength": "", "minItems": "maxItems", "maxItems": ""}
-_DATA = frozenset({"const", "enum", "default", "examples"})  # what stands there is no schema
+_DATA = frozenset({"const", "enum", "default", "examples"})  # their values are no schemas
 _NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})  # names to schemas
 _QUANTIFIER = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _IN_PATTERN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[*+?|{]", re.DOTALL)
@@ -33,25 +33,25 @@ _CLOSING = re.compile(r"[\]}]")
 
 
 class SchemaError(ValueError):
-    """A response format that is out of bounds; the message names the keyword, and is fit for a user."""
+    """A response format is out of bounds; the message names the keyword, and is fit for a user."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """What has been counted of one response format so far."""
+    """The sums of one response format so far."""
 
     characters: int = 0
     repeats: int = 0
 
     def text(self, n: int) -> None:
-        """So many more characters of JSON, at least."""
+        """Count `n` more characters of JSON, at least."""
         self.characters += n
         if self.characters > MAX_SCHEMA:
             msg = f"The response format is larger than {MAX_SCHEMA} characters of JSON: make it smaller."
             raise SchemaError(msg)
 
     def repeat(self, keyword: str, n: int) -> None:
-        """A keyword asks for so many repetitions."""
+        """Count the `n` repetitions that a keyword asks for."""
         if n > MAX_REPEATS:
             msg = f"'{keyword}' is {_shown(n)} in the response format's schema; at most {MAX_REPEATS} is possible."
             raise SchemaError(msg)
@@ -69,7 +69,7 @@ def check(response_format: Mapping[str, Any]) -> None:
     found = _Sum()
     shape = response_format.get("json_schema")
     schema = shape.get("schema") if isinstance(shape, Mapping) else None
-    # Its place is known: what stands there is read as a schema, all the rest as data.
+    # The schema's place is known: only what is there is read as a schema, all the rest as data.
     rest = {name: value for name, value in response_format.items() if name != "json_schema"}
     if isinstance(shape, Mapping):
         rest["json_schema"] = {name: value for name, value in shape.items() if name != "schema"}
@@ -81,7 +81,7 @@ def check(response_format: Mapping[str, Any]) -> None:
 
 
 def _walk(schema: Any, keyword: str, depth: int, found: _Sum) -> None:
-    """A schema, or a list of schemas, below `keyword`."""
+    """Add up a schema, or a list of schemas, below `keyword`."""
     if not isinstance(schema, Mapping):
         _walk_list(schema, keyword, depth, found)
         return
@@ -103,7 +103,7 @@ def _walk(schema: Any, keyword: str, depth: int, found: _Sum) -> None:
 
 
 def _walk_named(named: Mapping[str, Any], keyword: str, schema: Mapping[str, Any], depth: int, found: _Sum) -> None:
-    """Schemas by their names, such as an object's properties."""
+    """Add up schemas by their names, such as an object's properties."""
     _many(keyword, len(named))
     if keyword == "properties":
         required = schema.get("required")
@@ -129,7 +129,7 @@ def _walk_list(value: Any, keyword: str, depth: int, found: _Sum) -> None:
 
 
 def _walk_data(value: Any, keyword: str, found: _Sum, depth: int = 0) -> None:
-    """JSON that is no schema: only its size, its depth and its integers matter."""
+    """Add up JSON that is no schema: only its size, its depth and its integers matter."""
     _deep(keyword, depth)
     if isinstance(value, Mapping):
         _many(keyword, len(value))
@@ -164,7 +164,7 @@ def _many(keyword: str, n: int) -> None:
 
 
 def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> None:
-    """One of _COUNTS."""
+    """Add up one of _COUNTS."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         msg = f"'{name}' is {_shown(value)} in the response format's schema: it has to be an integer of at least 0."
         raise SchemaError(msg)
@@ -176,7 +176,7 @@ def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> Non
 
 
 def _pattern(pattern: str, found: _Sum) -> None:
-    """A regular expression; its repetitions are written out in the grammar."""
+    """Add up a regular expression; its repetitions are written out in the grammar."""
     if len(pattern) > MAX_PATTERN:
         msg = f"'pattern' has {len(pattern)} characters in the response format's schema; {MAX_PATTERN} are possible."
         raise SchemaError(msg)
@@ -202,14 +202,14 @@ def _pattern(pattern: str, found: _Sum) -> None:
 
 
 def _signs(pattern: str) -> Iterator[tuple[str, int]]:
-    """What repeats or chooses, and where it stands; what is escaped or in brackets is text."""
+    """Yield signs that repeat or choose, with their places; escaped or in brackets they are text."""
     for found in _IN_PATTERN.finditer(pattern):
         if len(found[0]) == 1:
             yield found[0], found.start()
 
 
 def _shown(value: object) -> str:
-    """A stranger's value in a message: short, whatever it is."""
+    """Show a foreign value in a message: short, whatever it is."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     text = value if isinstance(value, str) else repr(value)

@@ -1,7 +1,7 @@
 """LoRA adapters by name: those of one model, and the one that is applied to its context.
 
-llama.cpp applies an adapter to all rows of a llama_decode; `turns` says which it is. What was computed under one
-adapter is of no use to another, so under each the prefix index knows the first token of a text as another one.
+llama.cpp applies an adapter to all rows of a llama_decode; `adapter_round_robin` chooses it. Cells computed under one
+adapter are of no use to another, so the prefix index knows the first token of a text under each as a different one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Loaded:
 
 
 class Adapters:
-    """The adapters of one model. All that changes is which one is applied ("" for none), and to which context."""
+    """The adapters of one model. Mutable state: which one is applied ("" for none), and to which context."""
 
     def __init__(self, model: Any, wanted: Sequence[AdapterFile], log: Any) -> None:
-        """Load them, before there is a context. Those that cannot be loaded are in `refused`, with the reason.
+        """Load the adapters, before there is a context. `failures` has those that cannot be loaded, with the reason.
 
-        `log` is llama.cpp's log callback when nobody else listens.
+        `log` is llama.cpp's log callback at all other times.
         """
         self.refused: dict[str, str] = {}
         self._loaded: dict[str, _Loaded] = {}
@@ -55,11 +55,11 @@ class Adapters:
 
     @property
     def failures(self) -> dict[str, str]:
-        """All that were wanted, and why they are not there; an empty text says that they are."""
+        """Each adapter that was wanted, with the reason why it is missing; empty if it is loaded."""
         return dict.fromkeys(self._loaded, "") | self.refused
 
     def salt(self, name: str, n_tokens: int) -> int:
-        """What `keyed` adds to tokens of a vocabulary of `n_tokens`; 0 without an adapter. Raises AdapterError."""
+        """Return what `keyed` adds to tokens of a vocabulary of `n_tokens`; 0 for no adapter. Raises AdapterError."""
         if not name:
             return 0
         if name not in self._loaded:
@@ -70,9 +70,9 @@ class Adapters:
         return self._loaded[name].number * n_tokens
 
     def apply(self, ctx: Any, name: str) -> None:
-        """Have all that is decoded from now on computed with this adapter, or with none; raises KeyError.
+        """Apply this adapter, or none, to all that is decoded from now on; raises KeyError.
 
-        The next llama_decode plans its graph anew if it is another than before, which takes some ms.
+        The next llama_decode plans its graph anew if the adapter has changed, which takes some ms.
         """
         if ctx is self._ctx and name == self._applied:
             return
@@ -86,7 +86,7 @@ class Adapters:
 
 
 def keyed(tokens: list[int], salt: int) -> list[int]:
-    """Tokens from the first on as the prefix index knows them: no two adapters have a beginning in common."""
+    """Return tokens from the first on as the prefix index knows them: no two adapters have a beginning in common."""
     return [tokens[0] + salt, *tokens[1:]] if salt and tokens else tokens
 
 

@@ -1,4 +1,4 @@
-"""How a llama.cpp context is to compute, by what `wire.Load` says; its sizes are the caller's."""
+"""Parameters of a llama.cpp context by `wire.Load`, but for its sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLASH_ATTN = {None: -1, False: 0, True: 1}
 
 
 def context_params(load: Load) -> Any:
-    """Parameters with threads, attention and the types of keys and values set."""
+    """Return parameters with threads, attention and the types of keys and values set."""
     params = llama_cpp.llama_context_default_params()
     params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
     params.flash_attn_type = FLASH_ATTN[load.flash_attn]
@@ -25,6 +25,6 @@ def context_params(load: Load) -> Any:
         params.type_k = params.type_v = llama_cpp.GGML_TYPE_Q8_0
     elif load.exact and not load.n_gpu_layers:
         # With K and V of one 16-bit type, flash attention on the CPU has three code paths, by rows, threads and place,
-        # that round differently; with these two it has one: what is prefilled is bit for bit what was generated.
+        # that round differently; with these two it has one: what is prefilled is bit for bit as if generated.
         params.type_k, params.type_v = GGML_TYPE_BF16, llama_cpp.GGML_TYPE_F16
     return params

@@ -1,4 +1,4 @@
-"""A draft model: a small model of the same vocabulary, which guesses what the large one will say."""
+"""A draft model: a small model of the same vocabulary, which guesses the next tokens of the large one."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MOST_OFF = 4.0  # a measurement is at most this many times what was known: anoth
 
 
 class DraftModel:
-    """A model and a context of its own, for guesses at what follows a text.
+    """A small model in a context of its own, which continues texts.
 
     State: the texts that it has in its KV cache, by key, the one used longest ago first; each has a sequence.
     `token_s` is what a token takes, s, learned.
     """
 
     def __init__(self, load: Load, llama: Llama, abort: AbortFlag) -> None:
-        """Of `load.draft_path`, for the model in `llama`. Raises ModelError, which says what to do."""
+        """Load `load.draft_path`, for the model in `llama`. Raises ModelError, which says what to do."""
         self._path = load.draft_path
         self._model = self._loaded(load)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
@@ -56,7 +56,7 @@ class DraftModel:
     def _loaded(self, load: Load) -> Any:
         n_gpu_layers, params = load.n_gpu_layers, llama_cpp.llama_model_default_params()
         params.use_extra_bufts = load.repack
-        # It is small: where there is a GPU to be had, all of it fits.
+        # It is small: where there is a GPU, all of it fits.
         params.n_gpu_layers = -1 if n_gpu_layers is None else n_gpu_layers
         try:
             size = os.stat(self._path).st_size  # noqa: PTH116
@@ -91,7 +91,7 @@ class DraftModel:
         return ctx
 
     def _warm_up(self) -> float:
-        """What a token takes, s."""
+        """Measure how long a token takes, s."""
         seq = self._seq("")
         self._decode([0], 0, seq)
         began = time.perf_counter()
@@ -103,9 +103,9 @@ class DraftModel:
     # --- guessing ------------------------------------------------------------------------------------------------
 
     def draft(self, key: str, tokens: Sequence[int], n: int) -> list[int]:
-        """At most `n` tokens that it would go on with after the text `tokens`, as long as it is sure of them.
+        """Guess at most `n` tokens after the text `tokens`, as long as it is sure of them.
 
-        None while it still reads the text: that is done in pieces, one a call. `key` tells texts apart that grow.
+        There are none while it still reads the text, in pieces, one a call. `key` identifies a text as it grows.
         """
         if len(tokens) + n > self._n_ctx or max(tokens) >= self._n_vocab:
             return []
@@ -130,14 +130,14 @@ class DraftModel:
         return guess
 
     def _surest(self) -> int:
-        """The likeliest next token after what was read last; -1 if it is not sure, or no token of the large model."""
+        """Return the likeliest next token; -1 if the model is not sure, or the token is none of the large model's."""
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, -1), (self._n_vocab,))
         token = int(logits.argmax())
         sure = np.exp(logits - logits[token]).sum() * LEAST_SURE <= 1.0
         return token if sure and token < self._n_known else -1
 
     def _read(self, key: str, new: list[int]) -> bool:
-        """Read on in a text; False if it was stopped, or there is no room."""
+        """Read on in a text; return False if that was aborted, or there is no room."""
         seq, known = self._texts[key]
         rc = self._decode(new, len(known), seq)
         if rc == NO_KV_SLOT and len(self._texts) > 1:
@@ -151,7 +151,7 @@ class DraftModel:
         return True
 
     def _decode(self, tokens: list[int], start: int, seq: int) -> int:
-        """llama_decode's return value; the logits of the last token are wanted."""
+        """Decode tokens, with logits of the last one; return llama_decode's return value."""
         last = start + len(tokens) - 1
         rows = [(token, i, seq, i == last) for i, token in enumerate(tokens, start)]
         rc = llama_cpp.llama_decode(self._ctx, self._rows.filled(rows))
@@ -160,7 +160,7 @@ class DraftModel:
         return int(rc)
 
     def _seq(self, key: str) -> int:
-        """The sequence of a text; the text used longest ago gives way to a new one."""
+        """Return the sequence of a text; the text used longest ago gives way to a new one."""
         if key not in self._texts:
             if not self._free:
                 self._forget(next(iter(self._texts)))
@@ -175,7 +175,7 @@ class DraftModel:
 
 
 def difference(large: Any, small: Any) -> str:
-    """Why a model of the vocabulary `small` cannot guess for one of `large`; empty if it can."""
+    """Explain why a model of the vocabulary `small` cannot guess for one of `large`; empty if it can."""
     if llama_cpp.llama_vocab_type(large) != llama_cpp.llama_vocab_type(small):
         return "their tokenizers are of different kinds"
     n_large, n_small = llama_cpp.llama_vocab_n_tokens(large), llama_cpp.llama_vocab_n_tokens(small)
@@ -190,6 +190,6 @@ def difference(large: Any, small: Any) -> str:
 
 
 def _n_same(known: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens two texts have in common at the beginning."""
+    """Count how many leading tokens two texts have in common."""
     n = min(len(known), len(tokens))
     return next((i for i, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), n)

@@ -1,4 +1,4 @@
-"""Embeddings: what a text means as a vector, by the same model, in a context of its own beside the answers'."""
+"""Embeddings of texts by the same model, in a context of their own beside the answers'."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Vector = NDArray[np.float64]
 
 
 class EmbeddingError(RuntimeError):
-    """There can be no embeddings now, or of this model; the message is fit for a user."""
+    """Embeddings are not possible now, or with this model; the message is fit for a user."""
 
 
 class EmbeddingContext:
-    """A second context over a model's weights, which gives the last layer's vectors; one text at a time is in it.
+    """A second context over a model's weights, which gives the last layer's vectors of one text at a time.
 
-    Pooled here and not in llama.cpp, which pools what is in one llama_decode: so a text may come in pieces.
+    Vectors are pooled here and not in llama.cpp, which pools within one llama_decode: a text may come in pieces.
     """
 
     def __init__(self, model: Any, params: llama_cpp.llama_context_params, n_vocab: int) -> None:
-        """Of a loaded llama_model; `params` have threads, types, abort callback and n_ctx. Raises EmbeddingError."""
+        """Open a context of a loaded llama_model; `params` have threads, types, abort callback and n_ctx."""
         metadata = Metadata(model)
         pooling = metadata.number("pooling_type")
         if pooling not in POOLING:
@@ -60,9 +60,9 @@ class EmbeddingContext:
         self.size: int = llama_cpp.llama_model_n_embd_out(model)
 
     def decode(self, tokens: Sequence[int], start: int, end: int) -> tuple[int, Vector]:
-        """Compute a piece of a text; llama_decode's return value, and the sum of the vectors that count.
+        """Compute a piece of a text; return llama_decode's return value, and the sum of the vectors that count.
 
-        At the `start` of a text whatever is in the context is forgotten.
+        At the `start` of a text the context is cleared.
         """
         if start == 0:
             llama_cpp.llama_memory_clear(self._memory, False)
@@ -78,11 +78,11 @@ class EmbeddingContext:
         return int(rc), total
 
     def cut(self, n: int) -> bool:
-        """Forget all beyond `n` tokens, such as half a piece; False where llama.cpp cannot: then begin again."""
+        """Forget all beyond `n` tokens, such as half a piece; return False where llama.cpp cannot: then begin again."""
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, 0, n, -1))
 
     def close(self) -> None:
-        """Free it; idempotent."""
+        """Free the context; idempotent."""
         if self._ctx is not None:
             llama_cpp.llama_free(self._ctx)
             self._ctx = None
@@ -135,13 +135,13 @@ class Embeddings:
         self._texts[request.id] = _Text(request.id, tokens)
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for it any more; unknown ids are ignored."""
+        """Drop a text; unknown ids are ignored."""
         self._texts.pop(request_id, None)
 
     def step(self, room: Callable[[], int], *, beside: bool = False) -> bool:
-        """Compute a piece of at most `room` tokens. False if there was nothing to compute.
+        """Compute a piece of at most `room` tokens; return False if there was nothing to compute.
 
-        `beside` answers that are running it has half the time: they go on for as long as the last piece took.
+        With `beside`, answers are running, and have half the time: they go on for as long as the last piece took.
         """
         text = next(iter(self._texts.values()), None)
         if text is None or (beside and self.clock() - self._ended < self._took_s):
@@ -154,7 +154,7 @@ class Embeddings:
         return True
 
     def _context_for(self, n_tokens: int) -> EmbeddingContext:
-        """The context, large enough. Raises EmbeddingError."""
+        """Return the context, made anew if it is too small. Raises EmbeddingError."""
         if self._context is None or self._context.n_ctx < n_tokens:
             if self._context is not None:
                 self._context.close()
@@ -170,7 +170,7 @@ class Embeddings:
         self._ended = self.clock()
         self._took_s = self._ended - began
         text.busy_s += self._took_s
-        if rc == ABORTED:  # somebody was cancelled, this one or another
+        if rc == ABORTED:  # a request was cancelled, this one or another
             if text.n_past and not context.cut(text.n_past):
                 text.n_past, text.total = 0, 0.0
             return
@@ -186,6 +186,6 @@ class Embeddings:
 
 
 def _unit(vector: Vector | float) -> bytes:
-    """A vector's direction, as little-endian float32 numbers."""
+    """Return a vector's direction, as little-endian float32 numbers."""
     length = float(np.linalg.norm(vector))
     return bytes((np.asarray(vector) / (length or 1.0)).astype("<f4").tobytes())

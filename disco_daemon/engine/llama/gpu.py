@@ -18,7 +18,7 @@ N_ROWS = 512  # computed at once: llama.N_BATCH, which this cannot import
 
 
 def layers(load: Load) -> int:
-    """How many layers to put on the GPU: what `load` says (-1 = all), or as many as fit; 0 without a GPU."""
+    """Decide how many layers go on the GPU: as `load` says (-1 = all), or as many as fit; 0 without a GPU."""
     if load.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload():
         return 0
     if load.n_gpu_layers is not None:
@@ -28,7 +28,7 @@ def layers(load: Load) -> int:
 
 
 def free_bytes() -> int:
-    """Free memory of all GPUs that llama.cpp would use: the discrete ones, or else what is part of the processor."""
+    """Return the free memory of all GPUs that llama.cpp would use: discrete ones, or else the processor's own."""
     for wanted in (DEVICE_GPU, DEVICE_IGPU):
         found = [_free(device) for device in _devices(wanted)]
         if found:
@@ -52,7 +52,7 @@ def _free(device: ctypes.c_void_p) -> int:
 
 
 def _fitting(load: Load, free: int) -> int:
-    """The number of layers for so much free memory, by what the file's header says of the model."""
+    """Count the layers that fit the free memory, by the shape in the file's header."""
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)

@@ -1,4 +1,4 @@
-"""Which answers a `response_format` allows, as a grammar in llama.cpp's GBNF."""
+"""The grammar, in llama.cpp's GBNF, of the answers that a `response_format` allows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         self._n_steps = self._n_characters = 0
 
     def visit(self, schema: Any, name: str) -> Any:
-        """Rules of one schema."""
+        """Make the rules of one schema."""
         self._step(0)
         return super().visit(schema, name)
 
@@ -60,7 +60,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
 
 
 def grammar_of(response_format: Mapping[str, Any]) -> str:
-    """The grammar of OpenAI's `json_object` or `json_schema`. Raises GrammarError."""
+    """Make the grammar of OpenAI's `json_object` or `json_schema`. Raises GrammarError."""
     try:
         check(response_format)
     except SchemaError as e:
@@ -96,7 +96,7 @@ def _of_schema(schema: dict[str, Any]) -> str:
 
 
 def _resolved(converter: _Converter, schema: dict[str, Any]) -> Any:
-    """The schema with its references found. The converter looks for none beside a reference: not in its $defs."""
+    """Resolve a schema's references. The converter looks for none beside a reference: not in its $defs."""
     if "$ref" not in schema:
         return converter.resolve_refs(schema, "stdin")
     root = {"$ref": schema.pop("$ref")}

@@ -1,4 +1,4 @@
-"""How much memory there is, and what fits into it: told before llama.cpp asks for it, and is killed."""
+"""How much memory is free, and what fits: known before llama.cpp asks for it, and is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a context takes: `per_token` of the KV cache and `work` in all, bytes."""
+    """The memory of a context: `per_token` of the KV cache, and `work` in all, bytes."""
 
     per_token: int
     work: int
@@ -37,14 +37,14 @@ class Footprint:
 
 
 def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:
-    """What llama.cpp takes to compute so many rows at once: their logits, and what is on the way to them."""
+    """Estimate the memory for computing `n_rows` rows at once: logits and intermediate results."""
     return 4 * n_rows * (n_vocab + WORK_PER_ROW * n_embd)
 
 
 def gpu_layers(model: Footprint, work: int, free: int) -> int:
-    """How many layers fit `free` bytes of GPU memory beside `work` bytes; n_layers + 1 is all of the model.
+    """Count how many layers fit `free` bytes of GPU memory beside `work` bytes; n_layers + 1 is all of the model.
 
-    The one more is what makes logits. Token embeddings stay in main memory, so the file's size is a little too much.
+    The last one makes logits. Token embeddings stay in main memory, so the file's size is a little too much.
     """
     room = GPU_SPARE * free - work
     whole = model.n_bytes + model.kv_bytes
@@ -54,23 +54,23 @@ def gpu_layers(model: Footprint, work: int, free: int) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping: the machine's, or the control group's if that is less."""
+    """Return the memory available without swapping: the machine's, or the control group's if that is less."""
     free = int(psutil.virtual_memory().available)
     limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
     return free if limit is None or used is None else max(0, min(free, limit - used))
 
 
 def model_bytes(path: str) -> int:
-    """What a model takes on the disk, and about that in memory: all its parts, of which `path` is the first.
+    """Return the size of a model on disk, and about that in memory: of all its parts, of which `path` is the first.
 
-    Raises OSError if one is not there.
+    Raises OSError if one is missing.
     """
     first = Path(path)
     return sum(first.with_name(name).stat().st_size for name in shard_names(first.name))
 
 
 def too_large(model_bytes: int, available: int) -> str | None:
-    """Why the model cannot be loaded; None if it can."""
+    """Explain why the model cannot be loaded; None if it can."""
     if model_bytes <= available:
         return None
     return (
@@ -80,7 +80,7 @@ def too_large(model_bytes: int, available: int) -> str | None:
 
 
 def fitting(n_ctx: int, n_cells: int, need: Need, available: int) -> tuple[int, int]:
-    """Tokens of an answer, and of the KV cache. Wanted are `n_ctx` and `n_cells` (0: as many as are sensible).
+    """Return the tokens of an answer, and of the KV cache: `n_ctx` and `n_cells` (0: as many as are sensible), or less.
 
     Raises MemoryError if not even LEAST_CTX tokens (or `n_ctx`, if that is less) fit.
     """

@@ -1,4 +1,4 @@
-"""What a model file's header says of the model's shape, also while only its vocabulary is loaded."""
+"""A model's shape by its file's header, also while only its vocabulary is loaded."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Metadata:
         self._arch = self.text("general.architecture")
 
     def text(self, key: str) -> str:
-        """An entry; empty if there is none, or if it is a list."""
+        """Return an entry; empty if there is none, or if it is a list."""
         buffer = ctypes.create_string_buffer(256)
         n = llama_cpp.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
 
     def number(self, key: str) -> int:
-        """An entry of the architecture, such as block_count; 0 if there is none."""
+        """Return an entry of the architecture, such as block_count; 0 if there is none."""
         text = self.text(f"{self._arch}.{key}")
         return int(text) if text.isdigit() else 0
 
     @property
     def n_embd(self) -> int:
-        """Numbers in an embedding."""
+        """The length of an embedding."""
         return self.number("embedding_length")
 
     def kv_bytes(self, kv_type: str) -> int:
-        """What a token takes in the KV cache: a key and a value in every layer."""
+        """Return the bytes of a token in the KV cache: a key and a value in every layer."""
         n_heads = self.number("attention.head_count") or 1
         # A list, one entry a layer, reads as nothing: then as many as there are heads, which is the most there can be.
         n_heads_kv = self.number("attention.head_count_kv") or n_heads

@@ -29,7 +29,7 @@ from .vocabulary import PromptError, Vocabulary
 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
-_TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # of what is forgotten; of what is being moved
+_TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # for forgotten cells; for cells that are being moved
 SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
 ERROR = 4  # of llama.cpp's log levels; 5 only continues a line, such as the dots while it loads
@@ -56,7 +56,7 @@ class AbortFlag:
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(2)
-        libc = ctypes.CDLL(None)  # what this process has in it; to look for the library would start a compiler
+        libc = ctypes.CDLL(None)  # this process's own; to look for the library would start a compiler
         self.callback = ctypes.cast(libc.strlen, llama_cpp.ggml_abort_callback)
         self.data = ctypes.cast(self._buffer, ctypes.c_void_p)
 
@@ -142,7 +142,7 @@ class Llama:
         self._load = load
 
     def _sizes(self, load: Load) -> tuple[int, int]:
-        """Tokens of an answer, and of the KV cache: what is wanted, or what there is memory for. Raises ModelError."""
+        """Return the tokens of an answer, and of the KV cache: those wanted, or as memory allows. Raises ModelError."""
         n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
@@ -153,7 +153,7 @@ class Llama:
             raise ModelError(str(e)) from e
 
     def salt(self, adapter: str) -> int:
-        """What sets the prefixes of an adapter apart, see `adapters.keyed`. Raises PromptError if it is not there."""
+        """Return what keeps an adapter's prefixes apart, see `adapters.keyed`. Raises PromptError if it is missing."""
         try:
             return self.adapters.salt(adapter, self.vocabulary.n_tokens)
         except AdapterError as e:
@@ -164,7 +164,7 @@ class Llama:
         self.adapters.apply(self._ctx, adapter)
 
     def embedding_context(self, n_ctx: int) -> EmbeddingContext:
-        """A context over the same weights for embeddings of texts of up to `n_ctx` tokens. Raises EmbeddingError."""
+        """Open a context over the same weights for embeddings of up to `n_ctx` tokens. Raises EmbeddingError."""
         # As for exact answers: a text's vector does not depend on how the text was cut in pieces.
         params = context_params(msgspec.structs.replace(self._load, exact=True, kv_type="auto", flash_attn=None))
         params.n_ctx, params.n_threads_batch = n_ctx, self.n_threads_batch
@@ -174,7 +174,7 @@ class Llama:
     # --- computing -----------------------------------------------------------------------------------------------
 
     def decode(self, rows: Sequence[Row]) -> int:
-        """Run one batch of (token, position, sequence, wants_logits) rows; llama_decode's return value.
+        """Run one batch of (token, position, sequence, wants_logits) rows; return llama_decode's return value.
 
         0 done, NO_KV_SLOT, ABORTED, negative: broken.
         """
@@ -202,14 +202,14 @@ class Llama:
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def part(self, seq: int, start: int, end: int) -> memoryview:
-        """What the KV cache has of a sequence's positions from `start` to `end`."""
+        """Copy the KV cache's content of a sequence's positions from `start` to `end`."""
         llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
         data = self.saved(_SCRATCH)
         llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
         return data
 
     def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
-        """Put what `part` gave into new cells, for several sequences. Raises ModelError if they are not to be had."""
+        """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
         if not self.restore(_SCRATCH, data):
             raise ModelError("llama.cpp does not take back what it saved of its KV cache")
         for seq in owners:
@@ -221,23 +221,23 @@ class Llama:
         llama_cpp.llama_memory_seq_cp(self._memory, source, seq, 0, n)
 
     def saved(self, seq: int) -> memoryview:
-        """All that the KV cache has of a sequence."""
+        """Copy the KV cache's content of a sequence."""
         # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
         buffer = np.empty(llama_cpp.llama_state_seq_get_size(self._ctx, seq), np.uint8)
         n = llama_cpp.llama_state_seq_get_data(self._ctx, _pointer(buffer), len(buffer), seq)
         return buffer[:n].data
 
     def restore(self, seq: int, data: State) -> bool:
-        """Put what `saved` gave into the KV cache again, as sequence `seq`; False if there is no room for it."""
+        """Put the content from `saved` back into the KV cache, as sequence `seq`; return False if there is no room."""
         buffer = np.frombuffer(data, np.uint8)
         return bool(llama_cpp.llama_state_seq_set_data(self._ctx, _pointer(buffer), len(buffer), seq))
 
     def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
-        """A sampler chain in C for an answer that has the tokens `answer` already; `grammar` as `grammar` gave it."""
+        """Make a sampler chain in C for an answer that has the tokens `answer` already; `grammar` is from `grammar`."""
         return Sampler(request, self.vocabulary.n_tokens, answer, vocab=self.vocabulary.handle, grammar=grammar)
 
     def grammar(self, request: Generate) -> str:
-        """What the response format allows, tried out; empty if that is anything. Raises FormatError."""
+        """Return the grammar of the response format, tried out; empty if there is none. Raises FormatError."""
         if not request.response_format:
             return ""
         if request.answer_so_far or request.hold:
@@ -278,7 +278,7 @@ class Llama:
     def _warm_up(self) -> tuple[float, float]:
         """Prefill a few tokens, so that the first request meets warm caches.
 
-        Returns token/s, and what a single token takes, s.
+        Returns token/s, and how long a single token takes, s.
         """
         n = min(32, self.n_ctx // 2)
         tokens = (self.vocabulary.tokenize("The quick brown fox jumps over the lazy dog. " * 8) * n)[:n]
@@ -299,7 +299,7 @@ def _pointer(buffer: NDArray[np.uint8]) -> Any:
 
 
 def _too_large(path: str) -> str | None:
-    """Why there is no room for the model, or no whole model; None if it can be loaded."""
+    """Explain why there is no room for the model, or no whole model; None if it can be loaded."""
     try:
         return too_large(model_bytes(path), available_bytes())
     except OSError as e:
@@ -307,12 +307,12 @@ def _too_large(path: str) -> str | None:
 
 
 def build() -> str:
-    """The version of llama.cpp and its instruction sets: the bits of what it computes depend on them."""
+    """Return the version of llama.cpp and its instruction sets: the bits of its results depend on them."""
     return f"{llama_cpp.__version__} {llama_cpp.llama_print_system_info().decode('utf-8', 'replace')}"
 
 
 def opened(load: Load, abort: AbortFlag) -> Llama:
-    """The model, with as many layers on the GPU as fit where `load` leaves that open. Raises ModelError."""
+    """Load the model, with as many layers on the GPU as fit where `load` leaves that open. Raises ModelError."""
     n = gpu.layers(load)
     while True:
         try:

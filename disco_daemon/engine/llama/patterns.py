@@ -21,11 +21,11 @@ NOT_IN_A_STRING = r"\x22\x5C\x00-\x1F"  # what JSON writes as an escape only
 
 
 class PatternError(ValueError):
-    """A pattern that no grammar can be made of; the message is fit for a user."""
+    """No grammar can be made of a pattern; the message is fit for a user."""
 
 
 def spelled(pattern: str) -> str:
-    r"""The same pattern with plain classes: `\d+\.` is `[0-9]+[\x2E]`. Raises PatternError."""
+    r"""Rewrite a pattern with plain classes: `\d+\.` is `[0-9]+[\x2E]`. Raises PatternError."""
     return _PART.sub(_respelled, pattern)
 
 
@@ -60,7 +60,7 @@ def _in_set(part: re.Match[str]) -> str:
 
 
 def _meant(escape: str) -> str:
-    r"""The character that an escape stands for. Raises PatternError for one that is none: `\b`, `\1`, `\p{L}`."""
+    r"""Return the character that an escape stands for. Raises PatternError if there is none: `\b`, `\1`, `\p{L}`."""
     kind = escape[1]
     if len(escape) > 2:
         code = int.from_bytes(bytes.fromhex(escape[2:]))
@@ -75,7 +75,7 @@ def _meant(escape: str) -> str:
 
 
 def _one(sign: str) -> str:
-    """One character of a JSON string, as JSON writes it."""
+    """Return one character of a JSON string, as JSON writes it."""
     if sign in '"\\':
         return rf"([\x5C][{_hex(sign)}])"
     if sign in _SHORT:

@@ -1,4 +1,4 @@
-"""PURE: in how many ways at once a grammar may have to be read; no llama.cpp.
+"""In how many ways at once a grammar may have to be read. Pure.
 
 llama.cpp's grammar sampler keeps a stack for each reading of what was drawn so far, and tries every token of the
 vocabulary against every stack. Ten alternatives that all begin with `[` and hold themselves make ten stacks of each
@@ -34,12 +34,12 @@ Item = Class | str  # or the name of a rule
 
 
 class _Enough(Exception):
-    """So much was looked at that the walks end here."""
+    """The walks have looked at enough stacks, and end here."""
 
 
 @lru_cache(MAX_KNOWN)  # clients send the same schema again and again
 def readings(grammar: str) -> int:
-    """How many readings of an answer llama.cpp may have to keep in mind where a list or object begins.
+    """Count the readings of an answer that llama.cpp may have to track where a list or object begins.
 
     Beyond MAX_READINGS it may be any number. Takes 0.1 s or so at most.
     """
@@ -73,7 +73,7 @@ class _Walks:
         self._found: dict[tuple[Class, str], bool] = {}
 
     def starts(self) -> Iterable[tuple[int, str, int]]:
-        """Rules in which several readings begin alike: how many, its name, and a stack with nothing but that rule."""
+        """Yield rules in which several readings begin alike: how many, its name, and a stack with only that rule."""
         begun = set[tuple[tuple[int, int], ...]]()
         for name, numbers in list(self._rules.items()):
             bodies = [self._alternatives[number] for number in numbers]
@@ -114,7 +114,7 @@ class _Walks:
         return False
 
     def _open(self, stacks: Iterable[int]) -> set[int]:
-        """The stacks that these come to until a character is next, as llama.cpp's `llama_grammar_advance_stack`."""
+        """Advance stacks until a character is next, as llama.cpp's `llama_grammar_advance_stack`."""
         todo, found = list(stacks), set[int]()
         seen = set(todo)
         while todo:
@@ -142,7 +142,7 @@ class _Walks:
         return len(self._alternatives) - 1
 
     def _stack(self, number: int, place: int, rest: int) -> int:
-        """The stack that goes on there; at an alternative's end it goes on with the rest."""
+        """Return the stack that goes on there; at an alternative's end it goes on with the rest."""
         if place == len(self._alternatives[number]):
             return rest
         key = (number, place, rest)
@@ -160,7 +160,7 @@ class _Walks:
         return self._stack(number, place + 1, rest)
 
     def _choices(self, stacks: Iterable[int]) -> dict[str, int]:
-        """Characters that may come next, each with the number of stacks that it leaves."""
+        """Return the characters that may come next, each with the number of stacks that it leaves."""
         classes = Counter(self._next(stack) for stack in stacks)
         likely = {character for found in classes for character in _some(found)}
         return {c: sum(n for found, n in classes.items() if self._matches(found, c)) for c in likely}
@@ -175,7 +175,7 @@ class _Walks:
 
 
 def _worst(choices: dict[str, int]) -> str:
-    """Of the characters that leave most readings open, the one that leads on soonest; loops lead nowhere."""
+    """Return the character that leads on soonest, of those that leave most readings open; loops lead nowhere."""
     enough = max(choices.values()) / 2
     rank = {character: len(_GOES_ON) - i for i, character in enumerate(_GOES_ON)}
     closing = {"]": -1, "}": -1, "\\": -2, " ": -2}
@@ -185,7 +185,7 @@ def _worst(choices: dict[str, int]) -> str:
 
 
 def _some(found: Item) -> list[str]:
-    """A few characters of a class."""
+    """Return a few characters of a class."""
     assert not isinstance(found, str)
     but, ranges = found
     if not but:
@@ -204,20 +204,20 @@ class _Rules:
         self.bodies: list[tuple[Item, ...]] = []
 
     def add(self, name: str, bodies: Iterable[tuple[Item, ...]]) -> None:
-        """Alternatives of a rule."""
+        """Add alternatives to a rule."""
         numbers = self.named.setdefault(name, [])
         for body in bodies:
             numbers.append(len(self.bodies))
             self.bodies.append(body)
 
     def anonymous(self, bodies: Iterable[tuple[Item, ...]]) -> str:
-        """A rule without a name of its own."""
+        """Add a rule without a name of its own."""
         name = f"#{len(self.named)}"
         self.add(name, bodies)
         return name
 
     def repeated(self, what: tuple[Item, ...], sign: str) -> tuple[Item, ...]:
-        """As llama.cpp writes them: `?` is what or nothing, `*` what and the same again, or nothing."""
+        """Add a repetition as llama.cpp writes it: `?` is once or nothing, `*` is once and again, or nothing."""
         if sign == "?":
             return (self.anonymous([what, ()]),)
         name = self.anonymous([()])
@@ -226,7 +226,7 @@ class _Rules:
 
 
 def _parsed(grammar: str) -> tuple[dict[str, list[int]], list[tuple[Item, ...]]]:
-    """Names of rules with the numbers of their alternatives, and these; what is no grammar is llama.cpp's to refuse."""
+    """Parse a grammar into rules and alternatives; if it is none, llama.cpp will refuse it."""
     rules = _Rules()
     name = ""
     groups: list[list[list[tuple[Item, ...]]]] = [[[]]]  # for each open bracket its alternatives, of pieces
@@ -257,7 +257,7 @@ def _joined(pieces: Iterable[tuple[Item, ...]]) -> tuple[Item, ...]:
 
 
 def _terminals(sign: str) -> tuple[Item, ...]:
-    """The characters of a literal, one after the other, or a class of characters."""
+    """Return the characters of a literal, one after the other, or a class of characters."""
     if sign == ".":
         return ((True, ()),)
     but = sign.startswith("[^")
@@ -276,7 +276,7 @@ def _terminals(sign: str) -> tuple[Item, ...]:
 
 
 def _character(found: str) -> tuple[str, bool]:
-    """What an escape or a character stands for, and whether it was an escape."""
+    """Return the character that stands here, and whether it was escaped."""
     if len(found) == 1:
         return found, False
     if len(found) == 2:

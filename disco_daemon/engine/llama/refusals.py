@@ -1,24 +1,24 @@
-"""Requests that the engine cannot take, each with a message that is fit for a user."""
+"""Errors of requests that the engine cannot take, each with a message that is fit for a user."""
 
 from __future__ import annotations
 
 
 class PromptError(ValueError):
-    """A raw prompt, or ids, that this model cannot take. `reason` and `param` are as clients read them."""
+    """The model cannot take a raw prompt, or ids. `reason` and `param` are as clients read them."""
 
     reason = "bad_messages"
     param: str | None = None
 
 
 class FormatError(PromptError):
-    """A response format that cannot be obeyed."""
+    """A response format cannot be obeyed."""
 
     reason = "bad_response_format"
     param = "response_format"
 
 
 class PromptTooLong(PromptError):
-    """A prompt of `n_tokens`, at least or about, where a context has `n_ctx`."""
+    """A prompt has `n_tokens`, at least or about, and a context only `n_ctx`."""
 
     reason = "context_length_exceeded"
 
@@ -31,5 +31,5 @@ class PromptTooLong(PromptError):
         self.n_ctx, self.n_tokens, self.exact = n_ctx, n_tokens, exact
 
     def of(self, what: str) -> PromptTooLong:
-        """The same of something that is no prompt."""
+        """Return the same error about something that is no prompt."""
         return PromptTooLong(self.n_ctx, self.n_tokens, exact=self.exact, what=what)

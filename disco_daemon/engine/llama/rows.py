@@ -1,4 +1,4 @@
-"""What one llama_decode computes, as llama.cpp wants it."""
+"""The rows of one llama_decode, in llama.cpp's form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rows:
         )
 
     def filled(self, rows: Sequence[Row]) -> llama_cpp.llama_batch:
-        """The batch of these rows; valid until the next call."""
+        """Fill the batch with these rows; it is valid until the next call."""
         n = len(rows)
         table = np.array(rows, np.int32)
         self._token[:n], self._pos[:n], self._seq[:n], self._logits[:n] = table.T

@@ -1,4 +1,4 @@
-"""How the next token is drawn: a llama.cpp sampler chain for each answer."""
+"""Sampling: a llama.cpp sampler chain for each answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALM = 64  # readings: beyond it they multiply
 
 
 class GrammarMeter:
-    """What the grammar of one answer has cost."""
+    """The cost so far of the grammar of one answer."""
 
     def __init__(self, n_vocab: int, grammar: str) -> None:
         n_words = max(line.count("|") for line in grammar.split("\n"))
@@ -40,24 +40,24 @@ class GrammarMeter:
         self._token_s = min(MAX_LIST_S, MAX_TOKEN_S * scale * (1 + n_words / WORDS))
         self._scale = scale * (1 + n_words / (5 * WORDS))
         self._total_s, self._n = 0.0, 0
-        self.over = False  # whether it is more than an answer may cost
+        self.over = False  # whether an answer's grammar has cost too much
 
     def took(self, token_s: float) -> None:
-        """Drawing a token took so long."""
+        """Add the time that drawing a token took."""
         self._total_s += token_s
         self._n += 1
         most_s = MAX_GRAMMAR_S + self._n * MAX_MEAN_S
         self.over = self.over or token_s > self._token_s or self._total_s > most_s * self._scale
 
     def error(self) -> FormatError:
-        """What to tell of it."""
+        """Return the error for the client."""
         return FormatError(f"Obeying the response format takes too long. {AMBIGUOUS}")
 
 
 class Sampler:
     """A llama.cpp sampler chain for one answer; freed with `close`.
 
-    It goes on where an answer stands: the penalties know the tokens in `answer`, and with a seed the draw of the n-th
+    It continues where an answer stands: the penalties know the tokens in `answer`, and with a seed the draw of the n-th
     token depends on the seed and n alone, so a continued answer draws what the unbroken one would have drawn.
     """
 

@@ -1,9 +1,9 @@
-"""Where a model's chat template runs: it is a stranger's program, which may neither reach out nor run away.
+"""The sandbox of a model's chat template: it is a foreign program, which may neither reach out nor run away.
 
-Jinja's own sandbox keeps it from what is not its business. This one also bounds what it costs: `{{ 'a' * 10**9 }}` and
+Jinja's own sandbox keeps it from everything else. This one also bounds its cost: `{{ 'a' * 10**9 }}` and
 two nested ranges are legal Jinja. Loops, calls, filters, look-ups and operators each take a step out of a budget of
-steps and processor time; what makes large things of small ones is looked at before it is done. The bounds are far above
-what templates need: that of Llama 3.1 takes 30 steps a message.
+steps and processor time; an operation that makes large values of small ones is checked before it is done. The bounds
+are far above the needs of templates: that of Llama 3.1 takes 30 steps a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_BITS = 4096  # of an integer
 MAX_SOURCE = 256 * 1024  # characters of a template; the longest known ones have 30,000
 _LOOK_EVERY = 64  # steps; the clock takes as long as one
 
-# What makes a long text of two shorter ones, or of a text and a number.
+# Operators that make a long text of two shorter ones, or of a text and a number.
 _GROWS = frozenset({
     "replace", "join", "format", "format_map", "expandtabs", "translate", "indent", "wordwrap", "ljust", "rjust",
     "center", "zfill", "%", "tojson", "pprint",
@@ -66,7 +66,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.begin()
 
     def begin(self) -> None:
-        """A new rendering begins."""
+        """Begin a new rendering, with a full budget."""
         self._steps = 0
         self._characters = 0
         self._until = time.thread_time() + RENDER_S
@@ -82,7 +82,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A function or method."""
+        """Call a function or method."""
         self._step()
         name, given = getattr(__obj, "__name__", ""), (*args, *kwargs.values())
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja puts a function of its own round `format`
@@ -92,7 +92,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._sized(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """One of the operators that make large things of small ones."""
+        """Apply an operator that can make a large value of small ones."""
         self._step()
         if operator == "*":
             self._times(left, right)
@@ -115,7 +115,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def _stepped(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter as a step. With the context as argument, so that nothing is computed while it compiles."""
+        """Make a filter a step. It takes the context, so that nothing is computed while the template compiles."""
         kind = getattr(getattr(run, "jinja_pass_arg", None), "name", "")
 
         def stepped(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return pass_context(stepped)
 
     def _each(self, items: Any) -> Iterator[Any]:
-        """What a loop goes through."""
+        """Yield the items of a loop, each as a step."""
         for item in items:
             self._step()
             yield item
@@ -144,13 +144,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def _made(self, value: Any) -> Any:
-        """A list or dictionary that a template writes down: it may hold others, and those others."""
+        """Check a list or dictionary literal: it may hold others, and those others."""
         self._step()
         _weigh(value)
         return value
 
     def _said(self, value: Any) -> str:
-        """What is put out, also inside a macro or block."""
+        """Count text that is put out, also inside a macro or block."""
         self._step()
         text = _text(value)
         self._characters += len(text)
@@ -169,7 +169,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TooMuch(msg)
 
     def _affordable(self, name: str, given: tuple[Any, ...]) -> None:
-        """Whether a call can make too much of what it is given. Raises TooMuch."""
+        """Refuse a call that can make too much of its arguments. Raises TooMuch."""
         for value in given:
             if isinstance(value, int) and abs(value) > MAX_NUMBER:
                 msg = f"it asks for {name or 'something'} of more than {MAX_NUMBER}"
@@ -199,7 +199,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TooMuch(msg)
 
     def _sized(self, value: Any) -> Any:
-        """A result that is no larger than it may be."""
+        """Return a result, unless it is too large. Raises TooMuch."""
         if isinstance(value, str | list | tuple | dict):
             self._room(value if isinstance(value, str) else [], len(value))
         elif _bits(value) > MAX_BITS:
@@ -208,7 +208,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Watched(NodeTransformer):
-    """Puts what has no hook of Jinja's through the sandbox: loops, `~`, literals and the template's own text."""
+    """Puts through the sandbox what Jinja has no hook for: loops, `~`, literals and the template's own text."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - Jinja's name
         """A loop."""
@@ -258,7 +258,7 @@ def _text(value: Any) -> str:
 
 
 def _weigh(value: Any) -> int:
-    """Roughly how long a value is as text. Raises TooMuch where it holds too much, such as lists of lists of lists."""
+    """Estimate how long a value is as text. Raises TooMuch if it holds too much, such as lists of lists of lists."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, int):

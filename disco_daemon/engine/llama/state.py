@@ -1,7 +1,7 @@
-"""The state of one text, as llama.cpp gives it out of the KV cache and takes it back."""
+"""The KV cache's content for one text, in the form that llama.cpp saves and restores."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-State: TypeAlias = bytes | memoryview  # all that the KV cache had of a text
+State: TypeAlias = bytes | memoryview  # of one sequence

@@ -19,7 +19,7 @@ PLAIN_TEMPLATE = (
 )
 
 
-# What somebody else's program can raise in the sandbox, at compile or run time.
+# Errors of a foreign program in the sandbox, at compile or run time.
 _FAULTS = (
     jinja2.TemplateError, SyntaxError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError,
     LookupError, RuntimeError, MemoryError, NameError,
@@ -29,7 +29,7 @@ _FAULTS = (
 MAX_DATE = 200  # characters of a format for the date
 _SAMPLE = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
 _NO_ARGS: Mapping[str, Any] = {}
-# What the engine tells a template, and nobody else.
+# Arguments that only the engine gives a template.
 _OURS = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"})
 
 
@@ -38,7 +38,7 @@ class TemplateError(ValueError):
 
 
 class TemplateUnfit(TemplateError):
-    """No template to work with: it does not compile, or takes more than it may; another one is needed."""
+    """The template cannot be used: it does not compile, or takes too much; another one is needed."""
 
 
 class ChatTemplate:
@@ -60,7 +60,7 @@ class ChatTemplate:
         self._bos, self._eos = bos, eos
 
     def render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] = _NO_ARGS) -> str:
-        """Prompt text, up to where the assistant's answer begins; `args` for the template. Raises TemplateError."""
+        """Render the prompt, up to where the answer begins; `args` are for the template. Raises TemplateError."""
         try:
             with self._turn:
                 self._sandbox.begin()
@@ -75,7 +75,7 @@ class ChatTemplate:
             raise TemplateError(msg) from e
 
     def try_out(self) -> None:
-        """Render two messages. Raises TemplateUnfit where that takes too much; a template may refuse them."""
+        """Render two messages. Raises TemplateUnfit if that takes too much; a template may refuse them."""
         try:
             self.render(_SAMPLE)
         except TemplateUnfit:
@@ -86,9 +86,9 @@ class ChatTemplate:
     def segments(
         self, messages: Sequence[Mapping[str, Any]], control: Sequence[str], args: Mapping[str, Any] = _NO_ARGS
     ) -> list[tuple[str, bool]]:
-        """Prompt as (text, is_template) parts in order. Raises TemplateError.
+        """Render the prompt as (text, is_template) parts in order. Raises TemplateError.
 
-        One part where no content spells a control token. Otherwise each such content is its own part, to be
+        It is one part where no content spells a control token. Otherwise each such content is its own part, to be
         tokenized without control tokens, so that a user's text cannot open a turn. Neither may `args`.
         """
         if args:
@@ -118,7 +118,7 @@ def _split(part: tuple[str, bool], mark: str, content: str) -> list[tuple[str, b
 
 
 def _check_args(args: Mapping[str, Any], control: Sequence[str]) -> None:
-    """Raises TemplateError for arguments that a client may not give."""
+    """Refuse arguments that a client may not give. Raises TemplateError."""
     if ours := sorted(_OURS & args.keys()):
         msg = f"chat_template_kwargs cannot set {', '.join(ours)}"
         raise TemplateError(msg)
@@ -127,7 +127,7 @@ def _check_args(args: Mapping[str, Any], control: Sequence[str]) -> None:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All strings in a JSON value, keys too."""
+    """Yield all strings in a JSON value, keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""From token bytes to text a reader may see: whole code points, nothing past a stop string. Pure."""
+"""From token bytes to text for a reader: whole code points, nothing past a stop string. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TextStream:
 
     @property
     def whole(self) -> bool:
-        """Whether all text shown is exactly what the bytes taken spell: nothing held back, cut off or replaced."""
+        """Whether the text shown is exactly that of the bytes taken: nothing held back, cut off or replaced."""
         return self._faithful and not self.stopped and not self._held and not self._utf8.getstate()[0]
 
     @property
@@ -32,7 +32,7 @@ class TextStream:
         return self._held.encode() + self._utf8.getstate()[0]
 
     def thought(self) -> str:
-        """Text that is not of the answer, since the last call; there is none (see `thinking`)."""
+        """Return text that is not part of the answer, since the last call; here none (see `thinking`)."""
         return ""
 
     def feed(self, piece: bytes) -> str:
@@ -61,5 +61,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Models that think before they answer: what of their text is the thought, and what the answer. Pure.
+"""Models that think before they answer: dividing their text into thought and answer. Pure.
 
 The thought stands between `<think>` and `</think>`, as Qwen3, DeepSeek-R1 and its distillates, SmolLM3 and others write
 it. Either the chat template has opened it already, or the model opens it at the very beginning of its answer.
@@ -24,7 +24,7 @@ def opened(prompt: str) -> bool:
 
 
 def is_answer(text: str) -> bool:
-    """Whether a partial answer is one without its thought: then the thought is over, wherever it is."""
+    """Whether a partial answer comes without its thought: then the thought is over, wherever it is."""
     return bool(text) and CLOSE not in text and not text.lstrip().startswith(OPEN)
 
 
@@ -41,13 +41,13 @@ class _Phase(Enum):
 
 
 class ThinkingText(TextStream):
-    """A TextStream of the answer alone; what was thought is to be had from `thought`.
+    """A TextStream of the answer alone; `thought` returns the thought.
 
     The tags belong to neither, nor does white space around the thought. Stop strings count in the answer only.
     """
 
     def __init__(self, stop: Sequence[str] = (), *, inside: bool = False) -> None:
-        """`inside`: the thought has begun already."""
+        """Begin a stream; `inside`: the thought has begun already."""
         super().__init__(stop)
         self._phase = _Phase.THOUGHT if inside else _Phase.START
         self._start = b""  # of the answer, as long as it may be <think>
@@ -57,7 +57,7 @@ class ThinkingText(TextStream):
 
     @property
     def whole(self) -> bool:
-        """As for any text; never once there was a thought: then the ids of all tokens are more than the answer's."""
+        """Whether the text shown is that of the bytes taken; never after a thought, whose ids are not the answer's."""
         return self._phase is _Phase.ANSWER and super().whole and not self._thinking.stopped
 
     def feed(self, piece: bytes) -> str:
@@ -73,12 +73,12 @@ class ThinkingText(TextStream):
                 return self._skip(piece)
 
     def thought(self) -> str:
-        """What was thought since the last call."""
+        """Return the text of the thought since the last call."""
         out, self._thought = self._thought, ""
         return out
 
     def flush(self) -> str:
-        """What is left of the answer at its regular end; what is left of an unfinished thought, `thought` gives."""
+        """Return the rest of the answer at its regular end; `thought` returns the rest of an unfinished thought."""
         if self._phase is _Phase.THOUGHT:
             self._note(self._thinking.flush())
             return ""
@@ -105,7 +105,7 @@ class ThinkingText(TextStream):
         return self._skip(self._thinking.left[len(_CLOSE) :])
 
     def _note(self, text: str) -> None:
-        """Add to the thought. White space at its end is kept back: it may be the last of it."""
+        """Add to the thought. White space at its end is held back: it may be the end of the thought."""
         text = self._space + (text if self._begun else text.lstrip())
         kept = text.rstrip()
         self._space = text[len(kept) :]

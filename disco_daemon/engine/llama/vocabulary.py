@@ -36,14 +36,14 @@ _PAIR = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
 
 
 class Vocabulary:
-    """The tokens of one model, and what a prompt is in them. Any thread may ask.
+    """The tokens of one model, and prompts in them. Any thread may call it.
 
     All mutable state: the latest prompts' tokens. Prompts of more than `n_ctx` tokens are refused, if it is known;
-    `beat` is called now and then while a long one is looked at.
+    `beat` is called from time to time while a long one is read.
     """
 
     def __init__(self, model: Any, template: str = "") -> None:
-        """Of a loaded llama_model; `template` stands in place of its own chat template. Raises TemplateError."""
+        """Read the vocabulary of a llama_model; `template` replaces its own chat template. Raises TemplateError."""
         self.handle = llama_cpp.llama_model_get_vocab(model)
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.handle)
         self._control = self._control_texts()
@@ -61,9 +61,9 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def prompt_tokens(self, request: Generate | Count) -> list[int]:
-        """Token ids of the prompt, without the answer so far. Raises TemplateError, PromptError, PromptTooLong.
+        """Tokenize the prompt, without the answer so far. Raises TemplateError, PromptError, PromptTooLong.
 
-        Asked twice for the same, as by Count and Generate, it tokenizes once.
+        A prompt that comes twice, in a Count and a Generate, is tokenized once.
         """
         if request.prompt is not None:
             return self.raw_tokens(request.prompt)
@@ -96,7 +96,7 @@ class Vocabulary:
             raise PromptTooLong(self.n_ctx, n_chars // self._longest)
 
     def _tokens_of(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
-        """Token ids of a prompt in parts; it stops where the context is full. Raises PromptTooLong."""
+        """Tokenize a prompt in parts, until the context is full. Raises PromptTooLong."""
         tokens: list[int] = []
         n_chars = sum(len(text) for text, _ in parts)
         n_done = 0
@@ -123,7 +123,7 @@ class Vocabulary:
             raise PromptTooLong(self.n_ctx, n_before + seen * len(text) // n)
 
     def _cut(self, text: str) -> Iterator[str]:
-        """A template's text in pieces that begin with a control token, so that each has the tokens it has in all."""
+        """Cut a template's text into pieces that begin with a control token, each with the tokens of the whole."""
         start = 0
         while len(text) - start > 2 * CUT_CHARS and self._cuts is not None:
             found = self._cuts.search(text, start + CUT_CHARS)
@@ -135,7 +135,7 @@ class Vocabulary:
 
     @cached_property
     def _cuts(self) -> re.Pattern[str] | None:
-        """Where a prompt may be cut: in front of a control token that takes no space from what stands before it."""
+        """Find where a prompt may be cut: in front of a control token that takes no space from the text before it."""
         if llama_cpp.llama_vocab_get_add_eos(self.handle):  # else each piece would have an end of its own
             return None
         safe = [text for text in self._control if not text.isspace()]
@@ -143,13 +143,13 @@ class Vocabulary:
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token, or more."""
+        """Return an upper bound of the bytes of a token."""
         texts = (llama_cpp.llama_vocab_get_text(self.handle, token) for token in range(self.n_tokens))
         return max((len(text) for text in texts if text), default=1)
 
     @cached_property
     def _least(self) -> int:
-        """Tokens that the template gives every message, at least; 0 where it leaves messages out, or refuses some."""
+        """Return the least number of tokens of a message; 0 where the template leaves messages out, or refuses some."""
         try:
             short, long = (len(self._tokens_of(self._template.segments(_PAIR * n, self._control))) for n in (2, 18))
         except (TemplateError, PromptTooLong):
@@ -157,7 +157,7 @@ class Vocabulary:
         return max(0, (long - short) // 32)
 
     def _segments(self, request: Generate | Count) -> list[tuple[str, bool]]:
-        """The rendered messages in parts, as `ChatTemplate.segments`; a thought that is not wanted is closed."""
+        """Render messages in parts, as `ChatTemplate.segments`; close a thought that is not wanted."""
         parts = self._template.segments(request.messages, self._control, request.template_args)
         if not (self._thinks and parts and opened(parts[-1][0])):
             return parts
@@ -171,13 +171,13 @@ class Vocabulary:
         return [*parts[:-1], (f"{text.rstrip()}\n{NO_THOUGHT}", is_template)]
 
     def closed(self, prompt: list[int], text: str) -> list[int]:
-        """A prompt behind which the answer `text` is put: a thought that the prompt opens is over then."""
+        """Return a prompt for the answer `text` to follow: a thought that the prompt opens is closed."""
         if not (self._opened(prompt) and is_answer(text)):
             return prompt
         return prompt + self.tokenize(NO_THOUGHT, parse_special=True)
 
     def stream(self, request: Generate, prompt: Sequence[int], answer: str) -> TextStream:
-        """What makes text of the tokens that come behind `prompt` and the partial `answer`."""
+        """Make a stream that turns the tokens behind `prompt` and the partial `answer` into text."""
         if request.prompt is not None or not self._thinks or (answer and not within(answer)):
             return TextStream(request.stop)
         return ThinkingText(request.stop, inside=bool(answer) or self._opened(prompt))
@@ -190,14 +190,14 @@ class Vocabulary:
         return opened(tail.decode("utf-8", "replace"))
 
     def prompt_text(self, request: Count) -> str:
-        """The rendered messages as text; none of a raw prompt, and none where a message spells a control token."""
+        """Render messages as text; empty for a raw prompt, or if a message spells a control token."""
         if request.prompt is not None:
             return ""
         parts = self._segments(request)
         return "".join(text for text, _ in parts) if all(is_template for _, is_template in parts) else ""
 
     def raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a text that is no chat, or the same ids. Raises PromptError, PromptTooLong."""
+        """Tokenize a text that is no chat, or return the same ids. Raises PromptError, PromptTooLong."""
         known = isinstance(prompt, str)
         if isinstance(prompt, str):
             self._check_size(len(prompt))
@@ -208,7 +208,7 @@ class Vocabulary:
         return tokens
 
     def checked(self, ids: Sequence[int]) -> list[int]:
-        """The same ids, all of this vocabulary. Raises PromptError."""
+        """Return the same ids. Raises PromptError if one is not in this vocabulary."""
         if ids and not (min(ids) >= 0 and max(ids) < self.n_tokens):
             msg = f"A token id is not in the model's vocabulary of {self.n_tokens} tokens."
             raise PromptError(msg)
@@ -231,7 +231,7 @@ class Vocabulary:
         return b"".join(map(self.piece, self.tokenize("a"))) == b" a"
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`; `parse_special` lets control tokens be spelled out."""
+        """Tokenize `text`; `parse_special` lets control tokens be spelled out."""
         data = text.encode("utf-8", "surrogatepass")
         room = len(data) + 8
         buffer = (llama_cpp.llama_token * room)()
@@ -242,7 +242,7 @@ class Vocabulary:
         return list(buffer[:n])
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Bytes of one token."""
+        """Return the bytes of one token."""
         special = special or token in self._tags  # some models have them as control tokens, others as text
         buffer = ctypes.create_string_buffer(64)
         n = llama_cpp.llama_token_to_piece(self.handle, token, buffer, 64, 0, special)
@@ -252,7 +252,7 @@ class Vocabulary:
         return buffer.raw[:n]
 
     def extensions(self, token: int) -> list[int]:
-        """Ids of all tokens whose bytes begin with this one's, itself among them; none if it is no plain text."""
+        """Return all tokens whose bytes begin with this one's, itself included; none if it is no plain text."""
         start, (pieces, ids) = self.piece(token), self._index
         if not start or not self._is_text(token):
             return []
@@ -263,7 +263,7 @@ class Vocabulary:
 
     @cached_property
     def _index(self) -> tuple[list[bytes], list[int]]:
-        """Bytes of all text tokens, sorted, and their ids. Built when first needed; takes 0.1 s for 50,000 tokens."""
+        """Return the bytes of all text tokens, sorted, and their ids; made once, in 0.1 s for 50,000 tokens."""
         found = sorted((self.piece(t), t) for t in range(self.n_tokens) if self._is_text(t))
         return [piece for piece, _ in found], [t for _, t in found]
 
@@ -285,7 +285,7 @@ class Vocabulary:
 
 
 def _digest(parts: Sequence[tuple[str, bool]]) -> bytes:
-    """What tells one prompt from another."""
+    """Return a digest that identifies a prompt."""
     found = hashlib.blake2b(digest_size=16)
     for text, is_template in parts:
         data = text.encode("utf-8", "surrogatepass")

@@ -1,6 +1,6 @@
-"""Run by `disco doctor`: can llama.cpp be used on this machine, with enough memory for a model, and on what GPU.
+"""Run by `disco doctor`: check if llama.cpp works on this machine, with enough memory for a model, and on what GPU.
 
-A process of its own: bindings that were built for another processor die of the first instruction that it lacks. The
+A process of its own: bindings built for another processor crash at the first instruction that it lacks. The
 model itself is not opened; its shape comes as a line on standard input, a `CheckupRequest` or null. `Confined`,
 `Bindings`, then `Fit` go out.
 """
@@ -20,14 +20,14 @@ from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, Told, dec
 
 
 def bindings() -> Bindings:
-    """What llama.cpp says of itself."""
+    """Report llama.cpp's version, features and GPUs."""
     version, _, system = llama.build().partition(" ")
     backends = re.findall(r"(?:^|\| )(\w+) : ", system)
     return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends)
 
 
 def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
-    """What `engine.llama.model` would find: the same steps with the same functions."""
+    """Report whether a model fits, by the steps and functions of `engine.llama.model`."""
     per_token = int(asked.kv_numbers * KV_BYTES[asked.kv_type])
     work = work_bytes(llama.N_BATCH, asked.n_vocab, asked.n_embd)
     layers = _layers(asked, per_token, work, gpu_bytes)
@@ -43,7 +43,7 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
 
 
 def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) -> int:
-    """How many layers would be on the GPU."""
+    """Count the layers that would be on the GPU."""
     if not gpu_bytes or asked.n_gpu_layers == 0:
         return 0
     if asked.n_gpu_layers is not None:
@@ -53,7 +53,7 @@ def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) ->
 
 
 def main() -> None:
-    """Tell each thing as soon as it is known."""
+    """Report each thing as soon as it is known."""
     asked = decode_asked(sys.stdin.buffer.readline())
     confinement = confine(Access(), gpu.free_bytes)
     end_with_stdin()

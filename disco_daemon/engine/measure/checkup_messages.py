@@ -1,4 +1,4 @@
-"""What `checkup` is asked, and what it tells: JSON over its standard input, JSON lines over its output."""
+"""The messages to and from `checkup`: JSON over its standard input, JSON lines over its output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class CheckupRequest(msgspec.Struct, frozen=True):
-    """A model's shape, as its header tells, and what is wanted of it.
+    """A model's shape, by its header, and the settings for it.
 
     `n_bytes` is the file's size, `kv_numbers` how many numbers a token leaves in the KV cache, `n_heads` those whose
     scores take memory (0 with flash attention). The rest is as in `wire.Load`, but for `n_ctx`, which is above 0.
@@ -25,9 +25,9 @@ class CheckupRequest(msgspec.Struct, frozen=True):
 
 
 class Confined(msgspec.Struct, tag=True, frozen=True):
-    """What a process that reads model files has given up: what is `in_force`, what is `missing` and why.
+    """The confinement of a process that reads model files: measures `in_force`, and those `missing`, with the reason.
 
-    `refused`: whether what must not succeed did not, by what was tried: to connect, to read the user's files, to write.
+    `refused`: whether each forbidden attempt failed: to connect, to read the user's files, to write.
     """
 
     in_force: list[str]
@@ -48,7 +48,7 @@ class Bindings(msgspec.Struct, tag=True, frozen=True):
 
 
 class Fit(msgspec.Struct, tag=True, frozen=True):
-    """What a model takes of the memory there is, in bytes, and the tokens an answer and the KV cache would have.
+    """The memory a model takes of the `available`, in bytes, and the tokens an answer and the KV cache would have.
 
     `problem` says why it cannot be loaded. `gpu_layers` would be on the GPU, and are not in `n_bytes`.
     """

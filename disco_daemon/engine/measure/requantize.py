@@ -12,7 +12,7 @@ from ..llama.model import requantize
 
 
 def main() -> None:
-    """Write TARGET whole or not at all. It ends with its stdin."""
+    """Write TARGET whole or not at all. The process ends with its stdin."""
     source, target = sys.argv[1:]
     unfinished = f"{target}.{os.getpid()}.new"
     try:

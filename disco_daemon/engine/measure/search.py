@@ -1,4 +1,4 @@
-"""How the tune chooses: one knob after the other, by medians of interleaved measurements. Pure but for `measure`."""
+"""The tune's search: one knob after the other, by medians of interleaved measurements. Pure but for `measure`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Measure = Callable[[Knobs, str, bool], float]  # (knobs, work, busy) -> s
 
 @dataclass(slots=True)
 class Search:
-    """A coordinate search over knobs. `measure` does a piece of work and says how long it took, s.
+    """A coordinate search over knobs. `measure` does a piece of work and returns how long it took, s.
 
     Works are `decode` (one token each of one answer, and of eight), `prefill` (a prompt), and `long` (a prompt of
-    several micro-batches). `expired` says that the time is up: then what is undecided stays as it was. With `busy`,
+    several micro-batches). `expired` says that the time is up: then undecided knobs stay as they were. With `busy`,
     another process wants a core: with all cores taken, one that is late holds up all others at each of hundreds of
     barriers a token, so the last core is used only if the gain alone outweighs the loss then.
     """
@@ -37,7 +37,7 @@ class Search:
     complete: bool = True
 
     def best(self, start: Knobs, n_cores: int, *, flash: bool, long: bool) -> Knobs:
-        """The fastest knobs: threads, attention if `flash` may be off, micro-batch if `long` prompts can be tried."""
+        """Find the fastest knobs: threads, attention if `flash` may be off, micro-batch if `long` prompts can run."""
         counts = thread_counts(n_cores)
         knobs = self._axis(start, [replace(start, n_threads=n) for n in counts], "decode")
         knobs = self._spared(knobs, replace(knobs, n_threads=n_cores - 1), "decode", knobs.n_threads == n_cores)
@@ -51,11 +51,11 @@ class Search:
         return self._checked(start, knobs)
 
     def rows(self) -> list[TuneRow]:
-        """All that was measured."""
+        """Return all measurements."""
         return [TuneRow(k, work, median(s), len(s), busy) for (k, work, busy), s in self.samples.items() if s]
 
     def _axis(self, current: Knobs, candidates: Sequence[Knobs], work: str, tie: float = TIE) -> Knobs:
-        """The first of the candidates that is nearly as fast as the fastest; `current` if the time runs out."""
+        """Return the first candidate that is nearly as fast as the fastest; `current` if the time runs out."""
         if len(candidates) < 2:
             return current
         took = self._compared(candidates, work)
@@ -65,7 +65,7 @@ class Search:
         return next(k for k in candidates if took.get(k, inf) <= fastest * (1 + tie))
 
     def _spared(self, knobs: Knobs, less: Knobs, work: str, takes_all: bool) -> Knobs:
-        """`less`, which leaves a core free, unless all cores are better on the whole, alone and beside others."""
+        """Return `less`, which leaves a core free, unless all cores are better overall, alone and beside others."""
         if not takes_all or min(less.n_threads, less.n_threads_batch) < 1:
             return knobs
         alone = self._compared([knobs, less], work, drop=inf)
@@ -75,7 +75,7 @@ class Search:
         return knobs if alone[knobs] * beside[knobs] < alone[less] * beside[less] else less
 
     def _checked(self, start: Knobs, knobs: Knobs) -> Knobs:
-        """`start` again, if the choice, made knob by knob, is slower on the whole: noise can do that."""
+        """Return `start` if the choice, made knob by knob, is slower on the whole: noise can do that."""
         if knobs == start:
             return start
         decode, prefill = (self._compared([start, knobs], work, drop=inf) for work in ("decode", "prefill"))
@@ -87,7 +87,7 @@ class Search:
     def _compared(
         self, candidates: Sequence[Knobs], work: str, *, drop: float = DROP, busy: bool = False
     ) -> dict[Knobs, float] | None:
-        """Median time of each, s, but for those `drop` times slower than the fastest; None if the time ran out."""
+        """Return each median time, s, without those `drop` times slower than the fastest; None if the time ran out."""
         taken: dict[Knobs, list[float]] = {k: [] for k in candidates}
         for _ in range(N_SAMPLES):
             for knobs, samples in taken.items():
@@ -102,7 +102,7 @@ class Search:
 
 
 def thread_counts(n_cores: int) -> list[int]:
-    """Numbers of threads worth trying, from few to many: all, or on large machines some."""
+    """Return numbers of threads worth trying, from few to many: all, or on large machines some."""
     if n_cores <= 8:
         return list(range(1, n_cores + 1))
     doubled = {2**i for i in range(n_cores.bit_length()) if 2**i <= n_cores}

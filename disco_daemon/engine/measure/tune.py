@@ -1,6 +1,6 @@
 """`python -m disco_daemon.engine.measure.tune`: measures a model on this machine, in a process of its own.
 
-A TuneJob comes on standard input; TuneProgress lines and at last Tuned or TuneRefused go to standard output, as JSON.
+A TuneJob comes on standard input; TuneProgress lines, then Tuned or TuneRefused go to standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TEXT = (
 
 
 class TuneBench:
-    """Does the works that `Search` asks for, on one model; keeps what they took."""
+    """Does the works of `Search` on one model, and keeps their times."""
 
     def __init__(self, job: TuneJob) -> None:
         """Load the model. Raises ModelError."""
@@ -77,7 +77,7 @@ class TuneBench:
         self.long = 9 * prefill_s <= LONG_SHARE * budget_s and len(self._tokens) == N_BATCH
 
     def measure(self, knobs: Knobs, work: str, busy: bool) -> float:
-        """As `search.Measure`."""
+        """Measure a work, as `search.Measure`."""
         self._use(knobs)
         with _busy() if busy else contextlib.nullcontext():
             if work == "decode":
@@ -93,7 +93,7 @@ class TuneBench:
         return took
 
     def speed(self, knobs: Knobs) -> Speed:
-        """Medians of what was measured, and what is missing of it measured now."""
+        """Return medians of the measurements; missing ones are made now."""
         for work, kind in (("decode", "one"), ("prefill", "prefill")):
             while len(self.seen[knobs, kind]) < N_SAMPLES:
                 self.measure(knobs, work, False)
@@ -101,7 +101,7 @@ class TuneBench:
         return Speed(1 / prefill, 1 / one, N_ANSWERS / eight)
 
     def next_tokens(self) -> list[int]:
-        """The model's next token after each beginning of a text, greedily."""
+        """Return the model's next token after each beginning of a text, greedily."""
         self.llama.clear()
         tokens = self.llama.vocabulary.tokenize(TEXT)[: self.llama.n_ctx // 2]
         self._decode([(token, i, 0, True) for i, token in enumerate(tokens)])
@@ -122,7 +122,7 @@ class TuneBench:
         return self._decode([(token, i, 0, i == n - 1) for i, token in enumerate(self._tokens[:n])])
 
     def _decode_s(self, n: int) -> float:
-        """One token each of so many answers, s."""
+        """Time one token each of `n` answers, s."""
         self.llama.clear()
         self._decode([(token, i, 0, False) for i, token in enumerate(self._tokens[:N_PROMPT])])
         for seq in range(1, n):
@@ -142,7 +142,7 @@ class TuneBench:
 
 @contextlib.contextmanager
 def _busy() -> Iterator[None]:
-    """Somebody else who wants a core the whole time: a thread of ours, which ends with us whatever happens."""
+    """Keep a core busy as another process would: by a thread of ours, which ends with us whatever happens."""
     stop = threading.Event()
 
     def spin() -> None:
@@ -194,7 +194,7 @@ def tuned(job: TuneJob) -> Tuned:
 
 
 def _compared(job: TuneJob, bench: TuneBench) -> tuple[Speed, float | None]:
-    """Speed of another file at `job.start`, and its share of next tokens in common; None for another vocabulary."""
+    """Measure another file at `job.start`, and its share of next tokens in common; None for another vocabulary."""
     _say(TuneProgress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
     ours, n_vocab = bench.next_tokens(), bench.llama.vocabulary.n_tokens
     bench.llama.close()  # there may not be memory for two

@@ -1,4 +1,4 @@
-"""What the tune is asked, and what it tells: JSON lines over its standard input and output."""
+"""The messages to and from the tune: JSON lines over its standard input and output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Knobs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What decides how fast a model is on a CPU.
+    """The settings that decide how fast a model is on a CPU.
 
     `n_threads` compute when answers are written, `n_threads_batch` when prompts are read, `n_ubatch` tokens at a time.
     `flash_attn`: None = as llama.cpp says, which is on for a CPU.
@@ -22,7 +22,7 @@ class TuneJob(msgspec.Struct, frozen=True):
     """Find the fastest knobs for a model, from `start` on and within `budget_s`; with no budget, only measure `start`.
 
     `exact`, `kv_type` and `n_gpu_layers` as in `wire.Load`. With `compare`, a second model is measured at `start` too,
-    and how often both say the same next token. `n_cores` may be used; `nice` is added to the process's niceness.
+    and how often both have the same next token. `n_cores` may be used; `nice` is added to the process's niceness.
     """
 
     model_path: str
@@ -45,7 +45,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class TuneRow(msgspec.Struct, frozen=True):
-    """One line of the table: knobs, what they were judged by, and s it took; `busy` beside another busy process."""
+    """One line of the table: knobs, the work they were judged by, and its time, s; `busy` beside another process."""
 
     knobs: Knobs
     work: str
@@ -79,7 +79,7 @@ class Tuned(msgspec.Struct, tag=True, frozen=True):
 
 
 class TuneRefused(msgspec.Struct, tag="Refused", frozen=True):
-    """It cannot be measured; the message is fit for a user."""
+    """The model cannot be measured; the message is fit for a user."""
 
     message: str
 

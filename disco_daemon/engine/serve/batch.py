@@ -29,7 +29,7 @@ MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have n
 PATIENCE_S = 0.25  # how long a client without a pace is kept waiting for a chunk of another one's prompt
 LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learning takes 0.25 ms
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
-EXPECTED_TTFT_S = 1.0  # of a reader who does not say
+EXPECTED_TTFT_S = 1.0  # of a reader who expects nothing in particular
 
 
 class Send(Protocol):
