@@ -86,16 +86,16 @@ def test_fitting_changes_nothing_and_gives_the_same_again(name: str, constrained
 
 @given(names, sides, lengths, requests)
 def test_every_policy_starts_somebody_at_once(
-    name: str, constrained: Side, length: int, request: RequestContext
+    name: str, constrained: Side, length: int, context: RequestContext
 ) -> None:
-    plan = fitted(name, constrained).plan(length, request)
+    plan = fitted(name, constrained).plan(length, context)
     assert min(plan.device_s, plan.server_s) == 0
 
 
 @given(st.sampled_from(FIXED), delays, lengths, requests)
-def test_a_fixed_policy_heeds_nothing(name: str, delay_s: float, length: int, request: RequestContext) -> None:
+def test_a_fixed_policy_heeds_nothing(name: str, delay_s: float, length: int, context: RequestContext) -> None:
     table = make_policy(name, delay_s=delay_s).fit(expected(SERVER))
-    assert table.plan(length, request) == table.plan(1, RequestContext(0.0))
+    assert table.plan(length, context) == table.plan(1, RequestContext(0.0))
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
@@ -142,7 +142,7 @@ def test_looking_up_many_is_looking_up_each(
     table = fitted(name, constrained)
     rows = np.array([(length, m.budget, m.score, m.draw) for length, m in asked])
     device, server = table.delays(*rows.T)
-    plans = [table.plan(length, request) for length, request in asked]
+    plans = [table.plan(length, context) for length, context in asked]
     assert [Plan(d, s) for d, s in zip(device.tolist(), server.tolist(), strict=True)] == plans
 
 
@@ -166,7 +166,7 @@ def test_a_length_is_looked_up_at_the_nearest_one_and_what_is_cached_does_not_co
 
 
 @pytest.mark.parametrize(
-    ("request", "unusual"),
+    ("context", "unusual"),
     [
         (RequestContext(0.3, score=2.0, draw=0.9, cached=7), False),
         (RequestContext(0.3, load_s=0.1), True),
@@ -174,8 +174,8 @@ def test_a_length_is_looked_up_at_the_nearest_one_and_what_is_cached_does_not_co
         (RequestContext(0.3, waited_s=0.1), True),
     ],
 )
-def test_only_a_busy_or_loading_device_and_a_silent_server_are_unusual(request: RequestContext, unusual: bool) -> None:
-    assert request.unusual is unusual
+def test_only_a_busy_or_loading_device_and_a_silent_server_are_unusual(context: RequestContext, unusual: bool) -> None:
+    assert context.unusual is unusual
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan])
