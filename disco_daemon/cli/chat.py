@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--delivery",
         choices=("paced", "reserve", "off"),
-        help="how the text comes (default: paced, as it is read; off where nobody reads along)",
+        help="how the text comes (default: paced, as it is read; off where the output is no terminal)",
     )
     parser.add_argument("--pace", type=float, metavar="TPS", help="reading speed, tokens a second")
     parser.add_argument("--url", help="daemon to ask (default from the configuration)")

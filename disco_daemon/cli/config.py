@@ -9,7 +9,7 @@ from typing import Any
 
 _OF_SET = """Write one setting into config.toml. A running daemon takes up rate, caps, budget, tail, privacy and
 delivery at once; nothing else is changed over its HTTP API. A server with its key is best set by `disco setup`:
-server.key_origin says whose the key is, and it is sent to nobody else."""
+server.key_origin names the origin that the key is for, and it is sent nowhere else."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -33,9 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("restart", "stop it and start it again"),
     ):
         actions.add_parser(name, help=what)
-    status = actions.add_parser("status", help="whether it is installed, and how it is")
+    status = actions.add_parser("status", help="show whether it is installed, and how it is")
     status.add_argument("--json", action="store_true", help="print one JSON document")
-    logs = actions.add_parser("logs", help="what it has said")
+    logs = actions.add_parser("logs", help="show what the daemon has logged")
     logs.add_argument("-f", "--follow", action="store_true", help="go on as more comes")
     parser.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""`disco trace`: one request's timeline: who started when, when each token came, and what the reader had of it."""
+"""`disco trace`: one request's timeline: when each side started, when each token came, and when the reader saw it."""
 
 from __future__ import annotations
 

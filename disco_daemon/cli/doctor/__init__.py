@@ -1,4 +1,4 @@
-"""`disco doctor`: is all well, and what is to be done? Asks nobody but the configured server; shows no secret.
+"""`disco doctor`: check everything, and say what to do next. Asks only the configured server; shows no secret.
 
 With `policy.private` that one is not asked either, unless `--online` says so.
 """

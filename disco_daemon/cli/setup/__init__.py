@@ -1,4 +1,4 @@
-"""`disco setup`: first steps. Asks at a terminal; with flags it asks nobody."""
+"""`disco setup`: take the first steps. It asks at a terminal, and asks nothing where flags are given."""
 
 from __future__ import annotations
 
