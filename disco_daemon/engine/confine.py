@@ -90,7 +90,7 @@ def with_shards(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def tried() -> dict[str, bool]:
+def try_forbidden() -> dict[str, bool]:
     """Try to connect, to read the user's files, and to write; return whether each was refused."""
     return {"connect": _refused(_connect), "read": _refused(_read_home), "write": _refused(_write)}
 

@@ -133,7 +133,7 @@ class EngineAnswer:
             self._forget(self._id)
 
 
-async def embedded(inbox: ReplyInbox, cancel: Callable[[], None]) -> wire.Embedded | wire.Failed:
+async def wait_for_embedding(inbox: ReplyInbox, cancel: Callable[[], None]) -> wire.Embedded | wire.Failed:
     """Wait for an embedding; if the wait is cancelled, so is the embedding. Raises EngineGone."""
     try:
         while True:

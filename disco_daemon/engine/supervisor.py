@@ -24,7 +24,7 @@ from ..errors import EndpointError
 from ..types import GenerationRequest, PromptLength, Side
 from . import wire
 from .config import EngineConfig  # where everybody looks for it
-from .inbox import EngineAnswer, EngineGone, Order, ReplyInbox, embedded
+from .inbox import EngineAnswer, EngineGone, Order, ReplyInbox, wait_for_embedding
 from .process import drain, spawn
 from .requests import count_message, generate_message
 
@@ -258,7 +258,7 @@ class Engine:
 
     def _unload(self) -> None:
         """Close the socket, and with it the process: no answer is running, and none can begin from here on."""
-        log.info("engine unloaded: nobody asked for %g s", self.config.keep_alive_s)
+        log.info("engine unloaded: unused for %g s", self.config.keep_alive_s)
         self.state, self._unloading = EngineState.UNLOADED, True
         self._wanted.clear()
         if self._writer is not None:
@@ -389,7 +389,7 @@ class Engine:
         """Embed a text, or token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
         with self._inbox() as (request_id, inbox):
             self._write(wire.Embed(id=request_id, input=given))
-            return await embedded(inbox, lambda: self._write(wire.CancelRequest(id=request_id)))
+            return await wait_for_embedding(inbox, lambda: self._write(wire.CancelRequest(id=request_id)))
 
     def _expect(self, kind: str) -> tuple[str, ReplyInbox]:
         """Open an inbox. An idle engine's silence is no hang: silence counts from the first reply it owes."""

@@ -30,13 +30,13 @@ from .llama.adapters import keyed
 from .llama.draft import DraftModel
 from .llama.embedding import Embeddings
 from .llama.memory import available_bytes
-from .llama.model import N_SEQS, AbortFlag, Llama, ModelError, build, opened
+from .llama.model import N_SEQS, AbortFlag, Llama, ModelError, build, load_model
 from .llama.refusals import PromptTooLong
 from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
-from .serve.prepare import Prepared, prepared
+from .serve.prepare import Prepared, prepare
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
@@ -96,7 +96,7 @@ class Worker:
         confined = _confined(load)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
-            llama = self._llama = opened(load, self._abort)
+            llama = self._llama = load_model(load, self._abort)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
         except ModelError as e:
             self.send(wire.LoadFailed(message=str(e)))
@@ -220,7 +220,7 @@ class Worker:
         if isinstance(message, wire.Count):
             self._try(message.id, lambda: self._count(message, llama))
         elif isinstance(message, wire.Generate):
-            self._try(message.id, lambda: self._commands.put(prepared(llama, message)))
+            self._try(message.id, lambda: self._commands.put(prepare(llama, message)))
         elif isinstance(message, wire.Embed):
             self._try(message.id, lambda: self._commands.put(_in_tokens(message, llama)))
         else:

@@ -306,7 +306,7 @@ class PrefixIndex:
                 self._leave(seq, span)
 
     def _leave(self, seq: int, span: _Span) -> None:
-        """Take the last span of a sequence from it; cells that nobody owns are free."""
+        """Take the last span of a sequence from it; cells without an owner are free."""
         parent = _parent(span)
         span.owners.discard(seq)
         if parent is self._root:

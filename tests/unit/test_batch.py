@@ -69,9 +69,9 @@ class FakeVocabulary:
     ends = staticmethod((0).__eq__)
 
     def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
-        return self.checked(ids) if ids else tokens_of(text)
+        return self.check_ids(ids) if ids else tokens_of(text)
 
-    def checked(self, ids: Sequence[int]) -> list[int]:
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
         if any(token > 255 for token in ids):
             raise PromptError("no such token")
         return list(ids)
@@ -82,7 +82,7 @@ class FakeVocabulary:
     def stream(self, request: wire.Generate, prompt: Sequence[int], answer: str) -> TextStream:
         return TextStream(request.stop)
 
-    def closed(self, prompt: list[int], text: str) -> list[int]:
+    def close_thought(self, prompt: list[int], text: str) -> list[int]:
         return prompt
 
 

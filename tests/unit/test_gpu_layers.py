@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from disco_daemon.engine.llama import gpu
 from disco_daemon.engine.llama import model as llama
 from disco_daemon.engine.llama.memory import GIB, GPU_SPARE, Footprint, gpu_layers, work_bytes
-from disco_daemon.engine.llama.model import AbortFlag, ModelError, opened
+from disco_daemon.engine.llama.model import AbortFlag, ModelError, load_model
 from disco_daemon.engine.wire import Load
 
 MIB = 2**20
@@ -82,20 +82,20 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> type[Crowded]:
 
 
 def test_fewer_layers_are_tried_when_a_context_cannot_be_made(crowded: type[Crowded]) -> None:
-    assert opened(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=None), AbortFlag()).n_gpu_layers == 3
+    assert load_model(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=None), AbortFlag()).n_gpu_layers == 3
     assert crowded.tried == [31, 15, 7, 3]
 
 
 def test_at_last_none_and_then_the_error(crowded: type[Crowded], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Crowded, "holds", -1)
     with pytest.raises(ModelError, match="no context"):
-        opened(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=None), AbortFlag())
+        load_model(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=None), AbortFlag())
     assert crowded.tried == [31, 15, 7, 3, 1, 0]
 
 
 def test_a_number_in_the_settings_is_meant(crowded: type[Crowded]) -> None:
     with pytest.raises(ModelError, match="no context"):
-        opened(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=20), AbortFlag())
+        load_model(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=20), AbortFlag())
     assert crowded.tried == [20]
 
 

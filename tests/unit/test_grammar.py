@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.engine.llama.grammar import MAX_GRAMMAR, GrammarError, grammar_of
-from disco_daemon.engine.llama.patterns import spelled
+from disco_daemon.engine.llama.patterns import spell
 from disco_daemon.engine.schema import MAX_CHOICES, MAX_DEPTH, MAX_OPTIONAL, MAX_REPEATS, MAX_SCHEMA, SchemaError, check
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
@@ -123,7 +123,7 @@ def test_what_people_ask_for_is_within_the_bounds(of: Any) -> None:
 )
 def test_a_pattern_means_in_the_grammar_what_it_means(pattern: str, good: list[str], bad: list[str]) -> None:
     """What is made of it is still a regular expression, of plain classes: the grammar's own."""
-    plain = spelled(pattern)
+    plain = spell(pattern)
     assert not set(re.findall(r"\\(.)", plain)) - {"x"}
     for text in good + bad:
         assert bool(re.fullmatch(pattern, text)) is bool(re.fullmatch(plain, text)) is (text in good), (plain, text)
@@ -133,8 +133,8 @@ def test_a_pattern_means_in_the_grammar_what_it_means(pattern: str, good: list[s
 def test_no_class_of_a_pattern_ends_the_string_of_the_answer() -> None:
     for pattern in (".", "[^a]", r"\D", r"\W", r"\S"):
         for sign in '"\\\n\x00':
-            assert not re.fullmatch(spelled(pattern), sign)
-    assert re.fullmatch(spelled(r'a"\\\n'), json.dumps('a"\\\n')[1:-1])
+            assert not re.fullmatch(spell(pattern), sign)
+    assert re.fullmatch(spell(r'a"\\\n'), json.dumps('a"\\\n')[1:-1])
 
 
 @pytest.mark.parametrize("pattern", [r"^a\b$", r"^(a)\1$", r"^\p{L}$", "^a(?=b)$", r"^\ud800$", r"^\x01$"])

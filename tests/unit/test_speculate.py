@@ -379,6 +379,6 @@ def test_an_end_is_an_end_even_if_it_was_guessed() -> None:
     s.draw.sampler = cast(Any, FakeSampler())
     (s.slot, _), s.n_past = cast(tuple[int, int], scene.bench.cells.take([1, 2, 3, 1, 0, 5, 5])), 7
     speculator._options[s] = Option(SIZES[0], 1.0, 0.0, of_model=True)
-    assert speculator.drawn(s, [1, 0, 5, 5], 4) == [1, 0]
+    assert speculator.draw(s, [1, 0, 5, 5], 4) == [1, 0]
     assert llama.n_sampled == 2
     assert s.n_past == 4, "the row of the last token, and that of the first guess"

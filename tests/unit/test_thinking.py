@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
-from disco_daemon.engine.llama.thinking import CLOSE, OPEN, ThinkingText, is_answer, opened, within
+from disco_daemon.engine.llama.thinking import CLOSE, OPEN, ThinkingText, is_answer, opens_thought, within
 from disco_daemon.types import GenerationRequest
 
 TEMPLATES = Path(__file__).parent.parent / "fixtures" / "templates"
@@ -115,12 +115,12 @@ def test_qwen3_is_told_not_to_think() -> None:
     assert rendered(QWEN3, enable_thinking=True) == rendered(QWEN3)
     quiet = rendered(QWEN3, enable_thinking=False)
     assert quiet.endswith("<think>\n\n</think>\n\n")
-    assert not opened(quiet)
+    assert not opens_thought(quiet)
 
 
 def test_r1_opens_the_thought_itself() -> None:
     assert rendered(R1).replace("\uff5c", "|") == "<bos><|User|>Hi<|Assistant|><think>\n"
-    assert opened(rendered(R1))
+    assert opens_thought(rendered(R1))
 
 
 @pytest.mark.parametrize("source", [QWEN3, R1])

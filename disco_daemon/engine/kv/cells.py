@@ -14,12 +14,11 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ...scheduler.prefix import PrefixIndex
 from ..llama.model import Llama
 from ..llama.state import State
-from .host_cache import HostCache
+from .host_cache import HostCache, Saved
 from .spill import Spill
 
 MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of cached prefixes in main memory, if there is room
@@ -29,20 +28,12 @@ LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down fr
 EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached texts are read for it
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The KV cache's content of a sequence that was swapped out: its first `n_past` tokens."""
-
-    data: State
-    n_past: int
-
-
 class Cells:
     """All sequence ids and cells of one context.
 
     Owned by the thread that computes; `cached` may be called from any. `_taken` has the sequences of answers, and how
     many cells each was promised, `_free` the ids without cells; all others are cached prefixes. Those in
-    `_private` are of clients who do not want them on disk.
+    `_private` are of clients that do not want them on disk.
     """
 
     def __init__(

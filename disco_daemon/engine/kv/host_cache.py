@@ -5,11 +5,20 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..llama.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The KV cache's content of a sequence that was swapped out: its first `n_past` tokens."""
+
+    data: State
+    n_past: int
 
 
 class HostCache:

@@ -295,7 +295,7 @@ class Spill:
         """Lock the folder, and list the texts in it. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._folder.stat().st_uid != os.getuid():
-            raise PermissionError("it belongs to somebody else")
+            raise PermissionError("it belongs to another user")
         self._folder.chmod(0o700)
         guard = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:

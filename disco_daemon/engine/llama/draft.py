@@ -154,7 +154,7 @@ class DraftModel:
         """Decode tokens, with logits of the last one; return llama_decode's return value."""
         last = start + len(tokens) - 1
         rows = [(token, i, seq, i == last) for i, token in enumerate(tokens, start)]
-        rc = llama_cpp.llama_decode(self._ctx, self._rows.filled(rows))
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows))
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)
         return int(rc)

@@ -68,7 +68,7 @@ class EmbeddingContext:
             llama_cpp.llama_memory_clear(self._memory, False)
         counts = {"first": {0}, "last": {len(tokens) - 1}, "mean": range(len(tokens))}[self._pooling]
         rows = [(tokens[i], i, 0, i in counts) for i in range(start, end)]
-        rc = llama_cpp.llama_decode(self._ctx, self._rows.filled(rows))
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows))
         total = np.zeros(self.size)
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)

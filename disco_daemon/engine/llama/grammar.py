@@ -9,7 +9,7 @@ from typing import Any
 from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, SchemaConverter
 
 from ..schema import SchemaError, check
-from .patterns import PatternError, spelled
+from .patterns import PatternError, spell
 from .readings import MAX_READINGS, readings
 
 MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cpp reads that in milliseconds
@@ -40,7 +40,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         return super().visit(schema, name)
 
     def _visit_pattern(self, pattern: str, name: str) -> Any:
-        return super()._visit_pattern(spelled(pattern), name)
+        return super()._visit_pattern(spell(pattern), name)
 
     def _add_rule(self, name: str, rule: str) -> Any:
         n_before = len(self._rules)

@@ -182,7 +182,7 @@ class Llama:
         if n_threads != self._n_computing:
             llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
             self._n_computing = n_threads
-        rc = llama_cpp.llama_decode(self._ctx, self._rows.filled(rows))
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows))
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)
         return int(rc)
@@ -311,7 +311,7 @@ def build() -> str:
     return f"{llama_cpp.__version__} {llama_cpp.llama_print_system_info().decode('utf-8', 'replace')}"
 
 
-def opened(load: Load, abort: AbortFlag) -> Llama:
+def load_model(load: Load, abort: AbortFlag) -> Llama:
     """Load the model, with as many layers on the GPU as fit where `load` leaves that open. Raises ModelError."""
     n = gpu.layers(load)
     while True:

@@ -24,7 +24,7 @@ class PatternError(ValueError):
     """No grammar can be made of a pattern; the message is fit for a user."""
 
 
-def spelled(pattern: str) -> str:
+def spell(pattern: str) -> str:
     r"""Rewrite a pattern with plain classes: `\d+\.` is `[0-9]+[\x2E]`. Raises PatternError."""
     return _PART.sub(_respelled, pattern)
 

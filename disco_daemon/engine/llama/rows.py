@@ -31,7 +31,7 @@ class Rows:
             logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def filled(self, rows: Sequence[Row]) -> llama_cpp.llama_batch:
+    def fill(self, rows: Sequence[Row]) -> llama_cpp.llama_batch:
         """Fill the batch with these rows; it is valid until the next call."""
         n = len(rows)
         table = np.array(rows, np.int32)

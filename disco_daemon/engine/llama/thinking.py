@@ -18,7 +18,7 @@ NO_THOUGHT = f"\n{CLOSE}\n\n"  # behind a prompt that opens a thought: with its 
 _OPEN, _CLOSE = OPEN.encode(), CLOSE.encode()
 
 
-def opened(prompt: str) -> bool:
+def opens_thought(prompt: str) -> bool:
     """Whether a rendered prompt ends with the beginning of a thought."""
     return prompt.rstrip().endswith(OPEN)
 

@@ -20,7 +20,7 @@ from .refusals import PromptError as PromptError  # where everybody looks for it
 from .refusals import PromptTooLong
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
-from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opened, within
+from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opens_thought, within
 
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
 
@@ -159,7 +159,7 @@ class Vocabulary:
     def _segments(self, request: Generate | Count) -> list[tuple[str, bool]]:
         """Render messages in parts, as `ChatTemplate.segments`; close a thought that is not wanted."""
         parts = self._template.segments(request.messages, self._control, request.template_args)
-        if not (self._thinks and parts and opened(parts[-1][0])):
+        if not (self._thinks and parts and opens_thought(parts[-1][0])):
             return parts
         # As llama-server does where the template does not know how (common/chat.cpp, enable_thinking).
         unwanted = request.template_args.get("enable_thinking") is False
@@ -170,7 +170,7 @@ class Vocabulary:
         text, is_template = parts[-1]
         return [*parts[:-1], (f"{text.rstrip()}\n{NO_THOUGHT}", is_template)]
 
-    def closed(self, prompt: list[int], text: str) -> list[int]:
+    def close_thought(self, prompt: list[int], text: str) -> list[int]:
         """Return a prompt for the answer `text` to follow: a thought that the prompt opens is closed."""
         if not (self._opened(prompt) and is_answer(text)):
             return prompt
@@ -187,7 +187,7 @@ class Vocabulary:
         if not self._thinks:
             return False
         tail = b"".join(self.piece(token, special=True) for token in prompt[-2 * len(OPEN) :])
-        return opened(tail.decode("utf-8", "replace"))
+        return opens_thought(tail.decode("utf-8", "replace"))
 
     def prompt_text(self, request: Count) -> str:
         """Render messages as text; empty for a raw prompt, or if a message spells a control token."""
@@ -202,12 +202,12 @@ class Vocabulary:
         if isinstance(prompt, str):
             self._check_size(len(prompt))
             self._glance(prompt, 0)
-        tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.checked(prompt)
+        tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.check_ids(prompt)
         if not tokens:
             raise PromptError("The prompt is empty." if known else "The prompt has no token ids.")
         return tokens
 
-    def checked(self, ids: Sequence[int]) -> list[int]:
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
         """Return the same ids. Raises PromptError if one is not in this vocabulary."""
         if ids and not (min(ids) >= 0 and max(ids) < self.n_tokens):
             msg = f"A token id is not in the model's vocabulary of {self.n_tokens} tokens."
@@ -217,7 +217,7 @@ class Vocabulary:
     def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
         """Return ids of answer text that follows other text: `ids` if known. Raises PromptError, PromptTooLong."""
         if ids or not text:
-            return self.checked(ids)
+            return self.check_ids(ids)
         self._check_size(len(text))
         self._glance(text, 0)
         if not self._adds_space:

@@ -11,7 +11,7 @@ import re
 import sys
 
 from ...program import end_with_stdin
-from ..confine import Access, confine, tried
+from ..confine import Access, confine, try_forbidden
 from ..llama import gpu
 from ..llama import model as llama
 from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
@@ -57,7 +57,7 @@ def main() -> None:
     asked = decode_asked(sys.stdin.buffer.readline())
     confinement = confine(Access(), gpu.free_bytes)
     end_with_stdin()
-    _tell(Confined(confinement.in_force, confinement.missing, tried()))
+    _tell(Confined(confinement.in_force, confinement.missing, try_forbidden()))
     found = bindings()
     _tell(found)
     if asked is not None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from ...program import end_with_stdin
 from ..confine import Access, confine, with_shards
 from ..llama import gpu
-from ..llama.model import N_BATCH, AbortFlag, ModelError, opened
+from ..llama.model import N_BATCH, AbortFlag, ModelError, load_model
 from ..llama.rows import Row
 from ..llama.template import TemplateError
 from ..wire import Generate, Load
@@ -61,7 +61,7 @@ class TuneBench:
             kv_type=job.kv_type,
             speculate=False,
         )
-        self.llama = opened(_with(self._load, job.start), AbortFlag())
+        self.llama = load_model(_with(self._load, job.start), AbortFlag())
         self._now = job.start
         n = self.llama.n_ctx // 2
         self._tokens = (self.llama.vocabulary.tokenize(TEXT) * n)[:n]
@@ -168,7 +168,7 @@ def _with(load: Load, knobs: Knobs, n_gpu_layers: int | None = None) -> Load:
     )  # fmt: skip
 
 
-def tuned(job: TuneJob) -> Tuned:
+def run_job(job: TuneJob) -> Tuned:
     """Carry out a job. Raises ModelError."""
     started = time.perf_counter()
     _say(TuneProgress(f"loading {os.path.basename(job.model_path)}"))  # noqa: PTH119
@@ -228,7 +228,7 @@ def main() -> None:
     confine(Access(read=with_shards(Path(p) for p in (job.model_path, job.compare) if p)), gpu.free_bytes)
     end_with_stdin()
     try:
-        _say(tuned(job))
+        _say(run_job(job))
     except (ModelError, TemplateError) as e:
         _say(TuneRefused(str(e)))
 

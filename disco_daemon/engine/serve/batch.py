@@ -21,7 +21,7 @@ from .adapter_round_robin import AdapterRoundRobin
 from .admission import Admission
 from .counters import Counters
 from .iteration import Batch, Share
-from .prepare import Prepared, prepared
+from .prepare import Prepared, prepare
 from .row_grouping import RowGrouping
 from .sequence import Given, Sequence
 
@@ -61,7 +61,7 @@ class Batcher:
 
     def add(self, request: wire.Generate) -> None:
         """Prepare a request here and now, and queue its answer. Raises TemplateError, PromptError."""
-        self.queue(prepared(self.llama, request))
+        self.queue(prepare(self.llama, request))
 
     def queue(self, ready: Prepared) -> None:
         """Queue an answer, or refuse it with a Failed that says why. Raises PromptError where it has no adapter."""
@@ -267,7 +267,7 @@ class Batcher:
             if row < 0:
                 s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
                 continue
-            tokens = self._drawn(s, draft, row)
+            tokens = self._draw(s, draft, row)
             assert s.draw.sampler is not None
             if (meter := s.draw.sampler.meter) is not None and meter.over:
                 self._refuse(s, meter.error())
@@ -276,12 +276,12 @@ class Batcher:
                 if not s.has_ended:  # its text may have ended at the token before
                     self._take(s, token, batch.ended_at)
 
-    def _drawn(self, s: Sequence, draft: list[int], row: int) -> list[int]:
+    def _draw(self, s: Sequence, draft: list[int], row: int) -> list[int]:
         """Draw the next token of a sequence, or several where its draft was right."""
         assert s.draw.sampler is not None
         began = self.clock()
         if draft and self.speculator:
-            tokens = self.speculator.drawn(s, draft, row)
+            tokens = self.speculator.draw(s, draft, row)
         else:
             tokens = [self.llama.sample(s.draw.sampler, row, s.draw.candidates)]
         self.counters.sample_s += self.clock() - began

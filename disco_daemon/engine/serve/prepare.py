@@ -25,7 +25,7 @@ class Prepared:
     grammar: str
 
 
-def prepared(llama: Llama, request: Generate) -> Prepared:
+def prepare(llama: Llama, request: Generate) -> Prepared:
     """Prepare a request. Raises TemplateError, PromptError."""
     prompt = llama.vocabulary.prompt_tokens(request)
     given = llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)

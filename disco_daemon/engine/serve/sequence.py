@@ -9,7 +9,7 @@ from enum import Enum, auto
 from ...scheduler.jobs import Job
 from ...scheduler.timeline import Timeline
 from .. import wire
-from ..kv.cells import Saved
+from ..kv.host_cache import Saved
 from ..llama.adapters import keyed
 from ..llama.sampler import Sampler
 from ..llama.text import TextStream
@@ -62,11 +62,11 @@ class Given:
         Without ids the whole answer is tokenized anew, as one text.
         """
         if not self.text:
-            self.prompt = vocabulary.closed(self.prompt, order.text)
+            self.prompt = vocabulary.close_thought(self.prompt, order.text)
         self.text += order.text
         before = self.tokens
         if order.ids:
-            self.tokens = before + vocabulary.checked(order.ids)
+            self.tokens = before + vocabulary.check_ids(order.ids)
         elif order.text:
             self.tokens = vocabulary.answer_tokens(self.text)
         self.exact = bool(order.ids) or (self.exact and not order.text)

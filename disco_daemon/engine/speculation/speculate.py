@@ -148,7 +148,7 @@ class Speculator:
 
     # --- judging -------------------------------------------------------------------------------------------------
 
-    def drawn(self, s: Sequence, draft: list[int], row: int) -> list[int]:
+    def draw(self, s: Sequence, draft: list[int], row: int) -> list[int]:
         """Draw the next tokens from the rows of the last token and of the draft; `row` is the last row.
 
         As many as were guessed right, and one more: nothing is drawn from behind a wrong guess, or behind an end. Wrong
