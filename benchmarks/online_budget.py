@@ -23,7 +23,7 @@ from disco_daemon.dispatch.pacer import WINDOW
 from disco_daemon.simulate.dispatch.evaluate import PHONES
 from disco_daemon.simulate.dispatch.online import planner, play_online
 from disco_daemon.simulate.dispatch.player import Stream
-from disco_daemon.simulate.traces import Requests, Trace, read_requests, read_traces
+from disco_daemon.simulate.traces import LatencyTrace, Requests, read_requests, read_traces
 from disco_daemon.types import Side
 
 AFTER_SHIFT = 500
@@ -66,7 +66,7 @@ def cases(args: argparse.Namespace) -> Iterator[dict[str, object]]:
             yield {"side": side.value, "budget": budget}
 
 
-def repeated(trace: Trace, n: int) -> NDArray[np.float64]:
+def repeated(trace: LatencyTrace, n: int) -> NDArray[np.float64]:
     """A trace as long as `n` requests at least, around and around."""
     return np.tile(trace.ttft_s, -(-n // len(trace.ttft_s)))
 

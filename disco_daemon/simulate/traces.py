@@ -20,7 +20,7 @@ MIN_TTFT_S = 1e-3  # estimates (latency minus decode time) can come out at zero 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class LatencyTrace:
     """TTFTs of one service in time order; [n], s. `source` is the file's name without `ttft_`."""
 
     source: str
@@ -55,7 +55,7 @@ class Requests:
         )
 
 
-def read_traces(folder: Path, select: Iterable[str] = ("*",)) -> list[Trace]:
+def read_traces(folder: Path, select: Iterable[str] = ("*",)) -> list[LatencyTrace]:
     """All traces in the CSV files of `folder` whose label matches one of the patterns. Raises ConfigError."""
     patterns = tuple(select)
     traces = [trace for path in _files(folder) for trace in _traces(path)]
@@ -102,7 +102,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.csv"))
 
 
-def _traces(path: Path) -> list[Trace]:
+def _traces(path: Path) -> list[LatencyTrace]:
     found: dict[str, list[float]] = {}
     names, rows = _read(path)
     column = next((c for c in TTFT_COLUMNS if c in names), None)
@@ -112,7 +112,7 @@ def _traces(path: Path) -> list[Trace]:
         found.setdefault(row["trace"], []).append(_number(path, row, column))
     source = path.stem.removeprefix("ttft_")
     return [
-        Trace(source, name, np.maximum(np.array(ttfts), MIN_TTFT_S))
+        LatencyTrace(source, name, np.maximum(np.array(ttfts), MIN_TTFT_S))
         for name, ttfts in found.items()
         if len(ttfts) >= MIN_ROWS
     ]

@@ -40,7 +40,7 @@ from disco_daemon.simulate.dispatch.evaluate import (
 from disco_daemon.simulate.dispatch.limits import best_p99, clairvoyant
 from disco_daemon.simulate.dispatch.online import evaluate_online
 from disco_daemon.simulate.dispatch.player import Phone, Played, Recent, Stream, play, play_paced
-from disco_daemon.simulate.traces import MIN_ROWS, MIN_TTFT_S, Requests, Trace, read_requests, read_traces
+from disco_daemon.simulate.traces import MIN_ROWS, MIN_TTFT_S, LatencyTrace, Requests, read_requests, read_traces
 from disco_daemon.types import Plan, Side
 from tests.fixtures.scheduling import estimated, first_token, observed, policy_input
 
@@ -197,7 +197,7 @@ def test_an_empty_file_of_lengths_is_an_error_of_the_users(tmp_path: Path) -> No
 
 
 def test_a_trace_is_fitted_on_its_first_half_and_tested_on_its_second() -> None:
-    past, future = Trace("x", "a", np.arange(5.0)).halves()
+    past, future = LatencyTrace("x", "a", np.arange(5.0)).halves()
     assert (past.tolist(), future.tolist()) == ([0, 1], [2, 3, 4])
 
 
@@ -458,7 +458,7 @@ def test_the_cvar_is_the_mean_of_the_worst_percent_of_each_seed() -> None:
 SMALL = Setup(
     policies=(*POLICIES, *LIMITS), phones=(PHONE,), budgets=(0.2, 0.6), n_seeds=2, n_requests=1500,
 )  # fmt: skip
-TRACES = [Trace("x", "a", ttfts(11, 200))]
+TRACES = [LatencyTrace("x", "a", ttfts(11, 200))]
 
 
 @pytest.fixture(scope="module")

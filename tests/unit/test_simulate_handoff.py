@@ -33,7 +33,7 @@ from disco_daemon.simulate.dispatch.handoff import (
     saved,
 )
 from disco_daemon.simulate.dispatch.player import Phone, Played
-from disco_daemon.simulate.traces import Requests, Trace
+from disco_daemon.simulate.traces import LatencyTrace, Requests
 from disco_daemon.types import Side
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
@@ -46,7 +46,7 @@ def requests() -> Requests:
     return Requests(random.integers(1, 120, 400), random.integers(1, 400, 400))
 
 
-TRACE = Trace("x", "a", np.random.default_rng(4).lognormal(-0.3, 0.8, 200))
+TRACE = LatencyTrace("x", "a", np.random.default_rng(4).lognormal(-0.3, 0.8, 200))
 SCENE = Scene.of(TRACE, requests(), SETUP)
 
 

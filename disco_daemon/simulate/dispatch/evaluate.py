@@ -24,7 +24,7 @@ from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, kaplan_meier
 from ...types import Plan, Side
-from ..traces import Requests, Trace
+from ..traces import LatencyTrace, Requests
 from .limits import best_p99, clairvoyant
 from .player import Phone, Played, Recent, Stream, play, play_paced
 
@@ -123,7 +123,7 @@ def make(name: str, setup: Setup) -> Policy:
 class Scene:
     """One trace fitted on its first half, to be tested on its second. `past` [n] are the TTFTs of the first, s."""
 
-    trace: Trace
+    trace: LatencyTrace
     past: FloatArray
     samples: Survival
     fitted: Survival
@@ -136,7 +136,7 @@ class Scene:
     tested_lengths: LengthDistribution
 
     @classmethod
-    def of(cls, trace: Trace, requests: Requests, setup: Setup) -> Scene:
+    def of(cls, trace: LatencyTrace, requests: Requests, setup: Setup) -> Scene:
         """Fit on the first halves of the trace and the lengths, and draw from the second ones."""
         past, future = trace.halves()
         seen, unseen = requests.halves()
@@ -174,7 +174,7 @@ def _answers(output: NDArray[np.int64]) -> OutputLengths:
 
 
 def evaluate(
-    traces: Sequence[Trace], requests: Requests, setup: Setup, advance: Callable[[], None] = lambda: None
+    traces: Sequence[LatencyTrace], requests: Requests, setup: Setup, advance: Callable[[], None] = lambda: None
 ) -> Iterator[Cell]:
     """All cells, in the order of their names; `advance` is called after each group of a trace, phone and constraint."""
     for trace in traces:

@@ -18,7 +18,7 @@ from ...arrays import BoolArray, FloatArray
 from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
 from ...errors import ConfigError
 from ...types import Side
-from ..traces import Requests, Trace
+from ..traces import LatencyTrace, Requests
 from .evaluate import (
     LIMITS,
     READER_TPS,
@@ -218,7 +218,7 @@ def _extra(
 
 
 def evaluate_handoffs(
-    traces: Sequence[Trace],
+    traces: Sequence[LatencyTrace],
     requests: Requests,
     setup: Setup,
     advance: Callable[[], None] = lambda: None,

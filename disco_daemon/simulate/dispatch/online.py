@@ -17,7 +17,7 @@ from ...dispatch.planner import Planner
 from ...dispatch.policy import Policy
 from ...errors import ConfigError
 from ...types import Attempt, Outcome, Plan, Readiness, Side, Usage
-from ..traces import Requests, Trace
+from ..traces import LatencyTrace, Requests
 from .evaluate import Cell, Setup, make, measure
 from .player import Phone, Played, Stream
 
@@ -38,7 +38,7 @@ class Seen:
 
 
 def evaluate_online(
-    traces: Sequence[Trace],
+    traces: Sequence[LatencyTrace],
     requests: Requests,
     setup: Setup,
     advance: Callable[[], None] = lambda: None,
