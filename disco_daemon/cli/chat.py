@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """One question, or a conversation when stdin is a terminal."""
+    """Ask one question, or hold a conversation when stdin is a terminal."""
     import asyncio
 
     from ..client import once as client
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Screen:
-    """Where an answer is printed: at a terminal its thoughts too, dimmed."""
+    """Prints an answer, at a terminal with its thoughts, dimmed."""
 
     def __init__(self) -> None:
         self._reader = sys.stdout.isatty()
@@ -77,18 +77,18 @@ class Screen:
             self._thinking = True
         if piece.text:
             self.settle()
-            # A program gets what the model said.
+            # A program gets the model's text as it is.
             (self._write if self._reader else self._steer)(piece.text)
 
     def settle(self) -> None:
-        """End a thought, so that what follows is not dimmed."""
+        """End a thought, so that the text after it is not dimmed."""
         if self._thinking:
             self._thinking = False
             self._steer(self._plain)
 
     @staticmethod
     def _write(text: str) -> None:
-        """What the model says: what a terminal would obey is left out, a line end cut in two for one."""
+        """Print a model's text without control codes; a line end that was cut in two counts once."""
         sys.stdout.write(plain(text, ""))
         sys.stdout.flush()
 
@@ -99,7 +99,7 @@ class Screen:
 
 
 class Talk:
-    """A conversation: the messages so far, and where they are sent."""
+    """A conversation: its messages so far, and the daemon they are sent to."""
 
     def __init__(self, args: argparse.Namespace, root: str, key: str) -> None:
         self._args = args
@@ -113,12 +113,12 @@ class Talk:
         self.messages = [{"role": "system", "content": self._args.system}] if self._args.system else []
 
     def _delivery(self) -> str:
-        """As asked for; else at reading speed for a terminal, and at once for a program."""
+        """Return the delivery asked for; else at reading speed for a terminal, and at once for a program."""
         reader = sys.stdout.isatty() and not self._args.json
         return str(self._args.delivery or ("paced" if reader or self._args.pace is not None else "off"))
 
     def _options(self) -> dict[str, Any]:
-        """What the answer is asked with."""
+        """Return the options of a turn's request."""
         args = self._args
         given = {name: getattr(args, name) for name in ("max_tokens", "temperature")}
         pace = {"pace_tps": args.pace} if args.pace is not None else {}
@@ -155,7 +155,7 @@ class Talk:
 
 
 def _converse(talk: Talk, runner: asyncio.Runner) -> int:
-    """Read a question, answer it, until Ctrl-D or /quit."""
+    """Read and answer questions until Ctrl-D or /quit."""
     import contextlib
 
     from ..client.once import DaemonError

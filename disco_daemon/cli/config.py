@@ -71,7 +71,7 @@ def _set(args: argparse.Namespace) -> int:
 
 
 def _warn_of_key() -> None:
-    """Say it where the server will be off as things stand now: its key may not go there."""
+    """Warn if the server will be off with these settings, since its key may not go there."""
     from ..config.layers import KeyRefusedError, load, server_api_key
     from ..errors import ConfigError
 
@@ -79,12 +79,12 @@ def _warn_of_key() -> None:
         server_api_key(load())
     except KeyRefusedError as e:
         print(f"disco: the server will be off: {e}", file=sys.stderr)
-    except ConfigError:  # whoever takes the key says so
+    except ConfigError:  # reported where the key is taken
         pass
 
 
 def _taken_up(key: str, value: Any) -> bool:
-    """Tell a running daemon; False if there is none, or it does not take it."""
+    """Reload a running daemon; return whether there is one that goes by the change."""
     from ..client import once as client
     from ..config.layers import load
 

@@ -23,7 +23,7 @@ OF_TRACES = (
     "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
     "dearer", "server_tps",
 )  # fmt: skip
-OF_CHATS = ("seeds", "requests")  # these of the traces' options go with --chats, too
+OF_CHATS = ("seeds", "requests")  # the options of traces that go with --chats, too
 SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
 DEFAULT_POLICIES = "stochastic,stochastic-concurrent,paper,paper-paced,optimal,clairvoyant,best-p99"
 
@@ -86,7 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _check(args: argparse.Namespace) -> None:
-    """An option that would do nothing is a mistake. Raises ConfigError."""
+    """Raise ConfigError for an option that would do nothing."""
     from ..errors import ConfigError
 
     of_others: dict[str, tuple[str, ...]] = {
@@ -175,7 +175,7 @@ def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
 
 
 def _select(args: argparse.Namespace) -> list[str]:
-    """The patterns asked for; otherwise all traces, with handoffs those of the paper's services."""
+    """Return the patterns asked for; else all traces, with handoffs those of the paper's services."""
     from ..simulate.dispatch.report import SERVICES
 
     if args.select is not None:

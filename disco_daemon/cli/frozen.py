@@ -1,4 +1,4 @@
-"""Where the single binary starts: its own parts as processes of their own, or the command line."""
+"""The entry point of the single binary: runs one of its parts as a process, or the command line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..program import PART, PARTS
 
-# OpenSSL looks where the machine that built it had them; these are Debian's and Arch's, Fedora's, openSUSE's, Alpine's
-# and macOS'.
+# OpenSSL looks in the places of the machine that built it; these are Debian's and Arch's, Fedora's, openSUSE's,
+# Alpine's and macOS'.
 BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -22,7 +22,7 @@ OWN_BUNDLE = Path(__file__).parents[2] / "certifi" / "cacert.pem"  # the last re
 
 
 def main() -> int:
-    """Run what the words say; the exit code."""
+    """Run a part or the command line; return the exit code."""
     prepare(os.environ)
     if sys.argv[1:2] == [PART]:
         return _part(sys.argv[2:])
@@ -32,10 +32,10 @@ def main() -> int:
 
 
 def prepare(environ: MutableMapping[str, str], bundles: tuple[str, ...] = BUNDLES) -> None:
-    """Take out what the boot loader put into the environment, and say where this system's certificates are.
+    """Remove the boot loader's variables from the environment, and set where this system's certificates are.
 
-    The libraries that the boot loader points at are for this process, which has its search path by now. A program of
-    the system that finds them instead of its own may fail; our own processes have their search path set anew.
+    The boot loader's libraries are for this process, which has its search path by now. A program of the system that
+    finds them instead of its own may fail; our own processes have their search path set anew.
     """
     for name in [name for name in environ if name.startswith("_PYI_")]:
         del environ[name]

@@ -1,4 +1,4 @@
-"""`disco models`: the model files on this machine, which one is the device's, and how to get another one."""
+"""`disco models`: list the model files on this machine, show and choose the device's, and fetch others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..models.files import ModelFile
     from ..models.places import FoundModel
 
-DEFAULT = "default"  # what `disco models use` calls the embedded model
+DEFAULT = "default"  # the name of the embedded model for `disco models use`
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,7 +73,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _in_use() -> Path | None:
-    """The device's model; None if that is somebody else's business."""
+    """Return the device's model; None if another server chooses it."""
     from ..config.layers import load
     from ..models.default import default_model_path
 
@@ -110,7 +110,7 @@ def _row(found: FoundModel, file: ModelFile, in_use: Path | None) -> tuple[str, 
 
 
 def _packing(file: ModelFile) -> str | None:
-    """What the header tells, or else the name: some tools write that key behind the vocabulary, far down."""
+    """Return the quantization by the header, else by the name: some tools write that key far behind the vocabulary."""
     from ..models.quants import label
 
     return file.header.packing or label(file.path.name) or None
@@ -133,7 +133,7 @@ def _use(args: argparse.Namespace) -> int:
 
 
 def _chosen(wanted: str) -> Path:
-    """The model file that is meant. Raises ConfigError."""
+    """Return the model file that is meant. Raises ConfigError."""
     from ..errors import ConfigError
     from ..models import places
     from ..models.default import default_model_path
@@ -160,7 +160,7 @@ def _make_it_the_devices(path: Path) -> None:
         msg = "device.base_url is set, so that server's model answers: `disco config set device.base_url ''` first"
         raise ConfigError(msg)
     is_default = path == default_model_path()
-    if not (is_default and not path.exists()):  # that one is fetched when it is needed
+    if not (is_default and not path.exists()):  # the default model is fetched when it is needed
         found = examine(path)
         if found.problem:
             msg = f"{path} {found.problem}"
@@ -235,7 +235,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
-    """What the engine would find, as `engine.measure.checkup` reckons it in a process of its own."""
+    """Return the memory that the engine would need, as `engine.measure.checkup` predicts it in a process of its own."""
     import msgspec
 
     from ..daemon.device import n_gpu_layers
@@ -250,7 +250,7 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
 
 
 def _lines(told: dict[str, Any], settings: DeviceSettings) -> list[tuple[str, str]]:
-    """What is told, for people."""
+    """Return the facts as lines of a table: a label and its text."""
     parts = f" in {told['parts']} parts" if told["parts"] > 1 else ""
     lines = [("path", told["path"] + (" (the device's model)" if told["in_use"] else ""))]
     if told["problem"]:

@@ -1,4 +1,4 @@
-"""`disco plan`: what the daemon would do now with a prompt of some length, and why."""
+"""`disco plan`: show the daemon's plan for a prompt of some length, and its reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and show."""
+    """Ask the daemon, and print its plan."""
     from ..client import once as client
     from ..config.layers import load
 
@@ -45,7 +45,7 @@ def _show(explained: dict[str, Any]) -> None:
 
 
 def _reasons(explained: dict[str, Any]) -> list[str]:
-    """The plan in words, and the figures it rests on."""
+    """Return the plan in words, and the figures it rests on."""
     known, plan = explained["learned"], explained["plan"]
     server, device, paced = known["server_ttft"], known["device_ttft"], known["realised"]
     costs = explained["costs_usd_per_token"]
@@ -78,7 +78,7 @@ def _sentence(plan: dict[str, float | None]) -> str:
 
 
 def _picture(explained: dict[str, Any]) -> str:
-    """w(l) against l: how long the constrained side is held back, by prompt length."""
+    """Return a plot of w(l): how long the constrained side is held back, by prompt length."""
     rows = explained["picture"]
     side = explained["learned"]["constrained"]
     waits = [row[f"{side}_s"] for row in rows]

@@ -1,4 +1,4 @@
-"""`disco profile`: measure this machine with its model, and the server, and keep what came out."""
+"""`disco profile`: measure this machine with its model, and the server, and keep the figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..endpoints.server import Server
     from ..profiling.saved import DeviceFigures, Measured, ServerFigures
 
-BUSY = 0.2  # of the processor: with more of it taken by others, what is measured is their work, too
+BUSY = 0.2  # of the processor: if others take more of it, their work is measured, too
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +45,7 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, keep, show."""
+    """Measure, keep and show the figures."""
     import asyncio
 
     from msgspec import to_builtins
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _endpoints(config: Config) -> tuple[Device, Server | None]:
-    """As the daemon makes them, but the engine leaves the conversations on disk alone. Raises ConfigError."""
+    """Make the endpoints as the daemon does, with an engine that ignores conversations on disk. Raises ConfigError."""
     from dataclasses import replace
 
     from ..clock import SystemClock
@@ -98,7 +98,7 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
 
 
 def _daemon_beside(config: Config) -> str | None:
-    """Where a daemon answers on the configured port; None if none does."""
+    """Return the address of a daemon on the configured port; None if there is none."""
     from ..client import once as client
 
     root, key = client.daemon_at(None, config)
@@ -110,7 +110,7 @@ def _daemon_beside(config: Config) -> str | None:
 
 
 async def _measured(config: Config, device: Device, server: Server | None, args: argparse.Namespace) -> Measured:
-    """Measure with a progress bar. The engine is up until the server has been asked: its tokens may be of use there."""
+    """Measure with a progress bar. The engine stays up until the server was asked, whose tokens it may count."""
     from datetime import UTC, datetime
 
     from ..bench.demo import PASSAGE
@@ -148,7 +148,7 @@ async def _measured(config: Config, device: Device, server: Server | None, args:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr while it is measured, and the function that moves it."""
+    """Show a bar on stderr during a measurement; yield the function that moves it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -201,7 +201,7 @@ def _device_lines(device: DeviceFigures) -> list[str]:
 
 
 def _between(interval: tuple[float, float] | None, factor: float, digits: int) -> str:
-    """A 95 % interval in words, "" of a single sample."""
+    """Return a 95 % interval in words, "" of a single sample."""
     return "" if interval is None else f" ({factor * interval[0]:.{digits}f} to {factor * interval[1]:.{digits}f})"
 
 

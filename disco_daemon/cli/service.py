@@ -1,4 +1,4 @@
-"""`disco service`: the daemon started at login and kept running, by systemd or launchd."""
+"""`disco service`: have systemd or launchd start the daemon at login and keep it running."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ..service.managers import Manager
     from ..service.spec import Spec
 
-# What a daemon that nobody started by hand needs to know of this shell.
+# Variables of this shell that a daemon needs when a service manager starts it.
 INHERITED = ("DISCO_CONFIG", "DISCO_MODELS_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
-SPARE_BYTES = 2 << 30  # for the system and for what the user does; the limit is the rest of the memory
+SPARE_BYTES = 2 << 30  # for the system and the user's programs; the limit is the rest of the memory
 LEAST_BYTES = 2 << 30  # of memory that the service is allowed, however little there is
 
 
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def install(manager: Manager, *, dry_run: bool = False) -> int:
-    """Have it started at each login, and now; or print what would be written. The exit code. Raises ServiceError."""
+    """Have it started at each login and now, or print the files; return the exit code. Raises ServiceError."""
     from ..config.layers import load
 
-    config = load()  # a service with a wrong configuration would only fail where nobody looks
+    config = load()  # a service with a wrong configuration would fail out of sight
     spec = spec_of(config)
     if dry_run:
         for path, text in manager.files(spec).items():
@@ -95,7 +95,7 @@ def _status(manager: Manager, *, as_json: bool) -> int:
 
 
 def spec_of(config: Config) -> Spec:
-    """What the manager is told, from the settings."""
+    """Return the service's specification by the settings."""
     from ..service.managers import log_folder
     from ..service.spec import Spec
 
@@ -110,7 +110,7 @@ def spec_of(config: Config) -> Spec:
 
 
 def own_command() -> tuple[str, ...]:
-    """How this program is started again, with absolute paths."""
+    """Return the command that starts this program again, with absolute paths."""
     from ..program import CLI, file, is_binary
 
     if is_binary():
@@ -122,7 +122,7 @@ def own_command() -> tuple[str, ...]:
 
 
 def memory_limit() -> int:
-    """What daemon and engine may use, bytes: all but some of this machine's memory."""
+    """Return the memory limit of daemon and engine, bytes: this machine's memory but for some to spare."""
     import psutil
 
     whole: int = psutil.virtual_memory().total

@@ -1,4 +1,4 @@
-"""`disco status`: what the running daemon is doing, and why an endpoint failed."""
+"""`disco status`: show the state of the running daemon, and why an endpoint failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and show."""
+    """Ask the daemon, and print its state."""
     from ..client import once as client
     from ..config.layers import load
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(state: dict[str, Any]) -> None:
-    """Plain text: to load a library for tables would take a third of this command's time."""
+    """Print the state as plain text: to load a library for tables would take a third of this command's time."""
     lag = state["loop_lag_ms"]["p99"]
     print(
         f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}"
@@ -54,7 +54,7 @@ def _show(state: dict[str, Any]) -> None:
 
 
 def _endpoints(endpoints: dict[str, Any], width: int) -> list[str]:
-    """A table of them; the last failure, which a server may have worded, is folded to the terminal's width."""
+    """Print a table of the endpoints; the last failure, which a server may have worded, is folded to the terminal."""
     rows = [("endpoint", "model", "state", "last failure")]
     rows += [(side, e["model"], e["state"], e["last_error"] or "-") for side, e in endpoints.items()]
     shown = [[one_line(str(cell), MAX_CELL) for cell in row] for row in rows]
@@ -68,7 +68,7 @@ def _endpoints(endpoints: dict[str, Any], width: int) -> list[str]:
 
 
 def _engine(device: dict[str, Any]) -> list[str]:
-    """What the engine computes, and what its KV cache holds; nothing before it has computed anything."""
+    """Print the engine's answers and the use of its KV cache; nothing before its first answer."""
     stats = device.get("engine")
     if not stats:
         return []
@@ -86,14 +86,14 @@ def _engine(device: dict[str, Any]) -> list[str]:
 
 
 def _disk(stats: dict[str, Any]) -> list[str]:
-    """What the engine has of idle conversations on disk, and why nothing more."""
+    """Print the idle conversations on disk, and why no more are written."""
     n, error = stats.get("disk_texts", 0), stats.get("disk_error", "")
     lines = [f"{n} conversations, {stats.get('disk_bytes', 0) / 2**20:.0f} MiB"] * bool(n) + [error] * bool(error)
     return ["on disk      " + "; ".join(lines)] if lines else []
 
 
 def _adapters(device: dict[str, Any]) -> list[str]:
-    """The names of the device's LoRA adapters, and why some are missing."""
+    """Print the names of the device's LoRA adapters, and why some are missing."""
     adapters = device.get("adapters") or {}
     there = ", ".join(f"disco/device:{name}" for name, why in adapters.items() if not why)
     lines = [there] * bool(there) + [f"not {name}: {why}" for name, why in adapters.items() if why]
@@ -101,7 +101,7 @@ def _adapters(device: dict[str, Any]) -> list[str]:
 
 
 def _speed(state: dict[str, Any]) -> list[str]:
-    """What of the model is on a GPU, and how the tune is getting on; nothing if neither is to be told."""
+    """Print the model's layers on a GPU and the state of the tune; nothing where there is neither."""
     layers = state["endpoints"].get("device", {}).get("n_gpu_layers")
     tune = {
         "waiting": "for an idle moment, to measure what is fastest here (`disco tune` does it at once)",
@@ -114,7 +114,7 @@ def _speed(state: dict[str, Any]) -> list[str]:
 
 
 def _money(money: dict[str, Any]) -> list[str]:
-    """The exchange rate and its effect, the price of a server if there is one, what was spent, how far the caps are."""
+    """Print the exchange rate and its effect, the price of a server if there is one, spending and caps."""
     price, power, gone = money["server_price"], money["power"], money["spent"]
     now = money["effective_usd_per_kwh"]
     why = "" if power["on_mains"] else f" (battery at {100 * (power['charge'] or 0):.0f} %)"
@@ -136,13 +136,13 @@ def _money(money: dict[str, Any]) -> list[str]:
 
 
 def _history(state: dict[str, Any]) -> list[str]:
-    """Why requests go unrecorded; nothing while they do not."""
+    """Print why requests go unrecorded; nothing while they are recorded."""
     error = state["history"].get("error")
     return [f"history      none: {error}"] if error else []
 
 
 def _energy(energy: dict[str, Any]) -> list[str]:
-    """Where the figures of this machine's energy come from, and what a token takes."""
+    """Print the source of this machine's energy figures, and the energy of a token."""
     per = energy["per_token"]
     if per is None:
         return []
@@ -154,7 +154,7 @@ def _energy(energy: dict[str, Any]) -> list[str]:
 
 
 def _learned(known: dict[str, Any]) -> list[str]:
-    """The estimators, with sample counts and how much of them is censored."""
+    """Print the estimators, with sample counts and the share of censored ones."""
     server, device, paced = known["server_ttft"], known["device_ttft"], known["realised"]
     quantiles = server["quantiles_s"]
     ratio = "" if paced["ratio"] is None else f", used {paced['ratio']:.3f} of {paced['requests']} requests' tokens"

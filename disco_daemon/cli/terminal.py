@@ -1,8 +1,8 @@
-"""What the verbs print: plain text only, whoever it comes from.
+"""The verbs' output: plain text only, from whatever source.
 
-A verb prints what servers, model files, file names and other programs say. So that none can forget, all that goes to
-stdout and stderr is made plain on the way (`plainly`). What is meant for the terminal itself goes by `direct`, and
-colours by a console of `make_console`.
+A verb prints text of servers, model files, file names and other programs. So that no verb can forget it, all output to
+stdout and stderr is made plain on the way (`plainly`). Codes for the terminal itself go by `direct`, and colours by a
+console of `make_console`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Plainly:
-    """A text stream that passes on nothing which a terminal would obey."""
+    """A text stream that passes on no control codes."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """As a text stream; tells the length of what was given."""
+        """Write as a text stream; return the length of the given text."""
         self.stream.write(plain(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As a text stream."""
+        """Write as a text stream."""
         for line in lines:
             self.write(line)
 
@@ -40,14 +40,14 @@ class Plainly:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Within this, what is printed is plain."""
+    """Make all output plain within this context."""
     with _printing(Plainly(sys.stdout), Plainly(sys.stderr)):
         yield
 
 
 @contextmanager
 def undisguised() -> Iterator[None]:
-    """Within this it is not: for a program that fills the whole screen, and sees to it itself."""
+    """Leave output as it is within this context, for a screen program that makes its text plain itself."""
     with _printing(direct(sys.stdout), direct(sys.stderr)):
         yield
 
@@ -63,12 +63,12 @@ def _printing(out: Any, err: Any) -> Iterator[None]:
 
 
 def direct(stream: TextIO) -> TextIO:
-    """The terminal itself behind stdout or stderr: for words and codes of ours only."""
+    """Return the terminal behind stdout or stderr, for text and codes of ours only."""
     return stream.stream if isinstance(stream, Plainly) else stream
 
 
 def make_console(*, stderr: bool = False, **options: Any) -> Console:
-    """Rich's console, whose colours are ours and whose text is plain."""
+    """Make a console of Rich, whose colours are ours and whose text is plain."""
     from rich.console import Console
     from rich.segment import Segment
 

@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and show."""
+    """Ask the daemon, and print the timeline."""
     from ..client import once as client
     from ..config.layers import load
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(root: str, key: str, request_id: str) -> dict[str, Any] | None:
-    """What the history has of a request whose trace is gone; of the latest one, if none is named."""
+    """Return the history's row of a request whose trace is gone; of the latest one, if none is named."""
     from ..client import once as client
 
     rows: list[dict[str, Any]] = client.get(root, f"/disco/v1/history?limit={RECENT}", key)["data"]
@@ -80,7 +80,7 @@ def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: di
 
 
 def _pictures(story: Any, settings: dict[str, Any], console: Console) -> Iterator[Text]:
-    """Each with its legend below."""
+    """Print the pictures, each with its legend below."""
     from disco_tui.draw import timeline_model
 
     width = max(LEAST_WIDTH, console.width)
@@ -96,7 +96,7 @@ def _pictures(story: Any, settings: dict[str, Any], console: Console) -> Iterato
 
 
 def _text(picture: Content) -> Text:
-    """A picture of the terminal UI in the colours of any terminal."""
+    """Return a picture of the terminal UI in the colours of any terminal."""
     from rich.text import Text
 
     text = Text(picture.plain)

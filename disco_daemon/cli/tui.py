@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show it until it is quit."""
+    """Show the terminal UI until it is quit."""
     from disco_tui.app import run as show
 
     from ..client import once as client
@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
 
     root, key = client.daemon_at(args.url, load())
     path = None if args.no_store else args.store or data_path() / "conversations.sqlite"
-    # Who gives an address means a daemon that is there.
+    # An address stands for a daemon that runs already.
     with undisguised():
         return show(root, key, path, plain=args.plain, start=args.url is None and not args.no_start)

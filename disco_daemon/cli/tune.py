@@ -1,4 +1,4 @@
-"""`disco tune`: measure what is fastest on this machine, for the next start of the daemon."""
+"""`disco tune`: measure which knobs are fastest on this machine, for the next start of the daemon."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, keep, show."""
+    """Measure, keep and show the fastest knobs."""
     import asyncio
 
     from msgspec import to_builtins
@@ -78,13 +78,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def copy_path(model: Path) -> Path:
-    """Where a copy with 8 bits a weight belongs: beside the model, Q8_0 in place of its quantisation."""
+    """Return the path of a copy with 8 bits a weight: beside the model, Q8_0 in place of its quantization."""
     stem = re.sub(r"[._-](?:i?q\d\w*|f16|bf16|f32)$", "", model.stem, flags=re.IGNORECASE)
     return model.with_name(f"{stem}.Q8_0.gguf")
 
 
 def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str, Any] | None:
-    """Measure the copy, if there is one or it is wanted; its figures. None if it would be of no use."""
+    """Measure the copy, if it exists or is wanted, and return its figures; None if it would be of no use."""
     import asyncio
 
     from msgspec import to_builtins
@@ -142,7 +142,7 @@ def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
 
 
 def _cells(row: TuneRow) -> tuple[str, str, str, str]:
-    """One line of the table."""
+    """Return one line of the table."""
     knobs = row.knobs
     what, tried = {
         "decode": ("writing answers", f"{knobs.n_threads} threads"),
@@ -155,7 +155,7 @@ def _cells(row: TuneRow) -> tuple[str, str, str, str]:
 
 
 def _offer(copy: dict[str, Any] | None, path: Path, tuned: Tuned) -> list[str]:
-    """What a copy with 8 bits a weight would give, and how to use it: that is the user's to decide."""
+    """Print the gain of a copy with 8 bits a weight, and how to use it: the user decides."""
     if copy is None:
         return []
     if not copy["measured"]:

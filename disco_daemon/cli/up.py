@@ -1,4 +1,4 @@
-"""`disco up`: the daemon in the foreground."""
+"""`disco up`: run the daemon in the foreground."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`disco eval --history`: the user's own requests under other exchange rates and budgets; no text is read."""
+"""`disco eval --history`: replay your own requests under other exchange rates and budgets; no text is read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _policies(names: str, config: Config) -> list[Policy]:
 
 
 def _ms(model: WhatIf, cells: Sequence[Cell]) -> float:
-    """How long one setting takes once all is fitted, ms: the quickest, least disturbed by the machine's other work."""
+    """Return the time of one setting once all is fitted, ms: the shortest, least disturbed by other work."""
     took = []
     for cell in cells[:20]:
         began = time.perf_counter()
@@ -84,7 +84,7 @@ def _ms(model: WhatIf, cells: Sequence[Cell]) -> float:
 
 
 def _numbers(text: str, option: str, in_force: float) -> list[float]:
-    """The numbers asked for and the one in force, ascending."""
+    """Return the numbers asked for and the one in force, ascending."""
     try:
         numbers = {float(word) for word in text.split(",")}
     except ValueError as e:

@@ -1,4 +1,4 @@
-"""Layered settings: config.toml < DISCO_* variables < flags. `settings` says what there is to set."""
+"""Layered settings: config.toml < DISCO_* variables < flags. `schema` has the settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
 SCHEMA, NEWEST = "schema", 1  # the number's name in the file, above all tables, and the number that this version writes
 
-# With `policy.private` and no device; also where the daemon was told so by a flag.
+# With `policy.private` and no device; also where a flag of the daemon says so.
 NOBODY_HERE = (
     "policy.private keeps every request on this machine, and its model is not in use: set device.enabled = true, or "
     "policy.private = false"
@@ -42,18 +42,18 @@ NOBODY_HERE = (
 
 
 def config_path() -> Path:
-    """Where config.toml is: $DISCO_CONFIG, or the platform's config folder."""
+    """Return the path of config.toml: $DISCO_CONFIG, or in the platform's config folder."""
     override = os.environ.get("DISCO_CONFIG")
     return Path(override) if override else platformdirs.user_config_path("disco") / "config.toml"
 
 
 def data_path() -> Path:
-    """Where history and models live."""
+    """Return the folder of history and models."""
     return platformdirs.user_data_path("disco")
 
 
 def cache_path() -> Path:
-    """Where what can be computed again lives."""
+    """Return the folder of files that can be computed again."""
     return platformdirs.user_cache_path("disco")
 
 
@@ -72,10 +72,10 @@ def load(
 
 
 def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config], None] = lambda config: None) -> Config:
-    """Write settings into config.toml, keeping comments: values, or texts as one types them.
+    """Write settings into config.toml, keeping comments: values, or texts as you type them.
 
-    None goes back to the default where that is "none". All are written, or nothing if one would be wrong, or if `check`
-    of what the file would say raises: ConfigError.
+    None goes back to the default where that is "none". All are written, or none if one is wrong or if `check` of the
+    new settings raises: ConfigError.
     """
     values = _read_file(path)
     for key, value in changes.items():
@@ -100,7 +100,7 @@ def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config],
 
 
 def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The same settings but for these, which are valid already."""
+    """Return settings with some changes, which are valid already."""
     values = msgspec.to_builtins(config)
     for key, value in changes.items():
         section, name = key.split(".")
@@ -109,7 +109,7 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def get_value(config: Config, key: str) -> Any:
-    """One setting. Raises ConfigError for an unknown key."""
+    """Return one setting. Raises ConfigError for an unknown key."""
     _require_known(key)
     section, name = key.split(".")
     value = msgspec.to_builtins(getattr(getattr(config, section), name))
@@ -117,7 +117,7 @@ def get_value(config: Config, key: str) -> Any:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """All settings for showing; secrets are masked."""
+    """Return all settings for showing; secrets are masked."""
     shown: dict[str, Any] = msgspec.to_builtins(config)
     for key in SECRET_KEYS:
         section, name = key.split(".")
@@ -129,11 +129,11 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 class KeyRefusedError(ConfigError):
-    """There is a key, and it may not go to the server that is configured: that server is off. The message has mends."""
+    """The key may not go to the configured server, which is off therefore. The message has the mends."""
 
 
 def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
-    """The server's API key, "" if there is none. This is the one place where a key is taken for use.
+    """Return the server's API key, "" if there is none. This is the one place where a key is taken for use.
 
     Raises KeyRefusedError where the key is another origin's, or would travel in the clear; ConfigError for its file.
     """
@@ -144,7 +144,7 @@ def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
 
 
 def key_for(config: Config, base_url: str, env: Mapping[str, str] | None = None) -> str:
-    """The configured key if it may go to that address, which need not be the configured one; else "".
+    """Return the configured key if it may go to that address, which need not be the configured one; else "".
 
     Raises ConfigError for its file.
     """
@@ -153,7 +153,7 @@ def key_for(config: Config, base_url: str, env: Mapping[str, str] | None = None)
 
 
 def found_key(config: Config, env: Mapping[str, str] | None = None) -> str:
-    """The key in the variable, or else in the file, whoever's it is; not to be sent anywhere. Raises ConfigError."""
+    """Return the key in the variable, else in the file, of any origin; not to be sent anywhere. Raises ConfigError."""
     env = os.environ if env is None else env
     if key := env.get(config.server.api_key_env, ""):
         return key
@@ -163,7 +163,7 @@ def found_key(config: Config, env: Mapping[str, str] | None = None) -> str:
 
 
 def _not_for(config: Config, base_url: str) -> str:
-    """Why the configured key may not go to an address, with what to do about it; "" if it may."""
+    """Return why the configured key may not go to an address, with the mend; "" if it may."""
     server, asked = config.server, origin(base_url)
     owner = origin(server.key_origin or server.base_url)
     if asked != owner:
@@ -178,7 +178,7 @@ def _not_for(config: Config, base_url: str) -> str:
 
 
 def read_key_file(path: Path, name: str = "") -> str:
-    """The key in a file that only its owner can read; `name` is what the file is called. Raises ConfigError."""
+    """Return the key in a file that only its owner can read; errors call the file `name`. Raises ConfigError."""
     return smallfile.read_text(path, name, hidden=0o077).strip()
 
 
@@ -261,7 +261,7 @@ def _convert(values: dict[str, Any], path: Path) -> Config:
 
 
 def _line_of(path: Path, problem: str) -> str:
-    """Where in the file the setting stands that msgspec's message names, as ", line N"; empty if it does not say."""
+    """Return the line of the setting in msgspec's message as ", line N"; empty if it names none."""
     pointer = re.search(r"at `\$\.(\w+)(?:\.(\w+))?", problem)
     unknown = re.search(r"unknown field `(\w+)`", problem)
     section = pointer[1] if pointer else ""
@@ -272,7 +272,7 @@ def _line_of(path: Path, problem: str) -> str:
 
 
 def _found(lines: Sequence[str], section: str, name: str) -> str:
-    """The line of a setting of that section, or of any if that is empty."""
+    """Return the line of a setting of that section, or of any if that is empty."""
     within = ""
     for number, line in enumerate(lines, 1):
         if header := re.match(r"\s*\[\s*([\w-]+)", line):
@@ -285,7 +285,7 @@ def _found(lines: Sequence[str], section: str, name: str) -> str:
 
 
 def _check(config: Config) -> None:
-    """Rules across settings."""
+    """Check rules across settings. Raises ConfigError."""
     from ..dispatch.names import POLICIES
 
     choices = {
@@ -313,7 +313,7 @@ def _check(config: Config) -> None:
 
 
 def require_complete(config: Config) -> None:
-    """What must be set together before a daemon can run. Raises ConfigError."""
+    """Require the settings that a daemon needs together. Raises ConfigError."""
     if config.device.base_url and not is_loopback(hostname(config.device.base_url)):
         msg = "device.base_url must be on this machine (127.0.0.1 or localhost): private requests go there"
         raise ConfigError(msg)
@@ -335,10 +335,10 @@ def _require_known(key: str) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that nobody else can read, whole or not at all. Raises OSError."""
+    """Write a file that only its owner can read, whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = path.resolve()  # a config.toml that is a link into somebody's dotfiles stays one
-    # A name of its own: what lies beside it, such as somebody's copy called config.toml.new, is not ours to remove.
+    path = path.resolve()  # a config.toml that is a link into the user's dotfiles stays one
+    # A name of its own: a file beside it, such as a user's copy called config.toml.new, is not ours to remove.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as f:

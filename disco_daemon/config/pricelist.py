@@ -16,15 +16,15 @@ MAX_BYTES = 1_000_000  # of one file; the largest shipped one has 5 kB
 
 
 def load(own: Path | None = None) -> Catalog:
-    """All price lists: those shipped, then every `*.toml` in the folder `own`, which go before them.
+    """Return all price lists: those shipped, then every `*.toml` in the folder `own`, which go before them.
 
-    A folder that does not exist is fine. Blocks on disk. Raises ConfigError that names file, key and mend.
+    The folder need not exist. Blocks on disk. Raises ConfigError that names file, key and mend.
     """
     return Catalog((*shipped(), *_own(own)))
 
 
 def shipped() -> tuple[ServerProfile, ...]:
-    """The lists in profiles/servers, by name."""
+    """Return the lists in profiles/servers, by name."""
     folder = files("disco_daemon.profiles") / "servers"
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
     return tuple(_read(entry, entry.name) for entry in found)

@@ -6,14 +6,14 @@ A start is admitted while spent + reserved is below the cap. So, as long as no r
 it, what is spent never passes a cap by more than one request's cost, however many run at once: the first reservation
 that reaches the cap closes it for all others. A start that costs nothing is always admitted, but for the battery floor.
 
-To ask that a request's bound fit into what is left would never overshoot, and never admit anything either: a prompt
-without `max_tokens` may cost a whole context of output, a thousand times what it does.
+To require that a request's bound fits into the rest of a cap would never overshoot, and never admit anything either:
+the bound of a prompt without `max_tokens` is a whole context of output, a thousand times its real cost.
 
 A day and a month begin at midnight in the user's time zone. A request counts in the period in which it was reserved,
 as the ledger counts it by its creation; periods only go forward, so a clock set back opens no cap again.
-State lives in memory: after a restart it comes from the ledger's sums (`since` says from when). What was running at a
-crash is in no sum.
-One owner, one thread: `reserve` decides and writes without a pause between.
+State lives in memory: after a restart it comes from the ledger's sums (`since` says from when). Requests that ran at a
+crash are in no sum.
+One owner, one thread: `reserve` decides and writes in one step.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ..types import Side
 from .catalog import Price
 from .prices import J_PER_WH
 
-# Context of a server's model that is not known, tokens: what the commonest ones have (gpt-4o, Llama 3.1).
+# Context of a server's model where it is not known, tokens: that of the commonest ones (gpt-4o, Llama 3.1).
 SERVER_CONTEXT = 131_072
-# The server's tokenizer is another one than that which counted the prompt, and its template adds some.
+# The server's tokenizer is not the one that counted the prompt, and its template adds tokens.
 PROMPT_MARGIN = 1.5
-BUSY_RETRY_S = 5.0  # closed by reservations only: some request will end, and leave most of what it had reserved
-BATTERY_RETRY_S = 300.0  # when it will be plugged in is not known
+BUSY_RETRY_S = 5.0  # closed by reservations only: one of the requests will end, and leave most of its reservation
+BATTERY_RETRY_S = 300.0  # it is not known when the machine is plugged in
 
 
 @dataclass(frozen=True, slots=True)
 class CapLimits:
-    """The caps; None is no cap, 0 lets only start what is free. `battery_floor` is a share of a full battery.
+    """The caps; None is no cap, with 0 only free requests start. `battery_floor` is a share of a full battery.
 
-    Raises ValueError for what is no amount.
+    Raises ValueError for a value that is no amount.
     """
 
     usd_per_day: float | None = None
@@ -87,13 +87,13 @@ class CapRefusal:
 
 
 def sooner(one: CapRefusal, other: CapRefusal) -> CapRefusal:
-    """Of two refusals, one of each side, that which ends first: what a 429's Retry-After is about."""
+    """Return the refusal of the two sides' that ends first; a 429's Retry-After is about it."""
     return min(one, other, key=lambda refused: refused.retry_after_s)
 
 
 @dataclass(slots=True)
 class _Cap:
-    """One cap of one side: what was spent in its period `since`, and what running requests may still spend."""
+    """One cap of one side: the amount spent in its period `since`, and the amount reserved by running requests."""
 
     name: str
     side: Side
@@ -105,11 +105,11 @@ class _Cap:
     reserved: dict[int, float] = field(default_factory=dict)
 
     def roll(self, today: date) -> None:
-        """Begin the period of that day, unless it is over already."""
+        """Begin the period of a day, unless that period is over already."""
         period = today.replace(day=1) if self.monthly else today
         if period > self.since:
             self.since, self.spent = period, 0.0
-            self.reserved.clear()  # what runs on from before counts there
+            self.reserved.clear()  # requests that run on count in the period before
 
     @property
     def planned(self) -> float:
@@ -143,23 +143,23 @@ class Caps:
 
     @property
     def outstanding(self) -> tuple[Reservation, ...]:
-        """Reservations neither settled nor released."""
+        """The number of reservations neither settled nor released."""
         return tuple(self._open.values())
 
     def restore(self, spent: Spent, now: float) -> None:
-        """Go on from the ledger's sums for the day and the month that `now` is in; what is reserved stays."""
+        """Go on from the ledger's sums for the day and the month that `now` is in; reservations stay."""
         self._roll(now)
         for cap, amount in zip(self._caps, (spent.usd_today, spent.usd_this_month, spent.wh_today), strict=True):
             cap.spent = amount
 
     def set_limits(self, limits: CapLimits) -> None:
-        """Other caps from now on; what was spent and what is reserved counts against them."""
+        """Set other caps; amounts spent and reserved count against them."""
         self.limits = limits
         for cap in self._caps:
             cap.limit = getattr(limits, cap.name)
 
     def check(self, side: Side, bound: float, now: float, charge: float | None = None) -> CapRefusal | None:
-        """Whether a side may start, without starting it; for a plan. See `reserve`."""
+        """Return why a side may not start, None if it may, and reserve nothing; for a plan. See `reserve`."""
         _amount(bound)
         self._roll(now)
         closed = [cap for cap in self._of(side) if cap.closed(bound)]
@@ -170,10 +170,10 @@ class Caps:
         return self._refusal(side, closed, now) if closed else None
 
     def reserve(self, side: Side, bound: float, now: float, charge: float | None = None) -> Reservation | CapRefusal:
-        """Admit a start that costs at most `bound`, $ for the server and Wh for the device, or say why not.
+        """Admit a start that costs at most `bound`, $ for the server and Wh for the device, or return why not.
 
-        `charge` is the share left in a battery that the device runs on now, None on mains. Whoever gets a reservation
-        settles or releases it, whatever happens. Raises ValueError for a bound that is no amount.
+        `charge` is the share left in a battery that the device runs on, None on mains. The caller settles or releases
+        the reservation, whatever happens. Raises ValueError for a bound that is no amount.
         """
         if refused := self.check(side, bound, now, charge):
             return refused
@@ -186,7 +186,7 @@ class Caps:
         return reservation
 
     def settle(self, reservation: Reservation, real: float) -> None:
-        """Put the real cost in place of the reserved one; it is booked whole, even above the bound.
+        """Replace the reserved cost by the real one, which is booked whole, even above the bound.
 
         Raises ValueError if that reservation was settled or released before: money is booked once.
         """
@@ -200,24 +200,24 @@ class Caps:
                 cap.spent += real
 
     def book(self, side: Side, real: float, now: float) -> None:
-        """Count what was spent without a reservation: what the daemon asks for itself."""
+        """Count a cost without a reservation: that of the daemon's own requests."""
         _amount(real)
         self._roll(now)
         for cap in self._of(side):
             cap.spent += real
 
     def release(self, reservation: Reservation) -> None:
-        """Give back what was not used at all: nothing was started. After `settle` it does nothing."""
+        """Give back a reservation that nothing was started with. After `settle` this does nothing."""
         if reservation.number in self._open:
             self._close(reservation)
 
     def spent(self, now: float) -> Spent:
-        """What was spent in the day and the month that `now` is in, whether it is capped or not."""
+        """Return what was spent in the day and the month that `now` is in, capped or not."""
         self._roll(now)
         return Spent(*(cap.spent for cap in self._caps))
 
     def state(self, now: float) -> dict[str, dict[str, float | str | None]]:
-        """Each cap that is set: what is spent and reserved of it, in its unit, and when it begins anew, Unix time."""
+        """Return each cap that is set: amounts spent and reserved in its unit, and its next begin, Unix time."""
         self._roll(now)
         return {
             cap.name: {
@@ -265,7 +265,7 @@ class Caps:
 def server_bound(
     price: Price, prompt_tokens: int, max_tokens: int | None, context: int = SERVER_CONTEXT, choices: int = 1
 ) -> float:
-    """The most a request can cost at a server, $, unless the server counts over PROMPT_MARGIN times our prompt tokens.
+    """Return the most a request can cost at a server, $, if that counts at most PROMPT_MARGIN times our prompt tokens.
 
     Without `max_tokens` an answer ends with the model's context at the latest. `choices` is OpenAI's `n`.
     """
@@ -275,14 +275,14 @@ def server_bound(
 
 
 def device_bound(prefill_j: float, decode_j: float, prompt_tokens: int, max_tokens: int | None, context: int) -> float:
-    """The most energy a request can take on the device, Wh, at so many J per token; nothing counts as cached."""
+    """Return the most energy a request can take on the device, Wh, at these J per token; no token counts as cached."""
     room = max(0, context - prompt_tokens)
     answer = room if max_tokens is None else min(max_tokens, room)
     return (prefill_j * prompt_tokens + decode_j * answer) / J_PER_WH
 
 
 def since(now: float, tz: tzinfo) -> tuple[date, date]:
-    """The running day, and the first one of the running month: from where to sum the ledger for `Spent`."""
+    """Return the running day and the first of the running month: where the ledger's sums for `Spent` begin."""
     today = _today(now, tz)
     return today, today.replace(day=1)
 
@@ -298,7 +298,7 @@ def _today(now: float, tz: tzinfo) -> date:
 
 
 def _midnight(day: date, tz: tzinfo) -> float:
-    """The first moment of a day, Unix time, s. A midnight that a clock change skips is the change itself (PEP 495)."""
+    """Return the first moment of a day, Unix time, s. A midnight that a clock change skips is the change (PEP 495)."""
     return datetime.combine(day, time.min, tz).timestamp()
 
 

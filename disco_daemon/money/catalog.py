@@ -1,9 +1,9 @@
-"""What servers charge: price lists by address and model. Pure: mappings in, prices out; `pricelist` reads the files.
+"""The prices of servers: price lists by address and model. Pure: mappings in, prices out; `pricelist` reads the files.
 
 A price is found by the server's address and the model's name as the user wrote them. A name that ends in a snapshot's
 whole date (`gpt-4o-mini-2024-07-18`) has the price of the name without it, unless it is listed itself. No other ending
-is taken off: `gpt-5-pro` costs twelve times what `gpt-5` does, and `mistral-large-2411` four times `-2512`.
-What is not found counts as the dearest model known, and says so.
+is removed: `gpt-5-pro` costs twelve times what `gpt-5` does, and `mistral-large-2411` four times `-2512`.
+A model that is not found counts as the dearest one known, and is marked so.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """What is known of one server: prices by model (lower case), how it continues answers, whether closing helps.
+    """The profile of one server: prices by model (lower case), how it continues answers, whether closing ends the bill.
 
-    `continuation` is a name of `endpoints.continuation`. `closing_stops_billing` is None where nobody knows, which
+    `continuation` is a name of `endpoints.continuation`. `closing_stops_billing` is None where it is not known, which
     counts as no. A `private` profile stands for every loopback or private address without one of its own; a `reference`
-    is looked up by its name only. `title` is what people call it, `key_url` where one makes a key, `key_env` the
-    variable that mostly holds it.
+    is looked up by its name only. `title` is the server's common name, `key_url` the page where a key is made,
+    `key_env` the variable that mostly holds it.
     """
 
     name: str
@@ -83,11 +83,11 @@ class ServerProfile:
     key_env: str = ""
 
     def find(self, model: str) -> Price | None:
-        """The entry for a model: its own name, then the name without a date, then `*`."""
+        """Return the entry of a model: by its own name, then by the name without a date, then `*`."""
         return next((self.models[name] for name in _names(model) if name in self.models), None)
 
     def match(self, base_url: str) -> int:
-        """How well an address fits: 0 not at all, else more the more of its path this profile names."""
+        """Return how well an address fits: 0 for not at all, else more the more of its path this profile names."""
         if self.private:
             return 1 if is_private(hostname(base_url)) else 0
         return max((_covers(own, base_url) for own in self.urls), default=0)
@@ -100,35 +100,35 @@ class Catalog:
     profiles: tuple[ServerProfile, ...]
 
     def price(self, base_url: str, model: str) -> Price:
-        """The price of a model at an address; the dearest known, with `known=False`, if no list has it."""
+        """Return the price of a model at an address; the dearest known, with `known=False`, if no list has it."""
         for profile in self._fitting(base_url):
             if (found := profile.find(model)) is not None:
                 return found
         return self.dearest
 
     def server(self, base_url: str) -> ServerProfile | None:
-        """The profile that fits an address best, None if there is none."""
+        """Return the profile that fits an address best, None if there is none."""
         return next(self._fitting(base_url), None)
 
     def stops_billing(self, base_url: str) -> bool:
-        """Whether closing a stream there is known to end the bill; without that a loser is booked at full price."""
+        """Whether closing a stream is known to end a server's bill; elsewhere a loser is booked at full price."""
         known = (profile.closing_stops_billing for profile in self._fitting(base_url))
         return next((stops for stops in known if stops is not None), False)
 
     def named(self, name: str) -> ServerProfile | None:
-        """A profile by its name, such as `paper`; the latest one of that name."""
+        """Return a profile by its name, such as `paper`; the latest one of that name."""
         return next((p for p in reversed(self.profiles) if p.name == name), None)
 
     @property
     def dearest(self) -> Price:
-        """The stand-in for an unknown model: the highest price of each kind in any list that bills somebody."""
+        """The stand-in for an unknown model: the highest price of each kind in any list that charges anything."""
         real = [p for profile in self.profiles if not profile.reference for p in profile.models.values()]
         top = max((p.input for p in real), default=0.0)
         out = max((p.output for p in real), default=0.0)
         return Price(top, top, out, "the dearest prices known, for want of this one", known=False)
 
     def advice(self, base_url: str, model: str, file: str) -> str | None:
-        """What `disco doctor` says of a price that nobody knows, None if it is known. `file` is where to put it."""
+        """Return the advice of `disco doctor` on an unknown price, None if it is known. `file` is where to put it."""
         price = self.price(base_url, model)
         if price.known:
             return None
@@ -141,14 +141,14 @@ class Catalog:
         )
 
     def _fitting(self, base_url: str) -> Iterator[ServerProfile]:
-        """Best first: named addresses before the private rule, then later lists, then longer paths."""
+        """Yield fitting profiles, best first: named addresses before the private rule, later lists, longer paths."""
         scored = [(p.match(base_url), n, p) for n, p in enumerate(self.profiles) if not p.reference]
         fitting = [(not p.private, n, score, p) for score, n, p in scored if score]
         return (p for *_, p in sorted(fitting, key=lambda row: row[:3], reverse=True))
 
 
 def is_private(host: str) -> bool:
-    """Whether a host can only be this machine or one of its own network, by its address or its name."""
+    """Whether a host must be this machine or one of its network, by its address or its name."""
     host = host.casefold().rstrip(".")
     if not host or is_loopback(host):
         return bool(host)
@@ -162,7 +162,7 @@ def is_private(host: str) -> bool:
 
 
 def _names(model: str) -> Iterator[str]:
-    name = model.casefold().removeprefix("models/")  # Google's API gives the names of its models so
+    name = model.casefold().removeprefix("models/")  # Google's API names its models so
     yield name
     if dated := _SNAPSHOT.search(name):
         yield name[: dated.start()]
@@ -170,7 +170,7 @@ def _names(model: str) -> Iterator[str]:
 
 
 def _covers(own: str, asked: str) -> int:
-    """1 + the path segments of `own` if `asked` is that address or below it, else 0."""
+    """Return 1 + the path segments of `own` if `asked` is that address or below it, else 0."""
     try:
         a, b = urlsplit(own), urlsplit(asked)
         same = (_host(a.hostname), a.port or _PORTS.get(a.scheme)) == (
@@ -195,7 +195,7 @@ def _segments(path: str) -> list[str]:
 
 
 def parse(name: str, table: Mapping[str, Any], file: str, *, own: bool = False) -> ServerProfile:
-    """A profile out of a TOML table. `own` lists need no date and no source.
+    """Return a profile from a TOML table. `own` lists need no date and no source.
 
     Raises ConfigError that names `file`, the key and the mend.
     """
@@ -223,7 +223,7 @@ def parse(name: str, table: Mapping[str, Any], file: str, *, own: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class _PriceListReader:
-    """Takes values out of one file's tables, and says what is wrong with them and how to mend it."""
+    """Takes values from one file's tables; its errors name what is wrong and how to mend it."""
 
     file: str
 

@@ -1,6 +1,6 @@
-"""The exchange rate λ: what a kWh of this machine's energy is worth now, and which side is scarce at it. Pure.
+"""The exchange rate λ: the worth of a kWh of this machine's energy now, and which side is scarce at it. Pure.
 
-On mains a kWh costs what the electricity costs. On battery it is worth more, the more so the less there is left, and
+On mains a kWh costs the price of electricity. On battery it is worth more, the more so the less charge is left, and
 much more below the floor that the user wants to keep. A hot machine makes the device dearer too: it is slow, loud, and
 takes longer for the same tokens. Nothing here is measured: the curve is a choice, made of three properties (nothing
 jumps but at the plug, more charge never costs more, there is a bound) and two figures, BATTERY and FLOOR.
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from ..types import Side
 from .prices import J_PER_KWH, Prices
 
-MIN_USD_PER_KWH, MAX_USD_PER_KWH = 0.01, 1000.0  # the range of λ that is of any use; what lies beyond is clamped
+MIN_USD_PER_KWH, MAX_USD_PER_KWH = 0.01, 1000.0  # the useful range of λ; values beyond it are clamped
 BATTERY = 10.0  # how much dearer the last of a battery is than its first
-FLOOR = 10.0  # how much dearer still, if the user wanted to keep that charge
+FLOOR = 10.0  # how much dearer still below the floor that the user wants to keep
 HOT = 3.0  # how much dearer a throttled machine is
 WARM_K = 10.0  # headroom from which on heat begins to count, K
 MAX_FACTOR = BATTERY * FLOOR * HOT
@@ -35,7 +35,7 @@ DEFAULT_FLOOR = 0.2  # below a fifth laptops warn; the user's setting replaces i
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """What the energy comes from. `charge` is the share of a full battery, None if there is none or it is not known.
+    """The source of the energy. `charge` is the share of a full battery, None if there is none or it is not known.
 
     `headroom_k` is how far the hottest part is below throttling, K, None if not known.
     """
@@ -48,7 +48,7 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """Which side's use a budget limits at `usd_per_kwh`; it is the device from above `threshold_usd_per_kwh` on."""
+    """The side that a budget limits at `usd_per_kwh`: above `threshold_usd_per_kwh` it is the device."""
 
     scarcer: Side
     usd_per_kwh: float
@@ -56,7 +56,7 @@ class Regime:
 
 
 def effective(usd_per_kwh: float, power: Power, floor: float = DEFAULT_FLOOR) -> float:
-    """λ now, $/kWh, between MIN_USD_PER_KWH and MAX_USD_PER_KWH · MAX_FACTOR; `floor` is a share of a full battery.
+    """Return λ now, $/kWh, between MIN_USD_PER_KWH and MAX_USD_PER_KWH · MAX_FACTOR; `floor` is a share of a battery.
 
     Raises ValueError for a rate or a floor that is no number, or a rate below 0.
     """
@@ -69,14 +69,14 @@ def effective(usd_per_kwh: float, power: Power, floor: float = DEFAULT_FLOOR) ->
 
 
 def battery_factor(charge: float, floor: float) -> float:
-    """How much more a kWh is worth at this charge than on mains: 1 (full) to BATTERY · FLOOR (empty)."""
+    """Return how much more a kWh is worth at this charge than on mains: 1 (full) to BATTERY · FLOOR (empty)."""
     charge, floor = _share(charge), _share(floor)
     below = max(0.0, 1.0 - charge / floor) if floor > 0 else 0.0
     return float(BATTERY ** ((1.0 - charge) ** 2) * FLOOR ** (below**2))
 
 
 def thermal_factor(headroom_k: float | None, *, throttled: bool) -> float:
-    """How much more a kWh is worth near the throttling point, or beyond it: 1 to HOT."""
+    """Return how much more a kWh is worth near the throttling point, or beyond it: 1 to HOT."""
     if throttled:
         return HOT
     u = 0.0 if headroom_k is None else _share(1.0 - headroom_k / WARM_K)
@@ -84,7 +84,7 @@ def thermal_factor(headroom_k: float | None, *, throttled: bool) -> float:
 
 
 def threshold(prices: Prices, prefill_tps: float, decode_tps: float) -> float:
-    """The λ at which the costs cross, $/kWh: above it the device is the scarcer side, up to it the server.
+    """Return the λ at which the costs cross, $/kWh: above it the device is the scarcer side, up to it the server.
 
     The rule is in docs/design.md#policies.
 
@@ -99,17 +99,17 @@ def threshold(prices: Prices, prefill_tps: float, decode_tps: float) -> float:
 
 
 def threshold_of(prefill_j: float, decode_j: float, server_input_usd: float, server_output_usd: float) -> float:
-    """The same for energies in J per token, and server prices in $ per token."""
+    """Return the threshold for energies in J per token and server prices in $ per token."""
     joules = min(prefill_j, decode_j)
     return math.inf if joules == 0 else max(server_input_usd, server_output_usd) * J_PER_KWH / joules
 
 
 def regime(prices: Prices, prefill_tps: float, decode_tps: float) -> Regime:
-    """Which side is scarcer at the λ in `prices`, and how far that is from the other answer."""
+    """Return which side is scarcer at the λ in `prices`, and the λ at which that changes."""
     scarcer = prices.scarcer(prefill_tps, decode_tps)
     return Regime(scarcer, prices.usd_per_kwh, threshold(prices, prefill_tps, decode_tps))
 
 
 def _share(x: float) -> float:
-    """`x` between 0 and 1. A sensor's nonsense (NaN) counts as 0: nothing left."""
+    """Return `x` clamped to 0 to 1. A sensor's nonsense (NaN) counts as 0: nothing left."""
     return 0.0 if math.isnan(x) else min(1.0, max(0.0, x))

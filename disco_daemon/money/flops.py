@@ -1,4 +1,4 @@
-"""How much arithmetic a token takes, from the shape of a model. Pure.
+"""Arithmetic of a token, from the shape of a model. Pure.
 
 Why: energy is taken as proportional to floating-point operations, which carries a figure measured at one length or
 model over to others (the linear energy model of DiSCo, arXiv 2502.11417, Appendix E, Eqs. 7 to 9).
@@ -44,7 +44,7 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all components."""
         return float(sum(astuple(self)))
 
     def shares(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class ModelShape:
             raise ValueError(msg)
 
     def span(self, begin: int, end: int, *, outputs: int) -> Flops:
-        """Operations for the tokens at positions begin..end-1 (from 0); the next token is asked for `outputs` times.
+        """Return operations for tokens at positions begin..end-1 (from 0), of which `outputs` predict their successor.
 
         Raises ValueError unless 0 <= begin <= end.
         """
@@ -93,16 +93,16 @@ class ModelShape:
         )
 
     def prefill(self, length: int, cached: int = 0) -> Flops:
-        """A prompt of `length` tokens of which the first `cached` are in the KV cache already."""
+        """Return operations for a prompt of `length` tokens of which the first `cached` are in the KV cache."""
         return self.span(cached, length, outputs=1 if length > cached else 0)
 
     def decode(self, context: int) -> Flops:
-        """One token after `context` others."""
+        """Return operations for one token after `context` others."""
         return self.span(context, context + 1, outputs=1)
 
 
 def joules_per_token(shape: ModelShape, joules_per_flop: float, length: int, context: int) -> tuple[float, float]:
-    """J of one prompt token, on average over a prompt of `length` tokens, and of one decode token at `context`.
+    """Return J of one prompt token, on average over a prompt of `length`, and of one decode token at `context`.
 
     The linear model: energy = joules_per_flop * operations. Raises ValueError for an empty prompt.
     """
@@ -113,12 +113,12 @@ def joules_per_token(shape: ModelShape, joules_per_flop: float, length: int, con
 
 
 def calibrate(shape: ModelShape, prefill_j_per_token: float, length: int) -> float:
-    """J per operation, from J per prompt token measured over prompts of `length` tokens."""
+    """Return J per operation, from J per prompt token measured over prompts of `length` tokens."""
     return prefill_j_per_token * length / shape.prefill(length).total
 
 
 def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
-    """The shape that a GGUF file's keys tell (github.com/ggml-org/ggml, docs/gguf.md), as `gguf.read_gguf` gives them.
+    """Return the shape in a GGUF file's keys (github.com/ggml-org/ggml, docs/gguf.md), as `gguf.read_gguf` reads them.
 
     Where layers differ (a list of values), their mean counts. Raises ValueError that names what is missing.
     """

@@ -1,4 +1,4 @@
-"""What an attempt costs. Pure."""
+"""The cost of an attempt. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Prices:
     """Server prices in $ per million tokens; the device's power in W while it computes, and the exchange rate λ.
 
     `server_cached_usd_per_mtok` is for prompt tokens from the server's cache; None: as input. `token_j` is the measured
-    energy of a prefill and of a decode token, J; where it is not known, the power and the time stand for it.
+    energy of a prefill and of a decode token, J; where it is not known, power and time take its place.
     """
 
     server_input_usd_per_mtok: float = 0.0
@@ -26,11 +26,11 @@ class Prices:
     token_j: tuple[float, float] | None = None
 
     def joules(self, prefill_tps: float, decode_tps: float) -> tuple[float, float]:
-        """Energy of one prefill and one decode token, J, on a device of those speeds in token/s."""
+        """Return the energy of one prefill and one decode token, J, on a device of those speeds in token/s."""
         return self.token_j or (self.device_watts / prefill_tps, self.device_watts / decode_tps)
 
     def per_token(self, prefill_tps: float, decode_tps: float) -> dict[str, float]:
-        """$ of one prefill and one decode token on either side, for a device of those speeds in token/s."""
+        """Return $ of one prefill and one decode token on either side, for a device of those speeds in token/s."""
         prefill_j, decode_j = self.joules(prefill_tps, decode_tps)
         return {
             "device_prefill": prefill_j / J_PER_KWH * self.usd_per_kwh,
@@ -40,7 +40,7 @@ class Prices:
         }
 
     def scarcer(self, prefill_tps: float, decode_tps: float) -> Side:
-        """The side whose use a budget limits: the device if its cheapest token is dearer than any other.
+        """Return the side whose use a budget limits: the device if its cheapest token is dearer than any other.
 
         The rule is in docs/design.md#policies.
         """
@@ -49,7 +49,7 @@ class Prices:
         return Side.DEVICE if min(device_s) > max(server_s) else Side.SERVER
 
     def energy_j(self, attempt: Attempt) -> float:
-        """Energy this machine spent on an attempt, J: by its tokens where a token's is measured, else by its time."""
+        """Return the energy of an attempt, J: by its tokens where a token's energy is measured, else by its time."""
         if attempt.side is Side.SERVER:
             return 0.0
         usage = attempt.usage
@@ -58,7 +58,7 @@ class Prices:
         return usage.prompt_tokens * self.token_j[0] + usage.completion_tokens * self.token_j[1]
 
     def bill_usd(self, attempt: Attempt) -> float:
-        """What the server bills for an attempt, $; a loser is billed what it processed, and what it may have made on.
+        """Return the server's bill for an attempt, $; a loser is billed for its tokens and those it may go on to make.
 
         `usage.cached_tokens` of a server are those that it found in its own cache.
         """
@@ -72,9 +72,9 @@ class Prices:
         ) / 1e6
 
     def booked(self, attempt: Attempt) -> Attempt:
-        """The attempt with its bill and its energy in it."""
+        """Return the attempt with its bill and its energy."""
         return replace(attempt, bill_usd=self.bill_usd(attempt), energy_j=self.energy_j(attempt))
 
     def cost_usd(self, attempt: Attempt) -> float:
-        """Cost of an attempt, $: the server's bill, or what the device's energy is worth."""
+        """Return the cost of an attempt, $: the server's bill, or the worth of the device's energy."""
         return self.bill_usd(attempt) + self.energy_j(attempt) / J_PER_KWH * self.usd_per_kwh

@@ -1,1 +1,1 @@
-"""First steps: which servers there are, whether one works with a key, and writing down what was chosen. No UI."""
+"""First steps without a UI: the known servers, the check of one with a key, and writing down a choice."""

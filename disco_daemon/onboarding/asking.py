@@ -1,6 +1,6 @@
 """Asks a server that may be anything: for its models, and for one short answer.
 
-Each is asked once: nothing is retried, and no redirect is followed, for the key goes along. Blocking, for a thread.
+Each request is sent once: none is retried, and no redirect is followed, for the key goes along. Blocking, for a thread.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ LOOKUP_TIMEOUT_S = 3.0  # of a name that a key would go to by plain http
 MODELS_TIMEOUT_S = 5.0  # a server's list of models, for `disco setup` and `disco doctor`
 ANSWER_TIMEOUT_S = 20.0  # until the first token; as server.first_token_timeout_s
 MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
-MAX_ANSWER = 64 * 1024  # bytes read of an answer, or of an error; a token takes some hundred
+MAX_ANSWER = 64 * 1024  # bytes read of an answer, or of an error; a token takes a few hundred
 MAX_TOKENS = 8  # of the answer that is asked for: next to nothing
 QUESTION = "Say hello."
-# What the HTTP library raises where the other end, the network or the address is at fault.
+# Errors of the HTTP library where the other end, the network or the address is at fault.
 _TROUBLE = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError)
 
 T = TypeVar("T")
 
 
 def within(timeout_s: float, work: Callable[[], T]) -> T:
-    """The result of `work`, which nobody waits for longer than `timeout_s`, s: name look-ups know no time-out.
+    """Return the result of `work` within `timeout_s`, s: name look-ups have no time-out of their own.
 
     Raises TimeoutError, or what `work` raises. The thread that is left behind does not keep the program alive.
     """
@@ -51,12 +51,12 @@ def within(timeout_s: float, work: Callable[[], T]) -> T:
 
 
 def _client(url: str, timeout_s: float) -> httpx2.Client:
-    # What is for this machine never goes through a proxy.
+    # Requests to this machine never go through a proxy.
     return httpx2.Client(timeout=timeout_s, trust_env=not is_loopback(hostname(url)), follow_redirects=False)
 
 
 def goes_nowhere_public(url: str) -> bool:
-    """Whether all that a host stands for are private addresses; by its name alone where it cannot be looked up now."""
+    """Whether all addresses of a host are private; by its name alone where it cannot be looked up now."""
     host = hostname(url)
     if is_address(host):
         return is_private_address(host)
@@ -80,9 +80,9 @@ def _page(url: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What `GET models` gave: the HTTP status, the names in it (None: no list), how far our clock is ahead, s.
+    """The response to `GET models`: the HTTP status, its names (None: no list), how far our clock is ahead, s.
 
-    `elsewhere` is where a redirect leads. `late`: the problem is that nothing came in time.
+    `elsewhere` is the target of a redirect. `late`: the problem is that nothing came in time.
     """
 
     status: int = 0
@@ -118,7 +118,7 @@ def _listed(url: str, api_key: str) -> Reply:
 
 
 def _elsewhere(response: httpx2.Response) -> str:
-    """Where a redirect leads, "" for what is none."""
+    """Return the target of a redirect, "" for other responses."""
     if not 300 <= response.status_code < 400:
         return ""
     return pointed_to(str(response.request.url), response.headers.get("location", ""))
@@ -145,7 +145,7 @@ def _skew(date: str | None) -> float | None:
 
 
 def _document(body: bytes) -> Any:
-    """JSON, None if it is none."""
+    """Return the JSON document, None if there is none."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -157,10 +157,10 @@ def _document(body: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What asking for an answer gave: the HTTP status, and when its first token came, s (None: it did not).
+    """The response to a request for an answer: the HTTP status, and the time of its first token, s (None: none came).
 
-    `code` and `text` are those of an error document; `problem` is for what is no HTTP, `elsewhere` where a redirect
-    leads. `late`: nothing came in time.
+    `code` and `text` are those of an error document; `problem` is an error below HTTP, `elsewhere` the target of a
+    redirect. `late`: nothing came in time.
     """
 
     status: int = 0
@@ -173,9 +173,9 @@ class Said:
 
 
 def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens") -> Said:
-    """Ask for one answer of at most MAX_TOKENS tokens, and hear it as far as its first one.
+    """Ask for one answer of at most MAX_TOKENS tokens, and read it up to its first one.
 
-    `limit` is what the server calls the limit: OpenAI's newer models refuse `max_tokens`, others the newer name.
+    `limit` is the server's name of the limit: OpenAI's newer models refuse `max_tokens`, others the newer name.
     """
     messages = [{"role": "user", "content": QUESTION}]
     body = {"model": model, "messages": messages, "stream": True, limit: MAX_TOKENS}
@@ -198,7 +198,7 @@ def _answered(url: str, api_key: str, body: Mapping[str, Any]) -> Said:
             heard.take(part)
             if (status == 200 and heard.done) or heard.n_bytes > MAX_ANSWER:
                 break
-            if time.monotonic() - began > ANSWER_TIMEOUT_S:  # it dribbles, and nobody waits for it any more
+            if time.monotonic() - began > ANSWER_TIMEOUT_S:  # it dribbles: the wait is over
                 break
         if status == 200 and (heard.token or heard.whole):
             return Said(status, time.monotonic() - began)
@@ -215,7 +215,7 @@ class _Ear:
         self._error: tuple[str, str] | None = None
 
     def take(self, part: bytes) -> None:
-        """Some more bytes."""
+        """Take some more bytes."""
         self.n_bytes += len(part)
         self._all += part
         *lines, self._rest = (self._rest + part).split(b"\n")
@@ -231,23 +231,23 @@ class _Ear:
 
     @property
     def done(self) -> bool:
-        """Whether more would tell nothing new."""
+        """Whether more bytes would change nothing."""
         return self.token or self._error is not None
 
     @property
     def whole(self) -> bool:
-        """Whether it is an answer in one piece, from a server that does not stream."""
+        """Whether the bytes are an answer in one piece, from a server that does not stream."""
         document = _document(self._all)
         return isinstance(document, dict) and bool(document.get("choices")) and "error" not in document
 
     @property
     def error(self) -> tuple[str, str]:
-        """Code and message of the error, "" where there is none."""
+        """Return code and message of the error, "" where there is none."""
         return self._error or _error_of(_document(self._all))
 
 
 def _has_token(chunk: Any) -> bool:
-    """Whether a chunk says anything, or that the answer is over."""
+    """Whether a chunk has a token, or ends the answer."""
     choices = chunk.get("choices") if isinstance(chunk, dict) else None
     for choice in choices if isinstance(choices, list) else []:
         delta = choice.get("delta") if isinstance(choice, dict) else None
@@ -258,7 +258,7 @@ def _has_token(chunk: Any) -> bool:
 
 
 def _error_of(document: Any) -> tuple[str, str]:
-    """Code and message of an error document, in the shapes that are about."""
+    """Return code and message of an error document, in any of the usual shapes."""
     if isinstance(document, list) and document:  # Google wraps it in a list
         document = document[0]
     error = document.get("error", document) if isinstance(document, dict) else None

@@ -1,6 +1,6 @@
-"""Does a server work with this key and this model? One list of models, at most one answer; blocking, for a thread.
+"""Checks a server with a key and a model: one list of models, at most one answer; blocking, for a thread.
 
-Listing alone proves nothing: some give their list to anybody. The key is in no result, message or `repr`.
+A list alone proves nothing: some servers give it without a key. The key is in no result, message or `repr`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..plain import masked, one_line, plain, tells
 from .asking import Reply, Said, ask_answer, ask_models, goes_nowhere_public
 
 N_NEAR = 3  # names like the one asked for, in a hint
-MAX_TEXT = 200  # characters of what a server says of an error
-MAX_SAID = 4096  # characters of it that are looked at
-MAX_KEY = 4096  # characters; the longest known, those with claims inside, have some 1,500
+MAX_TEXT = 200  # characters of a server's text on an error
+MAX_SAID = 4096  # characters of that text that are looked at
+MAX_KEY = 4096  # characters; the longest known, those with claims inside, have about 1,500
 MAX_NAME = 512  # characters of a model's name, and of an address
-MAX_MODELS = 5000  # of a list; the longest we know of has some hundred
+MAX_MODELS = 5000  # of a list; the longest we know of has a few hundred
 _PAGES = ("/completions", "/models", "/responses")
 _PORTS = {"http": 80, "https": 443}
-# Words in what a server says of an error, where its status says too little.
+# Words in a server's text on an error, where its status says too little.
 _OF_KEYS = ("api key", "api_key", "authentication", "unauthorized")
 _OF_CREDIT = ("quota", "credit", "billing", "balance", "payment")
 # Models that answer no chat; they stand last in the list.
@@ -33,7 +33,7 @@ _NO_CHAT = ("embed", "whisper", "tts", "dall-e", "moderation", "transcribe", "im
 
 
 class Trouble(StrEnum):
-    """What is wrong, by what has to be changed."""
+    """The kind of a problem, by what has to be changed."""
 
     ADDRESS = "address"
     KEY = "key"
@@ -48,7 +48,7 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and what to do about it."""
+    """A problem, and its mend."""
 
     code: Trouble
     text: str
@@ -57,7 +57,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a model charges, $ per million tokens. Not `known`: the dearest that is, and `mend` says where to put it."""
+    """A model's price, $ per million tokens. If not `known` it is the dearest one, and `mend` says where to put it."""
 
     input: float
     output: float
@@ -68,7 +68,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found. `models`: what it serves, best first, None if it tells no list. `ttft_s` of the answer, s."""
+    """The result of a check. `models`, best first, None if the server gives no list. `ttft_s` of the answer, s."""
 
     base_url: str
     model: str = ""
@@ -79,7 +79,7 @@ class Checked:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As the API and `disco setup --json` tell it."""
+        """Return the result as JSON, for the API and `disco setup --json`."""
         price, problem = self.price, self.problem
         return {
             "ok": problem is None,
@@ -135,9 +135,8 @@ def check(
 ) -> Checked:
     """Ask for the models, and with a `model` for one short answer, which may cost some hundredths of a cent.
 
-    `prices` is the file for prices of one's own; `own_port` the daemon's, which cannot be its own server. `insecure`:
-    the key may go to any host by plain http. `private` tells before each question whether nothing may leave this
-    machine.
+    `prices` is the file for the user's own prices; `own_port` the daemon's, which cannot be its own server. `insecure`:
+    the key may go to any host by plain http. `private` says before each request whether nothing may leave this machine.
     """
     checked = Checked(base_url, model)
     problem = address_problem(base_url, own_port) or key_problem(api_key)
@@ -167,7 +166,7 @@ def check(
 
 
 def cost(catalog: Catalog, base_url: str, model: str, prices: str) -> Cost:
-    """What a model charges there, and where to put it if that is not known."""
+    """Return a model's price at a server, and where to put it if it is not known."""
     found = catalog.price(base_url, model)
     advice = catalog.advice(base_url, model, prices) or ""
     day = f", {found.as_of}" if found.as_of else ""
@@ -178,7 +177,7 @@ def cost(catalog: Catalog, base_url: str, model: str, prices: str) -> Cost:
 
 
 def address_problem(url: str, own_port: int | None = None) -> Problem | None:
-    """What is wrong with an address, as far as one can tell from it."""
+    """Return the problem of an address by its text alone, None if there is none."""
     if not is_http_url(url) or len(url) > MAX_NAME or not url.isprintable():
         return _wrong_address("that is no address", "write it like https://api.openai.com/v1")
     parts = urlsplit(url)
@@ -196,14 +195,14 @@ def _wrong_address(text: str, mend: str) -> Problem:
 
 
 def key_problem(key: str) -> Problem | None:
-    """What is wrong with a key, as far as one can tell from it."""
+    """Return the problem of a key by its text alone, None if there is none."""
     if key == "" or (len(key) <= MAX_KEY and key.isascii() and key.isprintable() and not any(map(str.isspace, key))):
         return None
     return Problem(Trouble.KEY, "the key has white space or odd characters in it", "copy it once more, all of it")
 
 
 def clear_problem(url: str) -> Problem | None:
-    """Why a key may not be sent there: by plain http it goes to private addresses only. Looks the name up."""
+    """Return why a key may not be sent: by plain http it goes to private addresses only. Looks the name up."""
     if not is_plain(url) or goes_nowhere_public(url):
         return None
     mend = "use https if the server has it, or `disco config set server.insecure true` first if you own the way there"
@@ -221,7 +220,7 @@ def _notes(url: str, key: str) -> Iterable[str]:
 
 
 def _of_list(reply: Reply, key: str, *, with_model: bool) -> Problem | None:
-    """What ends the check here; what only leaves out the list does not."""
+    """Return the problem that ends the check at the list; a missing list alone is none."""
     if reply.problem:
         mend = "check the address, and the network"
         return Problem(Trouble.TIMEOUT if reply.late else Trouble.NETWORK, _line(reply.problem, key), mend)
@@ -249,7 +248,7 @@ def _elsewhere(status: int, where: str) -> Problem:
 
 
 def _of_answer(said: Said, checked: Checked, key: str) -> Problem | None:
-    """Why there was no token; None if there was one."""
+    """Return why there was no token; None if there was one."""
     if said.ttft_s is not None:
         return None
     if said.problem:
@@ -264,7 +263,7 @@ def _of_answer(said: Said, checked: Checked, key: str) -> Problem | None:
 
 
 def _by_words(status: int, words: str, told: str, checked: Checked, *, with_key: bool) -> Problem | None:
-    """What its words say: servers use the same status for different things."""
+    """Return the kind of a problem by the error's words: servers use one status for different things."""
     if status == 401 or _any(_OF_KEYS, words):
         return _wrong_key(status, with_key=with_key)
     if status == 402 or _any(_OF_CREDIT, words):
@@ -300,12 +299,12 @@ def _any(words: Iterable[str], text: str) -> bool:
 
 
 def _line(text: str, key: str) -> str:
-    """What a server said, as one line that a terminal can show, and nothing of the key in it."""
+    """Return a server's text as one line that a terminal can show, without any piece of the key."""
     return one_line(masked(text[:MAX_SAID], key), MAX_TEXT)
 
 
 def _ordered(reply: Reply, profile: ServerProfile | None, key: str = "") -> tuple[str, ...] | None:
-    """The models that are listed: first those with a known price, last what answers no chat."""
+    """Return the listed models: first those with a known price, last those that answer no chat."""
     if reply.models is None or reply.status != 200:
         return None
     own = {} if profile is None else profile.models

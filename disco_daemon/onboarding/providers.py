@@ -1,4 +1,4 @@
-"""The servers that are known, and the keys to them that are there already. A key is in no `repr`."""
+"""The known servers, and the keys to them that exist already. A key is in no `repr`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_KEY = {"server.api_key_env": "", "server.api_key_file": "", "server.key_orig
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A server that is known: its short name, what people call it, its address, and where keys are made and kept."""
+    """A known server: its short name, its title, its address, and where its keys are made and kept."""
 
     name: str
     title: str
@@ -31,7 +31,7 @@ class Provider:
 
 
 def providers(catalog: Catalog) -> list[Provider]:
-    """All that have an address, by title; of two of a name the later one, which is the user's own."""
+    """Return all servers with an address, by title; of two of a name the later one, which is the user's own."""
     found = {
         p.name: Provider(p.name, p.title or p.name, p.urls[0], p.key_url, p.key_env)
         for p in catalog.profiles
@@ -41,13 +41,13 @@ def providers(catalog: Catalog) -> list[Provider]:
 
 
 def named(catalog: Catalog, name: str) -> Provider | None:
-    """A provider by its name or its title, however written."""
+    """Return a provider by its name or its title, in any case."""
     wanted = name.casefold().strip()
     return next((p for p in providers(catalog) if wanted in (p.name.casefold(), p.title.casefold())), None)
 
 
 def at(catalog: Catalog, base_url: str) -> Provider | None:
-    """The provider at an address."""
+    """Return the provider at an address."""
     profile = catalog.server(base_url)
     return None if profile is None else next((p for p in providers(catalog) if p.name == profile.name), None)
 
@@ -57,7 +57,7 @@ def at(catalog: Catalog, base_url: str) -> Provider | None:
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """A key, where it comes from ("" if there is none), and which settings have the daemon find it there."""
+    """A key, its source ("" if there is none), and the settings with which the daemon finds it there."""
 
     value: str = field(default="", repr=False)
     source: str = ""
@@ -65,7 +65,7 @@ class ServerKey:
 
 
 def key_path(folder: Path, base_url: str) -> Path:
-    """Where the key of a server is kept, below the folder of config.toml."""
+    """Return the file for a server's key, below the folder of config.toml."""
     parts = urlsplit(base_url)
     host = re.sub(r"[^a-z0-9.-]", "_", (parts.hostname or "").casefold()).lstrip(".") or "server"
     usual = parts.port in (None, _PORTS.get(parts.scheme))
@@ -73,9 +73,9 @@ def key_path(folder: Path, base_url: str) -> Path:
 
 
 def known_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Mapping[str, str]) -> ServerKey:
-    """The key for a server that is there already: as configured, as kept by an earlier setup, or in a variable.
+    """Return the existing key for a server: as configured, as kept by an earlier setup, or in a variable.
 
-    `path` is config.toml. A key goes only to the origin that it is for (`config.key_for`), and to nobody in the clear.
+    `path` is config.toml. A key goes only to its origin (`config.layers.key_for`), and never in the clear.
     Raises ConfigError for a file that others can read.
     """
     if is_plain(base_url) and not config.server.insecure and not goes_nowhere_public(base_url):
@@ -85,7 +85,7 @@ def known_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: 
         source = f"${config.server.api_key_env}" if named_so else config.server.api_key_file
         return ServerKey(value, source, {"server.key_origin": origin(base_url)})
     kept = key_path(path.parent, base_url)
-    # Of two origins at one host the one with https has the file: what was given for it is not for the other one.
+    # Of two origins at one host the one with https has the file: its key is not for the other one.
     shared = is_plain(base_url) and urlsplit(base_url).port in (None, _PORTS["http"])
     if not shared and kept.exists() and (value := read_key_file(kept)):
         return ServerKey(value, str(kept), _in_file(kept, base_url))
@@ -97,13 +97,13 @@ def known_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: 
 
 
 def new_key(path: Path, base_url: str, value: str) -> ServerKey:
-    """A key that somebody has just given; `saving` writes it where its settings say. No variable goes before it."""
+    """Return a newly given key; `saving` writes it where its settings say. No variable goes before it."""
     kept = key_path(path.parent, base_url)
     return ServerKey(value, str(kept), _in_file(kept, base_url))
 
 
 def has_key(path: Path, config: Config, base_url: str, catalog: Catalog, env: Mapping[str, str]) -> str:
-    """Where a key for a server is, "" if there is none that can be used."""
+    """Return the source of the key for a server, "" if there is none that can be used."""
     try:
         return known_key(path, config, base_url, catalog, env).source
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Writes down what was chosen: a server with its key, a local model. All of it, or nothing.
+"""Writes down a choice: a server with its key, a local model. All of it, or nothing.
 
 The key goes into a file of its own, `keys/HOST` beside config.toml: mode 0600 from the first moment, its folder 0700.
 """
@@ -25,7 +25,7 @@ DEFAULT = "default"  # the name of the model that ships
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to change; None leaves it as it is. An empty `base_url` takes the server away; `local` is `device.model`."""
+    """What to change; None changes nothing. An empty `base_url` takes the server away; `local` is `device.model`."""
 
     base_url: str | None = None
     model: str = ""
@@ -34,7 +34,7 @@ class Choice:
 
 
 def save(path: Path, choice: Choice) -> dict[str, Any]:
-    """Write it into config.toml at `path` and the key beside it; the settings that were written.
+    """Write a choice into config.toml at `path` and its key beside it; return the settings that were written.
 
     Comments stay. Raises ConfigError, and then nothing has changed. Blocks on disk.
     """
@@ -42,7 +42,7 @@ def save(path: Path, choice: Choice) -> dict[str, Any]:
     changes = _changes(config, choice)
     require_complete(with_values(config, changes))
     file = changes.get("server.api_key_file")
-    # Only a key that is new has to be written: others are where they are.
+    # Only a new key has to be written: others have their place.
     fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
     with _written(Path(file or ""), choice.key.value) if fresh else nullcontext():
         try:
@@ -69,21 +69,21 @@ def _changes(config: Config, choice: Choice) -> dict[str, Any]:
 
 
 def _outdated(config: Config, choice: Choice) -> dict[str, Any]:
-    """What was set for the server before, and is wrong for this one: its prices, its way to continue an answer."""
+    """Return settings of the server before that are wrong for this one: prices, the way to continue an answer."""
     before = config.server
     changes: dict[str, Any] = {}
     if (before.base_url, before.model) != (choice.base_url, choice.model):
         changes = {f"server.{name}": None for name in ("input_usd_per_mtok", "output_usd_per_mtok")}
     if before.base_url != choice.base_url:
         changes["server.continuation"] = "auto"
-        if not is_plain(choice.base_url or ""):  # what was agreed to was another server
+        if not is_plain(choice.base_url or ""):  # the user agreed to it for another server
             changes["server.insecure"] = False
     return {key: value for key, value in changes.items() if get_value(config, key) != value}
 
 
 @contextmanager
 def _written(file: Path, key: str) -> Iterator[None]:
-    """The key in its file; as before if what is done with it fails."""
+    """Put the key into its file; restore the file if the context fails."""
     try:
         before = file.read_text("utf-8") if file.exists() else None
         for folder in (file.parent.parent, file.parent):  # mkdir gives its mode to the last one only
@@ -104,7 +104,7 @@ def _written(file: Path, key: str) -> Iterator[None]:
 
 
 def shadowed(changes: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
-    """The variables that go before what was just written."""
+    """Return the variables that override the settings just written."""
     return [name for key in changes if (name := f"DISCO_{key.replace('.', '_').upper()}") in env]
 
 
@@ -112,7 +112,7 @@ def shadowed(changes: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
 
 
 def local_model(name: str) -> str:
-    """What `device.model` is for a model on this machine: by name, by path, or `default`.
+    """Return `device.model` for a model on this machine: by name, by path, or `default`.
 
     Raises ConfigError if there is none.
     """

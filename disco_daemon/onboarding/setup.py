@@ -1,4 +1,4 @@
-"""What all first steps share, whether they are taken in a terminal, by flags, or over the daemon's API."""
+"""The first steps, shared by the terminal, the flags and the daemon's API."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .saving import Choice
 
 @dataclass(frozen=True, slots=True)
 class Onboarding:
-    """config.toml at `path` with what lies beside it, and the variables. Blocks on disk.
+    """First steps with config.toml at `path`, the files beside it, and the variables. Blocks on disk.
 
-    `own_port` is the daemon's, and `switch` its `policy.private`; without a daemon that is as it is written down.
+    `own_port` is the daemon's, and `switch` its `policy.private`; without a daemon the written setting counts.
     """
 
     path: Path
@@ -32,23 +32,23 @@ class Onboarding:
     switch: Callable[[], bool] | None = None
 
     def config(self) -> Config:
-        """What the next start will find: settings and variables. Raises ConfigError."""
+        """Return the settings of the next start, with variables. Raises ConfigError."""
         return load(self.path, self.env)
 
     def private(self) -> bool:
-        """Whether nothing may leave this machine, so that nobody is asked. Raises ConfigError."""
+        """Whether nothing may leave this machine, so that no server is asked. Raises ConfigError."""
         return self.switch() if self.switch is not None else self.config().policy.private
 
     def catalog(self) -> Catalog:
-        """The price lists, ours and the user's. Raises ConfigError."""
+        """Return the price lists, ours and the user's. Raises ConfigError."""
         return pricelist.load(self.path.parent / "servers")
 
     def providers(self) -> list[Provider]:
-        """The servers that are known."""
+        """Return the known servers."""
         return providers.providers(self.catalog())
 
     def address(self, name: str) -> str:
-        """The base URL of a provider by its name, or the URL that `name` is. Raises ConfigError."""
+        """Return the base URL of a provider by its name, or `name` itself if it is a URL. Raises ConfigError."""
         found = providers.named(self.catalog(), name)
         if found is not None:
             return found.base_url
@@ -59,17 +59,17 @@ class Onboarding:
         raise ConfigError(msg)
 
     def key(self, base_url: str, given: str = "") -> ServerKey:
-        """The key that was given, or the one that is there. Raises ConfigError."""
+        """Return the given key, or the existing one. Raises ConfigError."""
         if given:
             return providers.new_key(self.path, base_url, given)
         return providers.known_key(self.path, self.config(), base_url, self.catalog(), self.env)
 
     def has_key(self, base_url: str) -> str:
-        """Where the key is that `key` would find, "" if there is none."""
+        """Return the source of the key that `key` would return, "" if there is none."""
         return providers.has_key(self.path, self.config(), base_url, self.catalog(), self.env)
 
     def check(self, base_url: str, key: ServerKey, model: str = "") -> Checked:
-        """Whether the server works: its models, and with a model one short answer. Raises ConfigError."""
+        """Check a server: its models, and with a model one short answer. Raises ConfigError."""
         prices = str(self.path.parent / "servers" / "own.toml")
         return checking.check(
             base_url, key.value, model, self.catalog(), prices=prices, own_port=self.own_port,
@@ -77,9 +77,9 @@ class Onboarding:
         )  # fmt: skip
 
     def problem(self, base_url: str, key: str = "") -> checking.Problem | None:
-        """What is wrong already, before anybody is asked."""
+        """Return the problem of an address or a key by their texts alone."""
         return checking.address_problem(base_url, self.own_port) or checking.key_problem(key)
 
     def save(self, choice: Choice) -> dict[str, Any]:
-        """Write it down, all or nothing; the settings that were written. Raises ConfigError."""
+        """Write a choice down, all or nothing; return the settings that were written. Raises ConfigError."""
         return saving.save(self.path, choice)

@@ -1,6 +1,6 @@
 """`disco doctor`: check everything, and say what to do next. Asks only the configured server; shows no secret.
 
-With `policy.private` that one is not asked either, unless `--online` says so.
+With `policy.private` it asks no server, unless you say `--online`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .server import FoundKey
 
 HIDDEN = "********"
-# Names of variables whose values are nobody's business, and what keys of well-known services begin with.
+# Names of variables whose values are secret, and beginnings of the keys of well-known services.
 _SECRET_NAMES = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)S?$", re.IGNORECASE)
 _KEY_LIKE = re.compile(r"\b(?:(?:sk|pk|gsk|xai|hf|nvapi|csk|tgp|fw)[-_]|AIza)[\w-]{12,}")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@'\"]+@")
@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and show; 1 if something is wrong."""
+    """Check and show; return 1 if something is wrong."""
     found = findings(offline=args.offline, online=args.online)
     seen = list(found) if args.json else list(_shown(found))
     n_wrong, n_warn = (sum(f.level == level for f in seen) for level in ("wrong", "warn"))
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding]:
-    """All checks, in order, each as soon as it is done; `online` asks the server also with `policy.private`."""
+    """Yield all findings in order, each when its check is done; `online` asks the server despite `policy.private`."""
     from ...config.layers import load
     from ...config.schema import Config
     from ...errors import ConfigError
@@ -106,7 +106,7 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
 
 
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
-    """The device's checks; whether llama.cpp would use a GPU."""
+    """Yield the device's findings; return whether llama.cpp would use a GPU."""
     from ...daemon.device import n_gpu_layers
     from . import engine, files, machine, server
     from .finding import Level
@@ -140,13 +140,13 @@ def _folders(config: Config) -> Iterator[Finding]:
 
     device = config.device
     if device.enabled and not device.model and not there(models.default_model_path()):
-        yield folder("models folder", models.models_dir(), 2 * models.SIZE)  # the download, and what is in it
+        yield folder("models folder", models.models_dir(), 2 * models.SIZE)  # the download, and its contents
     yield folder("data folder", data_path())
     yield folder("cache folder", cache_path(), wished=SPARE_BYTES + int(device.spill_gib * 2**30))
 
 
 def _history(config: Config) -> Generator[Finding, None, float | None]:
-    """The history's check; when the latest request in it came."""
+    """Yield the history's finding; return the time of the latest request in it."""
     from ...errors import Unavailable
     from ...store import checkup
     from .files import history
@@ -173,7 +173,7 @@ def _history_path(config: Config) -> Path:
 def _server(
     config: Config, key: FoundKey, daemon: dict[str, Any] | None, *, unasked: str
 ) -> Generator[Finding, None, float | None]:
-    """The server's checks, those that need none where it is `unasked`; how far this clock is ahead of its, s."""
+    """Yield the server's findings, without asking it where `unasked` says why; return how far our clock is ahead, s."""
     from ...config import pricelist
     from ...config.layers import config_path
     from ...errors import ConfigError
@@ -208,7 +208,7 @@ def _server(
 
 
 def _probed(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
-    """What was found out of how the server goes on with answers: by the running daemon, or as the history has it."""
+    """Return the probe's verdict on the server, from the running daemon or the history."""
     from ...endpoints.continuation import Profile
     from ...errors import Unavailable
     from ...net import without_credentials
@@ -220,7 +220,7 @@ def _probed(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
         if told is None and (path := _history_path(config)).exists():
             told = checkup.profile(path, name)
         found = Profile.from_json(told) if told else None
-    except (OSError, Unavailable, ValueError):  # the line on the history tells
+    except (OSError, Unavailable, ValueError):  # the finding on the history says it
         return None
     return found if found is not None and found.server == name else None
 
@@ -238,7 +238,7 @@ def _power(config: Config, *, on_gpu: bool) -> Iterator[Finding]:
 
 
 def _newest_price() -> datetime:
-    """A time that is past for certain: this program was made after it."""
+    """Return a time that is certainly past: this program was made after it."""
     from datetime import UTC, datetime
 
     from ...config import pricelist
@@ -251,7 +251,7 @@ def _newest_price() -> datetime:
 
 
 def clean(finding: Finding, hidden: Iterable[str], own: Iterable[str] = ()) -> Finding:
-    """The same without secrets, of `own` keys not even pieces, and without what a terminal would obey."""
+    """Return a finding without secrets, without even pieces of `own` keys, and without control codes."""
     return replace(finding, found=_clean(finding.found, hidden, own), mend=_clean(finding.mend, hidden, own))
 
 
@@ -265,7 +265,7 @@ def _clean(text: str, hidden: Iterable[str], own: Iterable[str]) -> str:
 
 
 def _secrets(env: Mapping[str, str], *own: str) -> list[str]:
-    """What must not be shown, the longest first: one may be part of another."""
+    """Return the secrets to hide, the longest first: one may be part of another."""
     found = {value for name, value in env.items() if _SECRET_NAMES.search(name)} | {*own}
     return sorted(
         (secret for secret in found if len(secret) >= _LEAST_SECRET), key=lambda secret: (-len(secret), secret)
@@ -273,7 +273,7 @@ def _secrets(env: Mapping[str, str], *own: str) -> list[str]:
 
 
 def _shown(found: Iterable[Finding]) -> Iterator[Finding]:
-    """Print each as it comes, in colours and folded on a terminal, a line each elsewhere."""
+    """Print each finding as it comes: in colours and folded on a terminal, as one line elsewhere."""
     console = make_console(highlight=False)
     for finding in found:
         if console.is_terminal:
@@ -284,7 +284,7 @@ def _shown(found: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def line(finding: Finding) -> str:
-    """One finding as plain text; what a mend says in further lines is indented."""
+    """Return a finding as plain text; further lines of its mend are indented."""
     mend = finding.mend.replace("\n", f"\n{'':{_MARGIN}}")
     return f"{finding.level:<6}{finding.name:<{_MARGIN - 6}}{finding.found}{f' -> {mend}' if mend else ''}"
 

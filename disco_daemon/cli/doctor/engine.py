@@ -1,4 +1,4 @@
-"""What `disco doctor` finds of the engine without starting it: llama.cpp's bindings, and the memory for the model."""
+"""Checks of the engine without starting it: llama.cpp's bindings, its confinement, and the memory for the model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .files import GIB, head, model_path
 from .finding import Finding, ok, warn, wrong
 
 CHILD_TIMEOUT_S = 30.0  # importing the bindings takes 0.3 s, from a cold disk some seconds
-HEAD_BYTES = 1 << 20  # of a GGUF file: its shape stands in the first kilobytes
+HEAD_BYTES = 1 << 20  # read of a GGUF file: its shape stands in the first kilobytes
 NVIDIA = Path("/dev/nvidiactl")  # there while the driver is loaded
-MOST_NUMBERS = 1 << 32  # in the KV cache of one token; of the largest models there are, 2 million
+MOST_NUMBERS = 1 << 32  # in the KV cache of one token; the largest models have 2 million
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What the child process told: None, and in `problem` why, where it did not get so far."""
+    """The child process's results; None where it did not get that far, and `problem` says why."""
 
     bindings: Bindings | None = None
     fit: Fit | None = None
@@ -47,7 +47,7 @@ def checkup_question(settings: DeviceSettings, n_gpu_layers: int | None) -> Chec
 
 
 def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> CheckupRequest:
-    """What is to be known of the model at `path`. Raises OSError, or ValueError if its header does not tell."""
+    """Return the checkup's request for the model at `path`. Raises OSError, or ValueError for a poor header."""
     header = read_gguf(head(path, HEAD_BYTES))
     shape = shape_of(header)
     trained = header.get(f"{header.get('general.architecture')}.context_length")
@@ -72,7 +72,7 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
 
 
 def run_checkup(about: CheckupRequest | None) -> Examined:
-    """Ask `engine.measure.checkup`, in a process of its own."""
+    """Run `engine.measure.checkup` in a process of its own."""
     try:
         done = run_part("disco_daemon.engine.measure.checkup", line=encode(about) + b"\n", timeout_s=CHILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -98,7 +98,7 @@ def run_checkup(about: CheckupRequest | None) -> Examined:
 
 
 def confinement(seen: Examined) -> Finding | None:
-    """What the process that reads model files cannot do; None where it did not come so far."""
+    """Check what the process that reads model files is kept from; None where it did not get that far."""
     name, found = "confinement", seen.confined
     if found is None:
         return None
@@ -113,7 +113,7 @@ def confinement(seen: Examined) -> Finding | None:
 
 
 def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
-    """The bindings; `pinned` is the version that this program was made for, "" if that is not known."""
+    """Check the bindings; `pinned` is the version that this program was made for, "" if that is not known."""
     name, found = "llama.cpp", seen.bindings
     rebuild = f"pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=={pinned}"
     again = "`make binary NATIVE=1` in a checkout on this machine" if is_binary() else f"`{rebuild}`"
@@ -136,7 +136,7 @@ def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
 
 
 def pinned_version() -> str:
-    """The version of llama-cpp-python that this program requires; "" if it was not installed as a package."""
+    """Return the version of llama-cpp-python that this program requires; "" if it was not installed as a package."""
     try:
         wanted = requires("disco-daemon") or []
     except PackageNotFoundError:
@@ -146,7 +146,7 @@ def pinned_version() -> str:
 
 
 def memory(about: CheckupRequest | str, seen: Examined, daemon: dict[str, Any] | None) -> Finding:
-    """Whether the model will find the memory it needs; `about` is why nobody knows, if it is text.
+    """Check whether the model fits into memory; a text as `about` says why that cannot be predicted.
 
     A `daemon` that runs (its state) has the model in memory already.
     """

@@ -21,7 +21,7 @@ SPARE_BYTES, LEAST_BYTES = GIB, 64 * 2**20  # free on a disk: a warning below th
 
 
 def configuration(path: Path, config: Config, error: str) -> Finding:
-    """Whether the settings can be read and go together; `error` is what reading them said."""
+    """Check whether the settings can be read and go together; `error` is the error of reading them."""
     name = "configuration"
     if error:
         return wrong(name, error, "mend or unset it; what follows was looked at with the defaults")
@@ -43,7 +43,7 @@ def configuration(path: Path, config: Config, error: str) -> Finding:
 
 
 def model(settings: DeviceSettings) -> Finding:
-    """Whether the device's model file is there and is one."""
+    """Check the device's model file."""
     name = "model"
     if not settings.enabled:
         return ok(name, "not used: device.enabled is false")
@@ -66,12 +66,12 @@ def model(settings: DeviceSettings) -> Finding:
 
 
 def model_path(settings: DeviceSettings) -> Path:
-    """Where the device's model is, or would be."""
+    """Return the path of the device's model, whether it exists or not."""
     return Path(settings.model).expanduser() if settings.model else default_model_path()
 
 
 def device_files(settings: DeviceSettings) -> Finding | None:
-    """Whether the other files that the settings name can be read; None if they name none."""
+    """Check the other files that the settings name; None if they name none."""
     named = {"device.chat_template": settings.chat_template, "device.draft_model": settings.draft_model}
     for adapter, where in settings.adapters.items():
         named[f"device.adapters.{adapter}"] = where if isinstance(where, str) else where.path
@@ -84,7 +84,7 @@ def device_files(settings: DeviceSettings) -> Finding | None:
 
 
 def folder(name: str, path: Path, needed: int = LEAST_BYTES, wished: int = SPARE_BYTES) -> Finding:
-    """Whether files can be made in a folder that is or will be at `path`, and how many bytes of room there are."""
+    """Check whether files can be made in a folder that is or will be at `path`, and its free bytes."""
     nearest = next(parent for parent in (path, *path.parents) if there(parent))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         return wrong(name, f"{nearest} cannot be written to", f"mend the owner or the permissions of {nearest}")
@@ -98,7 +98,7 @@ def folder(name: str, path: Path, needed: int = LEAST_BYTES, wished: int = SPARE
 
 
 def history(path: Path, seen: HistoryFacts | str | None) -> Finding:
-    """The history file; `seen` is what is in it, why it cannot be read, or None if there is none."""
+    """Check the history file; `seen` are its facts, why it cannot be read, or None if there is none."""
     name = "history"
     if seen is None:
         return ok(name, f"none yet; the first request begins it in {path}")
@@ -116,7 +116,7 @@ def history(path: Path, seen: HistoryFacts | str | None) -> Finding:
 
 
 def _others(path: Path) -> int:
-    """The permission bits of a file that others have some of, else 0."""
+    """Return the permission bits of a file if others have any of them, else 0."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
@@ -125,7 +125,7 @@ def _others(path: Path) -> int:
 
 
 def there(path: Path) -> bool:
-    """Whether something is at `path`, and may be known of: what lies behind a closed folder is not there."""
+    """Whether `path` exists; a path behind a closed folder counts as missing."""
     try:
         path.stat()
     except OSError:
@@ -134,6 +134,6 @@ def there(path: Path) -> bool:
 
 
 def head(path: Path, n_bytes: int) -> bytes:
-    """The first bytes of a file. Raises OSError."""
+    """Return the first bytes of a file. Raises OSError."""
     with open_regular(path) as f:
         return f.read(n_bytes)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """How bad a finding is."""
 
     OK = "ok"
     WARN = "warn"
@@ -16,7 +16,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found, and what to do next ("" for nothing; may have several lines)."""
+    """The result of one check, and what to do next ("" for nothing; may have several lines)."""
 
     name: str
     level: Level
@@ -25,15 +25,15 @@ class Finding:
 
 
 def ok(name: str, found: str, mend: str = "") -> Finding:
-    """Nothing has to be done."""
+    """Return a finding that needs nothing."""
     return Finding(name, Level.OK, found, mend)
 
 
 def warn(name: str, found: str, mend: str) -> Finding:
-    """It works, and might work better."""
+    """Return a finding of something that works, and might work better."""
     return Finding(name, Level.WARN, found, mend)
 
 
 def wrong(name: str, found: str, mend: str) -> Finding:
-    """Something cannot work."""
+    """Return a finding of something that cannot work."""
     return Finding(name, Level.WRONG, found, mend)

@@ -22,7 +22,7 @@ DAEMON_TIMEOUT_S = 5.0  # the running daemon's answer to one check of `disco doc
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who has the daemon's port: nobody (`free`), a daemon (its `state`), or something else (`problem` says what)."""
+    """The holder of the daemon's port: none (`free`), a daemon (its `state`), or another program (`problem`)."""
 
     free: bool = False
     state: dict[str, Any] | None = None
@@ -30,9 +30,9 @@ class Listener:
 
 
 def listener(api: Api) -> Listener:
-    """Try to listen there; if that is taken, ask who does. No other machine is asked."""
+    """Try to listen; if the port is taken, ask the program that has it. No other machine is asked."""
     try:
-        # A name would be asked of the network; "localhost" is known here.
+        # A name would be looked up in the network; "localhost" is known here.
         flags = 0 if is_loopback(api.host) else socket.AI_NUMERICHOST
         family, kind, _, _, address = socket.getaddrinfo(api.host, api.port, type=socket.SOCK_STREAM, flags=flags)[0]
         with socket.socket(family, kind) as s:
@@ -53,7 +53,7 @@ def listener(api: Api) -> Listener:
 
 
 def port(api: Api, found: Listener) -> Finding:
-    """Whether the daemon can listen, or does."""
+    """Check whether the daemon can listen, or does."""
     name, where = "port", f"{api.host}:{api.port}"
     if found.state is not None:
         told = f"a disco daemon {found.state['version']} listens on {where}"
@@ -67,7 +67,7 @@ def port(api: Api, found: Listener) -> Finding:
 
 
 def users(api: Api, *, told: bool, platform: str = sys.platform) -> Finding:
-    """Who else on this machine may ask; `told`: whether the system says whose a connection is."""
+    """Check which other users may ask; `told`: whether the system reports the owner of a connection."""
     name = "other users"
     if api.key:
         return ok(name, "need api.key, as everybody")

@@ -24,11 +24,11 @@ from ...service.spec import Spec
 from .finding import Finding, ok, warn, wrong
 
 LEAST_PYTHON = (3, 11)
-CALL_TIMEOUT_S = 5.0  # of one of the system's own programs
-MAX_SKEW_S = 120.0  # between two clocks; certificates and daily caps do not mind less
+CALL_TIMEOUT_S = 5.0  # for one of the system's own programs
+MAX_SKEW_S = 120.0  # between two clocks; less matters neither to certificates nor to daily caps
 EPOCH = timedelta(days=20 * 365)  # a clock so far ahead of the newest price list is wrong
 CPUINFO = Path("/proc/cpuinfo")
-# Of llama.cpp's names for what it was built with: what Linux and macOS call the same, where it makes prompts faster.
+# llama.cpp's names of features that make prompts faster, with the names that Linux and macOS give them.
 _X86 = {"AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX512_VNNI": "avx512_vnni"}
 _ARM = {"DOTPROD": "asimddp", "MATMUL_INT8": "i8mm"}
 _APPLE = {"DOTPROD": "hw.optional.arm.FEAT_DotProd", "MATMUL_INT8": "hw.optional.arm.FEAT_I8MM"}
@@ -43,7 +43,7 @@ def frozen() -> bool:
 
 
 def python(version: tuple[int, ...] = sys.version_info[:3], *, bits: int = sys.maxsize.bit_length() + 1) -> Finding:
-    """Whether the interpreter is one that disco is made for."""
+    """Check whether disco supports this interpreter."""
     shown = ".".join(map(str, version))
     found = f"{platform.python_implementation()} {shown}, {bits} bits, {sys.executable}"
     least = ".".join(map(str, LEAST_PYTHON))
@@ -60,7 +60,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3], *, bits: int = sys.m
 
 
 def compiler(*, engine_works: bool) -> Finding:
-    """Whether there is a C++ compiler, which llama.cpp is built with once; an engine that works needs none."""
+    """Check for a C++ compiler, which builds llama.cpp once; an engine that works needs none."""
     name = "compiler"
     if frozen():
         return ok(name, "none is needed: the engine is in this program")
@@ -73,7 +73,7 @@ def compiler(*, engine_works: bool) -> Finding:
 
 
 def _compiler() -> str:
-    """Path and version of the compiler that a build would take; "" if there is none."""
+    """Return path and version of the compiler that a build would take; "" if there is none."""
     if sys.platform == "darwin" and not said(["xcode-select", "-p"]):
         return ""  # then `c++` only opens a window that asks to install one
     for name in (*shlex.split(os.environ.get("CXX", ""))[:1], "c++", "g++", "clang++"):
@@ -84,7 +84,7 @@ def _compiler() -> str:
 
 
 def _how_to_get_one() -> str:
-    """The command that installs a compiler on this system."""
+    """Return the command that installs a compiler on this system."""
     if sys.platform == "darwin":
         return "`xcode-select --install`"
     commands = {
@@ -99,7 +99,7 @@ def _how_to_get_one() -> str:
 
 
 def said(command: Sequence[str]) -> str:
-    """What one of the system's programs printed; "" if it failed, is not there or is silent for too long."""
+    """Return the output of one of the system's programs; "" if it failed, is missing or is silent for too long."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=CALL_TIMEOUT_S, check=False,
@@ -115,14 +115,14 @@ def said(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Its name ("" if nobody tells), and which of the features that llama.cpp makes use of it has."""
+    """A processor's name ("" if not known), and those of its features that llama.cpp uses."""
 
     name: str = ""
     features: tuple[str, ...] = ()
 
 
 def processor(cpu: Processor, built: Bindings | None) -> Finding:
-    """Whether llama.cpp was `built` for what the processor can; None if it could not be asked."""
+    """Check whether llama.cpp was `built` for the processor's features; None if it could not be asked."""
     cores = f"{os.cpu_count() or 1} cores"
     has = f": {' '.join(cpu.features)}" if cpu.features else ""
     found = f"{cpu.name or platform.machine()}, {cores}{has}"
@@ -138,7 +138,7 @@ def processor(cpu: Processor, built: Bindings | None) -> Finding:
 
 
 def this_processor() -> Processor:
-    """What this machine tells of its processor."""
+    """Return this machine's processor."""
     if sys.platform == "darwin":
         return of_macos(said(["sysctl", "machdep.cpu.brand_string", *_APPLE.values()]))
     try:
@@ -148,7 +148,7 @@ def this_processor() -> Processor:
 
 
 def of_linux(cpuinfo: str) -> Processor:
-    """What /proc/cpuinfo tells; all cores are taken to be as the first."""
+    """Return the processor of /proc/cpuinfo; all cores are taken to be like the first."""
     rows = re.findall(r"^([^:\n]+?)[ \t]*:[ \t]*(.*)$", cpuinfo, re.MULTILINE)
     first = dict(reversed(rows))
     flags = set(f"{first.get('flags', '')} {first.get('Features', '')}".split())
@@ -157,7 +157,7 @@ def of_linux(cpuinfo: str) -> Processor:
 
 
 def of_macos(sysctl: str) -> Processor:
-    """What `sysctl` tells, a line each. An Intel Mac's features are not looked at."""
+    """Return the processor of `sysctl`'s lines, without the features of an Intel Mac."""
     rows = dict(line.split(": ", 1) for line in sysctl.splitlines() if ": " in line)
     return Processor(
         rows.get("machdep.cpu.brand_string", ""), tuple(name for name, key in _APPLE.items() if rows.get(key) == "1")
@@ -168,7 +168,7 @@ def of_macos(sysctl: str) -> Processor:
 
 
 def service(spec: Spec) -> Finding:
-    """Whether disco is started at login, and how that service is; `spec` is what the settings say."""
+    """Check whether disco is started at login, and its service; `spec` is the service by the settings."""
     try:
         return service_of(of_this_machine(), spec)
     except ServiceError:
@@ -176,7 +176,7 @@ def service(spec: Spec) -> Finding:
 
 
 def service_of(manager: Manager, spec: Spec | None = None) -> Finding:
-    """How the service is, by this manager, and whether it is as the settings say."""
+    """Check the service of this manager, and whether it is as the settings say."""
     try:
         status = within(CALL_TIMEOUT_S, manager.status)
     except TimeoutError:
@@ -198,7 +198,7 @@ def service_of(manager: Manager, spec: Spec | None = None) -> Finding:
 
 
 def energy(state: PowerState) -> Finding:
-    """The source that energy is taken from, how far off it may be, and why no better one."""
+    """Check the source of energy figures, how far off it may be, and why no better one is used."""
     reading = state.reading
     watts = f" = {reading.watts:.3g} W" if reading.watts is not None else ""
     skipped = "".join(f"; not {s.source}: {s.reason}" for s in state.skipped)
@@ -209,7 +209,7 @@ def energy(state: PowerState) -> Finding:
 
 
 def battery(charge: Charge | None, floor: float | None) -> Finding:
-    """How full it is; from `caps.battery_floor` on, if that is set, the device makes no answers on battery."""
+    """Check the charge; below `caps.battery_floor`, if that is set, the device makes no answers on battery."""
     if charge is None:
         return ok("battery", "none")
     left = f", {charge.seconds_left / 3600:.1f} h left" if charge.seconds_left is not None else ""
@@ -221,7 +221,7 @@ def battery(charge: Charge | None, floor: float | None) -> Finding:
 
 
 def heat(thermal: Thermal | None) -> Finding:
-    """Whether the processor is slowed down by it."""
+    """Check whether heat slows the processor down."""
     if thermal is None:
         return ok("heat", "nothing here tells of it")
     left = f"{thermal.headroom_k:.0f} K below throttling" if thermal.headroom_k is not None else ""
@@ -234,7 +234,7 @@ def heat(thermal: Thermal | None) -> Finding:
 
 
 def clock(now: datetime, past: datetime, latest: float | None, skew_s: float | None) -> Finding:
-    """Whether the time can be right: after `past`, not long after, not before the `latest` request (Unix time, s).
+    """Check the time: after `past`, not long after, not before the `latest` request (Unix time, s).
 
     `skew_s` is how far this clock is ahead of the server's, s, None if that is not known.
     """

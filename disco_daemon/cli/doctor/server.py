@@ -1,4 +1,4 @@
-"""What `disco doctor` finds of the configured server. Nobody else is asked, and no key and no password is shown."""
+"""Checks of the configured server. No other server is asked, and no key and no password is shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PRIVATE = "not asked: policy.private is on (`disco doctor --online` asks it all 
 
 
 def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Finding:
-    """Whether the URL is one that an OpenAI client can use, and is not the daemon's own (`api`)."""
+    """Check whether an OpenAI client can use the URL, and that it is not the daemon's own (`api`)."""
     name, url = "server", settings.base_url
     if not url:
         return ok(name, "none, this machine answers alone", "`disco config set server.base_url URL` lets one take part")
@@ -54,7 +54,7 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
 
 
 def shown(url: str) -> str:
-    """An address without user, password and query."""
+    """Return an address without user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -64,12 +64,12 @@ def shown(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """The API key and where it comes from; or why there is none, in `problem`."""
+    """The API key and its source, or in `problem` why there is none."""
 
     value: str = ""
     source: str = ""
     problem: str = ""
-    refused: bool = False  # it is there, and may not go to that server
+    refused: bool = False  # there is one that may not go to that server
 
     def __repr__(self) -> str:
         return f"<FoundKey from {self.source or 'nowhere'}>"
@@ -78,7 +78,7 @@ class FoundKey:
 def read_key(config: Config, env: Mapping[str, str]) -> FoundKey:
     """Find the key as the daemon does."""
     settings = config.server
-    # Somebody may have put the key itself where the variable's name belongs.
+    # The key itself may stand where the variable's name belongs.
     named = _VARIABLE.fullmatch(settings.api_key_env) is not None
     variable = f"${settings.api_key_env}" if named else "the variable that server.api_key_env names"
     try:
@@ -111,7 +111,7 @@ def may_ask(settings: ServerSettings, found: FoundKey) -> bool:
 
 
 def key(settings: ServerSettings, found: FoundKey, catalog: Catalog) -> Finding:
-    """Whether there is a key where one is needed."""
+    """Check whether there is a key where one is needed."""
     name = "server key"
     mend = "set that variable where the daemon starts, or `disco config set server.api_key_file FILE` (chmod 600)"
     if found.value:
@@ -130,7 +130,7 @@ def key(settings: ServerSettings, found: FoundKey, catalog: Catalog) -> Finding:
 
 
 def key_file(settings: ServerSettings, env: Mapping[str, str]) -> Finding | None:
-    """Whether the key file is there and its owner's alone; None if none is named. A variable with a key goes first."""
+    """Check that the key file is its owner's alone; None if none is named. A variable with a key goes first."""
     name = "key file"
     if not settings.api_key_file:
         return None
@@ -157,7 +157,7 @@ def key_file(settings: ServerSettings, env: Mapping[str, str]) -> Finding | None
 
 
 def network(name: str, url: str, *, unasked: str = "") -> Finding:
-    """Whether a TCP connection to the host of `url` comes about, or to the proxy before it; or why it is `unasked`."""
+    """Check a TCP connection to the host of `url` or the proxy before it, unless `unasked` says why not."""
     where = urlsplit(url)
     host, port = where.hostname or "", where.port or _PORTS[where.scheme]
     if unasked:
@@ -185,7 +185,7 @@ def _connect(host: str, port: int) -> None:
 
 
 def _proxy(scheme: str, host: str) -> tuple[str, int] | None:
-    """The proxy that the daemon's client would go through, None if there is none. What is local never does."""
+    """Return the proxy of the daemon's client, None if there is none; local addresses have none."""
     if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
     proxies = urllib.request.getproxies()
@@ -197,7 +197,7 @@ def _proxy(scheme: str, host: str) -> tuple[str, int] | None:
 
 
 def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding:
-    """Whether it answers, takes the key, and has the model."""
+    """Check whether the server answers, takes the key, and has the model."""
     name = "server model"
     page = f"{shown(settings.base_url).rstrip('/')}/models"
     if reply.problem:
@@ -230,7 +230,7 @@ def _listed(name: str, model: str, listed: tuple[str, ...]) -> Finding:
 
 
 def price(config: Config, catalog: Catalog, folder: Path) -> Finding:
-    """What a token costs there; one that nobody knows is asked for."""
+    """Check the price of a token; the mend asks for an unknown one."""
     name, settings = "price", config.server
     own = (settings.input_usd_per_mtok, settings.output_usd_per_mtok)
     if own[0] is not None and own[1] is not None:
@@ -249,7 +249,7 @@ def price(config: Config, catalog: Catalog, folder: Path) -> Finding:
 
 
 def continuation(settings: ServerSettings, profile: Profile | None) -> Finding:
-    """How this server goes on with an answer that was begun elsewhere; `profile` is what the probe found, if it did."""
+    """Check how this server continues an answer that was begun elsewhere; `profile` is the probe's verdict, if any."""
     name, way = "continuation", Way.configured(settings.continuation, settings.base_url)
     source = "as you have set it" if settings.continuation != "auto" else "known of this host"
     if settings.continuation == "auto" and profile is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...onboarding.saving import Choice
     from ...onboarding.setup import Onboarding
 
-MAX_KEY_FILE = 65536  # characters; a key has some hundred
+MAX_KEY_FILE = 65536  # characters; a key has about a hundred
 USAGE = 2
 
 
@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, test, save; what is not saved has changed nothing."""
+    """Ask, test and save; before it saves it changes nothing."""
     from ...config.layers import config_path, load
     from ...onboarding.setup import Onboarding
 
@@ -124,7 +124,7 @@ def _serve() -> int:
 
 
 def _read_key(name: str) -> str:
-    """The key in a file, or on standard input. Raises ConfigError."""
+    """Return the key in a file, or on standard input. Raises ConfigError."""
     from ...errors import ConfigError
 
     try:
@@ -143,7 +143,7 @@ def _read_key(name: str) -> str:
 
 
 def _require(setup: Onboarding, base_url: str, key: str) -> None:
-    """Raises ConfigError for an address or a key that cannot be right."""
+    """Raise ConfigError for an address or a key that cannot be right."""
     from ...errors import ConfigError
 
     if (problem := setup.problem(base_url, key)) is not None:
@@ -165,7 +165,7 @@ def _refused(checked: Checked, *, as_json: bool) -> None:
 
 
 def _saved(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
-    """Write it down, and say what was written and what comes next. Raises ConfigError."""
+    """Write the choice down, and print what was written and what comes next. Raises ConfigError."""
     from ...onboarding.saving import shadowed
 
     changes = setup.save(choice) if choice.base_url is not None or choice.local is not None else {}
@@ -191,7 +191,7 @@ def _saved(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_jso
 
 
 def _taken_up(setup: Onboarding) -> str:
-    """Have the running daemon go by it; what came of that."""
+    """Reload the running daemon; return a sentence on the result."""
     from ...client import once as client
 
     root, key = client.daemon_at(None, setup.config())
@@ -210,6 +210,6 @@ def _daemon_runs(setup: Onboarding) -> bool:
         client.get(root, "/disco/v1/state", key, timeout_s=2.0)
     except client.DaemonError as e:
         return e.code not in (client.NOT_RUNNING, client.NOT_OURS)
-    except ValueError:  # somebody else's JSON, or none
+    except ValueError:  # another program's JSON, or none
         return False
     return True

@@ -1,4 +1,4 @@
-"""`disco setup` at a terminal: one question after the other. Nothing is written here: Ctrl-C leaves all as it was."""
+"""The dialog of `disco setup` at a terminal. It writes nothing: Ctrl-C leaves all as it was."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ...onboarding.saving import Choice
 from ...onboarding.setup import Onboarding
 from ..terminal import progress
 
-SHOWN = 30  # models in one list; what one types makes it shorter
+SHOWN = 30  # models in one list; a typed part of a name makes it shorter
 _OF_KEYS = (Trouble.KEY, Trouble.CREDIT)
 _OF_MODELS = (Trouble.MODEL, Trouble.REFUSED)
 
 
 @dataclass
 class Dialog:
-    """Asks by `ask` and, for what nobody may see, by `ask_secret`; says by `say`."""
+    """Asks with `ask`, for secrets with `ask_secret`, and prints with `say`."""
 
     setup: Onboarding
     ask: Callable[[str], str] = input
@@ -30,12 +30,12 @@ class Dialog:
     say: Callable[[str], None] = print
 
     def run(self) -> tuple[Choice, Checked | None]:
-        """All questions about settings. Each step adds what was chosen."""
+        """Ask all questions about settings; return the choice, and the check of its server if there was one."""
         choice, checked = self._server()
         return replace(choice, local=self._local()), checked
 
     def service(self) -> bool:
-        """Whether disco shall be started at each login."""
+        """Ask whether disco is to be started at each login."""
         return self._yes("Start disco at each login?", usual=False)
 
     def _yes(self, question: str, *, usual: bool = True) -> bool:
@@ -54,7 +54,7 @@ class Dialog:
                 return found
 
     def _who(self) -> str | None:
-        """The address; "" for no server, None for the one that is configured, if any."""
+        """Ask for the address; "" for no server, None for the one that is configured, if any."""
         known, now = self.setup.providers(), self.setup.config().server
         self.say("Who shall answer beside this machine?")
         for number, provider in enumerate(known, 1):
@@ -87,7 +87,7 @@ class Dialog:
         return None
 
     def _with_key(self, base_url: str) -> tuple[Choice, Checked | None] | None:
-        """ServerKey, model and test; None to choose another server."""
+        """Ask for key, model and test; None to choose another server."""
         while True:
             key = self._key(base_url)
             if self.setup.private():
@@ -118,7 +118,7 @@ class Dialog:
             self.say(f"{problem.text}: {problem.mend}")
 
     def _with_model(self, listed: Checked, key: ServerKey) -> tuple[Choice, Checked | None] | None:
-        """A model that works, or that shall be saved all the same; None for another key."""
+        """Ask for a model that works, or that is to be saved all the same; None for another key."""
         while True:
             model = self._model(listed.models or ())
             choice = Choice(listed.base_url, model, key)
@@ -161,7 +161,7 @@ class Dialog:
     # --- this machine's model -------------------------------------------------------------------------------------
 
     def _local(self) -> str | None:
-        """What `device.model` shall be; None leaves it."""
+        """Ask what `device.model` is to be; None leaves it."""
         device = self.setup.config().device
         if not device.enabled or device.base_url:
             return None
