@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from disco_daemon.engine.measure.checkup_messages import Bindings, decode_told, encode
+from disco_daemon.engine.measure.checkup_messages import Bindings, decode_reply, encode
 from disco_daemon.program import PART
 
 N_WARM = 9
@@ -32,7 +32,7 @@ def engine(binary: Path) -> str:
             [str(binary), PART, CHECKUP], input=encode(None), env=env, capture_output=True, timeout=START_TIMEOUT_S,
             check=True,
         )  # fmt: skip
-    told = decode_told(done.stdout.splitlines()[0])
+    told = decode_reply(done.stdout.splitlines()[0])
     assert isinstance(told, Bindings)
     return f"llama.cpp {told.version}, {' '.join(told.features)}"
 

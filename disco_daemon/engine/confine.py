@@ -59,11 +59,11 @@ class Confinement:
     def take(self, name: str, measure: Callable[[], str | None]) -> None:
         """Put one measure in force, and record the detail that it returns, or why the system refuses it."""
         try:
-            told = measure()
+            detail = measure()
         except OSError as e:
             self.missing[name] = e.strerror or str(e)
         else:
-            self.in_force.append(f"{name} {told}" if told else name)
+            self.in_force.append(f"{name} {detail}" if detail else name)
 
 
 def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Confinement:

@@ -46,30 +46,30 @@ class ReplyInbox:
 
 
 Order = wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.CancelRequest
-Tell = Callable[[ReplyInbox, Order], None]
+SendOrder = Callable[[ReplyInbox, Order], None]
 
 
 class EngineAnswer:
     """One answer in flight: iterate it for messages, `close` it in any case. `done` has the final counts."""
 
-    def __init__(self, request_id: str, inbox: ReplyInbox, tell: Tell, forget: Callable[[str], None]) -> None:
-        self._tell, self._forget = tell, forget
+    def __init__(self, request_id: str, inbox: ReplyInbox, send: SendOrder, forget: Callable[[str], None]) -> None:
+        self._send, self._forget = send, forget
         self._id = request_id
         self._inbox = inbox
         self._ended = False
-        self._n_obeyed = 0  # orders carried out, according to the messages read
+        self._n_applied = 0  # orders carried out, according to the messages read
         self._held_at = 0  # number of orders up to the last Hold
         self.done: wire.Done | None = None
 
     @property
     def up_to_date(self) -> bool:
         """Whether the message just read was sent after all orders were carried out."""
-        return self._n_obeyed == self._inbox.n_orders
+        return self._n_applied == self._inbox.n_orders
 
     @property
     def outdated(self) -> bool:
         """Whether the piece just read was made before a HoldAnswer that discards it."""
-        return self._n_obeyed < self._held_at
+        return self._n_applied < self._held_at
 
     def __aiter__(self) -> EngineAnswer:
         return self
@@ -89,7 +89,7 @@ class EngineAnswer:
                 self._ended = True
                 return message
             case wire.PrefillProgress(n_orders=n_orders):
-                self._n_obeyed = n_orders
+                self._n_applied = n_orders
                 return message
             case wire.TextPiece() | wire.PauseChange():
                 return message
@@ -116,13 +116,13 @@ class EngineAnswer:
     def _order(self, message: wire.HoldAnswer | wire.AppendText | wire.SetPace) -> None:
         if not self._ended:
             with contextlib.suppress(EngineGone):
-                self._tell(self._inbox, message)
+                self._send(self._inbox, message)
 
     async def close(self) -> None:
         """Cancel if still running, and wait shortly for the final counts; idempotent, safe while being cancelled."""
         try:
             if not self._ended:
-                self._tell(self._inbox, wire.CancelRequest(id=self._id))
+                self._send(self._inbox, wire.CancelRequest(id=self._id))
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     async for _ in self:
                         pass

@@ -64,7 +64,7 @@ class Worker:
         self._batcher: Batcher | None = None
         self._embeddings: Embeddings | None = None
         self._outbox: list[bytes] = []
-        self._told_at = 0.0  # when the reader thread last sent Alive, s
+        self._alive_at = 0.0  # when the reader thread last sent Alive, s
 
     def send(self, message: wire.Message) -> None:
         """Send one message to the daemon at once."""
@@ -138,7 +138,7 @@ class Worker:
         busy = False
         while True:
             self._abort.clear()  # before the queue is drained: a CancelRequest sets it again once it is queued
-            self._obey(batcher, stats, wait=not busy)
+            self._apply(batcher, stats, wait=not busy)
             with stats:
                 busy = batcher.step()
                 self._flush()
@@ -148,7 +148,7 @@ class Worker:
                 busy = True
                 self._flush()
 
-    def _obey(self, batcher: Batcher, stats: EngineStats, *, wait: bool) -> None:
+    def _apply(self, batcher: Batcher, stats: EngineStats, *, wait: bool) -> None:
         """Carry out all queued commands; with `wait`, block until there is at least one."""
         while wait or not self._commands.empty():
             wait = False
@@ -249,8 +249,8 @@ class Worker:
     def _beat(self) -> None:
         """Send, once a second, that a long prompt is being read: the supervisor kills a silent engine."""
         now = time.monotonic()
-        if now - self._told_at > BEAT_S:
-            self._told_at = now
+        if now - self._alive_at > BEAT_S:
+            self._alive_at = now
             self.send(wire.Alive())
 
     def _count(self, message: wire.Count, llama: Llama) -> None:

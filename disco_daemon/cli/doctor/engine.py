@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...config.schema import DeviceSettings
-from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_told, encode
+from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_reply, encode
 from ...engine.process import run as run_part
 from ...models.gguf import read_gguf, shard_names
 from ...money.flops import shape_of
@@ -82,7 +82,7 @@ def run_checkup(about: CheckupRequest | None) -> Examined:
     confined = bindings = fit = None
     for line in done.stdout.splitlines():
         try:
-            told = decode_told(line)
+            told = decode_reply(line)
         except msgspec.MsgspecError:  # a library that prints
             continue
         match told:

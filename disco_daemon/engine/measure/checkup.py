@@ -16,7 +16,7 @@ from ..llama import gpu
 from ..llama import model as llama
 from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
 from ..llama.metadata import KV_BYTES
-from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, Told, decode_asked, encode
+from .checkup_messages import Bindings, CheckupReply, CheckupRequest, Confined, Fit, decode_request, encode
 
 
 def bindings() -> Bindings:
@@ -54,17 +54,17 @@ def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) ->
 
 def main() -> None:
     """Report each thing as soon as it is known."""
-    asked = decode_asked(sys.stdin.buffer.readline())
+    asked = decode_request(sys.stdin.buffer.readline())
     confinement = confine(Access(), gpu.free_bytes)
     end_with_stdin()
-    _tell(Confined(confinement.in_force, confinement.missing, try_forbidden()))
+    _report(Confined(confinement.in_force, confinement.missing, try_forbidden()))
     found = bindings()
-    _tell(found)
+    _report(found)
     if asked is not None:
-        _tell(fit(asked, available_bytes(), found.gpu_bytes))
+        _report(fit(asked, available_bytes(), found.gpu_bytes))
 
 
-def _tell(message: Told) -> None:
+def _report(message: CheckupReply) -> None:
     sys.stdout.buffer.write(encode(message) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -61,7 +61,7 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     problem: str = ""
 
 
-Told = Confined | Bindings | Fit
+CheckupReply = Confined | Bindings | Fit
 encode = msgspec.json.Encoder().encode
-decode_asked = msgspec.json.Decoder(CheckupRequest | None).decode
-decode_told = msgspec.json.Decoder(Told).decode
+decode_request = msgspec.json.Decoder(CheckupRequest | None).decode
+decode_reply = msgspec.json.Decoder(CheckupReply).decode

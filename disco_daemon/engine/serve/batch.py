@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -23,20 +22,13 @@ from .counters import Counters
 from .iteration import Batch, Share
 from .prepare import Prepared, prepare
 from .row_grouping import RowGrouping
-from .sequence import Given, Sequence
+from .sequence import Given, Send, Sequence
 
 MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
 PATIENCE_S = 0.25  # how long a client without a pace is kept waiting for a chunk of another one's prompt
 LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learning takes 0.25 ms
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who expects nothing in particular
-
-
-class Send(Protocol):
-    """Where messages to the daemon go."""
-
-    def __call__(self, message: wire.Message) -> None:
-        """Send one message."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from ..llama.text import TextStream
 from ..llama.vocabulary import Vocabulary
 from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, PromptLookup
 
-Send = Callable[[wire.Message], None]
+Send = Callable[[wire.Message], None]  # to the daemon
 
 
 class SequenceStatus(Enum):
