@@ -1,4 +1,4 @@
-"""The policies that everything is held against: fixed delays, and a side drawn at random. Pure."""
+"""The baselines: policies with fixed delays, and policies that draw a side at random. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Fixed:
     learns: bool = False
 
     def fit(self, inputs: PolicyInput | None = None) -> Table:
-        """The table of the fixed plan, whatever is known."""
+        """Return the table of the fixed plan, whatever the input."""
         del inputs
         return constant(self.fixed)
 
@@ -44,7 +44,7 @@ class Stochastic:
         return "stochastic-concurrent" if self.concurrent else "stochastic"
 
     def fit(self, inputs: PolicyInput) -> Table:
-        """Two rungs, never and always; the draw between them does the rest."""
+        """Return two rungs, never and always; the draw between them does the rest."""
         used, other = np.array([INF, 0.0]), np.array([0.0, 0.0 if self.concurrent else INF])
         device, server = (used, other) if inputs.constrained is Side.DEVICE else (other, used)
         return Table(np.empty(0), np.array([0.0, 1.0]), device.reshape(2, 1, 1), server.reshape(2, 1, 1))

@@ -46,7 +46,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a handoff begun now would meet. Lengths in tokens, speeds in token/s.
+    """The conditions of a handoff begun now. Lengths in tokens, speeds in token/s.
 
     `generated` tokens are the answer so far, `cached` of it and the `prompt` the target need not prefill. `remaining`
     is E[remaining | generated], capped by max_tokens. `prefill_s` is the expected time to the target's first token,
@@ -107,7 +107,7 @@ def gain(prospect: Prospect, costs: Costs) -> float:
 
 
 def margin(done: int) -> float:
-    """What a handoff must gain, as a multiple of its cost, after `done` of them: a move back has to gain more."""
+    """Return the least gain of a handoff after `done` of them, in multiples of its cost: a move back needs more."""
     return HYSTERESIS[min(done, len(HYSTERESIS) - 1)]
 
 
@@ -142,5 +142,5 @@ def catch_up_s(missing: float, prefill_tps: float, source_tps: float, wait_s: fl
 
 
 def next_check(generated: int) -> int:
-    """How long the answer should be at the next look, tokens: often at first, then rarer as it grows."""
+    """Return the length of the answer at the next look, tokens: often at first, then rarer as it grows."""
     return generated + max(LOOK_EVERY, generated // LOOK_EVERY)

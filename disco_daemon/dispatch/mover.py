@@ -48,7 +48,7 @@ class Mover(Protocol):
         ...
 
     def next_check(self, generated: int) -> int:
-        """How long the answer should be when it is asked again, tokens."""
+        """Return the length of the answer at which to ask again, tokens."""
         ...
 
     def observe(self, side: Side, tps: float) -> None:
@@ -100,7 +100,7 @@ class CostMover:
         return reserve(view.pace_tps, self._prefill_s(view, last_step=view.follows)[1])
 
     def prospect(self, view: View) -> Prospect:
-        """What a handoff now would meet."""
+        """Return the conditions of a handoff begun now."""
         know = self._planner.knowledge
         remaining = know.outputs.expected_remaining(view.generated)
         if view.max_tokens is not None:

@@ -148,12 +148,12 @@ class _Problem:
 
     @property
     def weight(self) -> float:
-        """What a second beyond tau counts, in seconds of mean."""
+        """The weight of a second beyond tau, in seconds of mean."""
         return self.kappa / CVAR_SHARE
 
     @property
     def start_weight(self) -> float:
-        """What a second of tau itself counts."""
+        """The weight of a second of tau itself."""
         return self.weight * TAIL_SHARE
 
     def device_ttft_s(self, tokens: int) -> float:
@@ -167,7 +167,7 @@ class _Problem:
         return tokens, request.load_s + request.slowdown * self.device_ttft_s(tokens)
 
     def taus(self) -> FloatArray:
-        """Where the worst 1 % may begin: from the quick answers up to the slowest the device can promise."""
+        """Candidates for the start of the worst 1 %: from quick answers to the slowest the device can promise."""
         slowest = float(self.grid[-1]) + self.device_s[-1]
         low = min(float(self.grid[len(self.grid) // 2]), float(self.device_s[0]))
         taus: FloatArray = np.geomspace(max(low, slowest * 1e-3), slowest, COARSE)
@@ -240,7 +240,7 @@ class _Problem:
         return waits, spent
 
     def gain_per_token(self, tau: float) -> FloatArray:
-        """What asking the server at once saves, per unit of budget; [C, J], >= 0."""
+        """Return the gain of asking the server at once, per unit of budget; [C, J], >= 0."""
         with_server = self.cost(tau)[:, :, 0]
         alone = self.chance * (self.device_s + self.weight * np.maximum(self.device_s - tau, 0.0))
         gain: FloatArray = np.maximum(alone - with_server, 0.0) / self.tokens

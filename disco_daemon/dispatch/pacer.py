@@ -34,7 +34,7 @@ MAX_TRIM = 1.0  # of the budget, either way: where all requests meet one context
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """How fast the trim reacts: `horizon` requests to pay a debt back, `integral` per request squared."""
+    """The speed of the trim: `horizon` requests to pay a debt back, `integral` per request squared."""
 
     horizon: float
     integral: float

@@ -45,7 +45,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class FitRequest:
-    """What a fit starts from: what is known, the policy, and whose use is limited to which share of the tokens."""
+    """The input of a fit: a snapshot, the policy, and the side whose use is limited to which share of the tokens."""
 
     snapshot: Snapshot
     policy: Policy
@@ -104,7 +104,7 @@ class Planner:
         return side is not self.constrained or bool(self.pacer.allows(length, self.to_process(side, length, cached)))
 
     def preview(self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float = 0.0) -> Plan:
-        """What would be planned now; commits to nothing."""
+        """Return the plan for now; commits to nothing."""
         if not self.policy.learns:
             return self.table.plan(length, RequestContext(self.budget, waited_s=waited_s))
         device, server = (readiness.get(side, Readiness()) for side in Side)
@@ -119,7 +119,7 @@ class Planner:
         return self._insured(plan, self.patience_s(length, device), waited_s)
 
     def patience_s(self, length: int, device: Readiness) -> float:
-        """How long the side that is not scarce may be silent before the scarce one starts, budget or not, s.
+        """Return how long the side that is not scarce may be silent before the scarce one starts, budget or not, s.
 
         Beyond anything that was seen of it no sample lies, so that no wait costs budget there, and none is chosen.
         """
@@ -168,7 +168,7 @@ class Planner:
     def processed(self, planned: Planned, attempts: Sequence[Attempt]) -> int:
         """Prompt tokens that the constrained side has processed, or bills: what the budget is booked with.
 
-        A server bills the whole prompt once it is asked. The device tells what it has computed; where it has told
+        A server bills the whole prompt once it is asked. The device reports what it has computed; where it has reported
         nothing, it is taken to have computed all that was not in its KV cache.
         """
         length, used = planned.length, [a for a in attempts if a.side is planned.constrained]
@@ -179,7 +179,7 @@ class Planner:
     # --- telling -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What is known, with sample counts: JSON for people and programs. Times in s, lengths in tokens."""
+        """Return the estimates and their sample counts: JSON for people and programs. Times in s, lengths in tokens."""
         know = self.knowledge
         curve, lengths = know.server.curve(), know.prompts.distribution()
         return {
@@ -208,7 +208,7 @@ class Planner:
         waited_s: float = 0.0,
         available: frozenset[Side] = BOTH,
     ) -> dict[str, Any]:
-        """What would be planned for `length` tokens now, and why; w(l) over the lengths for a picture."""
+        """Return the plan for `length` tokens now, and its reasons; w(l) over the lengths for a picture."""
         device = readiness.get(Side.DEVICE, Readiness())
 
         def delays(n: int) -> dict[str, float | None]:
@@ -259,12 +259,12 @@ class Planner:
         return learned or self._wanted != (self.policy, self.constrained, self.budget)
 
     def begin_fit(self) -> FitRequest:
-        """What the next fit starts from; counts as fitted from here on."""
+        """Return the input of the next fit; it counts as fitted from here on."""
         self._n_new, self._n_shifts = 0, self.knowledge.server.n_shifts
         return FitRequest(self.knowledge.snapshot(), *self._wanted)
 
     def fit(self, request: FitRequest) -> Table:
-        """The table for a request; pure, may run in any thread."""
+        """Return the table for a request; pure, may run in any thread."""
         known = request.snapshot
         contexts: Contexts | None = known.contexts() if request.policy.learns else None
         inputs = PolicyInput(known.server, known.lengths, known.device_s, request.constrained, request.budget, contexts)

@@ -1,4 +1,4 @@
-"""What a policy is, and what it is fitted to: the two sides and the requests, as known now.
+"""The protocol of a policy, and the input that it is fitted to: estimates of both sides and of the requests.
 
 Fitting gives a table of start delays; planning is a look-up in that table. Every policy is pure and silent: it reads no
 clock, logs nothing and changes nothing when asked.
@@ -19,7 +19,7 @@ from .table import Table
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyInput:
-    """What a policy knows of the two sides and of the next requests.
+    """Estimates of the two sides and of the next requests.
 
     `server` is the distribution F of the server's TTFT (`contexts`: the same, given the recent ones); `device_s` [J]
     the device's TTFT for each of `lengths.values` [J] when it is idle and loaded; `constrained` the side whose use is
@@ -52,9 +52,9 @@ class Policy(Protocol):
 
     @property
     def learns(self) -> bool:
-        """Whether its table depends on what is known."""
+        """Whether its table depends on the input."""
         ...
 
     def fit(self, inputs: PolicyInput) -> Table:
-        """The table for what is known now."""
+        """Return the table for `inputs`."""
         ...

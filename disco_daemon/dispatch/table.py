@@ -22,7 +22,7 @@ from ..types import Plan
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What is known when one request is planned, beyond its length.
+    """The state in which one request is planned, beyond its length.
 
     `budget` is the pacer's, in [0, 1]; `score` says how slow the server has been lately (`Contexts`); `draw` is a
     uniform random number; `cached` tokens of the prompt need no prefill; the device would begin only after `load_s`
@@ -44,7 +44,7 @@ class RequestContext:
 
 
 class Revision(Protocol):
-    """How a policy decides when the moment is unusual: the same trade, worked out for this one request."""
+    """A policy's decision for an unusual request: the same trade, computed for this one alone."""
 
     def revise(self, length: int, rung: int, context: int, request: RequestContext) -> Plan:
         """The start delays under the prices of that rung."""

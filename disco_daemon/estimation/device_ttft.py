@@ -1,7 +1,7 @@
 """The device's time to first token, learned while it serves: T_d = load + c + k*x*(1 + g*n_busy). Pure.
 
 x = l - cached is what has to be prefilled, in tokens. Recursive least squares over [1, x, n_busy*x] with an exponential
-window (Ljung, System Identification, ch. 11), with an information matrix instead of a covariance: what nobody tries
+window (Ljung, System Identification, ch. 11), with an information matrix instead of a covariance: what is never tried
 (answers side by side, prompts of another length) then stays at the prior instead of winding up.
 """
 
@@ -39,8 +39,9 @@ MAD_SIGMA = 1.4826  # sigma / MAD of normal noise
 START_SCALE = 0.15  # of k: what is believed of the noise before the first samples
 LEAST_SCALE = 0.01  # of k: below this, two noiseless samples would make the third one an outlier
 
-# If all but one of so many are off on one side by so many sigmas, they are no outliers but a new speed (battery, heat,
-# a new driver): all older samples together then count a twentieth. Measured: one outlier in ten does so once in 3e5.
+# If all but one of MOVED samples are off on one side by MOVED_SIGMAS, they are no outliers but a new speed (battery,
+# heat, a new driver): all older samples together then count a twentieth. Measured: one outlier in ten does so once in
+# 3e5.
 MOVED, MOVED_SIGMAS, MOVED_KEEP = 7, 2.0, 0.05
 MOST_MOVED = 20.0  # the largest change of speed believed at once
 
@@ -102,7 +103,7 @@ class DeviceTtft:
 
     @property
     def prior_k(self) -> float:
-        """What was believed of k before the first sample, s."""
+        """The prior of k, before the first sample, s."""
         return self._prior[0]
 
     def believing(self, k_s_per_token: float) -> DeviceTtft:
@@ -213,7 +214,7 @@ class DeviceTtft:
     # --- outliers and changes of speed ------------------------------------------------------------------------
 
     def _weight(self, residual: float) -> float:
-        """How much a sample counts, in [0, 1]: Huber's weight, so that its pull on the estimate is bounded."""
+        """Return the weight of a sample, in [0, 1]: Huber's weight, so that its pull on the estimate is bounded."""
         limit = HUBER * self._scale
         return 1.0 if abs(residual) <= limit else limit / abs(residual)
 

@@ -1,4 +1,4 @@
-"""All that is learned from finished answers: about the server, the device, the prompts and the answers."""
+"""The estimates learned from finished answers: of the server, the device, the prompts and the answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_ITS_FAULT = frozenset({"refused", "no_continuation"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What is known at one moment, in arrays of its own: safe to fit from in another thread."""
+    """The estimates at one moment, in arrays of their own: safe to fit from in another thread."""
 
     server: Survival
     samples: tuple[FloatArray, NDArray[np.bool_], FloatArray, FloatArray]
@@ -90,7 +90,7 @@ class Knowledge:
             if attempt.error not in NOT_ITS_FAULT:
                 self.server.failed(silent if attempt.error in SILENT else None)
         elif attempt.censored and attempt.ttft_s > self.server.silence_s:
-            self.server.failed(silent)  # nobody waited to the end, but so long it had never been silent
+            self.server.failed(silent)  # the end was not waited for, but it had never been silent for so long
         elif silent is not None:
             self.server.add(silent, attempt.censored)
 
@@ -120,7 +120,7 @@ class Knowledge:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Knowledge:
-        """What wrote `data`. Raises ValueError where that cannot have been one."""
+        """Return the state that wrote `data`. Raises ValueError for data that no state can have written."""
         new = cls()
         try:
             for name, part in _PARTS.items():

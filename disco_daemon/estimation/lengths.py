@@ -1,4 +1,4 @@
-"""How long prompts and answers are, learned while serving; in tokens. Pure.
+"""The lengths of prompts and answers, learned while serving; in tokens. Pure.
 
 Prompts are all seen in full and weigh the budget: a decayed histogram. Answers are cut by `max_tokens` and by readers
 who leave: the product-limit estimate of survival.py, which gives E[remaining | generated so far].

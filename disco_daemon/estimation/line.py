@@ -51,10 +51,10 @@ class Line:
     n: int
     n_outliers: int
     covariance: tuple[tuple[float, float, float], ...]  # of c, k, q
-    t: float  # halves of 95 % intervals are so many standard deviations
+    t: float  # half of a 95 % interval, in standard deviations
 
     def predict(self, tokens: float) -> float:
-        """T_d of a prompt of so many tokens, s."""
+        """Return T_d of a prompt of `tokens` tokens, s."""
         return self.c_s + self.k_s_per_token * tokens + self.q_s_per_token2 * tokens**2
 
     def interval(self, i: int) -> Interval:
@@ -64,7 +64,7 @@ class Line:
         return max(0.0, value - half), value + half
 
     def speed(self, tokens: float) -> tuple[float, Interval]:
-        """How fast a prompt of so many tokens is read, c aside: l / (T_d(l) - c) in token/s, and its 95 % interval.
+        """Return the speed at which a prompt is read, c aside: l / (T_d(l) - c) in token/s, and its 95 % interval.
 
         Its upper end is at most MOST_FASTER times the speed.
         """

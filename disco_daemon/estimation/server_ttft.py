@@ -1,4 +1,4 @@
-"""What is known about the next TTFT of one server and model, learned online from censored samples. Pure.
+"""The distribution of the next TTFT of one server and model, learned online from censored samples. Pure.
 
 Four questions, four answers: how TTFTs are distributed (`curve`), what the last few say about the next one
 (`predictor`), how often the server answers at all (`availability`), and what silence is unlike all that (`silence_s`).
@@ -59,7 +59,7 @@ class Predictor:
     beta: FloatArray
 
     def score(self, levels: FloatArray) -> Any:
-        """How far the next log TTFT is expected from its mean; `levels` [..., 3] in log s, the result [...]."""
+        """Return the expected distance of the next log TTFT from its mean, [...]; `levels` [..., 3] in log s."""
         return (levels - self.mean) @ self.beta
 
 
@@ -118,7 +118,7 @@ class _Blend:
         return (1.0 - self.prior_share) * own + self.prior_share * prior
 
     def curve(self) -> Survival:
-        """All of it as one step function."""
+        """The whole distribution as one step function."""
         prior = Survival(_UNIT_PRIOR.times * self.median_s, _UNIT_PRIOR.after, 0.0, 0.0)
         if self.own is None:
             return prior
@@ -203,7 +203,7 @@ class ServerTtft:
         return self._curve
 
     def predictor(self) -> Predictor:
-        """What the levels said about the next log TTFT within the window; nothing below 20 samples."""
+        """The regression of the next log TTFT on the levels within the window; None below 20 samples."""
         if self._predictor is None:
             rows = self._rows()
             self._predictor = _regression(rows[_LOG], rows[_BEFORE:].T)
@@ -332,7 +332,7 @@ class ServerTtft:
         self._blend = self._curve = self._predictor = None
 
     def _judged(self, ttft_s: float, censored: bool) -> tuple[float, float]:
-        """Where the sample lies in the curve so far, uniform on [0, 1] if nothing has changed; and its log."""
+        """Return the place of the sample in the curve so far, uniform on [0, 1] if nothing has changed; and its log."""
         blend = self._blended()
         left = blend.at(ttft_s)
         if censored:  # what is to come is uniform on [0, left]

@@ -1,4 +1,4 @@
-"""How long a server may be silent before that is unlike anything it has done. Pure; times in s.
+"""The longest silence of a server that its past makes likely. Pure; times in s.
 
 A wait is chosen where samples lie. Beyond the last of them there is only the prior, so that neither a policy nor a
 spent budget expects anything there: a server that answered in 50 ms for an hour, and then says nothing, would be waited
