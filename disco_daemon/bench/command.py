@@ -1,4 +1,4 @@
-"""What every command that measures needs: types of its arguments, progress on stderr, and a run that ends cleanly.
+"""Shared parts of the commands that measure: types of arguments, progress on stderr, and a run that ends cleanly.
 
 `disco bench` and the scripts in benchmarks/ are made with it.
 """

@@ -118,7 +118,7 @@ async def _ask(
     fresh = f"{next(_numbers)}. You are a helpful assistant."
     began = time.perf_counter()
     first: float | None = None
-    told: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
     stream = await client.chat.completions.create(
         model=model,
         messages=[{"role": "system", "content": fresh}, {"role": "user", "content": prompt}],
@@ -132,11 +132,11 @@ async def _ask(
             first = time.perf_counter() - began
         if text and show is not None:
             show(text)
-        told = (chunk.model_extra or {}).get("disco", told)
-    if told is None or first is None:
+        answer = (chunk.model_extra or {}).get("disco", answer)
+    if answer is None or first is None:
         msg = f"{model} gave no answer to {prompt[:40]!r}"
         raise BenchError(msg)
-    return told | {"ttft_s": first}
+    return answer | {"ttft_s": first}
 
 
 def _row(raced: dict[str, Any], alone: dict[str, float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How fast our engine reads prompts and writes answers, alone or in turns with another server.
+"""The speed at which our engine reads prompts and writes answers, alone or in turns with another server.
 
 `disco bench engine` measures ours alone; `python -m benchmarks.engine`, from a checkout, sets llama-server beside it. A
 server is asked over HTTP. Where there are two, each repeat asks both the same things, and which of them goes first
@@ -48,7 +48,7 @@ Figures = dict[str, list[float]]  # of each server, ours first; one for each rep
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to measure: `concurrent` answers of `max_tokens` tokens each, first tokens of prompts of `lengths` tokens.
+    """The measurements: `concurrent` answers of `max_tokens` tokens each, first tokens of prompts of `lengths` tokens.
 
     `threads` 0: one fewer than the cores, at least 1. `n_ctx` tokens of KV cache for each server.
     """
@@ -79,28 +79,28 @@ def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def chunk_time(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """What an iteration with a part of a prompt beside running answers took between two states, s; None without any."""
+    """Return the time of an iteration with a prompt's chunk beside running answers between two states, s, or None."""
     n, took_s = (after.get(key, 0) - before.get(key, 0) for key in ("chunks", "chunks_s"))
     return took_s / n if n else None
 
 
 def python_share(states: Sequence[Mapping[str, Any]]) -> float | None:
-    """Python's share of the engine's iterations, of states of the device before and during a run; None if untold.
+    """Python's share of the engine's iterations, by states of the device before and during a run; None if unknown.
 
-    From `python_s` and `busy_s`, the s spent outside and inside of llama.cpp since the start, where they are told. Else
-    the median of what `python_share` was during the run: it is that of the last second or so of computing, and what is
-    told for as long as no further iteration is computed is from before the run.
+    From `python_s` and `busy_s`, the s spent outside and inside of llama.cpp since the start, where states have them.
+    Else the median of `python_share` during the run: each is that of the last second or so of computing, and a state in
+    which no further iteration has been computed still has that of before the run.
     """
     before, during = states[0], states[1:]
     if during and all(key in state for key in ("python_s", "busy_s") for state in (before, during[-1])):
         python, busy = (during[-1][key] - before[key] for key in ("python_s", "busy_s"))
         return float(round(python / (python + busy), 4)) if python + busy > 0 else None
     started = [s for s in during if "iterations" not in s or s["iterations"] != before.get("iterations")]
-    told = [s["python_share"] for s in started if s.get("python_share") is not None]
-    return round(statistics.median(told), 4) if told else None
+    shares = [s["python_share"] for s in started if s.get("python_share") is not None]
+    return round(statistics.median(shares), 4) if shares else None
 
 
-# --- what is asked ---------------------------------------------------------------------------------------------------
+# --- the questions ---------------------------------------------------------------------------------------------------
 
 
 def story(i: int) -> Chat:
@@ -172,13 +172,13 @@ class Bench:
     shares: dict[int, float | None] = field(default_factory=dict)  # of Python, by the number of answers at a time
 
     def turns(self) -> Iterator[tuple[int, list[Door]]]:
-        """Each repeat, and who is asked first in it."""
+        """Return each repeat with the doors in the order in which they are asked."""
         for repeat in range(self.setup.repeats):
             doors = list(self.doors.values())
             yield repeat, doors if repeat % 2 == 0 else doors[::-1]
 
-    def told(self, what: str, figures: Mapping[str, Sequence[float]], unit: str) -> None:
-        """Say the latest repeat's figures."""
+    def report(self, what: str, figures: Mapping[str, Sequence[float]], unit: str) -> None:
+        """Report the latest repeat's figures."""
         last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in figures.items())
         self.progress(f"{what}: {last} {unit} ({len(figures[OURS])} of {self.setup.repeats})")
 
@@ -195,7 +195,7 @@ class Bench:
                 together[door.name].append(rate_together(heard))
                 whole[door.name].append(rate_whole(heard))
                 early[door.name] += sum(h.finish != "length" for h in heard)
-            self.told(f"throughput of {n}, with prefill", whole, "token/s")
+            self.report(f"throughput of {n}, with prefill", whole, "token/s")
         self.shares[n] = python_share(states)
         pure = {name: [rate for rate in rates if rate is not None] for name, rates in together.items()}
         is_pure = all(len(pure[name]) == len(whole[name]) for name in whole)
@@ -224,7 +224,7 @@ class Bench:
         return [task.result() for task in tasks]
 
     async def ttft(self, n_tokens: int) -> dict[str, Any]:
-        """Time to the first token of a prompt of `n_tokens` tokens that nobody has seen before, s."""
+        """Time to the first token of a prompt of `n_tokens` tokens that no cache has, s."""
         figures = self._figures()
         tries = max(1, min(TTFT_TRIES, TTFT_BUDGET // n_tokens))
         seen: dict[str, dict[str, Any]] = {}
@@ -234,7 +234,7 @@ class Bench:
                 heard = [await ask(door, chat, TTFT_TOKENS) for chat in chats]
                 figures[door.name].append(statistics.median(h.ttft for h in heard))
                 seen[door.name] = heard[-1].prompt
-            self.told(f"first token of {n_tokens}", figures, "s")
+            self.report(f"first token of {n_tokens}", figures, "s")
         return {**ratio(figures), "s": medians(figures), "prompts": seen, "raw": figures}
 
     async def second_turn(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class Bench:
                 heard = await ask(door, [*chat, answer, {"role": "user", "content": NEXT_TURN}], TTFT_TOKENS)
                 figures[door.name].append(heard.ttft)
                 seen[door.name] = heard.prompt
-            self.told("second turn", figures, "s")
+            self.report("second turn", figures, "s")
         return {**ratio(figures), "s": medians(figures), "prompts": seen, "raw": figures}
 
     async def worst_tbt(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class Bench:
                 gap, ttft = await self._disturbed(door, chats, long)
                 gaps[door.name].append(gap)
                 ttfts[door.name].append(ttft)
-            self.told(f"worst gap beside a prompt of {LONG_PROMPT}", gaps, "s")
+            self.report(f"worst gap beside a prompt of {LONG_PROMPT}", gaps, "s")
         chunk_s, found = chunk_time(before, device_state(await at_rest(self.doors[OURS]))), medians(gaps)
         return {
             **ratio(gaps),
@@ -392,7 +392,7 @@ def table(figures: dict[str, Any]) -> str:
         compared = f"{measured['ratio']:>8.3f}" if "ratio" in measured else ""
         lines.append(f"{label:<28}{values}{compared}  {unit}")
     share, host = figures["python_share"], figures["host"]
-    lines.append(f"Python's share of an iteration: {'not told' if share is None else f'{share:.1%}'}")
+    lines.append(f"Python's share of an iteration: {'unknown' if share is None else f'{share:.1%}'}")
     peer = "; peer: {name} {version}".format(**figures["peer"]) if "peer" in figures else ""
     lines.append(f"{figures['model']}, {figures['threads']} threads{peer}")
     lines.append(f"{figures['repeats']} repeats, Python {host['python']}, {host['cpus']} CPUs, {host['platform']}")

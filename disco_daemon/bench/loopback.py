@@ -23,7 +23,7 @@ from aiohttp import web
 
 from .script import DONE, Exchange, error_body, scripted
 
-TOKENS = 64  # length of an answer unless told otherwise, tokens
+TOKENS = 64  # length of an answer by default, tokens
 KEEP = 10_000  # exchanges remembered for /stats and for tests; older ones are forgotten
 MAX_BODY = 64 * 2**20  # largest request read, bytes
 SHUTDOWN_S = 0.01  # how long running answers may go on after close(), s; aiohttp takes 0 for "for ever"

@@ -80,7 +80,7 @@ class Proxy:
         """Reset all connections and refuse to be connected to; listen again on the same port at the end."""
         assert self._server is not None
         self._server.close()
-        reserved = bind(self.port)  # nobody else gets the port
+        reserved = bind(self.port)  # no other process gets the port
         self.cut()
         try:
             yield

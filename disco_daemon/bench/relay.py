@@ -1,4 +1,4 @@
-"""What the daemon adds: the same scripted server asked directly and through the daemon, each a process of its own."""
+"""The time that the daemon adds: the same scripted server, asked directly and through a daemon; all are processes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ path = {json.dumps(str(folder / "history.sqlite"))}
 async def paired_ttfts(
     direct: Target, daemon: Target, n: int, warmup: int, progress: Progress
 ) -> list[tuple[float, float]]:
-    """Time the first token at both doors, one right after the other; s. Who goes first changes with every pair."""
+    """Time the first token at both doors, one right after the other; s. The order changes with every pair."""
     pairs = []
     for i in range(-warmup, n):
         question = Question(f"p{i + warmup}", PAIR_TOKENS)

@@ -1,4 +1,4 @@
-"""What the loopback server says: the script, its encoding, and the record of one exchange. Nothing here does I/O."""
+"""The loopback server's answers: the script, its encoding, and the record of one exchange. Nothing here does I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients, a fault every two seconds: what was promised holds, and nothing is left behind.
+"""Many clients and a fault every two seconds: every promise holds, and nothing is left behind.
 
 The server is another daemon with the same model behind a proxy that breaks its connections, so that every answer has
 one text: whoever makes it, however often it moves, the reader gets that text, or a beginning of it and the word that it
@@ -126,7 +126,7 @@ class Soak:
         self.bills |= {f"{row['request_id']} {row['created']}": row["server_usd"] for row in rows}
 
     async def _at_rest(self, enough: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-        """What the daemon holds once nothing runs; waits until that is `enough`, or no longer."""
+        """Return what the daemon holds once nothing runs; wait until that is `enough`, or until the time is over."""
         counts: dict[str, int] = {}
         with suppress(TimeoutError):
             async with asyncio.timeout(QUIET_S):
@@ -212,8 +212,8 @@ class Soak:
                 await faults[name]()
             if sum(self.n_faults.values()) % 30 == 0:
                 verdict = self.clients.verdict
-                told = f"{sum(verdict.kinds.values())} requests, {len(verdict.broken)} broken promises"
-                progress(f"{sum(self.n_faults.values())} faults, {told}")
+                counts = f"{sum(verdict.kinds.values())} requests, {len(verdict.broken)} broken promises"
+                progress(f"{sum(self.n_faults.values())} faults, {counts}")
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def _cut(self) -> None:
@@ -257,7 +257,7 @@ class Soak:
         self._instead(OK_200 % (b"text/event-stream", 0, b""), 2)
 
     def _instead(self, response: bytes, n: int) -> None:
-        """The server's next connections get this; those that are kept open are closed first."""
+        """Answer the server's next connections with this; those that are kept open are closed first."""
         self.proxy.instead, self.proxy.n_instead = response, n
         self.proxy.cut()
 

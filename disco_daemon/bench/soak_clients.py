@@ -1,4 +1,4 @@
-"""The clients of the soak: what they ask, and whether what they got keeps the promises."""
+"""The clients of the soak: their questions, and whether the answers keep the promises."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Broken(Exception):
 
 @dataclass(slots=True)
 class Verdict:
-    """What was asked, by kind; how many answers were whole, broken off and told, or moved; what was `broken`."""
+    """Counts of questions by kind, and of answers: whole, reported as broken off, moved; and the `broken` promises."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     n_whole: int = 0
@@ -55,23 +55,23 @@ class Verdict:
 
 @dataclass(slots=True)
 class Heard:
-    """One answer as far as it came; `told`: that it is not whole, or cannot be had."""
+    """One answer as far as it came; `error`: why it is not whole, or cannot be had."""
 
     text: str = ""
     finish: str | None = None
-    told: str | None = None
+    error: str | None = None
     moved: bool = False
 
 
 def judged(heard: Heard, reference: str, *, left: bool) -> str | None:
-    """What is wrong with an answer whose whole text is `reference`; None where nothing is. `left`: the client went."""
+    """Return the fault of an answer whose whole text is `reference`, or None. `left`: the client went."""
     if not reference.startswith(heard.text):
         return f"no beginning of the answer: {heard.text!r}, not {reference!r}"
     if left:
         return None
-    if heard.told is None and heard.finish is None:
+    if heard.error is None and heard.finish is None:
         return f"the end was not told after {heard.text!r}"
-    if heard.finish is not None and heard.told is None and heard.text != reference:
+    if heard.finish is not None and heard.error is None and heard.text != reference:
         return f"{heard.finish} after {len(heard.text)} of {len(reference)} characters"
     return None
 
@@ -103,7 +103,7 @@ class Clients:
                 self._references[question] = (await response.json())["choices"][0]["message"]["content"]
 
     async def ask_for_ever(self, number: int) -> None:
-        """One client: one question after the other, until told to stop."""
+        """Be one client: ask one question after the other until cancelled."""
         self._stopping = False
         drawn = random.Random(self._drawn.random() + number)
         while not self._stopping:
@@ -162,7 +162,7 @@ class Clients:
         n_pieces = 0
         async with self._session.post(f"{self._url}/chat/completions", json=body | {"stream": True} | more) as response:
             if response.status != 200:
-                heard.told = _error_of(await response.read())
+                heard.error = _error_of(await response.read())
             else:
                 async for chunk in _chunks(response):
                     n_pieces += _take(chunk, heard)
@@ -178,7 +178,7 @@ class Clients:
             data = await response.read()
         heard = Heard()
         if response.status != 200:
-            heard.told = _error_of(data)
+            heard.error = _error_of(data)
         else:
             found = json.loads(data)
             choice = found["choices"][0]
@@ -190,7 +190,7 @@ class Clients:
         if (wrong := judged(heard, self._references[question], left=left)) is not None:
             raise Broken(wrong)
         self.verdict.n_moved += heard.moved
-        if heard.told is not None:
+        if heard.error is not None:
             self.verdict.n_told += 1
         elif not left:
             self.verdict.n_whole += 1
@@ -229,9 +229,9 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
 
 
 def _take(chunk: dict[str, Any], heard: Heard) -> int:
-    """Put one chunk to what was heard; how many pieces of text it has."""
+    """Add one chunk to the answer, and return its number of pieces of text."""
     if "error" in chunk:
-        heard.told = _error_of(json.dumps(chunk).encode())
+        heard.error = _error_of(json.dumps(chunk).encode())
         return 0
     heard.moved |= bool((chunk.get("disco") or {}).get("handoffs"))
     n_pieces = 0

@@ -124,13 +124,13 @@ async def state_of(door: Door) -> dict[str, Any]:
 
 
 def device_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What `GET /disco/v1/state` says of the device and of the engine in it."""
+    """Return what `GET /disco/v1/state` has about the device and its engine."""
     device = state.get("endpoints", {}).get("device", {})
     return dict(device) | dict(device.get("engine") or {}) | dict(state.get("device") or {})
 
 
 async def at_rest(door: Door) -> dict[str, Any]:
-    """The daemon's state once its engine has told its last counters; as it is after REST_S. Raises ClientError."""
+    """Return the daemon's state once its engine has sent its last counters, or after REST_S. Raises ClientError."""
     until = time.perf_counter() + REST_S
     while True:
         state = await state_of(door)
