@@ -36,15 +36,15 @@ async def open_doors(
     """
     async with AsyncExitStack() as stack:
         handed = [taken for taken in given if taken.family != socket.AF_UNIX]
-        tcp = handed or await _bound(config.host, port)
+        tcp = handed or await _bind(config.host, port)
         for taken in tcp:
             stack.callback(taken.close)
         own = tcp[0].getsockname()
         for taken in tcp:
             _require_key(taken.getsockname()[0], config.key, handed=bool(handed))
-        local, path = _handed_over(given)
+        local, path = _take_over(given)
         if local is None:
-            local, path = await _made(own[1], stack)
+            local, path = await _make_socket(own[1], stack)
         runner.app[DOOR].path = path
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -65,7 +65,7 @@ def _require_key(host: str, key: str, *, handed: bool) -> None:
     raise ConfigError(msg)
 
 
-async def _bound(host: str, port: int) -> list[socket.socket]:
+async def _bind(host: str, port: int) -> list[socket.socket]:
     """Return sockets on all addresses of a host, with one port. Raises ConfigError."""
     found: list[socket.socket] = []
     try:
@@ -88,7 +88,7 @@ async def _bound(host: str, port: int) -> list[socket.socket]:
     return found
 
 
-def _handed_over(given: Sequence[socket.socket]) -> tuple[socket.socket | None, str]:
+def _take_over(given: Sequence[socket.socket]) -> tuple[socket.socket | None, str]:
     """Return a service manager's Unix socket and its path. Raises ConfigError if other users may use it."""
     for taken in given:
         if taken.family == socket.AF_UNIX:
@@ -104,7 +104,7 @@ def _handed_over(given: Sequence[socket.socket]) -> tuple[socket.socket | None, 
     return None, ""
 
 
-async def _made(port: int, stack: AsyncExitStack) -> tuple[socket.socket | None, str]:
+async def _make_socket(port: int, stack: AsyncExitStack) -> tuple[socket.socket | None, str]:
     """Return our own Unix socket, open until the stack ends; none where it cannot be made: TCP is served all the same.
 
     Raises ConfigError if another daemon has it.
@@ -117,9 +117,9 @@ async def _made(port: int, stack: AsyncExitStack) -> tuple[socket.socket | None,
     except socketfile.SocketFileError as e:
         log.warning("no Unix socket, so that controls are served over TCP with a key only: %s", e)
         return None, ""
-    stack.push_async_callback(_ended, making)
+    stack.push_async_callback(_end, making)
     return made, os.fsdecode(made.getsockname())
 
 
-async def _ended(making: contextlib.AbstractContextManager[socket.socket]) -> None:
+async def _end(making: contextlib.AbstractContextManager[socket.socket]) -> None:
     await asyncio.to_thread(making.__exit__, None, None, None)

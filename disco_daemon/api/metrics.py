@@ -92,11 +92,11 @@ class Metrics:
         for side, gaps in gaps_by_maker(outcome):
             self._tbt.observe(side.value, gaps)
         for move in outcome.moves:
-            self._moved(move)
+            self._observe_move(move)
         for side, n_tokens in outcome.tokens.items():
             self._tokens.labels(side.value, "delivered").inc(n_tokens)
         for attempt in outcome.attempts:
-            self._tried(attempt)
+            self._observe_attempt(attempt)
         self._cost.inc(outcome.cost_usd)
         self._bill.inc(outcome.server_usd)
         self._energy.inc(outcome.energy_j)
@@ -105,7 +105,7 @@ class Metrics:
         """Observe the lateness of the event loop, s."""
         self._lag.observe(late_s)
 
-    def answered(self, handler: str, code: int) -> None:
+    def count_request(self, handler: str, code: int) -> None:
         """Count an answered HTTP request; `handler` is its route's path, of which there are few."""
         self._requests.labels(handler, str(code)).inc()
 
@@ -126,14 +126,14 @@ class Metrics:
         self._gap.labels(winner).observe(reading.largest_gap_s)
         self._stalled.inc(reading.stalled)
 
-    def _moved(self, move: HandoffRecord) -> None:
+    def _observe_move(self, move: HandoffRecord) -> None:
         direction = f"to_{move.target.value}"
         result = "done" if move.dropped is None else self._word("result", move.dropped)
         self._handoffs.labels(direction, self._word("reason", move.reason), result).inc()
         if move.dropped is None:
             self._handoff_s.labels(direction).observe(move.took_s)
 
-    def _tried(self, attempt: Attempt) -> None:
+    def _observe_attempt(self, attempt: Attempt) -> None:
         side = attempt.side.value
         self._tokens.labels(side, "prompt").inc(attempt.usage.prompt_tokens)
         self._tokens.labels(side, "completion").inc(attempt.usage.completion_tokens)

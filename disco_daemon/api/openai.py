@@ -128,7 +128,7 @@ _TRIVIAL: dict[str, tuple[Any, ...]] = {
 
 def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
     """Decode and check a chat; return it with the parameters that only a server understands. Raises RequestError."""
-    request, extra = _asked(body, ChatRequest)
+    request, extra = _decode_request(body, ChatRequest)
     for index, message in enumerate(request.messages):
         _check_message(index, message)
     return request, extra
@@ -136,7 +136,7 @@ def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
 
 def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
     """Decode and check a text completion, as `parse`. Raises RequestError."""
-    request, extra = _asked(body, CompletionRequest)
+    request, extra = _decode_request(body, CompletionRequest)
     for name, trivial in _TRIVIAL.items():
         value = getattr(request, name)
         if not any(type(value) is type(nothing) and value == nothing for nothing in trivial):
@@ -220,7 +220,7 @@ def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
         raise RequestError(msg, param=param, code="invalid_type") from e
 
 
-def _asked(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
+def _decode_request(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
     """Return a request, and its fields that this daemon does not read."""
     raw = decoded(body)
     request = convert(raw, kind)
@@ -237,7 +237,7 @@ def to_generation(
     request: ChatRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
 ) -> GenerationRequest:
     """Return the endpoint-neutral form of a chat."""
-    messages = [_flattened(m) for m in request.messages]
+    messages = [_flatten(m) for m in request.messages]
     last = messages[-1]
     answer_so_far = ""
     if last["role"] == "assistant" and (request.continue_final_message or last.get("prefix") is True):
@@ -352,7 +352,7 @@ def _check_message(index: int, message: dict[str, Any]) -> None:
         raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
 
 
-def _flattened(message: dict[str, Any]) -> dict[str, Any]:
+def _flatten(message: dict[str, Any]) -> dict[str, Any]:
     """Join text parts into one string, so that every chat template understands them."""
     content = message.get("content")
     if isinstance(content, list) and all(p["type"] == "text" and isinstance(p.get("text"), str) for p in content):

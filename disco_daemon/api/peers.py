@@ -76,10 +76,10 @@ def packed(address: tuple[Any, ...]) -> Address:
     """Return a socket's name as a packed address; an IPv4 address in IPv6 is one of IPv4. Raises OSError."""
     host, port = str(address[0]).partition("%")[0], int(address[1])
     raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-    return _unmapped(raw), port
+    return _unmap(raw), port
 
 
-def _unmapped(raw: bytes) -> bytes:
+def _unmap(raw: bytes) -> bytes:
     return raw[12:] if len(raw) == 16 and raw.startswith(_MAPPED) else raw
 
 
@@ -111,7 +111,7 @@ def parse_reply(reply: bytes, theirs: Address, ours: Address) -> SocketRow | Non
         return None
     family, state, _, _, ports, here, there, _, _, _, _, _, _, uid, inode = _ROW.unpack_from(reply, _HEADER.size)
     size = 4 if family == _INET else 16
-    found = (_unmapped(here[:size]), _unmapped(there[:size]), *struct.unpack("!HH", ports))
+    found = (_unmap(here[:size]), _unmap(there[:size]), *struct.unpack("!HH", ports))
     # Where no such connection is left, the kernel goes on to look for a listener at that address.
     if state == _LISTENS or found != (theirs[0], ours[0], theirs[1], ours[1]):
         return None
@@ -125,14 +125,14 @@ def parse_table(table: bytes, theirs: Address, ours: Address) -> SocketRow | Non
     """Return the row of /proc/net/tcp or tcp6 for these two ends, None if there is none."""
     for wide in (False, True):
         if wide or len(theirs[0]) == 4:
-            start = table.find(f" {_spelled(theirs, wide=wide)} {_spelled(ours, wide=wide)} ".encode())
+            start = table.find(f" {_spell(theirs, wide=wide)} {_spell(ours, wide=wide)} ".encode())
             if start >= 0:
                 cells = table[start:].split(b"\n", 1)[0].split()
                 return SocketRow(int(cells[6]), int(cells[8])) if len(cells) > 8 else None
     return None
 
 
-def _spelled(address: Address, *, wide: bool) -> str:
+def _spell(address: Address, *, wide: bool) -> str:
     """Return an address as those tables spell it: words of 32 bits in the machine's byte order, all in hex."""
     raw = _MAPPED + address[0] if wide and len(address[0]) == 4 else address[0]
     return "".join(f"{word:08X}" for word in struct.unpack(f"={len(raw) // 4}I", raw)) + f":{address[1]:04X}"
@@ -180,13 +180,13 @@ class Kernel:
 
     def _row(self, theirs: Address, ours: Address) -> SocketRow | None:
         try:
-            row = self._diagnosed(theirs, ours)
+            row = self._ask_sock_diag(theirs, ours)
         except OSError:
-            return self._looked_up(theirs, ours)
+            return self._look_up(theirs, ours)
         self._answers = self._answers or row is not None
-        return row if self._answers else self._looked_up(theirs, ours)
+        return row if self._answers else self._look_up(theirs, ours)
 
-    def _diagnosed(self, theirs: Address, ours: Address) -> SocketRow | None:
+    def _ask_sock_diag(self, theirs: Address, ours: Address) -> SocketRow | None:
         """Return the row by sock_diag. Raises OSError if that cannot be asked."""
         if self._socket is None:
             raise OSError(errno.EPROTONOSUPPORT, "no sock_diag")
@@ -198,7 +198,7 @@ class Kernel:
                 return parse_reply(reply, theirs, ours)
         return None
 
-    def _looked_up(self, theirs: Address, ours: Address) -> SocketRow | None:
+    def _look_up(self, theirs: Address, ours: Address) -> SocketRow | None:
         """Return the row by the tables of all connections. A table that cannot be read has none."""
         names = ("tcp", "tcp6") if len(theirs[0]) == 4 else ("tcp6",)
         for name in names:

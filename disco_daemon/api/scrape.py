@@ -22,7 +22,7 @@ async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
         release_frames(e)
         raise
     resource = request.match_info.route.resource
-    request.app[METRICS].answered("other" if resource is None else resource.canonical, response.status)
+    request.app[METRICS].count_request("other" if resource is None else resource.canonical, response.status)
     return response
 
 

@@ -48,7 +48,7 @@ class AnswerShape(ABC):
 
     def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
         """Return a whole answer."""
-        choice = self._joined(tokens) | {"finish_reason": outcome.finish_reason or "stop"}
+        choice = self._join(tokens) | {"finish_reason": outcome.finish_reason or "stop"}
         if ids is not None:
             choice["token_ids"] = ids
         found = self._head | {"object": self.whole, "choices": [choice]}
@@ -59,7 +59,7 @@ class AnswerShape(ABC):
         """Return a token, or an empty one, as the choice of a chunk."""
 
     @abstractmethod
-    def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         """Return all tokens as the choice of a body."""
 
 
@@ -72,7 +72,7 @@ class TextShape(AnswerShape):
         del first
         return {"index": 0, "text": token.text, "logprobs": None, "finish_reason": None}
 
-    def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": None}
 
 
@@ -89,7 +89,7 @@ class ChatShape(AnswerShape):
             delta |= token.delta
         return {"index": 0, "delta": delta, "logprobs": token.logprobs, "finish_reason": None}
 
-    def _joined(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(t.text for t in tokens)}
         logprobs: list[Any] = []
         for token in tokens:

@@ -60,7 +60,7 @@ def _set(args: argparse.Namespace) -> int:
     if args.key.startswith("server."):
         _warn_of_key()
     shown = "********" if args.key in SECRET_KEYS else value
-    taken_up = args.key in LIVE and _taken_up(args.key, value)
+    taken_up = args.key in LIVE and _reload_daemon(args.key, value)
     if args.json:
         _print({args.key: shown}, as_json=True)
         return 0
@@ -83,7 +83,7 @@ def _warn_of_key() -> None:
         pass
 
 
-def _taken_up(key: str, value: Any) -> bool:
+def _reload_daemon(key: str, value: Any) -> bool:
     """Reload a running daemon; return whether there is one that goes by the change."""
     from ..client import once as client
     from ..config.layers import load

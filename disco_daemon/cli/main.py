@@ -35,7 +35,7 @@ VERBS = (
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of the whole command line; `parser` in its result is the parser itself."""
+    """Make the parser of the whole command line; parsed arguments have the parser itself as `parser`."""
     parser = argparse.ArgumentParser(
         prog="disco",
         description="Local-first LLM streaming: this machine's model and a server race for each answer.",

@@ -197,7 +197,7 @@ def _show(args: argparse.Namespace) -> int:
     if not path.exists():
         msg = f"{path} does not exist: `disco models fetch` gets the default model, `disco models list` shows others"
         raise ConfigError(msg)
-    told = _told(path, examine(path), settings)
+    told = _describe(path, examine(path), settings)
     if args.json:
         print(json.dumps(told))
     else:
@@ -206,7 +206,7 @@ def _show(args: argparse.Namespace) -> int:
     return 1 if told["problem"] else 0
 
 
-def _told(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
+def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
     from ..models.files import template
     from ..models.gguf import shard
 
@@ -258,7 +258,7 @@ def _lines(told: dict[str, Any], settings: DeviceSettings) -> list[tuple[str, st
     lines += [
         ("name", told["name"] or "-"),
         ("architecture", told["architecture"]),
-        ("parameters", _counted(told["parameters"])),
+        ("parameters", _parameters(told["parameters"])),
         ("quantization", f"{told['quantization'] or 'unknown'}, {told['bits_per_weight']} bits a weight"),
         ("size", f"{told['size_bytes'] / 1e6:.0f} MB{parts}"),
         ("context", f"{told['n_ctx'] or 'unknown'} tokens as trained; device.n_ctx is {settings.n_ctx}"),
@@ -268,7 +268,7 @@ def _lines(told: dict[str, Any], settings: DeviceSettings) -> list[tuple[str, st
     return lines
 
 
-def _counted(n: int) -> str:
+def _parameters(n: int) -> str:
     return f"{n / 1e9:.2f} G" if n >= 10**9 else f"{n / 1e6:.1f} M"
 
 

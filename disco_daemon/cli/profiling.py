@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     device, server = _endpoints(config)
     if (url := _daemon_beside(config)) is not None:
         progress(f"a daemon runs at {url}: what it computes meanwhile slows this down; best stop it first")
-    measured = asyncio.run(_measured(config, device, server, args))
+    measured = asyncio.run(_measure(config, device, server, args))
     path = saved.save(profiles(), measured)
     if args.plot is not None:
         progress(f"drew {picture.draw(measured.device, args.plot)}")
@@ -109,7 +109,7 @@ def _daemon_beside(config: Config) -> str | None:
     return root
 
 
-async def _measured(config: Config, device: Device, server: Server | None, args: argparse.Namespace) -> Measured:
+async def _measure(config: Config, device: Device, server: Server | None, args: argparse.Namespace) -> Measured:
     """Measure with a progress bar. The engine stays up until the server was asked, whose tokens it may count."""
     from datetime import UTC, datetime
 

@@ -137,17 +137,17 @@ def _woken(root: str) -> bool:
 
 def get(root: str, path: str, key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
     """GET a JSON document. Raises DaemonError."""
-    return _asked("GET", root, path, key, timeout_s)
+    return _send("GET", root, path, key, timeout_s)
 
 
 def change(root: str, changes: dict[str, Any], key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
     """PATCH settings, `section.name` to value; the daemon's answer. Raises DaemonError."""
-    return _asked("PATCH", root, "/disco/v1/settings", key, timeout_s, json.dumps(changes).encode())
+    return _send("PATCH", root, "/disco/v1/settings", key, timeout_s, json.dumps(changes).encode())
 
 
 def reload(root: str, key: str = "", timeout_s: float = RELOAD_TIMEOUT_S) -> Any:
     """Have the daemon read its configuration again; what it took up. Raises DaemonError."""
-    return _asked("POST", root, "/disco/v1/reload", key, timeout_s, b"")
+    return _send("POST", root, "/disco/v1/reload", key, timeout_s, b"")
 
 
 def headers(key: str) -> dict[str, str]:
@@ -155,7 +155,7 @@ def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _asked(method: str, root: str, path: str, key: str, timeout_s: float, body: bytes | None = None) -> Any:
+def _send(method: str, root: str, path: str, key: str, timeout_s: float, body: bytes | None = None) -> Any:
     """The JSON document that comes back. The key is shown over TCP only: who reaches the socket needs none."""
     by = way(root)
     told = headers(key) if by is None else {}

@@ -88,7 +88,7 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
     loaded = EngineConfig(
         path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),
-        draft_path=_named("device.draft_model", settings.draft_model) if settings.draft_model else "",
+        draft_path=_file_of("device.draft_model", settings.draft_model) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
         kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s,
     )  # fmt: skip
@@ -119,12 +119,12 @@ def _chat_template(settings: DeviceSettings) -> str:
 def _adapters(settings: DeviceSettings) -> tuple[wire.AdapterFile, ...]:
     wanted = {name: AdapterSettings(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
     return tuple(
-        wire.AdapterFile(name=name, path=_named(f"device.adapters.{name}", adapter.path), scale=adapter.scale)
+        wire.AdapterFile(name=name, path=_file_of(f"device.adapters.{name}", adapter.path), scale=adapter.scale)
         for name, adapter in wanted.items()
     )
 
 
-def _named(key: str, text: str) -> str:
+def _file_of(key: str, text: str) -> str:
     """Return the path that a setting names. Raises ConfigError where that is no file."""
     path = Path(text).expanduser()
     require_regular(key, path)

@@ -33,7 +33,7 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
     stop, signalled_before = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def signalled(number: int) -> None:
+    def on_signal(number: int) -> None:
         if signalled_before.is_set():
             log.warning("a second signal: ending at once")
             os._exit(128 + number)
@@ -41,29 +41,29 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled, number)
+        loop.add_signal_handler(number, on_signal, number)
 
-    def heard() -> None:
+    def on_stdin() -> None:
         if not os.read(STDIN, 4096):
             loop.remove_reader(STDIN)
             stop.set()
 
     if until_eof:
         try:
-            loop.add_reader(STDIN, heard)
+            loop.add_reader(STDIN, on_stdin)
         except OSError as e:  # a file, or /dev/null, whose end is never reported
             msg = "--until-eof is for a pipe as standard input, which ends with the process that holds it"
             raise ConfigError(msg) from e
     reloads: set[asyncio.Task[None]] = set()
 
-    def hung_up() -> None:
-        task = asyncio.create_task(_reloaded(daemon), name="reload")
+    def on_hangup() -> None:
+        task = asyncio.create_task(_reload(daemon), name="reload")
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
     async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(lambda: cancel_all(list(reloads)))
-        loop.add_signal_handler(signal.SIGHUP, hung_up)
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
         # Objects of the imports live for ever: they are frozen, or each full collection would walk all of them and stop
         # every stream for tens of milliseconds.
         # A fit in its thread gives way to the loop within a millisecond, not five.
@@ -83,7 +83,7 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
             log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
 
 
-async def _reloaded(daemon: Daemon) -> None:
+async def _reload(daemon: Daemon) -> None:
     """Reload at a SIGHUP. A wrong configuration changes nothing; the log says what is wrong."""
     daemon.manager.reloading()
     try:

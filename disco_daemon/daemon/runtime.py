@@ -122,11 +122,11 @@ class Runtime:
         """Carry a change out to its end, also when the client that asked for it leaves: half of one is none."""
         task = asyncio.create_task(change, name="change")
         self._changes.add(task)
-        task.add_done_callback(self._changed)
+        task.add_done_callback(self._forget_change)
         await asyncio.wait([task])
         return task.result()
 
-    def _changed(self, task: asyncio.Task[Any]) -> None:
+    def _forget_change(self, task: asyncio.Task[Any]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
             task.exception()  # raised in `_whole`, if the client is still there

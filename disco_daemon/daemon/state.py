@@ -104,12 +104,12 @@ class StateDocuments(Documents):
         return await self._setup.check(base_url, api_key, model)
 
     async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        return await self._saved(await self._setup.save_server(base_url, api_key, model))
+        return await self._reload_saved(await self._setup.save_server(base_url, api_key, model))
 
     async def set_device(self, model: str) -> dict[str, Any]:
-        return await self._saved(await self._setup.save_device(model))
+        return await self._reload_saved(await self._setup.save_device(model))
 
-    async def _saved(self, saved: dict[str, Any]) -> dict[str, Any]:
+    async def _reload_saved(self, saved: dict[str, Any]) -> dict[str, Any]:
         return saved | {"needs_restart": await self._runtime.reload_written(saved["saved"])}
 
     # --- /metrics -----------------------------------------------------------------------------------------------------

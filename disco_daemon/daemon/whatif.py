@@ -101,7 +101,7 @@ class HistoryReplay:
         """
         now, loop = self._clock.now(), asyncio.get_running_loop()
         work = loop.run_in_executor(
-            self._thread, self._predicted, config, self._served(), now, (usd_per_kwh, budget)
+            self._thread, self._predict, config, self._served(), now, (usd_per_kwh, budget)
         )  # fmt: skip
         try:
             return await asyncio.wait_for(work, TIMEOUT_S)
@@ -109,7 +109,7 @@ class HistoryReplay:
             msg = f"the history could not be replayed within {TIMEOUT_S:g} s"
             raise Unavailable(msg) from e
 
-    def _predicted(self, config: Config, served: int, now: float, setting: tuple[float, float]) -> dict[str, Any]:
+    def _predict(self, config: Config, served: int, now: float, setting: tuple[float, float]) -> dict[str, Any]:
         if self._made is None or not self._made.holds(config, served, now):
             self._made = self._make(config, served, now)
         if self._made.past is None:

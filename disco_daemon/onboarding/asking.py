@@ -96,14 +96,14 @@ class Reply:
 def ask_models(url: str, api_key: str) -> Reply:
     """Ask for the list of models, as an OpenAI client would."""
     try:
-        return within(MODELS_TIMEOUT_S, lambda: _listed(url, api_key))
+        return within(MODELS_TIMEOUT_S, lambda: _get_models(url, api_key))
     except (TimeoutError, httpx2.TimeoutException):
         return Reply(problem=f"no answer within {MODELS_TIMEOUT_S:g} s", late=True)
     except _TROUBLE as e:
         return Reply(problem=str(e) or type(e).__name__)
 
 
-def _listed(url: str, api_key: str) -> Reply:
+def _get_models(url: str, api_key: str) -> Reply:
     with (
         _client(url, MODELS_TIMEOUT_S) as http,
         http.stream("GET", _page(url, "models"), headers=_headers(api_key)) as response,
@@ -180,14 +180,14 @@ def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens")
     messages = [{"role": "user", "content": QUESTION}]
     body = {"model": model, "messages": messages, "stream": True, limit: MAX_TOKENS}
     try:
-        return within(ANSWER_TIMEOUT_S, lambda: _answered(url, api_key, body))
+        return within(ANSWER_TIMEOUT_S, lambda: _post(url, api_key, body))
     except (TimeoutError, httpx2.TimeoutException):
         return Said(problem=f"no token within {ANSWER_TIMEOUT_S:g} s", late=True)
     except _TROUBLE as e:
         return Said(problem=str(e) or type(e).__name__)
 
 
-def _answered(url: str, api_key: str, body: Mapping[str, Any]) -> Said:
+def _post(url: str, api_key: str, body: Mapping[str, Any]) -> Said:
     began = time.monotonic()
     with (
         _client(url, ANSWER_TIMEOUT_S) as http,

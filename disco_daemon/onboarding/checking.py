@@ -148,7 +148,7 @@ def check(
         return replace(checked, problem=problem)
     checked = replace(checked, notes=tuple(_notes(base_url, api_key)))
     reply = ask_models(base_url, api_key)
-    checked = replace(checked, models=_ordered(reply, catalog.server(base_url), api_key))
+    checked = replace(checked, models=_order(reply, catalog.server(base_url), api_key))
     problem = _of_list(reply, api_key, with_model=bool(model))
     if problem is not None:
         return replace(checked, problem=problem)
@@ -303,7 +303,7 @@ def _line(text: str, key: str) -> str:
     return one_line(masked(text[:MAX_SAID], key), MAX_TEXT)
 
 
-def _ordered(reply: Reply, profile: ServerProfile | None, key: str = "") -> tuple[str, ...] | None:
+def _order(reply: Reply, profile: ServerProfile | None, key: str = "") -> tuple[str, ...] | None:
     """Return the listed models: first those with a known price, last those that answer no chat."""
     if reply.models is None or reply.status != 200:
         return None

@@ -113,7 +113,7 @@ class DeviceBench:
 
     # --- one answer ----------------------------------------------------------------------------------------------
 
-    async def heard(self, request: GenerationRequest) -> TimedAnswer:
+    async def time_answer(self, request: GenerationRequest) -> TimedAnswer:
         """Ask, and take the times. Raises EndpointError, or ProfileError when it takes too long."""
         usage, times, counts = Usage(), [self.clock.now()], [0]
         meter = self.watch.meter
@@ -145,7 +145,7 @@ class DeviceBench:
         made = await self._prompts()
         await self._idle()
         drift = await self._ttfts(made, info)
-        line = self._fitted()
+        line = self._fit()
         speeds = await self._decode(made)
         await self._work(made)
         check = await self._check(line, info.n_ctx, n_check) if n_check else None
@@ -208,7 +208,7 @@ class DeviceBench:
             raise ProfileError(str(e)) from e
         first = each[len(each) // 2]
         self.steps.expect(effort.repeats * len(each) + 2 * N_DRIFT)
-        await self.heard(prompts.prompted(self._name(), made.fresh(first), 1))  # wakes what still sleeps
+        await self.time_answer(prompts.prompted(self._name(), made.fresh(first), 1))  # wakes what still sleeps
         begin = [await self._sample(made, first) for _ in range(N_DRIFT)]
         for _ in range(effort.repeats):
             for n in self.rng.sample(each, len(each)):
@@ -219,7 +219,7 @@ class DeviceBench:
     async def _sample(self, made: Prompts, n: int) -> float:
         """One more TTFT, s; not a sample if a cache knew a part of the prompt."""
         self.steps.begin(f"reading prompts: {n} tokens")
-        heard = await self.heard(prompts.prompted(self._name(), made.fresh(n), 1))
+        heard = await self.time_answer(prompts.prompted(self._name(), made.fresh(n), 1))
         if heard.cached:
             self.n_warm += 1
         else:
@@ -227,7 +227,7 @@ class DeviceBench:
         self.steps.end()
         return heard.ttft_s
 
-    def _fitted(self) -> Line:
+    def _fit(self) -> Line:
         try:
             return fit([n for n, _ in self.samples], [s for _, s in self.samples])
         except ValueError as e:
@@ -241,7 +241,7 @@ class DeviceBench:
         for _ in range(effort.repeats):
             self.steps.begin(f"writing answers: {effort.answer_tokens} tokens")
             for _ in range(2):
-                heard = await self.heard(prompts.prompted(self._name(), made.fresh(PROMPT), effort.answer_tokens))
+                heard = await self.time_answer(prompts.prompted(self._name(), made.fresh(PROMPT), effort.answer_tokens))
                 if heard.decoded >= LEAST_DECODED and heard.decode_s > 0:
                     speeds.append(heard.decoded / heard.decode_s)
                     break
@@ -259,8 +259,8 @@ class DeviceBench:
         self.steps.begin(f"looking at power at work ({_source(self.watch)})")
         end = self.clock.now() + min(self.effort.work_s, self.effort.n_work * self.watch.window_s)
         while self.clock.now() < end:
-            await self.heard(prompts.prompted(self._name(), made.fresh(PROMPT), self.effort.answer_tokens))
-            await self.heard(prompts.prompted(self._name(), made.fresh(4 * PROMPT), 1))
+            await self.time_answer(prompts.prompted(self._name(), made.fresh(PROMPT), self.effort.answer_tokens))
+            await self.time_answer(prompts.prompted(self._name(), made.fresh(4 * PROMPT), 1))
         self.steps.end()
 
     def _energy(self, prefill_tps: float, decode_tps: float) -> TokenEnergy:
@@ -280,7 +280,7 @@ class DeviceBench:
         chats = prompts.chats(self.text, int(longest), self.rng)
         for _ in range(n):
             self.steps.begin("comparing predictions with what is seen")
-            heard = await self.heard(prompts.asked(self._name(), next(chats), 1))
+            heard = await self.time_answer(prompts.asked(self._name(), next(chats), 1))
             errors.append(line.predict(heard.fresh) / heard.ttft_s - 1)
             self.steps.end()
         p50, p90 = np.quantile(np.abs(errors), (0.5, 0.9))

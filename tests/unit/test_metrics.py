@@ -86,7 +86,7 @@ def everything() -> Metrics:
     metrics = Metrics(lambda: HEALTH)
     metrics.observe(OUTCOME)
     metrics.observe_lag(0.003)
-    metrics.answered("/v1/chat/completions", 200)
+    metrics.count_request("/v1/chat/completions", 200)
     return metrics
 
 

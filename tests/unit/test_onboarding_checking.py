@@ -244,7 +244,7 @@ def test_no_piece_of_a_key_that_a_server_says_back_is_told(key: str, cut: int, b
 
 def test_a_list_of_models_has_a_limit_and_no_name_that_drives_a_terminal() -> None:
     names = (*(f"m{i}" for i in range(checking.MAX_MODELS + 5)), "\x1b[2J", "x" * 1000)
-    listed = checking._ordered(asking.Reply(200, names), None)
+    listed = checking._order(asking.Reply(200, names), None)
     assert listed is not None
     assert len(listed) == checking.MAX_MODELS
     assert all(name.isprintable() and len(name) < 20 for name in listed)

@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Check and show; return 1 if something is wrong."""
     found = findings(offline=args.offline, online=args.online)
-    seen = list(found) if args.json else list(_shown(found))
+    seen = list(found) if args.json else list(_show(found))
     n_wrong, n_warn = (sum(f.level == level for f in seen) for level in ("wrong", "warn"))
     if args.json:
         rows = [{"name": f.name, "level": f.level, "found": f.found, "mend": f.mend} for f in seen]
@@ -202,12 +202,12 @@ def _server(
     if not unasked and not doubts and server.may_ask(settings, key):
         reply = asking.ask_models(settings.base_url, key.value)
         yield server.models(settings, reply, with_key=bool(key.value))
-    yield server.continuation(settings, _probed(config, daemon))
+    yield server.continuation(settings, _probe_verdict(config, daemon))
     yield server.price(config, catalog, folder)
     return reply.skew_s
 
 
-def _probed(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
+def _probe_verdict(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
     """Return the probe's verdict on the server, from the running daemon or the history."""
     from ...endpoints.continuation import Profile
     from ...errors import Unavailable
@@ -272,7 +272,7 @@ def _secrets(env: Mapping[str, str], *own: str) -> list[str]:
     )
 
 
-def _shown(found: Iterable[Finding]) -> Iterator[Finding]:
+def _show(found: Iterable[Finding]) -> Iterator[Finding]:
     """Print each finding as it comes: in colours and folded on a terminal, as one line elsewhere."""
     console = make_console(highlight=False)
     for finding in found:

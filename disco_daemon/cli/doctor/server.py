@@ -37,7 +37,7 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
     name, url = "server", settings.base_url
     if not url:
         return ok(name, "none, this machine answers alone", "`disco config set server.base_url URL` lets one take part")
-    parts, where = urlsplit(url), shown(url)
+    parts, where = urlsplit(url), display_url(url)
     told = f"{settings.model or 'no model'} at {where}"
     if "@" in parts.netloc or parts.query:
         return warn(name, f"{told}; the URL holds more than an address", "put the key into a file or a variable")
@@ -53,7 +53,7 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
     return ok(name, told)
 
 
-def shown(url: str) -> str:
+def display_url(url: str) -> str:
     """Return an address without user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -199,7 +199,7 @@ def _proxy(scheme: str, host: str) -> tuple[str, int] | None:
 def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding:
     """Check whether the server answers, takes the key, and has the model."""
     name = "server model"
-    page = f"{shown(settings.base_url).rstrip('/')}/models"
+    page = f"{display_url(settings.base_url).rstrip('/')}/models"
     if reply.problem:
         return wrong(name, f"{page}: {reply.problem}", "check server.base_url, and what stands between here and there")
     if reply.status in (401, 403):
@@ -216,10 +216,10 @@ def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding
     if reply.status != 200 or reply.models is None:
         said = f"answers {reply.status}" if reply.status != 200 else "gives no list of models"
         return warn(name, f"{page} {said}", "if answers fail, too, check server.base_url; `disco status` tells why")
-    return _listed(name, settings.model, reply.models)
+    return _check_listed(name, settings.model, reply.models)
 
 
-def _listed(name: str, model: str, listed: tuple[str, ...]) -> Finding:
+def _check_listed(name: str, model: str, listed: tuple[str, ...]) -> Finding:
     plain = {one.casefold().removeprefix("models/"): one for one in listed}
     wanted = model.casefold().removeprefix("models/")
     if wanted in plain:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     except (KeyboardInterrupt, EOFError):
         print("\nNothing was changed.", file=sys.stderr)
         return 130
-    _saved(setup, choice, checked, as_json=False)
+    _save(setup, choice, checked, as_json=False)
     try:
         wanted = args.service or (_could_serve() and dialog.service())
     except (KeyboardInterrupt, EOFError):
@@ -96,12 +96,12 @@ def _by_flags(args: argparse.Namespace, setup: Onboarding) -> int:
         else:
             checked = setup.check(base_url, key, args.model)
             if checked.problem is not None:
-                _refused(checked, as_json=args.json)
+                _print_refusal(checked, as_json=args.json)
                 return 1
         choice = Choice(base_url, args.model, key, local)
     if local == "":
         fetch_default_model(progress)
-    _saved(setup, choice, checked, as_json=args.json)
+    _save(setup, choice, checked, as_json=args.json)
     return _serve() if args.service else 0
 
 
@@ -154,7 +154,7 @@ def _require(setup: Onboarding, base_url: str, key: str) -> None:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def _refused(checked: Checked, *, as_json: bool) -> None:
+def _print_refusal(checked: Checked, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"saved": None, "check": checked.to_json()}))
     else:
@@ -164,14 +164,14 @@ def _refused(checked: Checked, *, as_json: bool) -> None:
         )
 
 
-def _saved(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
+def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
     """Write the choice down, and print what was written and what comes next. Raises ConfigError."""
     from ...onboarding.saving import shadowed
 
     changes = setup.save(choice) if choice.base_url is not None or choice.local is not None else {}
     hidden = shadowed(changes, setup.env)
     running = _daemon_runs(setup)
-    following = _taken_up(setup) if running else "`disco up` starts the daemon, `disco tui` the UI."
+    following = _reload_daemon(setup) if running else "`disco up` starts the daemon, `disco tui` the UI."
     if as_json:
         shown: dict[str, Any] = {
             "saved": changes, "config": str(setup.path), "check": None if checked is None else checked.to_json(),
@@ -190,7 +190,7 @@ def _saved(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_jso
     print("\n".join([*lines, following]))
 
 
-def _taken_up(setup: Onboarding) -> str:
+def _reload_daemon(setup: Onboarding) -> str:
     """Reload the running daemon; return a sentence on the result."""
     from ...client import once as client
 

@@ -59,7 +59,7 @@ class Wattmeter:
     async def look(self) -> None:
         """Read the sensors once. One that fails or hangs leaves everything as it was, with one warning."""
         try:
-            seen = await self._looked()
+            seen = await self._read_sensors()
         except (OSError, ValueError, TimeoutError) as e:
             if not self._failing:
                 log.warning("the power sensors cannot be read: %s", e)
@@ -68,7 +68,7 @@ class Wattmeter:
             self._failing = False
             self._take(seen)
 
-    async def _looked(self) -> PowerState:
+    async def _read_sensors(self) -> PowerState:
         """Return the sensors' reading. A thread that hangs in one is awaited again; a second is never started."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(asyncio.to_thread(self._sensors.look, self._clock.now()))
