@@ -113,7 +113,7 @@ def _new_id() -> str:
 
 
 def _created(request: web.Request) -> int:
-    return int(request.app[CONDUCTOR].stage.clock.wall())
+    return int(request.app[CONDUCTOR].context.clock.wall())
 
 
 def _route(request: web.Request, model: str) -> frozenset[Side]:
@@ -201,7 +201,7 @@ def _model_card(name: str) -> dict[str, Any]:
 async def _models(request: web.Request) -> web.Response:
     """GET /v1/models: List the models that may be asked for now."""
     conductor = request.app[CONDUCTOR]
-    here = {Side.DEVICE} if conductor.stage.private else BOTH
+    here = {Side.DEVICE} if conductor.context.private else BOTH
     names = [name for name, sides in _routes(conductor).items() if sides & here]
     return json_response({"object": "list", "data": [_model_card(name) for name in names]})
 
@@ -222,7 +222,7 @@ async def _health(request: web.Request) -> web.Response:
     """GET /health: Answer 200 while something can serve, else 503."""
     conductor = request.app[CONDUCTOR]
     serving = {
-        side.value: endpoint.may_serve() and (side is Side.DEVICE or not conductor.stage.private)
+        side.value: endpoint.may_serve() and (side is Side.DEVICE or not conductor.context.private)
         for side, endpoint in conductor.endpoints.items()
     }
     ok = any(serving.values())

@@ -13,12 +13,12 @@ GONE = "trace_gone"  # the error's code
 
 def document(conductor: Conductor, request_id: str) -> dict[str, Any]:
     """Return the trace of an answer, or of the latest one. Raises RequestError (404) if it is not kept."""
-    trace = conductor.stage.traces.find(request_id)
+    trace = conductor.context.traces.find(request_id)
     if trace is not None:
         return trace.to_json()
     if request_id == LATEST:
         msg = "No answer has been given since the daemon started."
-    elif request_id in conductor.playing:
+    elif request_id in conductor.answering:
         msg = f"The answer '{request_id}' is still running: its trace is there when it has ended."
     else:
         msg = f"No trace of '{request_id}' is kept: only those of the last {MAX_TRACES} answers are, in memory."

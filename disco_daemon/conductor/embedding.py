@@ -10,23 +10,25 @@ from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
 from ..money.spending import CapRefusal, CostBound, Reservation
 from ..types import Attempt, Embedding, Outcome, Plan, Side, Usage
+from .context import AnswerContext
 from .spending import CHARS_PER_TOKEN, capped
-from .stage import Stage
 
 POLICY = "embedding"  # of an outcome that is no answer: nothing was planned
 FINISHED = "embedding"  # its finish_reason
 
 
-class Texts:
-    """The texts, or lists of token ids, of one request. Owns the waiting for each; `stage` is what it began on.
+class EmbeddingRun:
+    """The texts, or lists of token ids, of one request. Owns the waiting for each; `context` is what it began with.
 
     Only the device makes embeddings: vectors of two models have nothing to do with each other.
     """
 
-    def __init__(self, stage: Stage, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str) -> None:
-        self.stage = stage
+    def __init__(
+        self, context: AnswerContext, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
+    ) -> None:
+        self.context = context
         self._texts, self._model, self._request_id = texts, model, request_id
-        self._began, self._created = stage.clock.now(), stage.clock.wall()
+        self._began, self._created = context.clock.now(), context.clock.wall()
         self._n_done = 0
         self._usage = Usage()
         self._patience: asyncio.Timeout | None = None
@@ -34,13 +36,13 @@ class Texts:
 
     async def embedded(self, record: Callable[[Outcome], None]) -> AsyncGenerator[Embedding, None]:
         """The embeddings, in order. Raises DiscoError; close it to stop."""
-        stage = self.stage
-        device = stage.endpoints.get(Side.DEVICE)
+        context = self.context
+        device = context.endpoints.get(Side.DEVICE)
         if not isinstance(device, Embedder):
             msg = "Embeddings are made by this machine's own model only, and none is here."
             raise RequestError(msg, code="unsupported")
         grant = self._reserved()
-        stage.energy.begin(self._request_id, self._began)
+        context.energy.begin(self._request_id, self._began)
         finish: str | None = "cancelled"
         error: str | None = None
         try:
@@ -65,7 +67,7 @@ class Texts:
 
     def left_s(self) -> float:
         """How long the rest will take at the speed so far, s."""
-        took_s = self.stage.clock.now() - self._began
+        took_s = self.context.clock.now() - self._began
         return took_s / max(1, self._n_done) * (len(self._texts) - self._n_done)
 
     async def _next(self, device: Embedder, text: str | tuple[int, ...]) -> Embedding:
@@ -85,25 +87,25 @@ class Texts:
         """What they may cost. Raises EndpointError where a cap is reached."""
         texts = self._texts
         n_tokens = sum(max(1, len(t) // CHARS_PER_TOKEN) if isinstance(t, str) else len(t) for t in texts)
-        grant = self.stage.spending.reserve(Side.DEVICE, CostBound(n_tokens, max_tokens=0), self._created)
+        grant = self.context.spending.reserve(Side.DEVICE, CostBound(n_tokens, max_tokens=0), self._created)
         if isinstance(grant, CapRefusal):
             raise capped(grant)
         return grant
 
     def _outcome(self, grant: Reservation, model: str, finish: str | None, error: str | None) -> Outcome:
         """What it came to, booked."""
-        stage, usage = self.stage, self._usage
-        took_s = stage.clock.now() - self._began
+        context, usage = self.context, self._usage
+        took_s = context.clock.now() - self._began
         # Disturbed: the time is no TTFT, and there is nothing to learn from.
-        attempt = stage.spending.prices.booked(
+        attempt = context.spending.prices.booked(
             Attempt(Side.DEVICE, model, 0.0, took_s, True, usage, error, disturbed=True)
         )
-        stage.energy.prefilled(self._request_id, self._began + took_s, usage.prompt_tokens)
-        stage.energy.end(self._request_id, self._began + took_s)
-        stage.spending.settle(grant, attempt)
+        context.energy.prefilled(self._request_id, self._began + took_s, usage.prompt_tokens)
+        context.energy.end(self._request_id, self._began + took_s)
+        context.spending.settle(grant, attempt)
         return Outcome(
             self._request_id, self._created, self._model, POLICY, Plan(0.0, math.inf), usage.prompt_tokens,
             winner=Side.DEVICE if error is None else None, finish_reason=finish, error=error, ttft_s=None,
             duration_s=took_s, handoffs=0, tokens={}, attempts=(attempt,),
-            cost_usd=stage.spending.prices.cost_usd(attempt), energy_j=attempt.energy_j,
+            cost_usd=context.spending.prices.cost_usd(attempt), energy_j=attempt.energy_j,
         )  # fmt: skip

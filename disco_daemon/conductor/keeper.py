@@ -1,4 +1,4 @@
-"""Opens and closes endpoints as `lifetimes` says, and knows the stage of the next request."""
+"""Opens and closes endpoints as `lifetimes` says, and knows the context of the next request."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from ..endpoints.base import Endpoint, Loader
+from .context import AnswerContext
 from .lifetimes import Close, Lifetimes, Open, Phase
-from .stage import Stage
 
 log = logging.getLogger("disco.endpoints")
 
@@ -18,45 +18,45 @@ Effects = Sequence[Open[Endpoint] | Close[Endpoint]]
 
 
 class Keeper:
-    """The one owner of all endpoints' lives. `stage` is that of the next request; nothing is open before `start`."""
+    """The one owner of all endpoints' lives. `context` is that of the next request; nothing is open before `start`."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self._lives: Lifetimes[Stage, Endpoint] = Lifetimes(_alone)
+    def __init__(self, context: AnswerContext) -> None:
+        self.context = context
+        self._lives: Lifetimes[AnswerContext, Endpoint] = Lifetimes(_alone)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Open the first stage's endpoints."""
-        await self._carry_out(self._lives.put_on(self.stage, self.stage.endpoints.values()))
+        """Open the first context's endpoints."""
+        await self._carry_out(self._lives.use(self.context, self.context.endpoints.values()))
 
-    async def put_on(self, stage: Stage, still_s: Callable[[Endpoint], float]) -> None:
-        """Play on that stage from the next request on; the one before ends when the last who holds it has left.
+    async def use(self, context: AnswerContext, still_s: Callable[[Endpoint], float]) -> None:
+        """Use this context from the next request on; the one before ends when its last answer has.
 
         A model that has to wait until another one is gone from memory counts as loading; `still_s` says how long the
         others will need theirs, s. Where an endpoint cannot be opened, all stays as it was.
         """
-        before = self.stage
-        opening = self._lives.put_on(stage, stage.endpoints.values())
+        before = self.context
+        opening = self._lives.use(context, context.endpoints.values())
         try:
             await self._carry_out(opening)
         except BaseException:
-            self._leave(stage)
+            self._leave(context)
             raise
-        for endpoint in stage.endpoints.values():
+        for endpoint in context.endpoints.values():
             if self._lives.phase(endpoint) is Phase.WAITING and isinstance(endpoint, Loader):
                 endpoint.expect(partial(still_s, endpoint))
-        self.stage = stage
+        self.context = context
         self._leave(before)
 
     @contextmanager
-    def held(self) -> Iterator[Stage]:
-        """The stage of the next request, whose endpoints stay open until the end of this."""
-        stage = self.stage
-        self._lives.hold(stage)
+    def held(self) -> Iterator[AnswerContext]:
+        """Give the context of the next request; its endpoints stay open until the end of this."""
+        context = self.context
+        self._lives.hold(context)
         try:
-            yield stage
+            yield context
         finally:
-            self._leave(stage)
+            self._leave(context)
 
     async def end(self) -> None:
         """Close everything, and wait until it is."""
@@ -64,8 +64,8 @@ class Keeper:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _leave(self, stage: Stage) -> None:
-        self._do(self._lives.leave(stage))
+    def _leave(self, context: AnswerContext) -> None:
+        self._do(self._lives.leave(context))
 
     def _do(self, effects: Effects) -> None:
         """Carry them out beside what runs."""

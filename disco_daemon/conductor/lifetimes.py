@@ -1,7 +1,7 @@
-"""Who needs what: answers hold stages, stages hold endpoints, and an endpoint is open while a stage holds it. Pure.
+"""Counts what is in use: answers hold contexts, contexts hold endpoints, and a held endpoint stays open. Pure.
 
-The daemon holds the stage of the next request; each answer and each request for embeddings holds the stage that it
-began on. A stage that nobody holds lets go of its endpoints; an endpoint that no stage holds is closed, once. Of those
+The daemon holds the context of the next request; each answer and each request for embeddings holds the context that it
+began with. A context without holders lets go of its endpoints; an endpoint without contexts is closed, once. Of those
 that must be `alone`, since each has a model in memory, the next one is opened when the one before is closed; one that
 nobody needs any more by then is never opened. docs/daemon.md has it as a drawing.
 """
@@ -40,10 +40,10 @@ class Close(Generic[E]):
 
 
 class Lifetimes(Generic[S, E]):
-    """Counts who holds what, and says what is to be opened and closed for it, in order.
+    """Counts holders, and returns the endpoints to open and to close for them, in order.
 
-    All mutable state: the number of holders of each stage, the endpoints of each stage, and the phase of each endpoint,
-    in the order in which they came.
+    All mutable state: the number of holders of each context, its endpoints, and the phase of each endpoint, in the
+    order in which they came.
     """
 
     def __init__(self, alone: Callable[[E], bool]) -> None:
@@ -57,29 +57,29 @@ class Lifetimes(Generic[S, E]):
         """Where that endpoint is in its life; None before it and after."""
         return self._phases.get(endpoint)
 
-    def put_on(self, stage: S, endpoints: Iterable[E]) -> list[Open[E]]:
-        """A new stage with one holder, the daemon; it may share endpoints with others. Raises ValueError."""
-        cast = tuple(endpoints)
-        gone = [e for e in cast if self.phase(e) is Phase.CLOSING]
-        if self._ended or stage in self._holders or gone:
-            msg = f"{stage} cannot be put on: the end has come, it is on already, or its endpoints close: {gone}"
+    def use(self, context: S, endpoints: Iterable[E]) -> list[Open[E]]:
+        """A new context with one holder, the daemon; it may share endpoints with others. Raises ValueError."""
+        needed = tuple(endpoints)
+        gone = [e for e in needed if self.phase(e) is Phase.CLOSING]
+        if self._ended or context in self._holders or gone:
+            msg = f"{context} cannot be used: the end has come, it is in use already, or its endpoints close: {gone}"
             raise ValueError(msg)
-        self._holders[stage], self._endpoints[stage] = 1, cast
-        for endpoint in cast:
+        self._holders[context], self._endpoints[context] = 1, needed
+        for endpoint in needed:
             self._phases.setdefault(endpoint, Phase.WAITING)
         return list(self._opened())
 
-    def hold(self, stage: S) -> None:
-        """One more needs that stage. Raises KeyError if nobody else does: then its endpoints are gone."""
-        self._holders[stage] += 1
+    def hold(self, context: S) -> None:
+        """Add a holder of a context. Raises KeyError if it has none: then its endpoints are gone."""
+        self._holders[context] += 1
 
-    def leave(self, stage: S) -> list[Open[E] | Close[E]]:
+    def leave(self, context: S) -> list[Open[E] | Close[E]]:
         """One holder less. Raises KeyError for one too many."""
-        self._holders[stage] -= 1
-        if self._holders[stage]:
+        self._holders[context] -= 1
+        if self._holders[context]:
             return []
-        del self._holders[stage]
-        closing = list(self._let_go(self._endpoints.pop(stage)))
+        del self._holders[context]
+        closing = list(self._let_go(self._endpoints.pop(context)))
         return [*closing, *self._opened()]
 
     def closed(self, endpoint: E) -> list[Open[E]]:
@@ -97,7 +97,7 @@ class Lifetimes(Generic[S, E]):
         return list(self._close(e for e, phase in self._phases.items() if phase is Phase.OPEN))
 
     def _let_go(self, endpoints: Iterable[E]) -> Iterator[Close[E]]:
-        """Those of a stage that is over; what no other stage has is closed, or forgotten if it was never opened."""
+        """Close the endpoints of a context that no other one has, or forget them if they were never opened."""
         held = {e for others in self._endpoints.values() for e in others}
         unused = [e for e in endpoints if e not in held]
         yield from self._close(e for e in unused if self.phase(e) is Phase.OPEN)

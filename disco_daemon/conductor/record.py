@@ -1,4 +1,4 @@
-"""What is recorded of a performance: what each start came to, and how the answer was to read."""
+"""What is recorded of an answer: the cost of each start, and how it was to read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from ..delivery.qoe import reading
 from ..types import Attempt, GenerationRequest, Reading, Side
-from .stage import Run, Stage
+from .context import AnswerContext
+from .endpoint_run import EndpointRun
 
 # A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
 UNBILLED = frozenset(
@@ -20,14 +21,14 @@ UNBILLED = frozenset(
 )  # fmt: skip
 
 
-def attempt_of(run: Run, stage: Stage, began: float, length: int, max_tokens: int | None) -> Attempt:
+def attempt_of(run: EndpointRun, context: AnswerContext, began: float, length: int, max_tokens: int | None) -> Attempt:
     """What one start came to, with its price. A server that was asked and told nothing is booked for the whole prompt.
 
     One that was closed before its end, and goes on generating for all we know, is booked for what answers as long as
     this one have left, and at most `max_tokens`: that is its full price (docs/design.md#handoff).
     """
     first_at = run.first_at if run.lost_at is None else None  # a parked loser's first token is of the handoff
-    end = next((t for t in (first_at, run.lost_at, run.ended_at) if t is not None), stage.clock.now())
+    end = next((t for t in (first_at, run.lost_at, run.ended_at) if t is not None), context.clock.now())
     usage = replace(run.usage)
     turned_away = run.error is not None and run.error.reason in UNBILLED and not usage.completion_tokens
     asked = run.side is Side.SERVER and not turned_away
@@ -44,32 +45,32 @@ def attempt_of(run: Run, stage: Stage, began: float, length: int, max_tokens: in
         load_s=run.usage.load_s,
         n_busy=run.met.n_busy,
         continued=run.n_before > 0,
-        disturbed=stage.disturbed(run.started, end),
-        unseen_tokens=_unseen(run, stage, max_tokens) if asked and not run.whole else 0,
+        disturbed=context.disturbed(run.started, end),
+        unseen_tokens=_unseen(run, context, max_tokens) if asked and not run.whole else 0,
     )
-    return stage.spending.prices.booked(attempt)
+    return context.spending.prices.booked(attempt)
 
 
-def decode_tps(run: Run, stage: Stage) -> float | None:
+def decode_tps(run: EndpointRun, context: AnswerContext) -> float | None:
     """The decode speed of a run, token/s; None where it does not show, or is not the endpoint's alone.
 
     A slow reader paused it, or this machine stood still.
     """
-    if run.first_at is None or run.held_up or stage.disturbed(run.first_at, run.last_at):
+    if run.first_at is None or run.held_up or context.disturbed(run.first_at, run.last_at):
         return None
     return run.tps
 
 
-def _unseen(run: Run, stage: Stage, max_tokens: int | None) -> int:
+def _unseen(run: EndpointRun, context: AnswerContext, max_tokens: int | None) -> int:
     """Tokens that a closed server goes on to make, as far as can be told."""
-    if stage.spending.stops_billing:
+    if context.spending.stops_billing:
         return 0
     made = run.n_before + run.usage.completion_tokens
-    left = stage.planner.knowledge.outputs.expected_remaining(made)
+    left = context.planner.knowledge.outputs.expected_remaining(made)
     return round(left if max_tokens is None else min(left, max(0, max_tokens - made)))
 
 
-def tokens_of(counted: Mapping[Side, int], runs: Sequence[Run]) -> dict[Side, int]:
+def tokens_of(counted: Mapping[Side, int], runs: Sequence[EndpointRun]) -> dict[Side, int]:
     """Tokens of the answer by side: as a side counts them itself, where it does and came to its own end.
 
     Of what it made and nobody got (a repetition, or what came too late for a handoff) the share is by our count.

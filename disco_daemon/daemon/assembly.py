@@ -11,7 +11,7 @@ from typing import Any
 
 from ..api.metrics import Metrics
 from ..clock import Clock
-from ..conductor import Manner, Privacy, Stage
+from ..conductor import AnswerContext, DeliveryDefaults, Privacy
 from ..conductor.traces import Traces
 from ..config.schema import Config
 from ..dispatch.migrate import Costs
@@ -71,7 +71,7 @@ class Parts:
     wattmeter: Wattmeter
     prober: Prober | None
     autotuner: Autotuner | None
-    stage: Stage
+    context: AnswerContext
     device_speeds: Callable[[], Speeds]
 
     @property
@@ -99,7 +99,7 @@ class Parts:
         """Apply other live settings, all but the policy's; return these parts under the new settings."""
         self.spending.set_rate(config.device.usd_per_kwh)
         self.spending.set_limits(limits_of(config))
-        self.stage.manner = make_manner(config)
+        self.context.defaults = delivery_defaults(config)
         return replace(self, config=config)
 
     async def pursue(self) -> None:
@@ -167,11 +167,11 @@ class Assembly:
             wattmeter,
             self._make_prober(config, endpoints.get(Side.SERVER), spending),
             self._make_autotuner(config, endpoints.get(Side.DEVICE), busy),
-            self._make_stage(config, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
+            self._make_context(config, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
             device_speeds,
         )
 
-    def _make_stage(
+    def _make_context(
         self,
         config: Config,
         endpoints: Mapping[Side, Endpoint],
@@ -179,9 +179,9 @@ class Assembly:
         mover: Mover,
         spending: Spending,
         wattmeter: Wattmeter,
-    ) -> Stage:
+    ) -> AnswerContext:
         shared = self.shared
-        return Stage(
+        return AnswerContext(
             endpoints=endpoints,
             planner=planner,
             mover=mover,
@@ -192,7 +192,7 @@ class Assembly:
             shadow=config.policy.shadow,
             privacy=shared.privacy,
             keep_text=config.history.keep_text,
-            manner=make_manner(config),
+            defaults=delivery_defaults(config),
             traces=shared.traces,
         )
 
@@ -216,10 +216,12 @@ class Assembly:
         return make_autotuner(config, device.engine, busy, self.shared.clock) if isinstance(device, Device) else None
 
 
-def make_manner(config: Config) -> Manner:
+def delivery_defaults(config: Config) -> DeliveryDefaults:
     """Return the delivery defaults, for clients that ask for nothing else."""
     delivery = config.delivery
-    return Manner(Delivery(delivery.mode), delivery.pace_tps, delivery.expected_ttft_s, config.handoff.stall_s)
+    return DeliveryDefaults(
+        Delivery(delivery.mode), delivery.pace_tps, delivery.expected_ttft_s, config.handoff.stall_s
+    )
 
 
 def make_mover(config: Config, costs: CostMover, force: tuple[int, int] | None) -> Mover:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..conductor import Conductor, Keeper, Stage
+from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
 from ..config.schema import LIVE, Config, keys
 from ..endpoints.base import Endpoint
@@ -33,7 +33,7 @@ class Runtime:
 
     def __init__(self, assembly: Assembly, config: Config, path: Path, flags: Mapping[str, Any] | None = None) -> None:
         self.parts = assembly.make(config, self._busy)
-        self.keeper = Keeper(self.parts.stage)
+        self.keeper = Keeper(self.parts.context)
         self.conductor = Conductor(self.keeper, self._record)
         self._assembly, self._path, self._flags = assembly, path, flags
         self._privacy = assembly.shared.privacy
@@ -146,7 +146,7 @@ class Runtime:
         await self.end_tasks()
         try:
             self._privacy.on |= config.policy.private  # turned on before the swap, and off behind it
-            await self.keeper.put_on(parts.stage, self.conductor.still_s)
+            await self.keeper.use(parts.context, self.conductor.still_s)
             self.parts = parts
         finally:
             self._privacy.on = self.config.policy.private
@@ -165,11 +165,11 @@ class Runtime:
     def _busy(self) -> bool:
         return self.conductor.in_flight > 0
 
-    def _record(self, stage: Stage, outcome: Outcome) -> None:
+    def _record(self, context: AnswerContext, outcome: Outcome) -> None:
         """Record one finished answer with the learner, the metrics and the prober; none of them blocks."""
         self.parts.learner.record(outcome)
         self._assembly.shared.metrics.observe(outcome)
-        if self.parts.prober is not None and stage.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
+        if self.parts.prober is not None and context.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
             self.parts.prober.observe(outcome)
 
 

@@ -42,31 +42,30 @@ class Pace:
     pace_tps: float | None
 
 
-Command = Hold | Append | Pace
+Order = Hold | Append | Pace
 
 
-class Reins:
-    """How the conductor steers an answer that an endpoint is working on; `held`: it waits from the start.
+class Controls:
+    """Orders from the conductor to an endpoint that works on an answer; `held`: it waits from the start.
 
-    Commands given before the endpoint has bound them are carried out then, in order. After the answer's end they are
-    nobody's any more.
+    Orders sent before the endpoint has bound them are applied then, in order. After the answer's end they do nothing.
     """
 
     def __init__(self, *, held: bool = False) -> None:
         self.held = held
-        self._early: list[Command] = []
-        self._obey: Callable[[Command], None] = self._early.append
+        self._early: list[Order] = []
+        self._apply: Callable[[Order], None] = self._early.append
 
-    def bind(self, obey: Callable[[Command], None]) -> None:
-        """The endpoint's side: carry out what came early, then all that comes."""
+    def bind(self, apply: Callable[[Order], None]) -> None:
+        """Apply what came early, then each order as it comes: the endpoint's side."""
         early, self._early = self._early, []
-        self._obey = obey
-        for command in early:
-            obey(command)
+        self._apply = apply
+        for order in early:
+            apply(order)
 
-    def give(self, command: Command) -> None:
-        """The conductor's side; never blocks, raises nothing: a dead endpoint says so in its stream."""
-        self._obey(command)
+    def send(self, order: Order) -> None:
+        """Send an order: the conductor's side. Never blocks, raises nothing: a dead endpoint fails in its stream."""
+        self._apply(order)
 
 
 class Endpoint(Protocol):
@@ -107,12 +106,12 @@ class Endpoint(Protocol):
         ...
 
     def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Yield tokens and, last, one Finish; keeps `usage` up to date. One with a scheduler of its own says Paused.
 
-        An endpoint with `can_hold` obeys `reins`, and yields CaughtUp while held, whenever it has nothing left to
-        prefill. Others ignore them.
+        An endpoint with `can_hold` applies the orders of `controls`, and yields CaughtUp while held, whenever it has
+        nothing left to prefill. Others ignore them.
 
         Closing the generator stops the generation at the endpoint. Raises EndpointError, and nothing else.
         """

@@ -28,7 +28,7 @@ from ..types import (
     Token,
     Usage,
 )
-from .base import Append, Command, Hold, Pace, Reins
+from .base import Append, Controls, Hold, Order, Pace
 
 Event = Token | CaughtUp | Paused | Finish
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
@@ -117,11 +117,11 @@ class Device:
         del request
 
     async def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Event, None]:
         """Run the answer on the engine; waits for the rest of a load first."""
         try:
-            async with aclosing(self._generate(request, usage, reins or Reins())) as events:
+            async with aclosing(self._generate(request, usage, controls or Controls())) as events:
                 async for event in events:
                     yield event
         except EndpointError as e:
@@ -129,14 +129,16 @@ class Device:
                 self.last_error = str(e)
             raise
 
-    async def _generate(self, request: GenerationRequest, usage: Usage, reins: Reins) -> AsyncGenerator[Event, None]:
+    async def _generate(
+        self, request: GenerationRequest, usage: Usage, controls: Controls
+    ) -> AsyncGenerator[Event, None]:
         asked_at = self._engine.clock.now()
         try:
             await self._engine.ready(LOAD_WAIT_S)
         finally:  # who is cancelled meanwhile has waited for nothing else
             usage.load_s = self._engine.clock.now() - asked_at
-        answer = self._engine.open(_readable(request), hold=reins.held)
-        reins.bind(lambda order: _obey(answer, order))
+        answer = self._engine.open(_readable(request), hold=controls.held)
+        controls.bind(lambda order: _apply(answer, order))
         try:
             while True:
                 match await anext(answer):  # ends: the supervisor kills an engine that hangs
@@ -216,7 +218,7 @@ def _at_once() -> float:
     return 0.0
 
 
-def _obey(answer: EngineAnswer, order: Command) -> None:
+def _apply(answer: EngineAnswer, order: Order) -> None:
     match order:
         case Hold():
             answer.hold()

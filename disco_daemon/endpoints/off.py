@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import EndpointError
 from ..net import without_credentials
 from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
-from .base import Reins
+from .base import Controls
 
 
 class Off:
@@ -48,10 +48,10 @@ class Off:
         return None
 
     async def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
         """Raise EndpointError; nothing is yielded."""
-        del usage, reins
+        del usage, controls
         nothing: tuple[Token, ...] = ()
         for token in nothing:
             yield token

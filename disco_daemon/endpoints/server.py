@@ -34,7 +34,7 @@ from ..types import (
     Token,
     Usage,
 )
-from .base import Reins
+from .base import Controls
 from .bill import Bill
 from .continuation import (
     RAW_DEFAULT,
@@ -243,10 +243,10 @@ class Server:
     # --- one answer ----------------------------------------------------------------------------------------------
 
     def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
-        del reins
+        del controls
         return self.ask(request, usage, noted=True)
 
     async def ask(

@@ -21,7 +21,7 @@ from ..clock import Clock
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..types import CaughtUp, Embedding, Finish, GenerationRequest, Paused, PromptLength, Readiness, Token, Usage
-from .base import Reins
+from .base import Controls
 from .device import Device
 
 N_REMEMBERED = 1024  # prompts whose recorded time to first token is remembered
@@ -97,18 +97,18 @@ class Shaped:
         self._inner.overlap_of(request)
 
     async def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Wait as in a server's queue, then compute, so that the first token falls on the recorded time.
 
-        A continued answer waits too, as for any request; what `reins` say meanwhile is carried out after the queue.
+        A continued answer waits too, as for any request; what `controls` say meanwhile is carried out after the queue.
         """
         due = self._clock.now() + self._ttft_s(request)
         length = await self._inner.count(request)
         n_missing = length.tokens - length.cached if length is not None else 0
         compute_s = n_missing / (self._inner.prefill_tps or float("inf"))
         await asyncio.sleep(max(0.0, due - compute_s - self._clock.now()))
-        async with aclosing(self._inner.generate(request, usage, reins)) as events:
+        async with aclosing(self._inner.generate(request, usage, controls)) as events:
             async for event in events:
                 await asyncio.sleep(max(0.0, due - self._clock.now()))
                 yield event

@@ -23,7 +23,7 @@ def is_device(endpoint: str) -> bool:
 
 
 class Daemon(RuleBasedStateMachine):
-    """Stages by number, each with a device, a server or both."""
+    """Contexts by number, each with a device, a server or both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class Daemon(RuleBasedStateMachine):
         self._play(["device-0", "server-0"])
 
     def _play(self, cast: list[str]) -> None:
-        stage = next(self.new)
-        self.casts[stage] = cast
-        self.held[stage] += 1
-        self._carry_out(self.lives.put_on(stage, cast))
-        before, self.current = self.current, stage
+        context = next(self.new)
+        self.casts[context] = cast
+        self.held[context] += 1
+        self._carry_out(self.lives.use(context, cast))
+        before, self.current = self.current, context
         if before:
             self._leave(before)
 
-    def _leave(self, stage: int) -> None:
-        self.held[stage] -= 1
+    def _leave(self, context: int) -> None:
+        self.held[context] -= 1
         self.held += Counter()  # without those that nobody holds
-        self._carry_out(self.lives.leave(stage))
+        self._carry_out(self.lives.leave(context))
 
     def _carry_out(self, effects: Effects) -> None:
         for effect in effects:
@@ -65,7 +65,7 @@ class Daemon(RuleBasedStateMachine):
 
     @property
     def wanted(self) -> set[str]:
-        return {endpoint for stage in self.held for endpoint in self.casts[stage]}
+        return {endpoint for context in self.held for endpoint in self.casts[context]}
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
@@ -108,10 +108,10 @@ class Daemon(RuleBasedStateMachine):
 
     @rule()
     def what_is_not_held_cannot_be_had(self) -> None:
-        for stage in set(self.casts) - set(self.held):
+        for context in set(self.casts) - set(self.held):
             for wrong in (self.lives.hold, self.lives.leave):
                 with pytest.raises(KeyError):
-                    wrong(stage)
+                    wrong(context)
         for endpoint in {e for cast in self.casts.values() for e in cast} - set(self.closing):
             with pytest.raises(ValueError, match="was not to be closed"):
                 self.lives.closed(endpoint)
@@ -164,11 +164,11 @@ TestLifetimes.settings = settings(max_examples=200, stateful_step_count=40, dead
 def test_of_two_changes_in_a_row_only_the_last_model_is_loaded() -> None:
     """What a user does who chooses a model twice while an answer runs."""
     lives: Lifetimes[str, str] = Lifetimes(is_device)
-    assert lives.put_on("first", ["device-1"]) == [Open("device-1")]
+    assert lives.use("first", ["device-1"]) == [Open("device-1")]
     lives.hold("first")  # an answer
-    assert lives.put_on("second", ["device-2"]) == []
+    assert lives.use("second", ["device-2"]) == []
     assert lives.leave("first") == []
-    assert lives.put_on("third", ["device-3"]) == []
+    assert lives.use("third", ["device-3"]) == []
     assert lives.leave("second") == [], "never opened, so never closed"
     assert lives.phase("device-2") is None
     assert lives.leave("first") == [Close("device-1")]

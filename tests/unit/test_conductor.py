@@ -1,4 +1,4 @@
-"""The conductor's places and stages: taken before any waiting, given back once, and one stage from begin to end."""
+"""The conductor's places and contexts: taken before any waiting, given back once, and one context from begin to end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from disco_daemon import conductor as room
-from disco_daemon.conductor import Conductor, Keeper, Privacy, Stage
-from disco_daemon.conductor.performance import LATE_LOAD, LATE_S, _insured
+from disco_daemon.conductor import AnswerContext, Conductor, Keeper, Privacy
+from disco_daemon.conductor import conductor as room
+from disco_daemon.conductor.answer_run import LATE_LOAD, LATE_S, _insured
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.errors import DiscoError, RequestError, Unavailable
 from disco_daemon.types import GenerationRequest, Plan, PromptLength, Readiness, Side
@@ -52,7 +52,7 @@ class Wall:
 
 
 class Playing:
-    """What of a stage is looked at before an answer is played."""
+    """What of a context is looked at before an answer is played."""
 
     def __init__(self, *endpoints: Hanging, privacy: Privacy | None = None) -> None:
         self.endpoints = {endpoint.side: endpoint for endpoint in endpoints}
@@ -64,8 +64,8 @@ class Playing:
         return self.privacy.on
 
 
-def stage(*endpoints: Hanging, privacy: Privacy | None = None) -> Stage:
-    return cast("Stage", Playing(*endpoints, privacy=privacy))
+def context(*endpoints: Hanging, privacy: Privacy | None = None) -> AnswerContext:
+    return cast("AnswerContext", Playing(*endpoints, privacy=privacy))
 
 
 def never(but: Endpoint) -> float:
@@ -73,10 +73,10 @@ def never(but: Endpoint) -> float:
 
 
 @asynccontextmanager
-async def conductor(first: Stage) -> AsyncIterator[Conductor]:
+async def conductor(first: AnswerContext) -> AsyncIterator[Conductor]:
     keeper = Keeper(first)
     await keeper.start()
-    yield Conductor(keeper, lambda stage, outcome: None)
+    yield Conductor(keeper, lambda context, outcome: None)
     await keeper.end()
 
 
@@ -90,17 +90,19 @@ async def embedded(conductor: Conductor) -> list[object]:
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Stage, GenerationRequest, frozenset[Side]]]:
+def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AnswerContext, GenerationRequest, frozenset[Side]]]:
     """What came to be played, in place of playing it."""
-    seen: list[tuple[Stage, GenerationRequest, frozenset[Side]]] = []
+    seen: list[tuple[AnswerContext, GenerationRequest, frozenset[Side]]] = []
 
     class Played:
-        def __init__(self, stage: Stage, request: GenerationRequest, sink: Any, available: Any, *_: Any) -> None:
-            seen.append((stage, request, available))
+        def __init__(
+            self, context: AnswerContext, request: GenerationRequest, sink: Any, available: Any, *_: Any
+        ) -> None:
+            seen.append((context, request, available))
 
-        async def play(self, record: object) -> None: ...
+        async def run(self, record: object) -> None: ...
 
-    monkeypatch.setattr(room, "Performance", Played)
+    monkeypatch.setattr(room, "AnswerRun", Played)
     return seen
 
 
@@ -110,7 +112,7 @@ async def test_a_place_is_taken_before_anything_is_waited_for_and_given_back_onc
 ) -> None:
     monkeypatch.setattr(room, "MAX_IN_FLIGHT", 2)
     device = Hanging(Side.DEVICE)
-    async with conductor(stage(device)) as ours:
+    async with conductor(context(device)) as ours:
         tasks = [run(ours, "a"), run(ours, "b")]
         await device.counting.wait()
         assert ours.in_flight == 2, "both are still being counted"
@@ -132,21 +134,21 @@ async def test_a_place_is_taken_before_anything_is_waited_for_and_given_back_onc
 
 async def test_a_reload_while_the_prompt_is_counted_changes_nothing_for_it(played: list[Any]) -> None:
     device, server, other = Hanging(Side.DEVICE), Hanging(Side.SERVER), Hanging(Side.DEVICE)
-    both, alone = stage(device, server), stage(other)
+    both, alone = context(device, server), context(other)
     async with conductor(both) as ours:
         task = run(ours, "a")
         await device.counting.wait()
-        await ours.keeper.put_on(alone, never)
+        await ours.keeper.use(alone, never)
         device.may_go_on.set()
         await task
         assert [(on, available) for on, _, available in played] == [(both, frozenset(Side))]
-        assert ours.stage is alone
+        assert ours.context is alone
 
 
 async def test_what_is_being_counted_when_the_switch_is_turned_is_private_too(played: list[Any]) -> None:
     privacy = Privacy()
     device, server = Hanging(Side.DEVICE), Hanging(Side.SERVER)
-    async with conductor(stage(device, server, privacy=privacy)) as ours:
+    async with conductor(context(device, server, privacy=privacy)) as ours:
         task = run(ours, "a")
         await device.counting.wait()
         privacy.on = True
@@ -162,7 +164,7 @@ async def test_what_is_being_counted_when_the_switch_is_turned_is_private_too(pl
 
 async def test_a_drain_waits_for_what_is_being_counted_and_lets_nothing_more_begin(played: list[Any]) -> None:
     device = Hanging(Side.DEVICE)
-    async with conductor(stage(device)) as ours:
+    async with conductor(context(device)) as ours:
         task = run(ours, "a")
         await device.counting.wait()
         draining = asyncio.create_task(ours.drain(60.0))

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from disco_daemon.conductor import Keeper, Stage
+from disco_daemon.conductor import AnswerContext, Keeper
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.types import Side
 
@@ -46,14 +46,14 @@ class Model(Faulty):
 
 
 class Playing:
-    """All of a stage that a keeper knows."""
+    """All of a context that a keeper knows."""
 
     def __init__(self, *endpoints: Faulty) -> None:
         self.endpoints: Mapping[int, Any] = dict(enumerate(endpoints))
 
 
-def stage(*endpoints: Faulty) -> Stage:
-    return cast("Stage", Playing(*endpoints))
+def context(*endpoints: Faulty) -> AnswerContext:
+    return cast("AnswerContext", Playing(*endpoints))
 
 
 def still_s(but: Endpoint) -> float:
@@ -69,11 +69,11 @@ async def until(told: list[str], *what: str) -> None:
 async def test_what_an_answer_holds_is_closed_when_it_has_ended_and_the_next_model_waits_for_that() -> None:
     told: list[str] = []
     old, new = Model("old", told), Model("new", told)
-    keeper = Keeper(stage(old))
+    keeper = Keeper(context(old))
     await keeper.start()
     with keeper.held() as held:
-        await keeper.put_on(stage(new), still_s)
-        assert keeper.stage is not held
+        await keeper.use(context(new), still_s)
+        assert keeper.context is not held
         assert told == ["old start", "new expect"]
         assert new.still_s is not None
         assert new.still_s() == 7.0
@@ -89,12 +89,12 @@ async def test_what_an_answer_holds_is_closed_when_it_has_ended_and_the_next_mod
 async def test_a_stage_that_cannot_be_opened_leaves_all_as_it_was() -> None:
     told: list[str] = []
     good, other, bad = Faulty("good", told), Faulty("other", told), Faulty("bad", told, fails="start")
-    keeper = Keeper(stage(good))
+    keeper = Keeper(context(good))
     await keeper.start()
-    before = keeper.stage
+    before = keeper.context
     with pytest.raises(OSError, match="bad cannot start"):
-        await keeper.put_on(stage(good, other, bad), still_s)
-    assert keeper.stage is before
+        await keeper.use(context(good, other, bad), still_s)
+    assert keeper.context is before
     await until(told, "other close", "bad close")
     assert "good close" not in told
     await keeper.end()
@@ -104,9 +104,9 @@ async def test_a_stage_that_cannot_be_opened_leaves_all_as_it_was() -> None:
 async def test_one_that_fails_to_close_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     old, new = Model("old", told, fails="close"), Model("new", told)
-    keeper = Keeper(stage(old))
+    keeper = Keeper(context(old))
     await keeper.start()
-    await keeper.put_on(stage(new), still_s)
+    await keeper.use(context(new), still_s)
     await until(told, "new start")
     assert "closing the server failed" in caplog.text
     await keeper.end()

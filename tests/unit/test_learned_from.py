@@ -12,14 +12,16 @@ import pytest
 from disco_daemon.answer import Arrived
 from disco_daemon.clock import SystemClock
 from disco_daemon.conductor import Conductor
+from disco_daemon.conductor.context import AnswerContext
+from disco_daemon.conductor.endpoint_run import EndpointRun
+from disco_daemon.conductor.inbox import QUEUE_SIZE, EventInbox
 from disco_daemon.conductor.keeper import Keeper
 from disco_daemon.conductor.record import decode_tps
-from disco_daemon.conductor.stage import QUEUE_SIZE, Inbox, Run, Stage
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.dispatch.mover import CostMover, Stay
 from disco_daemon.dispatch.planner import Planner
-from disco_daemon.endpoints.base import Reins
+from disco_daemon.endpoints.base import Controls
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.spending import Speeds, Spending
@@ -63,9 +65,9 @@ class Faulty:
         return PromptLength(40)
 
     async def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | Finish, None]:
-        del request, reins
+        del request, controls
         usage.load_s = self.load_s
         try:
             if self.first_s is None:
@@ -90,7 +92,7 @@ class Nobody:
     def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None: ...
 
 
-def stage(*endpoints: Faulty, policy: str = "race", **more: Any) -> Stage:
+def context(*endpoints: Faulty, policy: str = "race", **more: Any) -> AnswerContext:
     clock = SystemClock()
     planner = Planner(make_policy(policy), Side.DEVICE, 0.5)
     spending = Spending(Price(0.15, 0.1, 0.6), Caps(CapLimits(), UTC, 0.0), usd_per_kwh=0.3, watts=15.0,
@@ -98,12 +100,12 @@ def stage(*endpoints: Faulty, policy: str = "race", **more: Any) -> Stage:
     mover = Stay(CostMover(planner, lambda prefill_tps, decode_tps: Costs(0.0, 0.0, 0.0, 0.0)))
     how: dict[str, Any] = {"disturbed": lambda begin, end: False} | more
     present: dict[Side, Any] = {e.side: e for e in endpoints}
-    return Stage(present, planner, mover, clock, spending, energy=Nobody(), **how)
+    return AnswerContext(present, planner, mover, clock, spending, energy=Nobody(), **how)
 
 
 async def answered(*endpoints: Faulty, **how: Any) -> Outcome:
     outcomes = list[Outcome]()
-    keeper = Keeper(stage(*endpoints, **how))
+    keeper = Keeper(context(*endpoints, **how))
     await keeper.start()
     conductor = Conductor(keeper, lambda _, outcome: outcomes.append(outcome))
     request = GenerationRequest("r", ({"role": "user", "content": "Yes?"},))
@@ -129,19 +131,19 @@ async def test_the_wait_for_the_model_is_what_it_was_not_what_was_guessed() -> N
     assert only.ttft_s - only.load_s == pytest.approx(0.05, abs=0.2)
 
 
-def run_of(*, held_up: bool = False) -> Run:
-    return Run(Side.DEVICE, "m", 0.0, Readiness(), n_tokens=41, first_at=1.0, last_at=3.0, held_up=held_up)
+def run_of(*, held_up: bool = False) -> EndpointRun:
+    return EndpointRun(Side.DEVICE, "m", 0.0, Readiness(), n_tokens=41, first_at=1.0, last_at=3.0, held_up=held_up)
 
 
 def test_a_decode_speed_is_learned_from_undisturbed_answers_to_quick_readers_only() -> None:
-    quiet, shaken = stage(), stage(disturbed=lambda begin, end: (begin, end) == (1.0, 3.0))
+    quiet, shaken = context(), context(disturbed=lambda begin, end: (begin, end) == (1.0, 3.0))
     assert decode_tps(run_of(), quiet) == pytest.approx(20.0)
     assert decode_tps(run_of(), shaken) is None
     assert decode_tps(run_of(held_up=True), quiet) is None
 
 
 async def test_who_waits_for_a_slow_reader_is_told_so() -> None:
-    inbox, run = Inbox(), run_of()
+    inbox, run = EventInbox(), run_of()
     event = Arrived(Side.DEVICE, Token("x"))
     assert not any([await inbox.put(run, event) for _ in range(QUEUE_SIZE)])
     waiting = asyncio.create_task(inbox.put(run, event))

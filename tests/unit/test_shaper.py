@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.clock import SystemClock
-from disco_daemon.endpoints.base import Reins
+from disco_daemon.endpoints.base import Controls
 from disco_daemon.endpoints.device import Device
 from disco_daemon.endpoints.shaper import N_REMEMBERED, Shape, Shaped, read_trace
 from disco_daemon.errors import ConfigError
@@ -37,9 +37,9 @@ class Inner:
         return (1, 2)
 
     async def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Finish, None]:
-        if reins is not None and reins.held:
+        if controls is not None and controls.held:
             yield CaughtUp()
         usage.prompt_tokens = request.n_chars
         yield Token("Hi")
@@ -118,7 +118,7 @@ async def test_a_shaped_endpoint_answers_as_the_one_behind() -> None:
     assert await endpoint.count(ask("Hello")) == PromptLength(5)
     assert await endpoint.token_ids(ask("Hello")) == (1, 2)
     assert endpoint.can_hold
-    held = [e async for e in endpoint.generate(ask("Hello"), usage, Reins(held=True))]
+    held = [e async for e in endpoint.generate(ask("Hello"), usage, Controls(held=True))]
     assert held == [CaughtUp(), Token("Hi"), Finish("stop")]
     assert endpoint.status() == {"kind": "engine", "shaped": True}
 

@@ -115,9 +115,9 @@ class Played:
     """The part of a conductor that the API asks for a trace."""
 
     def __init__(self) -> None:
-        self.stage = self
+        self.context = self
         self.traces = Traces()
-        self.playing = {"req-running": object()}
+        self.answering = {"req-running": object()}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ UNCHANGING_S = 30.0  # between two looks at a machine that can neither measure n
 class Wattmeter:
     """Owns the sampling task and the meter. `speeds` are the device's as learned; `changed` is called after each look.
 
-    It is the conductor's `stage.EnergyObserver`: the device's work goes to the meter.
+    It is the conductor's `context.EnergyObserver`: the device's work goes to the meter.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One answer on a stage of scripted endpoints: who is started, when silence counts, and what the budget holds."""
+"""One answer on a context of scripted endpoints: who is started, when silence counts, and what the budget holds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pytest
 
 from disco_daemon.answer import Answer
 from disco_daemon.clock import SystemClock
-from disco_daemon.conductor import Conductor, Manner, Stage
-from disco_daemon.conductor.performance import Performance
+from disco_daemon.conductor import AnswerContext, Conductor, DeliveryDefaults
+from disco_daemon.conductor.answer_run import AnswerRun
 from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.mover import CostMover, Stay
 from disco_daemon.dispatch.pacer import Amount, Pacer
 from disco_daemon.dispatch.planner import Planner
-from disco_daemon.endpoints.base import Reins
+from disco_daemon.endpoints.base import Controls
 from disco_daemon.errors import EndpointError
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
@@ -83,9 +83,9 @@ class Scripted:
         return PromptLength(self.n_prompt)
 
     async def generate(
-        self, request: GenerationRequest, usage: Usage, reins: Reins | None = None
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
-        del usage, reins
+        del usage, controls
         self.asked.append(request)
         for step in self.script:
             if isinstance(step, float):
@@ -129,7 +129,9 @@ class Page:
     async def flush(self) -> None: ...
 
 
-def stage(device: Scripted, server: Scripted, policy: str = "all-device", budget: float = 0.5, **caps: float) -> Stage:
+def context(
+    device: Scripted, server: Scripted, policy: str = "all-device", budget: float = 0.5, **caps: float
+) -> AnswerContext:
     clock = SystemClock()
     caps_ = Caps(CapLimits(**caps), UTC, clock.wall())
     price = Price(1.0, 0.5, 10.0)
@@ -137,7 +139,7 @@ def stage(device: Scripted, server: Scripted, policy: str = "all-device", budget
     planner = Planner(make_policy(policy), SERVER, budget)
     mover = Stay(CostMover(planner, cast(Any, None)))
     nobody = SimpleNamespace(**dict.fromkeys(("begin", "prefilled", "end"), lambda *_: None))
-    return Stage(
+    return AnswerContext(
         {DEVICE: device, SERVER: server},
         planner,
         mover,
@@ -146,15 +148,15 @@ def stage(device: Scripted, server: Scripted, policy: str = "all-device", budget
         lambda begin, end: False,
         nobody,
         shadow=False,
-        manner=Manner(Delivery.OFF, stall_s=STALL_S),
+        defaults=DeliveryDefaults(Delivery.OFF, stall_s=STALL_S),
     )
 
 
-async def played(on: Stage, request: GenerationRequest | None = None) -> tuple[str, Outcome]:
+async def played(on: AnswerContext, request: GenerationRequest | None = None) -> tuple[str, Outcome]:
     """The text of one answer, and what came of it; an error is the outcome's, too."""
     page, outcomes = Page(), list[Outcome]()
     with contextlib.suppress(EndpointError):
-        keeper = SimpleNamespace(stage=on, held=lambda: contextlib.nullcontext(on))
+        keeper = SimpleNamespace(context=on, held=lambda: contextlib.nullcontext(on))
         await Conductor(cast(Any, keeper), lambda _, outcome: outcomes.append(outcome)).run(
             request or asked(), "disco", page
         )
@@ -183,7 +185,7 @@ GOES_ON: list[Step] = [*words("and ", "so on"), Finish("stop")]
 
 async def test_a_pause_of_the_engines_own_scheduler_is_no_silence() -> None:
     server = Scripted(SERVER, GOES_ON)
-    text, outcome = await played(stage(Scripted(DEVICE, WAITS), server))
+    text, outcome = await played(context(Scripted(DEVICE, WAITS), server))
     assert text == "one two three"
     assert (outcome.moves, server.asked) == ((), [])
 
@@ -191,27 +193,27 @@ async def test_a_pause_of_the_engines_own_scheduler_is_no_silence() -> None:
 async def test_silence_after_a_pause_counts_from_its_end_on() -> None:
     script = [*WAITS[:5], 0.5 * STALL_S, *words("three"), Finish("stop")]
     server = Scripted(SERVER, GOES_ON)
-    assert (await played(stage(Scripted(DEVICE, script), server)))[0] == "one two three"
+    assert (await played(context(Scripted(DEVICE, script), server)))[0] == "one two three"
     assert server.asked == []
     hangs = [*WAITS[:5], LONG, *words("three"), Finish("stop")]
-    assert (await played(stage(Scripted(DEVICE, hangs), server)))[0] == "one two and so on"
+    assert (await played(context(Scripted(DEVICE, hangs), server)))[0] == "one two and so on"
 
 
 async def test_a_silent_source_is_left() -> None:
-    text, outcome = await played(stage(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON)))
+    text, outcome = await played(context(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON)))
     assert text == "one two and so on"
     assert [move.reason for move in outcome.moves] == ["stall"]
 
 
 async def test_a_silent_source_is_not_left_where_a_cap_closes_the_target() -> None:
     server = Scripted(SERVER, GOES_ON)
-    text, outcome = await played(stage(Scripted(DEVICE, SILENT), server, usd_per_day=0.0))
+    text, outcome = await played(context(Scripted(DEVICE, SILENT), server, usd_per_day=0.0))
     assert (text, outcome.moves, server.asked) == ("one two three", (), [])
 
 
 async def test_a_silent_source_is_not_left_where_the_budget_is_used_up() -> None:
     server = Scripted(SERVER, GOES_ON)
-    on = stage(Scripted(DEVICE, SILENT), server, policy="optimal", budget=0.0)
+    on = context(Scripted(DEVICE, SILENT), server, policy="optimal", budget=0.0)
     pacer = on.planner.pacer
     while pacer.allows(10):
         pacer.reserve(0, 1)
@@ -220,7 +222,7 @@ async def test_a_silent_source_is_not_left_where_the_budget_is_used_up() -> None
 
 
 async def test_what_a_move_may_process_is_held_against_the_budget_until_the_answer_is_settled() -> None:
-    on = stage(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON), policy="optimal", budget=0.0)
+    on = context(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON), policy="optimal", budget=0.0)
     pacer = on.planner.pacer = Books(0.0, 60.0)
     assert len((await played(on))[1].moves) == 1
     assert 10 in pacer.held
@@ -232,7 +234,7 @@ async def test_fifty_silences_start_no_more_targets_than_the_bound_says() -> Non
     for _ in range(8):
         script += [1.5 * STALL_S, Token("w ")]
     server = Scripted(SERVER, [0.2 * STALL_S, EndpointError(SERVER, "timeout", "nothing came")], Readiness())
-    text, _ = await played(stage(Scripted(DEVICE, [*script, Finish("stop")]), server))
+    text, _ = await played(context(Scripted(DEVICE, [*script, Finish("stop")]), server))
     assert text == "w " * 9
     assert len(server.asked) <= 2
 
@@ -256,7 +258,7 @@ async def test_a_prompt_that_leaves_too_little_room_does_not_start_on_the_device
 ) -> None:
     device = Scripted(DEVICE, GOES_ON, Readiness(n_ctx=512), n_prompt=n_prompt)
     server = Scripted(SERVER, GOES_ON)
-    _, outcome = await played(stage(device, server), asked(sampling=Sampling(max_tokens)))
+    _, outcome = await played(context(device, server), asked(sampling=Sampling(max_tokens)))
     assert outcome.winner is starts
     assert [len(e.asked) for e in (device, server)] == [starts is DEVICE, starts is SERVER]
     assert outcome.plan.delay(starts.other) == math.inf
@@ -265,17 +267,17 @@ async def test_a_prompt_that_leaves_too_little_room_does_not_start_on_the_device
 async def test_where_the_server_cannot_take_it_the_device_tries() -> None:
     device = Scripted(DEVICE, GOES_ON, Readiness(n_ctx=512), n_prompt=500)
     down = Scripted(SERVER, GOES_ON, Readiness(down_s=5.0))
-    assert (await played(stage(device, down)))[1].winner is DEVICE
+    assert (await played(context(device, down)))[1].winner is DEVICE
     dead = Scripted(SERVER, [EndpointError(SERVER, "unreachable", "nobody is there")])
     full: list[Step] = [*words("one "), Finish("length", full=True)]
-    text, outcome = await played(stage(Scripted(DEVICE, full, device.ready, n_prompt=500), dead))
+    text, outcome = await played(context(Scripted(DEVICE, full, device.ready, n_prompt=500), dead))
     assert (text, outcome.error) == ("one ", "context_full")
 
 
 async def test_only_the_device_asked_for_a_full_context_is_a_length() -> None:
     device = Scripted(DEVICE, [*words("one "), Finish("length", full=True)], Readiness(n_ctx=512), n_prompt=500)
     server = Scripted(SERVER, GOES_ON)
-    _, outcome = await played(stage(device, server), asked(allowed=frozenset({DEVICE})))
+    _, outcome = await played(context(device, server), asked(allowed=frozenset({DEVICE})))
     assert (outcome.finish_reason, server.asked) == ("length", [])
 
 
@@ -295,7 +297,7 @@ async def test_a_server_that_nobody_knows_to_continue_is_not_asked_while_the_dev
     trust: Continuation, overlap: str | None, starts: Side
 ) -> None:
     server = Scripted(SERVER, words("lived on") + GOES_ON, continuation=trust, overlap=overlap)
-    on = stage(Scripted(DEVICE, GOES_ON), server, policy="all-server")
+    on = context(Scripted(DEVICE, GOES_ON), server, policy="all-server")
     assert (await played(on, asked(answer_so_far="There once lived")))[1].winner is starts
     assert (await played(on))[1].winner is SERVER, "what it begins itself is its own"
 
@@ -304,7 +306,7 @@ async def test_an_echo_is_not_doubled_when_the_device_cannot() -> None:
     begun = "There once lived"
     server = Scripted(SERVER, [*words(begun, " a fox"), Finish("stop")], continuation=Continuation.UNTRIED)
     broken = Scripted(DEVICE, [EndpointError(DEVICE, "engine_gone", "it is gone")])
-    text, outcome = await played(stage(broken, server), asked(answer_so_far=begun))
+    text, outcome = await played(context(broken, server), asked(answer_so_far=begun))
     assert (text, outcome.winner) == (" a fox", SERVER)
 
 
@@ -326,12 +328,12 @@ async def test_an_answer_that_has_ended_is_in_no_cycle(
 ) -> None:
     """The daemon looks for cycles only while nobody waits."""
     monkeypatch.setattr(logging.getLogger("disco.answer"), "disabled", True)  # else pytest keeps what was logged
-    on = stage(Scripted(DEVICE, device), Scripted(SERVER, server))
+    on = context(Scripted(DEVICE, device), Scripted(SERVER, server))
     gc.collect()
     gc.disable()
     try:
         await played(on)
         await asyncio.sleep(0)
-        assert [o for o in gc.get_objects() if isinstance(o, Performance | Answer | TokenBuffer)] == []
+        assert [o for o in gc.get_objects() if isinstance(o, AnswerRun | Answer | TokenBuffer)] == []
     finally:
         gc.enable()

@@ -1,0 +1,323 @@
+"""One answer, from its plan to its record."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from ..answer import (
+    Answer,
+    Begin,
+    Cancel,
+    Complete,
+    Deliver,
+    Effect,
+    Fail,
+    Feed,
+    Move,
+    Note,
+    SetTimer,
+    Start,
+    State,
+    Tick,
+)
+from ..delivery.buffer import TokenBuffer
+from ..delivery.trace import Trace
+from ..dispatch.planner import Planned
+from ..endpoints.base import Append, Endpoint, Pace
+from ..errors import DiscoError, ReaderGone
+from ..types import Delivery, GenerationRequest, Outcome, Plan, PromptLength, Readiness, Side
+from .context import AnswerContext, CurrentDelivery, Sink
+from .endpoint_run import PromptSize
+from .inbox import EventInbox
+from .journal import Journal
+from .moves import MoveAdvisor
+from .record import attempt_of, decode_tps, reading_of, tokens_of, transcript
+from .room import fitting
+from .runs import EndpointRuns
+from .timers import Timers
+
+MAX_COALESCED = 16  # events; tokens that are there at the same time leave in one write
+LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
+LATE_S = 5.0  # beyond LATE_LOAD times: a short load that is late is no cause yet
+UNPLANNED = Plan(math.inf, math.inf)
+
+
+class AnswerRun:
+    """One answer under way. Owns its parts: the `Answer`, the endpoint runs, the timers, the move advice, the inbox."""
+
+    def __init__(
+        self,
+        context: AnswerContext,
+        request: GenerationRequest,
+        sink: Sink,
+        available: frozenset[Side],
+        length: PromptLength,
+        model: str,
+    ) -> None:
+        defaults, endpoints = context.defaults, context.endpoints
+        self._context, self._clock, self._sink, self._model = context, context.clock, sink, model
+        self._delivery = CurrentDelivery(request.delivery or defaults.delivery, request.pace_tps or defaults.pace_tps)
+        self._request = replace(
+            request,
+            delivery=self._delivery.mode,
+            pace_tps=self._delivery.pace_tps,
+            expected_ttft_s=defaults.expected_ttft_s,
+        )
+        self._answer = Answer(
+            UNPLANNED,
+            available,
+            request.sampling.max_tokens,
+            request.sampling.stop,
+            {side: endpoint.continuation for side, endpoint in endpoints.items()},
+            frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
+            joinable=not request.needs,
+            before=request.answer_so_far,
+            overlap=partial(_overlap, endpoints, self._request),
+            buffer=TokenBuffer(self._delivery.mode, self._delivery.pace_tps),
+        )
+        self._length, self._prompt = length, PromptSize(length)
+        self._inbox, self._journal = EventInbox(), Journal(context, self._request)
+        self._runs = EndpointRuns(context, self._request, self._prompt, self._inbox, self._journal)
+        self._moves = MoveAdvisor(context, self._request, self._answer, self._runs, self._prompt, self._delivery)
+        self._timers = Timers(context, self._answer, self._inbox, self._runs, self._moves)
+        self._created, self._began = context.clock.wall(), context.clock.now()
+        self._now = self._began
+        self._first_at: float | None = None
+        self._n_shown = 0  # characters of the answer
+        self._reason: str | None = None
+        self._error: DiscoError | None = None
+        self._given_up: DiscoError | None = None
+
+    @property
+    def context(self) -> AnswerContext:
+        """What it works with, from begin to end."""
+        return self._context
+
+    # --- the story -----------------------------------------------------------------------------------------------
+
+    async def run(self, record: Callable[[Outcome], None]) -> Outcome:
+        """Answer the request, and record it whatever happens. Raises DiscoError, and a cancellation."""
+        # The plan holds budget from here on; recording the answer settles it, once.
+        planned, plan = self._plan()
+        try:
+            # The task group owns all that runs for this answer: nothing of it is left when it has ended.
+            async with asyncio.TaskGroup() as group:
+                try:
+                    await self._run(planned, group)
+                finally:
+                    self._timers.stop()
+                    self._runs.stop_all()
+        except asyncio.CancelledError:
+            self._reason = "cancelled"
+            raise
+        except ExceptionGroup as e:  # a bug of ours, in the loop or in an endpoint: the reader gets an error, too
+            self._journal.failed(e)
+            self._error = DiscoError("internal error; the daemon's log has the details")
+        finally:
+            outcome = self._record(planned, plan, record)
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = self._given_up = None
+        return outcome
+
+    async def _run(self, planned: Planned, group: asyncio.TaskGroup) -> None:
+        """Race, relay, hand over and deliver: one event in, effects out, until the answer is whole or lost."""
+        answer, inbox = self._answer, self._inbox
+        # Race: the first effects start the endpoints, each after its delay.
+        effects = answer.on(Begin(), self._now)
+        self._journal.started(answer.plan, self._prompt.n_tokens)
+        n_events = 0
+        while True:
+            for effect in effects:
+                if self._carry_out(effect, planned, group):
+                    return
+            # Deliver: tokens that are there at the same time leave in one write.
+            n_events += 1
+            if inbox.empty or n_events % MAX_COALESCED == 0:
+                self._timers.arm()
+                try:
+                    await self._sink.flush()
+                except ReaderGone as e:
+                    self._reason, self._error = "cancelled", e
+                    return
+            run, event = await inbox.get()
+            if self._given_up is not None:
+                self._error = self._given_up
+                return
+            # Relay: the answer takes the event, unless it has let go of that run meanwhile.
+            self._now = self._timers.last_event_at = self._clock.now()
+            effects = [] if self._runs.is_stale(run) else answer.on(event, self._now)
+            # Hand over: where a move pays now, it begins.
+            if answer.n_generated >= self._moves.next_check and answer.movable:
+                target = self._moves.target_now()
+                if target is not None:
+                    effects += answer.on(Move(target, "cost"), self._now)
+
+    def _carry_out(self, effect: Effect, planned: Planned, group: asyncio.TaskGroup) -> bool:
+        """Execute one effect; True when the answer has ended."""
+        match effect:
+            case Deliver(token=token):
+                if self._first_at is None:
+                    self._first_at = self._now
+                self._sink.token(token, self._answer.maker(self._n_shown))
+                self._n_shown += len(token.text)
+            case Start(side=side):
+                self._timers.cancel_start(side)
+                self._runs.start(effect, planned, group)
+            case Feed(side=side, text=text, ids=ids, go=go):
+                self._runs.send(side, Append(text, ids, go))
+            case SetTimer(side=side, delay_s=delay_s):
+                self._timers.start_later(side, delay_s)
+            case Cancel(side=side):
+                self._cancel(side)
+            case Note(text=text):
+                self._sink.note(text)
+                self._journal.moved(text)
+            case Complete(reason=reason):
+                self._reason = reason
+                return True
+            case Fail(error=error):
+                self._error = error
+                return True
+        return False
+
+    def _cancel(self, side: Side) -> None:
+        """Stop a side; one that has just lost the race may be listened to for its first token, or be kept."""
+        run = self._runs.lost_race(side)
+        if run is not None and self._answer.state is State.RELAYING:
+            if self._moves.is_worth_hearing(side):
+                self._runs.shadow(run)
+                return
+            if self._moves.is_worth_keeping(run):
+                self._runs.park(run, self._now)
+                return
+        self._timers.cancel_start(side)
+        self._runs.stop(side)
+
+    # --- from outside --------------------------------------------------------------------------------------------
+
+    def adjust(self, pace_tps: float | None, delivery: Delivery | None) -> None:
+        """Deliver at another pace, or in another mode, from now on."""
+        buffer, now, current = self._answer.buffer, self._clock.now(), self._delivery
+        if pace_tps is not None:
+            current.pace_tps = pace_tps
+            buffer.set_pace(pace_tps, now)
+        if delivery is not None:
+            current.mode, self._moves.next_check = delivery, 1
+            buffer.set_delivery(delivery, now)
+        self._runs.send_all(Pace(None if current.mode is Delivery.OFF else current.pace_tps))
+        self._inbox.post(Tick())
+
+    def give_up(self, error: DiscoError) -> None:
+        """End the answer here: what was delivered stands, and the reader gets the reason."""
+        self._given_up = error
+        self._inbox.post(Tick())
+
+    def confine(self) -> list[asyncio.Task[None]]:
+        """Take back what a server was asked for and has not begun; these tasks end then. The answer goes on here."""
+        return self._runs.confine()
+
+    def left_s(self) -> float:
+        """How long it will still take, s, as far as others of its length tell."""
+        answer, max_tokens, pace_tps = self._answer, self._request.sampling.max_tokens, self._delivery.pace_tps
+        left = self._context.planner.knowledge.outputs.expected_remaining(answer.n_generated)
+        if max_tokens is not None:
+            left = min(left, max(0, max_tokens - answer.n_generated))
+        source = self._runs.of(answer.source)
+        tps = source.tps if source is not None else None
+        if tps is None or self._delivery.mode is Delivery.PACED:
+            tps = min(tps or pace_tps, pace_tps)
+        return left / tps
+
+    # --- the plan ------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> tuple[Planned, Plan]:
+        """Commit a plan, whose budget is held until it is settled; also return it as far as it fits this request."""
+        context, available = self._context, self._answer.available
+        readiness = {side: context.endpoints[side].readiness() for side in available}
+        if Side.DEVICE in readiness:
+            readiness[Side.DEVICE] = replace(readiness[Side.DEVICE], cached=self._length.cached)
+        planned = context.planner.plan(self._length.tokens, readiness)
+        remaining = context.planner.knowledge.outputs.expected_remaining
+        plan = planned.plan.restricted(available)
+        plan = fitting(plan, self._request, self._length.tokens, readiness, context.endpoints, remaining)
+        self._answer.plan = _insured(plan, readiness)
+        return planned, plan
+
+    # --- the record ----------------------------------------------------------------------------------------------
+
+    def _record(self, planned: Planned, plan: Plan, record: Callable[[Outcome], None]) -> Outcome:
+        """Settle budget and caps, and make the outcome known. Lets go of what would keep the answer in a cycle."""
+        outcome = self._outcome(plan)
+        self._runs.release_budget(planned)
+        self._context.planner.settle(planned, outcome)
+        self._journal.complete(outcome, self._trace(outcome), record)
+        self._runs.let_go()
+        self._answer.failures.errors.clear()
+        return outcome
+
+    def _trace(self, outcome: Outcome) -> Trace:
+        """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""
+        outcome = replace(outcome, prompt=None, answer=None, arrivals_s=())
+        expected, pace = self._context.defaults.expected_ttft_s, self._delivery.pace_tps
+        return Trace.of(outcome, self._answer.buffer, self._began, pace_tps=pace, expected_ttft_s=expected)
+
+    def _outcome(self, plan: Plan) -> Outcome:
+        answer, context, runs = self._answer, self._context, self._runs.all
+        max_tokens, length = self._request.sampling.max_tokens, self._prompt
+        for run in runs:
+            if run.whole:
+                length.measure(run)
+        attempts = tuple(attempt_of(run, context, self._began, length.n_tokens, max_tokens) for run in runs)
+        for run, attempt in zip(runs, attempts, strict=True):
+            if (tps := decode_tps(run, context)) is not None:
+                context.mover.observe(run.side, tps)
+            if run.grant is not None:
+                context.spending.settle(run.grant, attempt)
+                run.grant = None
+        failed, now = self._error, self._clock.now()
+        keep_text = context.keep_text and not self._journal.is_private
+        expected_ttft_s, pace_tps = context.defaults.expected_ttft_s, self._delivery.pace_tps
+        return Outcome(
+            request_id=self._request.request_id,
+            created=self._created,
+            model=self._model,
+            policy=context.planner.policy.name,
+            plan=plan,
+            prompt_tokens=length.n_tokens,
+            winner=answer.winner,
+            finish_reason=self._reason,
+            error=None if failed is None else failed.code or type(failed).__name__,
+            ttft_s=None if self._first_at is None else self._first_at - self._began,
+            duration_s=now - self._began,
+            handoffs=answer.handoffs,
+            tokens=tokens_of(answer.tokens, runs),
+            attempts=attempts,
+            cost_usd=sum(context.spending.prices.cost_usd(a) for a in attempts),
+            energy_j=sum(a.energy_j for a in attempts),
+            prompt=transcript(self._request) if keep_text else None,
+            answer=answer.text if keep_text else None,
+            moves=tuple(answer.moves),
+            reading=reading_of(answer.buffer.arrivals, self._began, expected_ttft_s, pace_tps),
+            delivery=self._delivery.mode,
+            arrivals_s=answer.buffer.arrivals,
+        )
+
+
+def _overlap(endpoints: Mapping[Side, Endpoint], request: GenerationRequest, side: Side, text: str) -> str | None:
+    """Return what `side` repeats of the request's beginning of the answer and `text`."""
+    return endpoints[side].overlap_of(replace(request, answer_so_far=request.answer_so_far + text))
+
+
+def _insured(plan: Plan, readiness: Mapping[Side, Readiness]) -> Plan:
+    """Return the plan, but with a late start of a server that was not to be asked, if the device is loading."""
+    device = readiness.get(Side.DEVICE)
+    if device is None or not device.load_s or Side.SERVER not in readiness or math.isfinite(plan.server_s):
+        return plan
+    return replace(plan, server_s=LATE_S + LATE_LOAD * device.load_s)

@@ -1,0 +1,107 @@
+"""What answers work with: the context that all share, how they are delivered, and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..clock import Clock
+from ..dispatch.mover import Mover
+from ..dispatch.planner import Planner
+from ..endpoints.base import Endpoint
+from ..money.spending import Spending
+from ..types import Delivery, Side, Token
+from .traces import Traces
+
+
+class Sink(Protocol):
+    """Where an answer goes: the HTTP response."""
+
+    def token(self, token: Token, side: Side) -> None:
+        """Take one token of the answer, made by `side`."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Take a remark that no reader sees, between the tokens."""
+        ...
+
+    async def flush(self) -> None:
+        """Show the tokens taken so far; may wait for a slow reader. Raises ReaderGone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryDefaults:
+    """How answers are delivered where the client does not say.
+
+    `pace_tps` is the reader's pace in token/s, `expected_ttft_s` the TTFT that readers expect. `stall_s` of a source's
+    silence in mid-answer begin a handoff.
+    """
+
+    delivery: Delivery = Delivery.RESERVE
+    pace_tps: float = 4.8
+    expected_ttft_s: float = 1.0
+    stall_s: float = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class CurrentDelivery:
+    """How one answer is delivered now; the reader may change it meanwhile."""
+
+    mode: Delivery
+    pace_tps: float
+
+
+class EnergyObserver(Protocol):
+    """Observes when the device computes, and how many tokens it makes, for its energy; times in s of the clock."""
+
+    def begin(self, key: Hashable, now: float) -> None:
+        """Take the start of a piece of work."""
+        ...
+
+    def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
+        """Take the number of prompt tokens read, without those from the cache."""
+        ...
+
+    def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
+        """Take the end of that work, and the number of tokens generated."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Privacy:
+    """The one switch of `policy.private`: while it is `on` nothing may leave this machine, whatever a request says.
+
+    Every context has the same one, also those that were in use before it was turned. Written by the daemon only.
+    """
+
+    on: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class AnswerContext:
+    """What all answers share.
+
+    `disturbed(begin, end)`: whether this process stood still between two times. `shadow`: a server that lost the race
+    may still show its first token, where that is learned from. `energy` observes what the device works on; `traces` has
+    the answers that ended last.
+    """
+
+    endpoints: Mapping[Side, Endpoint]
+    planner: Planner
+    mover: Mover
+    clock: Clock
+    spending: Spending
+    disturbed: Callable[[float, float], bool]
+    energy: EnergyObserver
+    shadow: bool = True
+    privacy: Privacy = field(default_factory=Privacy)
+    keep_text: bool = False
+    defaults: DeliveryDefaults = field(default_factory=DeliveryDefaults)
+    traces: Traces = field(default_factory=Traces)
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing may leave this machine now."""
+        return self.privacy.on

@@ -1,0 +1,212 @@
+"""The starts of endpoints for one answer: their tasks, what they have sent, and what they may cost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+from ..answer import Arrived, Broke, Ended, Followed, Start
+from ..dispatch.planner import Planned
+from ..endpoints.base import Append, Controls, Endpoint, Hold, Order
+from ..errors import EndpointError, release_frames
+from ..money.spending import CapRefusal
+from ..types import CaughtUp, Continuation, GenerationRequest, Paused, Side, Token
+from .context import AnswerContext
+from .endpoint_run import EndpointRun, PromptSize
+from .inbox import EventInbox
+from .journal import Journal
+from .spending import capped, cost_bound
+
+SHADOW_S = 10.0  # a server that lost the race is listened to for this long; longer says only "slow"
+PRIVATE = "the server is asked nothing: policy.private is on"
+
+
+class EndpointRuns:
+    """All starts of endpoints for one answer, in order. Owns their tasks, and the budget that its moves hold."""
+
+    def __init__(
+        self,
+        context: AnswerContext,
+        request: GenerationRequest,
+        prompt: PromptSize,
+        inbox: EventInbox,
+        journal: Journal,
+    ) -> None:
+        self._context, self._request, self._prompt = context, request, prompt
+        self._inbox, self._journal = inbox, journal
+        self._loop, self._clock = asyncio.get_running_loop(), context.clock
+        self.all: list[EndpointRun] = []
+        self._current: dict[Side, EndpointRun] = {}
+        self._parked: EndpointRun | None = None
+        self._n_held_back = 0  # tokens of the budget that moves hold
+
+    # --- for reading ---------------------------------------------------------------------------------------------
+
+    def of(self, side: Side | None) -> EndpointRun | None:
+        """Return the run of a side that the answer listens to now."""
+        return self._current.get(side) if side is not None else None
+
+    def is_stale(self, run: EndpointRun | None) -> bool:
+        """Whether an event of this run comes too late: the answer has let go of it. Our own events never do."""
+        return run is not None and self._current.get(run.side) is not run
+
+    def parked_on(self, side: Side) -> EndpointRun | None:
+        """Return the run of this side that has lost, and whose prefill is still kept."""
+        parked = self._parked
+        return parked if parked is not None and parked.side is side and parked.ended_at is None else None
+
+    # --- starting and steering -----------------------------------------------------------------------------------
+
+    def start(self, effect: Start, planned: Planned, group: asyncio.TaskGroup) -> None:
+        """Start an endpoint, or let a parked one go on, if privacy and caps still allow it."""
+        side, context = effect.side, self._context
+        parked, self._parked = self.parked_on(side), None
+        if parked is not None:
+            self._current[side] = parked
+            parked.controls.send(Append(effect.answer_so_far, effect.ids, go=not effect.held))
+            return
+        endpoint, controls = context.endpoints[side], Controls(held=effect.held)
+        run = EndpointRun(
+            side, endpoint.model, self._clock.now(), endpoint.readiness(), effect.n_tokens, controls=controls
+        )
+        self._current[side] = run
+        if context.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
+            self._inbox.post(Broke(side, EndpointError(side, "private", PRIVATE)))
+            return
+        wanted = cost_bound(self._request, self._prompt.n_tokens, effect.n_tokens)
+        grant = context.spending.reserve(side, wanted, context.clock.wall())
+        if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
+            self._inbox.post(Broke(side, capped(grant)))
+            return
+        run.grant = grant
+        self.all.append(run)
+        if effect.answer_so_far:
+            self._hold_budget(side, planned)
+        run.task = group.create_task(self._pump(run, endpoint, self._continued(effect)))
+
+    def send(self, side: Side, order: Order) -> None:
+        """Steer the run of one side."""
+        self._current[side].controls.send(order)
+
+    def send_all(self, order: Order) -> None:
+        """Steer every run that the answer listens to."""
+        for run in self._current.values():
+            run.controls.send(order)
+
+    def _hold_budget(self, side: Side, planned: Planned) -> None:
+        """Count a start that the plan did not foresee until the answer is settled."""
+        if self._context.planner.policy.learns and side is planned.constrained:
+            planned.pacer.reserve(0, self._prompt.n_tokens)
+            self._n_held_back += self._prompt.n_tokens
+
+    def release_budget(self, planned: Planned) -> None:
+        """Give back what the moves held."""
+        planned.pacer.release(0, self._n_held_back)
+        self._n_held_back = 0
+
+    def _continued(self, effect: Start) -> GenerationRequest:
+        """Return the request to go on after the answer so far."""
+        request, sampling = self._request, self._request.sampling
+        if not effect.answer_so_far:
+            return request
+        exact = self._context.endpoints[effect.side].continuation is Continuation.EXACT
+        if sampling.max_tokens is not None and exact:  # another may repeat the answer first; that counts, too
+            sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens - effect.n_tokens))
+        return replace(
+            request,
+            sampling=sampling,
+            answer_so_far=request.answer_so_far + effect.answer_so_far,
+            answer_ids=() if request.answer_so_far else effect.ids,
+        )
+
+    async def _pump(self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest) -> None:
+        """Move one endpoint's tokens into the inbox. A full one pauses it, and with it the endpoint's stream."""
+        with self._journal.running(run):
+            try:
+                async with aclosing(endpoint.generate(request, run.usage, run.controls)) as events:
+                    async for event in events:
+                        if isinstance(event, Token):
+                            if run.paused:
+                                run.pause(self._clock.now(), paused=False)
+                            run.last_at = run.heard_at = self._clock.now()
+                            if run.first_at is None:
+                                run.first_at = run.last_at
+                                self._prompt.measure(run)
+                                self._journal.run_prefilled(run, run.first_at)
+                            if run.shadow is not None:
+                                return
+                            run.n_tokens += event.n_tokens
+                            run.held_up |= await self._inbox.put(run, Arrived(run.side, event))
+                        elif isinstance(event, CaughtUp):
+                            await self._inbox.put(run, Followed(run.side))
+                        elif isinstance(event, Paused):
+                            run.pause(self._clock.now(), paused=event.paused)
+                        else:
+                            run.whole = True
+                            await self._inbox.put(run, Ended(run.side, event))
+            except EndpointError as e:
+                release_frames(e)
+                e.__traceback__ = None  # or the run would hold it, it this frame, and the frame the run
+                run.error = e
+                self._journal.run_failed(run, e)
+                await self._inbox.put(run, Broke(run.side, e))
+            finally:
+                if run.ended_at is None:  # else it was cut then: to let go of an endpoint takes a moment more
+                    run.ended_at = self._clock.now()
+                if run.shadow is not None:
+                    run.shadow.cancel()
+
+    # --- ending --------------------------------------------------------------------------------------------------
+
+    def lost_race(self, side: Side) -> EndpointRun | None:
+        """Return the run of a side if it has begun with the answer, and has no token of it yet."""
+        run = self._current.get(side)
+        return run if run is not None and run.task is not None and run.first_at is None and not run.n_before else None
+
+    def shadow(self, run: EndpointRun) -> None:
+        """Listen to a run that has lost, for its first token only."""
+        del self._current[run.side]
+        run.shadow = self._loop.call_later(SHADOW_S, self._cut, run)
+
+    def park(self, run: EndpointRun, now: float) -> None:
+        """Keep the prefill of a run that has lost at `now`."""
+        del self._current[run.side]
+        run.lost_at = now
+        run.controls.send(Hold())
+        self._parked = run
+
+    def stop(self, side: Side) -> None:
+        """Cancel one side at once; its task lives on only until the endpoint has confirmed."""
+        run = self._current.pop(side, None)
+        if run is not None:
+            self._cut(run)
+
+    def stop_all(self) -> None:
+        """Cancel every run that has not ended."""
+        for side in Side:
+            self.stop(side)
+        for run in self.all:
+            if run.ended_at is None:
+                self._cut(run)
+
+    def confine(self) -> list[asyncio.Task[None]]:
+        """Take back what a server was asked for and has not begun; these tasks end then."""
+        stopped = []
+        for run in self.all:
+            if run.side is Side.SERVER and run.first_at is None and run.task is not None and not run.task.done():
+                self._inbox.post(Broke(run.side, EndpointError(run.side, "private", PRIVATE)), run)
+                run.task.cancel()
+                stopped.append(run.task)
+        return stopped
+
+    def let_go(self) -> None:
+        """Be in no cycle: an error that was raised, or a task that was cancelled, holds the frames it went through."""
+        for run in self.all:
+            run.task = run.error = None
+
+    def _cut(self, run: EndpointRun) -> None:
+        """End a run now; what it has not shown by this time is only known to take longer."""
+        if run.task is not None and not run.task.done():
+            run.ended_at = self._clock.now()
+            run.task.cancel()
