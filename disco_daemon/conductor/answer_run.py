@@ -27,9 +27,9 @@ from ..answer import (
 from ..delivery.buffer import TokenBuffer
 from ..delivery.trace import Trace
 from ..dispatch.planner import Planned
-from ..endpoints.base import Append, Endpoint, Pace
+from ..endpoints.base import Endpoint
 from ..errors import DiscoError, ReaderGone
-from ..types import Delivery, GenerationRequest, Outcome, Plan, PromptLength, Readiness, Side
+from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Readiness, Side
 from .context import AnswerContext, CurrentDelivery, Sink
 from .endpoint_run import PromptSize
 from .inbox import EventInbox

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from ..answer import Arrived, Broke, Ended, Followed, Start
 from ..dispatch.planner import Planned
-from ..endpoints.base import Append, Controls, Endpoint, Hold, Order
+from ..endpoints.base import Controls, Endpoint
 from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal
-from ..types import CaughtUp, Continuation, GenerationRequest, Paused, Side, Token
+from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
 from .context import AnswerContext
 from .endpoint_run import EndpointRun, PromptSize
 from .inbox import EventInbox

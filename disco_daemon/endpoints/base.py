@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ..types import (
@@ -12,6 +11,7 @@ from ..types import (
     Embedding,
     Finish,
     GenerationRequest,
+    Order,
     Paused,
     PromptLength,
     Readiness,
@@ -19,30 +19,6 @@ from ..types import (
     Token,
     Usage,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Go back to the end of what was given, keep its prefill, and wait; tokens made so far are thrown away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Answer text that came from elsewhere, and its token ids if the device's own; with `go` generate from there."""
-
-    text: str
-    ids: tuple[int, ...] = ()
-    go: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The reader takes `pace_tps` token/s from now on; None: as fast as they come."""
-
-    pace_tps: float | None
-
-
-Order = Hold | Append | Pace
 
 
 class Controls:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from ..engine import schema, wire
-from ..engine.inbox import EngineAnswer
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
 from ..types import (
@@ -28,7 +27,7 @@ from ..types import (
     Token,
     Usage,
 )
-from .base import Append, Controls, Hold, Order, Pace
+from .base import Controls
 
 Event = Token | CaughtUp | Paused | Finish
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
@@ -138,7 +137,7 @@ class Device:
         finally:  # who is cancelled meanwhile has waited for nothing else
             usage.load_s = self._engine.clock.now() - asked_at
         answer = self._engine.open(_readable(request), hold=controls.held)
-        controls.bind(lambda order: _apply(answer, order))
+        controls.bind(answer.send)
         try:
             while True:
                 match await anext(answer):  # ends: the supervisor kills an engine that hangs
@@ -216,16 +215,6 @@ class Device:
 
 def _at_once() -> float:
     return 0.0
-
-
-def _apply(answer: EngineAnswer, order: Order) -> None:
-    match order:
-        case Hold():
-            answer.hold()
-        case Append(text=text, ids=ids, go=go):
-            answer.append(text, ids, go=go)
-        case Pace(pace_tps=pace_tps):
-            answer.pace(pace_tps)
 
 
 def _thought(text: str, n_tokens: int) -> Token:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import EndpointError
-from ..types import Side
+from ..types import Hold, Order, Side
 from . import wire
 
 CANCEL_TIMEOUT_S = 0.5  # for the final counts of a cancelled answer; a decode stops in 0.5-20 ms, more means a hang
@@ -45,8 +45,7 @@ class ReplyInbox:
         self.replies.put_nowait(message)
 
 
-Order = wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.CancelRequest
-SendOrder = Callable[[ReplyInbox, Order], None]
+SendOrder = Callable[[ReplyInbox, wire.ToAnswer], None]
 
 
 class EngineAnswer:
@@ -97,26 +96,13 @@ class EngineAnswer:
                 msg = f"unexpected {type(other).__name__}"
                 raise TypeError(msg)
 
-    def append(self, text: str, ids: tuple[int, ...] = (), *, go: bool) -> None:
-        """Grow a held answer by text from elsewhere, and its ids if known; `go` lets it generate.
-
-        Like `hold`, it raises nothing: a message tells that the engine has died.
-        """
-        self._order(wire.AppendText(id=self._id, text=text, go=go, ids=ids))
-
-    def hold(self) -> None:
-        """Go back to the end of what was given, and wait; pieces made so far are outdated."""
-        self._order(wire.HoldAnswer(id=self._id))
-        self._held_at = self._inbox.n_orders
-
-    def pace(self, pace_tps: float | None) -> None:
-        """Tell the engine that the reader takes `pace_tps` token/s from now on."""
-        self._order(wire.SetPace(id=self._id, pace_tps=pace_tps))
-
-    def _order(self, message: wire.HoldAnswer | wire.AppendText | wire.SetPace) -> None:
+    def send(self, order: Order) -> None:
+        """Send an order, unless the engine has died: the messages say so. A Hold makes the pieces so far outdated."""
         if not self._ended:
             with contextlib.suppress(EngineGone):
-                self._send(self._inbox, message)
+                self._send(self._inbox, wire.addressed(order, self._id))
+        if isinstance(order, Hold):
+            self._held_at = self._inbox.n_orders
 
     async def close(self) -> None:
         """Cancel if still running, and wait shortly for the final counts; idempotent, safe while being cancelled."""

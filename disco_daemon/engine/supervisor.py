@@ -24,7 +24,7 @@ from ..errors import EndpointError
 from ..types import GenerationRequest, PromptLength, Side
 from . import wire
 from .config import EngineConfig  # where everybody looks for it
-from .inbox import EngineAnswer, EngineGone, Order, ReplyInbox, wait_for_embedding
+from .inbox import EngineAnswer, EngineGone, ReplyInbox, wait_for_embedding
 from .process import drain, spawn
 from .requests import count_message, generate_message
 
@@ -400,7 +400,7 @@ class Engine:
         inbox = self._inboxes[request_id] = ReplyInbox()
         return request_id, inbox
 
-    def _order(self, inbox: ReplyInbox, message: Order) -> None:
+    def _order(self, inbox: ReplyInbox, message: wire.ToAnswer) -> None:
         """Send an order for an answer in flight; the engine owes a reply from now on. Raises EngineGone.
 
         An order that cannot be sent, such as one with a server's token ids of 65 bits, ends the answer.

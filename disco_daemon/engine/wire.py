@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from ..types import Append, Hold, Order, Pace
+
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
@@ -320,6 +322,7 @@ class Stats(Message, frozen=True, kw_only=True):
     disk_error: str = ""
 
 
+ToAnswer = HoldAnswer | AppendText | SetPace | CancelRequest
 ToEngine = Load | Count | Generate | HoldAnswer | AppendText | SetPace | Embed | CancelRequest
 FromEngine = (
     Loaded | LoadFailed | Counted | PrefillProgress | TextPiece | PauseChange | Embedded | Done | Failed | Stats | Alive
@@ -328,6 +331,17 @@ FromEngine = (
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def addressed(order: Order, answer_id: str) -> HoldAnswer | AppendText | SetPace:
+    """Return the message for an order to one answer."""
+    match order:
+        case Hold():
+            return HoldAnswer(id=answer_id)
+        case Append(text=text, ids=ids, go=go):
+            return AppendText(id=answer_id, text=text, go=go, ids=ids)
+        case Pace(pace_tps=pace_tps):
+            return SetPace(id=answer_id, pace_tps=pace_tps)
 
 
 def refused(request_id: str, error: Exception) -> Failed:

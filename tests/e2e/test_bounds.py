@@ -31,7 +31,7 @@ from disco_daemon.engine.llama.vocabulary import Vocabulary
 from disco_daemon.engine.supervisor import MAX_LOADS, Engine, EngineState
 from disco_daemon.errors import EndpointError
 from disco_daemon.models.default import default_model_path
-from disco_daemon.types import GenerationRequest, Sampling
+from disco_daemon.types import Append, GenerationRequest, Sampling
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.unit.test_grammar import OUT_OF_BOUNDS, schema
 
@@ -176,7 +176,7 @@ async def test_what_cannot_be_sent_to_the_engine_leaves_no_inbox(engine: Engine,
 
 async def test_an_order_that_cannot_be_sent_ends_the_answer(engine: Engine) -> None:
     answer = engine.open(asked("Hi"), hold=True)
-    answer.append(" there", (2**70,), go=True)
+    answer.send(Append(" there", (2**70,), go=True))
     messages = [message async for message in answer]
     assert isinstance(messages[-1], wire.Failed)
     await answer.close()

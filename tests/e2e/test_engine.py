@@ -21,7 +21,7 @@ from disco_daemon.engine.inbox import EngineAnswer, EngineGone
 from disco_daemon.engine.llama.model import N_SEQS
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
-from disco_daemon.types import GenerationRequest, PromptLength, Sampling
+from disco_daemon.types import Append, GenerationRequest, Hold, PromptLength, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -180,12 +180,12 @@ async def test_a_held_answer_fed_in_odd_pieces_goes_on_as_the_unbroken_one(engin
         for known in (ids, ()):
             answer = engine.open(request, hold=True)
             for at in range(0, len(text), 7):
-                answer.append("" if known else text[at : at + 7], go=False)
+                answer.send(Append("" if known else text[at : at + 7], go=False))
                 if at % 2:
                     await caught_up(answer)
-            answer.append(text if known else "", known, go=False)
+            answer.send(Append(text if known else "", known, go=False))
             await caught_up(answer)
-            answer.append("", go=True)
+            answer.send(Append("", go=True))
             got, done = await told(answer)
             assert got == rest if known else rest.startswith(got[:4]), (text, got, rest)
             assert done.n_completion == 48 - len(ids) if known and done.reason == "length" else done.n_completion <= 48
@@ -198,8 +198,8 @@ async def test_a_loser_that_is_held_after_some_tokens_continues_the_winners_answ
         async for message in answer:
             if isinstance(message, wire.TextPiece):
                 break
-        answer.hold()
-        answer.append(text, ids, go=True)
+        answer.send(Hold())
+        answer.send(Append(text, ids, go=True))
         shown = ""
         async for message in answer:
             if isinstance(message, wire.TextPiece) and not answer.outdated:
@@ -211,9 +211,9 @@ async def test_a_loser_that_is_held_after_some_tokens_continues_the_winners_answ
 async def test_a_parked_prefill_is_not_computed_again(engine: Engine) -> None:
     answer = engine.open(question("lamp " * 400, max_tokens=8))
     await anext(answer)  # the first chunk is through
-    answer.hold()
+    answer.send(Hold())
     await caught_up(answer)
-    answer.append("Yes, words", go=True)
+    answer.send(Append("Yes, words", go=True))
     _, done = await told(answer)
     assert 400 < done.n_prompt < 460, "the prompt is billed once, with the few tokens appended"
 
@@ -257,7 +257,7 @@ async def test_held_answers_make_room_for_one_that_wants_to_generate(engine: Eng
     text, _ = await told(engine.open(question("Name three colours.", 4)))
     assert text
     for answer in held:
-        answer.append("", go=True)
+        answer.send(Append("", go=True))
     for answer in held:
         assert (await told(answer))[1].n_completion > 0
 
@@ -385,7 +385,7 @@ async def test_a_held_answer_that_has_caught_up_is_silent_by_design_and_no_hang(
             await anext(answers[-1])
         clock.ahead_s = 3600.0
         assert engine.silent_s == 0
-        answers[0].append("Hello", go=True)
+        answers[0].send(Append("Hello", go=True))
         assert 0 < engine.silent_s < 1, "it owes from the order on"
         await told(answers[0])
         for answer in answers[1:]:
@@ -405,5 +405,5 @@ async def test_an_order_to_an_engine_that_has_died_is_told_in_the_stream_only() 
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineGone):
             await told(answer)
-        answer.append("text", go=True)
-        answer.hold()
+        answer.send(Append("text", go=True))
+        answer.send(Hold())

@@ -14,7 +14,7 @@ from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineAnswer
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
-from disco_daemon.types import GenerationRequest, Sampling
+from disco_daemon.types import Append, GenerationRequest, Sampling
 from tests.fixtures.daemon import ask, running
 from tests.fixtures.upstream import Upstream
 
@@ -125,7 +125,7 @@ async def test_an_answer_that_runs_or_is_held_keeps_the_model() -> None:
                 break  # it waits for orders from here on, and owes nothing
         clock.ahead_s += 100 * KEEP_ALIVE_S
         assert not engine._idle_for_long()
-        answer.append("One, two", go=True)
+        answer.send(Append("One, two", go=True))
         assert await told(answer)
         assert not engine._idle_for_long(), "the time counts from the end of the last request"
         clock.ahead_s += KEEP_ALIVE_S
