@@ -200,7 +200,7 @@ def test_without_any_table_nobody_is_known_on_linux_and_nothing_is_told_elsewher
 @LINUX
 def test_where_sock_diag_has_never_answered_the_tables_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
-    monkeypatch.setattr(Kernel, "_diagnosed", lambda *_: None)
+    monkeypatch.setattr(Kernel, "_ask_sock_diag", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         assert kernel.whose(client.getsockname(), client.getpeername()).whose is Whose.OURS
     kernel.close()
