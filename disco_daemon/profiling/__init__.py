@@ -1,4 +1,4 @@
-"""What `disco profile` does: measures this machine with its model, and the server, and keeps what came out.
+"""Measurements of `disco profile`: of this machine with its model, and of the server; the figures are kept.
 
 `device` and `server` measure, `watch` looks at the sensors meanwhile, `prompts` makes what is asked, `saved` is the
 result and its file, `picture` draws it.

@@ -41,7 +41,7 @@ CHECK_SHARE = 0.5  # of the longest prompt, in words: a word of a foreign text m
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured.
+    """The extent of a measurement.
 
     `budget_s` bounds the prompts, `idle_s` the wait for idle power, `work_s` that for power at work; both only as long
     as the source needs for `n_idle` and `n_work` windows.
@@ -63,14 +63,14 @@ LOADS_S = 30.0  # a model that takes this long to load is loaded once
 
 
 class Steps:
-    """Tells what is being done, and how many of the steps known so far are done: `tell(text, done, total)`."""
+    """Reports the step under way, and how many of the steps known so far are done: `tell(text, done, total)`."""
 
     def __init__(self, tell: Callable[[str, int, int], None]) -> None:
         self._tell = tell
         self._done = self._total = 0
 
     def expect(self, n: int) -> None:
-        """So many steps more."""
+        """Expect `n` steps more."""
         self._total += n
 
     def begin(self, text: str) -> None:
@@ -325,7 +325,7 @@ async def _taken_by_others(look_s: float = 1.0) -> float:
 
 
 async def _loads(device: Device, clock: Clock, effort: Effort, steps: Steps) -> list[float]:
-    """How long a fresh engine loads, s, again and again; the last of them is the device's own and stays."""
+    """Return the load times of fresh engines, s, one by one; the last of them is the device's own and stays."""
     steps.expect(effort.loads)
     taken: list[float] = []
     while len(taken) < effort.loads:

@@ -1,4 +1,4 @@
-"""What the device is asked: prompts that no cache knows, of the lengths that the measurement needs. No I/O."""
+"""The prompts of the measurement: prompts that no cache knows, of the lengths that the measurement needs. No I/O."""
 
 from __future__ import annotations
 

@@ -32,18 +32,18 @@ class TtftFit(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, line: Line) -> TtftFit:
-        """What is kept of a fit."""
+        """Return what is kept of a fit."""
         c, k, q = (line.interval(i) for i in range(3))
         values = line.k_s_per_token, line.q_s_per_token2, line.c_s, line.r2
         return cls(*values, k, q, c, line.relative_error, line.n, line.n_outliers)
 
     def predict(self, tokens: float) -> float:
-        """T_d of a prompt of so many uncached tokens, s."""
+        """Return T_d of a prompt of `tokens` uncached tokens, s."""
         return self.c_s + self.k_s_per_token * tokens + self.q_s_per_token2 * tokens**2
 
 
 class Check(msgspec.Struct, frozen=True):
-    """How far predictions were from the TTFTs of `n` more answers: quantiles of |predicted / seen - 1|.
+    """The distance of predictions from the TTFTs of `n` more answers: quantiles of |predicted / seen - 1|.
 
     `bias` is the median of predicted / seen - 1: above 0, the device is faster than predicted.
     """
@@ -88,7 +88,7 @@ class ServerFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """The server as seen from here.
 
     `rtt_s` is a TCP connect (median); TTFTs are of `n` short streams, s; `n_failed` more gave none. `continuation` is
-    its way to go on with a partial answer, "untried" if nobody knows; `tokens` is what all of this processed there.
+    its way to go on with a partial answer, "untried" if it is unknown; `tokens` is what all of this processed there.
     `error` is the last failure, in words.
     """
 
@@ -130,12 +130,12 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def path_of(profiles: TunedProfiles, key: ProfileKey) -> Path:
-    """Where the result is, or will be: beside the tune's profile of the same model."""
+    """Return the path of the result: beside the tune's profile of the same model."""
     return profiles.path(key).with_suffix(".measured.toml")
 
 
 def load(profiles: TunedProfiles, key: ProfileKey, knobs: Knobs) -> Measured | None:
-    """What was measured of just this model, computed in just this way; a damaged file is none."""
+    """Return the figures of this model, computed in this way; None if there are none, or the file is damaged."""
     try:
         found = msgspec.convert(tomllib.loads(path_of(profiles, key).read_text("utf-8")), Measured)
     except (OSError, ValueError, msgspec.ValidationError):

@@ -1,6 +1,6 @@
 """Measures the server: the way there, the time to the first token, and how it goes on with a partial answer.
 
-Costs what it asks: short streams, and a probe of some 200 tokens where nobody knows its way to continue.
+Costs what it asks: short streams, and a probe of some 200 tokens where its way to continue is unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUESTIONS = ("Name a colour.", "Name a river.", "Name a fruit.", "Name a planet.
 
 
 async def measure_server(server: Server, clock: Clock, steps: Steps, *, n: int, may_probe: bool) -> ServerFigures:
-    """What was measured with `n` streams; a server that fails is no error. It was not started yet, and is closed.
+    """Return the figures of `n` streams; a server that fails is no error. It was not started yet, and is closed.
 
     `may_probe`: the user lets an unknown server be asked how it continues answers; best while the device is up, whose
     tokens it may understand.
@@ -75,7 +75,7 @@ def _with_ttfts(found: ServerFigures, ttfts: list[float]) -> ServerFigures:
 
 
 async def _rtts(url: str, clock: Clock, steps: Steps, wrong: list[str]) -> list[float]:
-    """How long a TCP connect takes, s: one round trip. The first one, which may look the name up, does not count."""
+    """Return the times of TCP connects, s: one round trip. The first one, which may look the name up, is left out."""
     steps.begin("connecting to the server")
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,4 +1,4 @@
-"""What was measured of a model on this machine: one small TOML file, used as long as it is about the same two."""
+"""The measurements of a model on this machine: one small TOML file, used as long as model and machine stay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYSCTL_TIMEOUT_S = 2.0  # asking macOS for the processor's name
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
-    """What a profile is about; if any of it changes, the profile is not used.
+    """The key of a profile; if any part of it changes, the profile is not used.
 
     `size` in bytes and `mtime_ns` are the model file's, `llama_cpp` is the version of the bindings; the last three are
     as in the settings.
@@ -51,7 +51,7 @@ class TunedProfile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the settings say of the knobs; 0, or None for `flash_attn`, leaves it to the profile."""
+    """The knobs as the settings have them; 0, or None for `flash_attn`, leaves it to the profile."""
 
     n_threads: int = 0
     n_threads_batch: int = 0
@@ -66,7 +66,7 @@ class TunedProfiles:
         self._folder = folder
 
     def path(self, key: ProfileKey) -> Path:
-        """Where the profile is, or will be. A changed model has the same place: the file is written anew."""
+        """Return the path of the profile. A changed model has the same place: the file is written anew."""
         lasting = msgspec.structs.replace(key, size=0, mtime_ns=0)
         digest = hashlib.sha256(msgspec.json.encode(lasting)).hexdigest()[:12]
         return self._folder / f"{Path(key.model).stem}-{digest}.toml"

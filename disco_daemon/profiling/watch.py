@@ -22,7 +22,7 @@ class ProfileError(DiscoError):
 
 @dataclass(slots=True)
 class Watch:
-    """What the sensors said while it was measured. `now` is the latest look."""
+    """The readings of the sensors during a measurement. `now` is the latest look."""
 
     sensors: Sensors
     meter: EnergyMeter
@@ -56,7 +56,7 @@ class Watch:
 
     @property
     def window_s(self) -> float:
-        """How long the meter looks to tell one power, s."""
+        """The time that the meter needs for one figure of power, s."""
         return max(WINDOW_S, WINDOW_LAGS * self.now.reading.lag_s) if self.now is not None else WINDOW_S
 
 

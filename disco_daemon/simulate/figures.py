@@ -31,7 +31,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def number(value: float, digits: int, sign: str = "") -> str:
-    """The number with so many digits, "-" where it is not defined."""
+    """Format a number with `digits` digits, "-" where it is not defined."""
     return "-" if math.isnan(value) else f"{value:{sign}z.{digits}f}"
 
 

@@ -29,7 +29,7 @@ class LatencyTrace:
 
     @property
     def label(self) -> str:
-        """What `--select` is matched against."""
+        """The name that `--select` is matched against."""
         return f"{self.source}/{self.name}"
 
     def halves(self) -> tuple[FloatArray, FloatArray]:

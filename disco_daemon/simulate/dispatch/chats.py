@@ -72,15 +72,15 @@ class Chats:
 
 
 class WholePrompts(Planner):
-    """The peer: books the device with the whole prompt, as the daemon did until November 2026."""
+    """The peer: it books the device with the whole prompt, as the daemon did until November 2026."""
 
     def to_process(self, side: Side, length: int, cached: int) -> int:
-        """All of it."""
+        """Return the whole prompt's length."""
         del side, cached
         return length
 
     def processed(self, planned: Planned, attempts: Sequence[Attempt]) -> int:
-        """All of it, if the side was started."""
+        """Return the whole prompt's length if the side was started."""
         return planned.length if any(a.side is planned.constrained for a in attempts) else 0
 
 
@@ -89,7 +89,7 @@ BOOKINGS: dict[str, type[Planner]] = {"whole prompt": WholePrompts, "computed": 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What came of one request: its TTFT, s, and the prompt tokens that the device computed for it."""
+    """The outcome of one request: its TTFT, s, and the prompt tokens that the device computed for it."""
 
     ttft_s: float
     computed: int
@@ -172,7 +172,7 @@ def play_chats(chats: Chats, kind: type[Planner], budget: float, seed: int) -> I
 
 
 def _race(planned: Planned, cached: int, prompt: int, answer: int, server_s: float) -> Outcome:
-    """What the daemon would have recorded; the server's first token is always seen in the end (the shadow)."""
+    """Return what the daemon would have recorded; the server's first token is always seen in the end (the shadow)."""
     plan = planned.plan
     device_s = (prompt - cached) / LAPTOP.prefill_tps
     server_at, device_at = plan.server_s + server_s, plan.device_s + device_s

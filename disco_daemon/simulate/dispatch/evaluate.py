@@ -80,7 +80,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to evaluate. `windowed` turns the 200-request promise of the pacer on, which costs some of the gain."""
+    """The setting of an evaluation. `windowed`: the pacer keeps its 200-request promise, which costs some gain."""
 
     policies: Sequence[str]
     phones: Sequence[Phone] = PHONES
@@ -159,7 +159,7 @@ class Scene:
         )
 
     def policy_input(self, phone: Phone, constrained: Side, budget: float, name: str) -> PolicyInput:
-        """What the policy of that name is fitted to; the prior and the contexts are our own."""
+        """Return the input that the policy of that name is fitted to; the prior and the contexts are our own."""
         device_s = phone.ttft_s(self.lengths.values)
         server = self.fitted if name.startswith("optimal") else self.samples
         contexts = self.contexts if name == "optimal" else None
@@ -201,7 +201,7 @@ def _cells(scene: Scene, phone: Phone, constrained: Side, name: str, setup: Setu
 
 
 def play_policy(scene: Scene, phone: Phone, constrained: Side, policy: Policy, name: str, setup: Setup) -> Played:
-    """What `policy` makes of the test half at every budget of the set-up; `name` says what it is fitted to."""
+    """Play the test half with `policy` at every budget of the set-up; `name` says what it is fitted to."""
     budgets = np.array(setup.budgets)
     tables = [policy.fit(scene.policy_input(phone, constrained, b, name)) for b in setup.budgets]
     if not isinstance(policy, Optimal) and not (isinstance(policy, Paper) and policy.paced):

@@ -101,7 +101,7 @@ class Terms:
         return 0, 0.0
 
     def _prospect(self, prompt: int, left: float, generated: int, remaining: float) -> Prospect | None:
-        """What a handoff now would meet; None where the source would rest and the reader wait."""
+        """Return the conditions of a handoff now; None where the source would rest and the reader wait."""
         stops, slack = self.variant in STOPS, self.slack_s * generated
         source_tps, target_tps = self.tps
         cached = prompt if left != NOT_RUN and self.target is Side.DEVICE else 0
@@ -133,7 +133,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """What came of the handoffs: $ of each request and whether it moved, [requests, budgets, seeds].
+    """The outcome of the handoffs: $ of each request and whether it moved, [requests, budgets, seeds].
 
     `delayed` are the tokens that came too late for the reader, and `gap_s` the largest gap as read, s, of the same
     shape; 0 and 1 / READER_TPS where nothing moved.

@@ -1,4 +1,4 @@
-"""What no policy can beat: the clairvoyant optimum of the mean, and the best P99 for a known distribution."""
+"""Bounds that no policy can beat: the clairvoyant optimum of the mean, and the best P99 for a known distribution."""
 
 from __future__ import annotations
 

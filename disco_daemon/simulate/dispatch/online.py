@@ -123,7 +123,7 @@ def _outcome(
     device_s: float,
     shadow: bool,
 ) -> Outcome:
-    """What the daemon would have recorded."""
+    """Return what the daemon would have recorded."""
     attempts = []
     if seen.server_ran:
         lost_s = seen.ttft_s - plan.server_s + (SHADOW_S if shadow else 0.0)

@@ -36,7 +36,7 @@ class Phone:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stream:
-    """What happens to be asked and how fast the server happens to be: [requests, seeds]; draws in [0, 1)."""
+    """The requests drawn, and the TTFTs drawn for the server: [requests, seeds]; draws in [0, 1)."""
 
     prompt: FloatArray
     output: FloatArray
@@ -52,7 +52,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What came of it: [requests, budgets, seeds]. `lead_s` is how long the device had run by the first token, s."""
+    """Outcome of a play: [requests, budgets, seeds]. `lead_s`: how long the device had run by the first token, s."""
 
     ttft_s: FloatArray
     device_won: BoolArray
@@ -73,7 +73,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recent:
-    """How slow the server was lately, as the fit left it: `levels` [3], and `cap`, log s, on what one stall counts."""
+    """The slowness of the server at the end of the fit: `levels` [3], and `cap`, log s, on what one stall counts."""
 
     predictor: Predictor
     levels: FloatArray

@@ -38,7 +38,7 @@ MIN_SPEEDS = 3  # and so many such answers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What really happened, to hold a prediction against: the requests' TTFTs, s, and their energy, J; both [n].
+    """The recorded outcome, to compare a prediction with: the requests' TTFTs, s, and their energy, J; both [n].
 
     `bill` [3] are the server's prompt and answer tokens, and the requests it was asked for. The device computed for
     `busy_s` in all, s.
@@ -153,7 +153,7 @@ def _latest_model(outcomes: Sequence[Outcome], side: Side) -> str | None:
 
 
 def _server_attempt(outcome: Outcome, model: str | None) -> Attempt | None:
-    """What the server made of the whole prompt, if it was asked and the time is one of its own."""
+    """Return the server's attempt at the whole prompt, if it was asked and the time is one of its own."""
     for a in outcome.attempts:
         own = a.side is Side.SERVER and a.model == model and not a.continued and not a.disturbed
         if own and a.ttft_s > LEAST_S:
@@ -215,7 +215,7 @@ def _cap(waited: FloatArray, seen: BoolArray) -> float:
 
 
 def _scores(recent: Recent, server_s: FloatArray) -> FloatArray:
-    """How slow the server had been before each request, as if each had shown its first token in the end."""
+    """Return the slowness of the server before each request, as if each had shown its first token in the end."""
     levels = np.empty((len(server_s), 3))
     now = recent.levels[None]
     for i in range(len(server_s)):
@@ -253,7 +253,7 @@ def _tokens_read(outcome: Outcome, model: str | None) -> int:
 
 
 def _decode_tps(requests: Sequence[Outcome], k: float) -> float:
-    """How fast the device writes, token/s: the median over its answers, less the time that reading takes."""
+    """Return the device's decode speed, token/s: the median over its answers, less the time that reading takes."""
     usages = [a.usage for o in requests[-LEARNED_FROM:] for a in o.attempts if a.side is Side.DEVICE]
     pairs = [(u.completion_tokens, u.busy_s - k * u.prompt_tokens) for u in usages]
     speeds = [tokens / took_s for tokens, took_s in pairs if tokens >= MIN_ANSWER and took_s > 0]

@@ -1,4 +1,4 @@
-"""What people see of an evaluation: tables as plain text, and figures after the paper's, drawn from our own numbers."""
+"""The report of an evaluation: tables as plain text, and figures after the paper's, drawn from our own numbers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _figures(cells: Sequence[Cell]) -> list[str]:
 
 
 def _changes(cells: Sequence[Cell]) -> list[str]:
-    """What `optimal` changes against the paper's policies, overall and where it matters most."""
+    """Tabulate the change from the paper's policies to `optimal`, overall and where it matters most."""
     bases = [base for base in ("paper", "paper-paced") if _pairs(cells, "optimal", base)]
     if not bases:
         return []
@@ -112,7 +112,7 @@ def _extremes(cells: Sequence[Cell], base: str) -> str:
 
 
 def _limits(cells: Sequence[Cell]) -> list[str]:
-    """How far each policy is from what no policy can beat."""
+    """Tabulate the distance of each policy from the bounds that no policy can beat."""
     if not any(_places(cells, limit) for limit in LIMITS):
         return []
     head = ("against the limits", "mean / clairvoyant", "share of gain %", "P99 / best-p99")
@@ -130,7 +130,7 @@ def _limits(cells: Sequence[Cell]) -> list[str]:
 
 
 def _share_of_gain(cells: Sequence[Cell], name: str) -> float:
-    """What `name` gains over `paper` as a share of what a clairvoyant gains over it; NaN where that is nothing."""
+    """Return the gain of `name` over `paper` as a share of a clairvoyant's gain; NaN where that is nothing."""
     own, paper, best = (
         _geometric_mean(c.mean_ttft_s for c in _places(cells, policy).values())
         for policy in (name, "paper", "clairvoyant")

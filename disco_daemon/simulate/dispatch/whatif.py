@@ -41,7 +41,7 @@ MOVE_BUCKETS = 24  # prompt lengths for which a move is decided
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the user can turn: the exchange rate λ, $/kWh, and the budget ratio b."""
+    """The settings that a user can turn: the exchange rate λ, $/kWh, and the budget ratio b."""
 
     usd_per_kwh: float
     budget: float
@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one setting makes of the whole history. TTFTs in s.
+    """The outcome of the whole history under one setting. TTFTs in s.
 
     `server_usd` is the server's bill, $, and `device_wh` this machine's energy, Wh, both the sum over all requests.
     `used` is the share of all prompt tokens that the scarcer side started on, `device_won` the share of the requests in
@@ -76,7 +76,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What does not depend on the setting. `fitted_at` is the budget that tables are fitted at: the one in force.
+    """Terms that do not depend on the setting. `fitted_at` is the budget that tables are fitted at: the one in force.
 
     `scarcer` is the side that the user says is scarce, None for the dearer one. With `moves`, running answers go to the
     device where that pays. Where closing a stream does not end the bill (`stops_billing`), a server that was started
@@ -93,7 +93,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Race:
-    """What came of the starts; all [n]. `lead_s` is for how long the device had run by the first token, s."""
+    """The outcome of the starts; all [n]. `lead_s` is for how long the device had run by the first token, s."""
 
     ttft_s: FloatArray
     device_won: BoolArray
@@ -137,7 +137,7 @@ class WhatIf:
         return self.terms.scarcer or self._prices(usd_per_kwh).scarcer(phone.prefill_tps, phone.decode_tps)
 
     def predict(self, usd_per_kwh: float, budget: float) -> Cell:
-        """What that setting would have made of the history. Raises ValueError for a rate or a budget out of range."""
+        """Return what that setting would have made of the history. Raises ValueError for what is out of range."""
         if not (usd_per_kwh >= 0 and 0 <= budget <= 1):
             msg = f"a rate is >= 0 $/kWh and a budget in [0, 1]: {usd_per_kwh}, {budget}"
             raise ValueError(msg)
@@ -175,7 +175,7 @@ class WhatIf:
         return self._tables[side]
 
     def _waits(self, side: Side, handed_out: float, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Start delays of device and server, s, when the policy is told to spend `handed_out`; `draws` is [n]."""
+        """Start delays of device and server, s, when the policy is to spend `handed_out`; `draws` is [n]."""
         known = self.recorded
         waits = self._table(side).delays(known.fresh, np.array(handed_out), known.score, draws)
         device_s, server_s = (np.broadcast_to(w, known.n).copy() for w in waits)
@@ -214,7 +214,7 @@ class WhatIf:
         return self.recorded.fresh if side is Side.DEVICE else self.recorded.prompt
 
     def _starts(self, side: Side, device_wait: FloatArray, server_wait: FloatArray) -> BoolArray:
-        """Which requests the side is started for; [n]."""
+        """Return a mask of the requests that the side is started for; [n]."""
         if side is Side.DEVICE:
             started: BoolArray = device_wait < server_wait + self.recorded.server_s
         else:
@@ -230,7 +230,7 @@ class WhatIf:
     # --- what it costs -------------------------------------------------------------------------------------------
 
     def _booked(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, float, float]:
-        """Which answers moved to the device [n], the server's bill, $, and the device's energy, J, over all requests.
+        """Return the answers that moved to the device [n], the server's bill, $, and the device's energy, J, of all.
 
         A prompt that was started is billed, also the loser's; a device that lost has read as much of it as it had time.
         """
@@ -251,15 +251,15 @@ class WhatIf:
         return moved, bill, float(read.sum()) * prefill_j + float(by_device.sum()) * decode_j
 
     def _begun(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, FloatArray]:
-        """Which answers of the server begin to move, and how many tokens the server writes of each; both [n].
+        """Return a mask of the server's answers that begin to move, and the server's tokens of each; both [n].
 
         The device catches up while the server goes on; an answer that ends before that has moved in vain.
         """
         known, terms = self.recorded, self.terms
-        nobody = np.zeros(known.n, np.bool_), known.output
+        none = np.zeros(known.n, np.bool_), known.output
         # A side that the budget limits is not handed answers that it was not started for.
         if not terms.moves or not terms.stops_billing or side is Side.DEVICE:
-            return nobody
+            return none
         begins, ends = self._lengths_of_moves(usd_per_kwh)
         only_server = known.bound[1]
         begun = ~race.device_won & ~only_server & (begins > 0) & (begins < known.output)

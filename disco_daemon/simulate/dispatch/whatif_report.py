@@ -1,4 +1,4 @@
-"""What people see of `disco eval --history`: a table with the setting in force marked, and the Pareto pictures."""
+"""The report of `disco eval --history`: a table with the setting in force marked, and the Pareto pictures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Findings:
 
 
 def pareto(cells: Sequence[Cell]) -> list[bool]:
-    """Which cells no other one beats: none is as good in mean TTFT, bill and energy, and better in one of them."""
+    """Return a mask of the cells that no other one beats, by being as good in all three figures and better in one."""
     points = np.array([[c.mean_ttft_s, c.server_usd, c.device_wh] for c in cells])
     no_worse = np.all(points[:, None] <= points, axis=2)
     better = np.any(points[:, None] < points, axis=2)
@@ -74,7 +74,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
 
 
 def recorded(model: WhatIf) -> dict[str, float]:
-    """What really happened to the same requests; the server's tokens at today's prices."""
+    """Return the recorded outcome of the same requests; the server's tokens at today's prices."""
     facts, prices = model.recorded.facts, model.terms.prices
     prompt, answer, n_asked = facts.bill
     return {
@@ -87,7 +87,7 @@ def recorded(model: WhatIf) -> dict[str, float]:
 
 
 def notes(model: WhatIf) -> list[str]:
-    """What a reader of the figures should know."""
+    """List what a reader of the figures should know."""
     known, found = model.recorded, []
     if model.terms.scarcer is not None:
         found.append(f"policy.scarcer = {model.terms.scarcer.value}: the exchange rate does not change who is scarce")
@@ -191,7 +191,7 @@ def picture(findings: Findings, field: str, title: str) -> str:
 
 
 def _places(values: NDArray[np.float64], n: int) -> NDArray[np.intp]:
-    """Where on `n` characters each value lies."""
+    """Return the place of each value on `n` characters."""
     span = float(np.ptp(values)) or 1.0
     places: NDArray[np.intp] = np.rint((values - values.min()) / span * (n - 1)).astype(np.intp)
     return places

@@ -30,7 +30,7 @@ QUANTUM = 10  # iterations after which is decided anew at the latest, as in the 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What serves: an iteration's latency and the memory.
+    """The simulated server: an iteration's latency and the memory.
 
     `latency` are s: of an iteration, per decoding sequence, per prompt token, per KV cell read. `n_cells` tokens fit
     into the KV cache, `n_host_cells` more into the swap space; `swap_cps` cells/s are copied either way. `n_chunk`
@@ -45,7 +45,7 @@ class Machine:
     n_chunk: int
 
     def iteration_s(self, n_decode: int, n_prefill: int, n_context: float) -> float:
-        """What one iteration takes, s."""
+        """Return the time of one iteration, s."""
         base, sequence, prompt, cell = self.latency
         return base + sequence * n_decode + prompt * n_prefill + cell * n_context
 
@@ -86,7 +86,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What came of a run: per request its tokens' times, and what the engine did in all."""
+    """The outcome of a run: the times of each request's tokens, and the totals of the engine."""
 
     arrived_s: FloatArray  # [n]
     pace_tps: FloatArray  # [n]
@@ -143,7 +143,7 @@ class Simulation:
         latency: IterationLatency | None = None,
         quantum: int = QUANTUM,
     ) -> None:
-        """`latency` is told what each iteration took, for the scheduler to predict the next ones by.
+        """`latency` observes each iteration, for the scheduler to predict the next ones by.
 
         Raises ValueError where a request alone is more than the machine holds.
         """
@@ -181,7 +181,7 @@ class Simulation:
         return float(arrived[self._n_arrived]) if self._n_arrived < len(arrived) else math.inf
 
     def _admit(self) -> bool:
-        """Let in who has come by now, or when there is nobody, the next; whether anybody is there."""
+        """Admit the requests that have come by now, or the next one if none runs; return whether there is any."""
         if not self._answers and self._next_arrival() < math.inf:
             self._now = max(self._now, self._next_arrival())
         while self._next_arrival() <= self._now:

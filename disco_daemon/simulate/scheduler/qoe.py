@@ -138,7 +138,7 @@ def points(
 
 
 def n_points(settings: int = len(SETTINGS), loads: int = len(LOADS), schedulers: int = len(SCHEDULERS)) -> int:
-    """How often `simulate_qoe` ticks."""
+    """Return how often `simulate_qoe` ticks."""
     return settings * loads * schedulers
 
 
@@ -212,7 +212,7 @@ def workload(setting: Setting, lengths: Requests, rate_rps: float, seed: int) ->
 
 
 def measure(runs: Sequence[Played]) -> dict[str, float]:
-    """What is told of a scheduler at one rate; quantiles over the requests of all runs (seeds)."""
+    """Return the figures of a scheduler at one rate; quantiles over the requests of all runs (seeds)."""
     columns = {
         "qoe_{}": [r.qoes() for r in runs],
         "ttft_{}_s": [r.ttfts() for r in runs],

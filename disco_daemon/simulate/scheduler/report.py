@@ -1,4 +1,4 @@
-"""What people see of `benchmarks.qoe --simulate`: Andes' Figures 10, 12, 13 and Table 4 by content, from our numbers.
+"""The report of `benchmarks.qoe --simulate`: Andes' Figures 10, 12, 13 and Table 4 by content, from our numbers.
 
 By content: the same quantities over the same axes from our own simulation. None of the paper's points is drawn.
 """
