@@ -1,4 +1,4 @@
-"""What delivery costs on a real asyncio loop: passing tokens through, pacing many streams, and how late releases are.
+"""The cost of delivery on a real asyncio loop: passing tokens through, pacing many streams, and how late releases are.
 
     python -m benchmarks.delivery [--json]
 

@@ -38,7 +38,7 @@ PEER = "peer"
 
 
 def counter(door: Door) -> Count:
-    """How long a chat is, by llama-server's own template and tokenizer; both sides run the same model."""
+    """Count a chat's tokens by llama-server's own template and tokenizer; both sides run the same model."""
 
     async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
         async with door.session.post(f"{door.root}/{path}", json=body, allow_redirects=False) as response:

@@ -59,7 +59,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to measure: `count` handoffs each way, by `method`, with a `server`: our own, llama-server, or a URL.
+    """The measurement: `count` handoffs each way, by `method`, with a `server`: our own, llama-server, or a URL.
 
     `server_model` is another GGUF for the first two; `trace` replays TTFTs at our own.
     """

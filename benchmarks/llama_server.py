@@ -1,4 +1,4 @@
-"""llama.cpp's own llama-server, out of the wheel `xllamacpp`: a server that nobody here wrote.
+"""llama.cpp's own llama-server, out of the wheel `xllamacpp`: a server of others.
 
 `python -m benchmarks.llama_server MODEL [OPTIONS]` listens on a free port of 127.0.0.1, prints `{"url": …}`,
 and serves until the end of its stdin. OPTIONS is a JSON object with the fields of `Options`.
@@ -24,7 +24,7 @@ ENGINE_NICE = 5  # as engine.worker has it
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How it runs; everything else is as llama.cpp has it.
+    """The server's options; everything else is llama.cpp's default.
 
     `n_ctx` tokens are divided among the `n_parallel` slots (answers at a time), unless `kv_unified` lets each slot use
     what the others leave. `n_batch` tokens at most go to one llama_decode, `n_ubatch` of them are computed at once.

@@ -47,7 +47,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`requests` by `clients` at a time, and so many `kills`; seeded."""
+    """`requests` by `clients` at a time, and `kills` kills; seeded."""
 
     requests: int = 1000
     clients: int = 20
@@ -57,7 +57,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Meter:
-    """What the server bills for the exchanges since the last `reset`, $; and what of it was still under way."""
+    """The server's bill for the exchanges since the last `reset`, $, and those that are under way."""
 
     server: LoopbackServer
     first: int = 0
@@ -86,7 +86,7 @@ class Meter:
         return {_number(e) for e in self.exchanges if not e.ended}
 
     def usd_of(self, numbers: set[str]) -> float:
-        """What the requests of these numbers cost, $."""
+        """Return the price of the requests of these numbers, $."""
         return sum(bill(e) for e in self.exchanges if _number(e) in numbers)
 
 
@@ -95,7 +95,7 @@ def _number(exchange: Exchange) -> str:
 
 
 def bill(exchange: Exchange) -> float:
-    """What this server takes for an exchange as far as it has come, $."""
+    """Return the price of an exchange as far as it has come, $."""
     prompt = exchange.usage()["prompt_tokens"]
     return (prompt * INPUT_USD + exchange.chunks * OUTPUT_USD) / 1e6
 
@@ -119,7 +119,7 @@ class Question:
 
     @property
     def usd(self) -> float:
-        """What it costs to the end, $."""
+        """The price to the end, $."""
         return (self.words * INPUT_USD + self.tokens * OUTPUT_USD) / 1e6
 
 
@@ -136,7 +136,7 @@ def questions(n: int, seed: int) -> list[Question]:
 
 @dataclass(slots=True)
 class Tally:
-    """How the requests of one run ended, and the numbers of those under way."""
+    """Counts of the ends of one run's requests, and the numbers of those under way."""
 
     whole: int = 0
     left: int = 0

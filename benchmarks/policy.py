@@ -1,4 +1,4 @@
-"""What dispatch costs: refits at several sample sizes, one plan, one update of everything that is learned.
+"""The cost of dispatch: refits at several sample sizes, one plan, one update of everything that is learned.
 
 python -m benchmarks.policy [--repeat 51] [--plots DIR] [--json]
 """

@@ -70,7 +70,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to measure: each server at each load (of capacity) with each kind of arrivals.
+    """The measurement: each server at each load (of capacity) with each kind of arrivals.
 
     `n_requests` of a point; 0: as many as are served in `point_s` s. `capacity_rps` requests/s; 0: measured. Each
     server has a KV cache of `n_cells` tokens for all its answers; `threads` 0: one fewer than the cores, at least 1.
@@ -100,7 +100,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked `at_s` s after the begin of a point."""
+    """A question `at_s` s after the begin of a point."""
 
     at_s: float
     chat: Chat
@@ -251,7 +251,7 @@ async def measured_curves(
         for name in (*setup.servers[turn:], *setup.servers[:turn]):
             curves.append({"scheduler": name, **head, **await _point(doors[name], requests)})
             left_s = (time.perf_counter() - begin) / len(curves) * (setup.n_points - len(curves))
-            progress(f"{_told(curves[-1])}; {len(curves)} of {setup.n_points}, about {left_s / 60:.1f} min left")
+            progress(f"{_line_of(curves[-1])}; {len(curves)} of {setup.n_points}, about {left_s / 60:.1f} min left")
     return curves
 
 
@@ -267,7 +267,7 @@ async def _point(door: Door, requests: Sequence[Request]) -> Curve:
     return point | {"preemptions_per_request": n_preempted / len(requests), "loop_lag_ms_p99": lag_ms}
 
 
-def _told(c: Curve) -> str:
+def _line_of(c: Curve) -> str:
     failed = f", {c['failed']} failed" if c["failed"] else ""
     return (
         f"{c['scheduler']}, {c['arrivals']} at {c['load']:g} x capacity: QoE {c['qoe_mean']:.3f}, "

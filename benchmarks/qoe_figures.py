@@ -23,7 +23,7 @@ Curve = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What came of a request that was `due` (s of `time.perf_counter`); `failed` says why nothing or not all did."""
+    """The outcome of a request that was `due` (s of `time.perf_counter`); `failed` says why nothing or not all did."""
 
     due: float
     heard: Heard
@@ -52,7 +52,7 @@ def rate_between(heard: Sequence[Heard], begin: float, end: float) -> float:
 
 
 def measure(served: Sequence[Served]) -> Curve:
-    """What is told of a server at one load. Raises BenchError if no answer came at all.
+    """Return the figures of a server at one load. Raises BenchError if no answer came at all.
 
     "throughput_tps" is from the first request to the end of the last answer; "arriving_tps" up to the last request, so
     without the end, when only few answers still run (0 of a single request). TTFTs are of the answers that did not
@@ -87,7 +87,7 @@ def measure(served: Sequence[Served]) -> Curve:
 
 
 def summary(curves: Sequence[Curve]) -> dict[str, Any]:
-    """What andes gains; None where a server was not measured.
+    """Return what andes gains; None where a server was not measured.
 
     Gains in QoE, losses of throughput, preemptions and lag are the largest of all points (the lag: of andes at loads
     from 1 on); rates are those of the first kind of arrivals. "by_arrivals" has what `against` finds for each.

@@ -1,4 +1,4 @@
-"""What the token scheduler costs, and how far from the best it is: `python -m benchmarks.scheduling`."""
+"""The cost of the token scheduler, and its distance from the optimum: `python -m benchmarks.scheduling`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bench_scheduling(repeat: int, n_instances: int = N_INSTANCES) -> dict[str, A
 
 
 def decision_times_us(n_jobs: int, repeat: int) -> list[float]:
-    """How long each of `repeat` decisions takes under overload, us; readers get their tokens in between."""
+    """Return the time of each of `repeat` decisions under overload, us; readers get their tokens in between."""
     random = np.random.default_rng(n_jobs)
     latency = IterationLatency(LARGE)
     scheduler = Andes(latency, max_wait_s=1e6)
@@ -72,7 +72,7 @@ def decision_times_us(n_jobs: int, repeat: int) -> list[float]:
 
 
 def _serve(jobs: Sequence[Job], chosen: Sequence[Job], latency: IterationLatency, now: float) -> float:
-    """Play a quantum: who was chosen gets its tokens."""
+    """Play a quantum: the chosen jobs get their tokens."""
     running = {id(job) for job in chosen}
     for job in jobs:
         if id(job) not in running and job.running:

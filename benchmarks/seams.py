@@ -1,4 +1,4 @@
-"""What a joined text lost, doubled or changed, held against what its two endpoints say alone; how it flowed. Pure."""
+"""Judge joined texts: what is lost, doubled or changed against the two endpoints' own, and how they flowed. Pure."""
 
 from __future__ import annotations
 
@@ -79,20 +79,20 @@ def _agreed(a: str, b: str) -> int:
 
 
 def _doubled(before: str, after: str) -> int:
-    """How much of the end of `before` is said again at the beginning of `after`."""
+    """Count the characters at the end of `before` that are said again at the beginning of `after`."""
     longest = min(len(before), len(after))
     return next((n for n in range(longest, SHORTEST - 1, -1) if before.endswith(after[:n])), 0)
 
 
 def _skipped(after: str, rest: str) -> int:
-    """How many characters at the beginning of `rest` are missing in `after`."""
+    """Count the characters at the beginning of `rest` that are missing in `after`."""
     head = after[: 4 * SHORTEST]
     at = rest.find(head) if len(head) == 4 * SHORTEST else -1
     return max(0, at)
 
 
 def figures_of(heard: Sequence[Heard], compared: Sequence[Compared]) -> dict[str, Any]:
-    """What became of the answers that were to move, and how the tokens of those that did came."""
+    """Return the figures of the answers that were to move, and of the tokens of those that did."""
     moved = [h for h in heard if h.move]
     gaps = np.array([gap for h in moved for gap in h.gaps] or [0.0])
     late = np.array([sum(gap > 1 / PACE_TPS + GAP_SLACK_S for gap in h.gaps) for h in moved] or [0])

@@ -1,4 +1,4 @@
-"""What speculative decoding gains: `python -m benchmarks.speculation`.
+"""The gain of speculative decoding: `python -m benchmarks.speculation`.
 
 Two daemons with the same model, one of them with `device.speculation = "off"`, are asked the same things in turn: to
 repeat a text, to edit a JSON document, and for a story. A figure is the median over the repeats of token/s from the
