@@ -100,7 +100,7 @@ class Answer:
 
     @property
     def tokens(self) -> dict[Side, int]:
-        """The same by the side that made them."""
+        """Tokens of the answer by the side that made them."""
         return self.generated.tokens
 
     @property
@@ -233,7 +233,7 @@ class Answer:
                     yield from self._route(side, piece)
 
     def _route(self, side: Side, token: Token) -> Iterable[Effect]:
-        """A token is the first one, a target's, or the source's, behind a seam or not."""
+        """Take a token for what it is: the first one of all, a target's, or the source's."""
         if self.state is State.RACING:
             return self._begin_with(side, token)
         if self._handoff is not None and side is self._handoff.target:
@@ -328,7 +328,7 @@ class Answer:
                     self.failures.errors.append(error)
 
     def _take_over(self, handoff: Handoff, joined: list[Token]) -> Iterable[Effect]:
-        """The target is the source from now on; what nobody has seen of the old one's tail is thrown away."""
+        """Make the target the source; the part of the old one's tail that was not shown is thrown away."""
         source, target = handoff.source, handoff.target
         shown, n_removed = self.buffer.tail_released, sum(t.n_tokens for t in self.buffer.retract())
         self.generated.retract(handoff.mark, source, n_removed, shown)
@@ -353,7 +353,7 @@ class Answer:
         return self._in_handoff(handoff, CalledOff(why))
 
     def _drop(self, handoff: Handoff, why: str) -> Iterable[Effect]:
-        """The source's tail is part of the answer."""
+        """Give the handoff up: the source's tail is part of the answer."""
         self._handoff, self.state = None, State.RELAYING
         self._dropped.add(handoff.target)
         self.buffer.reserve = 0
@@ -385,7 +385,7 @@ class Answer:
         yield from self._complete(finish.reason)
 
     def _opening_ended(self, side: Side, opening: Seam, finish: Finish) -> Iterable[Effect]:
-        """A side has ended while its text could still be a repetition of how the client has begun the answer."""
+        """End a side whose text could still be a repetition of how the client has begun the answer."""
         why, joined = "the continuation is nothing new", []
         try:
             joined = opening.ended("")
@@ -402,7 +402,7 @@ class Answer:
         yield from self._ended(side, finish)
 
     def _stop(self, side: Side, reason: str) -> Iterable[Effect]:
-        """The source has said enough."""
+        """End the answer where the source has said enough."""
         if self._handoff is not None:
             yield from self._call_off(self._handoff, "the source had finished before")
         yield from self._cancel(side)
@@ -436,7 +436,7 @@ class Answer:
             yield from self._in_handoff(handoff, SourceGone(reason_to_move(error)))
 
     def _next(self, side: Side, error: EndpointError) -> Iterable[Effect]:
-        """`side` has failed: wait for what still runs, else start what is left, else fail."""
+        """Go on after `side` has failed: wait for what still runs, else start what is left, else fail."""
         self.failures.errors.append(error)
         if self._running:
             return

@@ -142,7 +142,7 @@ class Handoff:
         return Feed(self.target, "".join(t.text for t in rest), ids_of(rest) if all_known else (), go)
 
     def _set_mark(self) -> None:
-        """From here on the target continues; later tokens of the source are the tail."""
+        """Set the mark: from here on the target continues, and later tokens of the source are the tail."""
         self.mark, text = len(self.text.pieces), str(self.text)
         self._repeated = self.overlap(self.target, text)
         self._seam = Seam(self.before + text, guarded=self.guarded, overlap=self._repeated)
@@ -157,7 +157,7 @@ class Handoff:
         return None if tokens is None else Joined(tokens)
 
     def _end(self, finish: Finish) -> Joined:
-        """The target has ended: either its text joins now, or it never will. Raises Diverged."""
+        """Join the text of a target that has ended, now or never. Raises Diverged."""
         full = Diverged(CONTEXT_FULL, no_room(self.target))
         if self._seam is None:  # held, and ended all the same
             raise full if finish.full else Diverged("refused", "the target cannot take so long an answer")

@@ -94,7 +94,7 @@ class AnswerRun:
 
     @property
     def context(self) -> AnswerContext:
-        """What it works with, from begin to end."""
+        """The context that it has from begin to end."""
         return self._context
 
     # --- the story -----------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class AnswerRun:
         return self._runs.confine()
 
     def left_s(self) -> float:
-        """How long it will still take, s, as far as others of its length tell."""
+        """Return how long it will still take, s, by other answers of its length."""
         answer, max_tokens, pace_tps = self._answer, self._request.sampling.max_tokens, self._delivery.pace_tps
         left = self._context.planner.knowledge.outputs.expected_remaining(answer.n_generated)
         if max_tokens is not None:

@@ -141,7 +141,7 @@ class Conductor:
         return True
 
     def still_s(self, device: Endpoint) -> float:
-        """How long answers will still need another device than that one, s, as far as is known."""
+        """Return how long answers will still need another device than that one, s, as far as is known."""
         works: list[AnswerRun | EmbeddingRun] = [*self.answering.values(), *self.embedding.values()]
         return max((w.left_s() for w in works if w.context.endpoints.get(Side.DEVICE) is not device), default=0.0)
 

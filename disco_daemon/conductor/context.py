@@ -1,4 +1,4 @@
-"""What answers work with: the context that all share, how they are delivered, and where they go."""
+"""The context that all answers share, the delivery of one, and the sink that it goes into."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryDefaults:
-    """How answers are delivered where the client does not say.
+    """The delivery of answers whose client asks for nothing else.
 
     `pace_tps` is the reader's pace in token/s, `expected_ttft_s` the TTFT that readers expect. `stall_s` of a source's
     silence in mid-answer begin a handoff.
@@ -47,7 +47,7 @@ class DeliveryDefaults:
 
 @dataclass(slots=True, eq=False)
 class CurrentDelivery:
-    """How one answer is delivered now; the reader may change it meanwhile."""
+    """The delivery of one answer now; it may change while the answer runs."""
 
     mode: Delivery
     pace_tps: float
@@ -81,7 +81,7 @@ class Privacy:
 
 @dataclass(slots=True, eq=False)
 class AnswerContext:
-    """What all answers share.
+    """Everything that all answers share.
 
     `disturbed(begin, end)`: whether this process stood still between two times. `shadow`: a server that lost the race
     may still show its first token, where that is learned from. `energy` observes what the device works on; `traces` has

@@ -1,4 +1,4 @@
-"""Embeddings: one text after the other is asked of the device, and all of a request is booked as one."""
+"""Embeddings: the device gets one text after the other, and a whole request is booked as one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EmbeddingRun:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     def left_s(self) -> float:
-        """How long the rest will take at the speed so far, s."""
+        """Return how long the rest will take at the speed so far, s."""
         took_s = self.context.clock.now() - self._began
         return took_s / max(1, self._n_done) * (len(self._texts) - self._n_done)
 
@@ -84,7 +84,7 @@ class EmbeddingRun:
             self._patience = None
 
     def _reserved(self) -> Reservation:
-        """What they may cost. Raises EndpointError where a cap is reached."""
+        """Reserve what they may cost. Raises EndpointError where a cap is reached."""
         texts = self._texts
         n_tokens = sum(max(1, len(t) // CHARS_PER_TOKEN) if isinstance(t, str) else len(t) for t in texts)
         grant = self.context.spending.reserve(Side.DEVICE, CostBound(n_tokens, max_tokens=0), self._created)
@@ -93,7 +93,7 @@ class EmbeddingRun:
         return grant
 
     def _outcome(self, grant: Reservation, model: str, finish: str | None, error: str | None) -> Outcome:
-        """What it came to, booked."""
+        """Book the cost, and return the outcome."""
         context, usage = self.context, self._usage
         took_s = context.clock.now() - self._began
         # Disturbed: the time is no TTFT, and there is nothing to learn from.

@@ -76,7 +76,7 @@ class EndpointRun:
 
 
 class PromptSize:
-    """Length of the prompt in tokens; `counted` by the device's tokenizer, or estimated until somebody has read it."""
+    """Length of the prompt in tokens; `counted` by the device's tokenizer, or estimated until a side has read it."""
 
     def __init__(self, length: PromptLength) -> None:
         self.n_tokens, self.counted = length.tokens, length.counted

@@ -1,4 +1,4 @@
-"""What is made known of one answer: one object for the log, the energy observer, the record and the timeline."""
+"""The journal of one answer: one emitter for the log, the energy observer, the record and the timeline."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Keeper:
                     await self._close(endpoint)
 
     async def _close(self, endpoint: Endpoint) -> None:
-        """Close it; what waited for that is opened. One that fails to close is gone all the same: nobody has it."""
+        """Close an endpoint, and open the one that waited for it. One that fails to close is given up all the same."""
         try:
             await endpoint.close()
         except Exception:

@@ -91,7 +91,7 @@ class Lifetimes(Generic[S, E]):
         return list(self._opened())
 
     def end(self) -> list[Close[E]]:
-        """Everything that is open is to be closed, whoever holds it, and nothing is opened any more."""
+        """Close everything that is open, whatever holds it, and open nothing any more."""
         self._ended = True
         self._phases = {e: phase for e, phase in self._phases.items() if phase is not Phase.WAITING}
         return list(self._close(e for e, phase in self._phases.items() if phase is Phase.OPEN))

@@ -1,4 +1,4 @@
-"""What is recorded of an answer: the cost of each start, and how it was to read."""
+"""The record of an answer: the cost of each start, and how it was to read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNBILLED = frozenset(
 
 
 def attempt_of(run: EndpointRun, context: AnswerContext, began: float, length: int, max_tokens: int | None) -> Attempt:
-    """What one start came to, with its price. A server that was asked and told nothing is booked for the whole prompt.
+    """Return one start with its price. A server that was asked and gave no usage is booked for the whole prompt.
 
     One that was closed before its end, and goes on generating for all we know, is booked for what answers as long as
     this one have left, and at most `max_tokens`: that is its full price (docs/design.md#handoff).
@@ -62,7 +62,7 @@ def decode_tps(run: EndpointRun, context: AnswerContext) -> float | None:
 
 
 def _unseen(run: EndpointRun, context: AnswerContext, max_tokens: int | None) -> int:
-    """Tokens that a closed server goes on to make, as far as can be told."""
+    """Estimate the tokens that a closed server goes on to make."""
     if context.spending.stops_billing:
         return 0
     made = run.n_before + run.usage.completion_tokens
@@ -84,7 +84,7 @@ def tokens_of(counted: Mapping[Side, int], runs: Sequence[EndpointRun]) -> dict[
 
 
 def reading_of(arrivals: Sequence[float], began: float, expected_ttft_s: float, pace_tps: float) -> Reading | None:
-    """How an answer was to read whose tokens were shown at `arrivals`, s; None when nothing was."""
+    """Return how an answer was to read whose tokens were shown at `arrivals`, s; None when nothing was."""
     return reading(np.array(arrivals) - began, expected_ttft_s, pace_tps) if len(arrivals) else None
 
 

@@ -1,4 +1,4 @@
-"""Where an answer has room to be whole, and who is to begin it."""
+"""Whether an answer has room to be whole on a side, and which side begins it."""
 
 from __future__ import annotations
 

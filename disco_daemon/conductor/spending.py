@@ -1,4 +1,4 @@
-"""What a request may cost, and the words for a cap that is reached."""
+"""The bound on the cost of a request, and the message for a cap that is reached."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is l
 
 
 def cost_bound(request: GenerationRequest, length: int, n_before: int = 0) -> CostBound:
-    """What bounds the cost of a start, for a prompt of `length` tokens and `n_before` of the answer to go on after."""
+    """Return the bound on a start's cost, for a prompt of `length` tokens and `n_before` of the answer."""
     max_tokens, choices = request.sampling.max_tokens, request.extra.get("n")
     left = None if max_tokens is None else max(1, max_tokens - n_before)
     return CostBound(length + n_before, left, choices if isinstance(choices, int) and choices > 1 else 1)
 
 
 def affordable(spending: Spending, wanted: CostBound, sides: frozenset[Side], now: float) -> frozenset[Side]:
-    """Of the sides that can serve a request those that no cap closes; `now` is Unix time, s.
+    """Return the sides that no cap closes, of those that can serve a request; `now` is Unix time, s.
 
     Raises EndpointError (429, with the time after which it is worth trying again) if none is left.
     """

@@ -223,7 +223,7 @@ class TokenBuffer:
         return self._delivery is Delivery.RESERVE and self._queue_own is not None
 
     def _begin_grid(self) -> None:
-        """The next token is due a step after the last one was released, or when the clock is next told."""
+        """Begin the grid anew: the next token is due a step after the last one was released."""
         self._last, self._n_last = self.arrivals[-1] if self.arrivals else -math.inf, 1
         self._due, self._fresh = self._last + self._step, True
 

@@ -38,7 +38,7 @@ def split(tokens: Sequence[Token], at: int) -> tuple[list[Token], list[Token]]:
 
 
 def words(token: Token) -> list[Token]:
-    """The same in pieces that end between words, each with its share of the count; ids stay with the last of them.
+    """Cut a token into pieces that end between words, each with its share of the count; ids stay with the last one.
 
     What is more than text, or no more than one token or word, stays whole.
     """
@@ -58,7 +58,7 @@ def words(token: Token) -> list[Token]:
 
 
 def first(token: Token, n: int) -> Token | None:
-    """As much of the token as counts `n`, cut between words, or else between characters; None where that is nothing."""
+    """Return the part of a token that counts `n`, cut between words, or else characters; None if it is empty."""
     if n <= 0 or n >= token.n_tokens:
         return token if n > 0 else None
     if token.delta is not None or token.logprobs is not None:

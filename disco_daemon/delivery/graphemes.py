@@ -30,7 +30,7 @@ _OPEN = regex.compile(
 
 
 def settled(text: str) -> int:
-    """How many characters of `text` no further text can change: all, or those before an open cluster at its end.
+    """Return the number of characters that no further text can change: all, or those before an open cluster at the end.
 
     `text` begins at a cluster's border.
     """

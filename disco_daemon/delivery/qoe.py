@@ -63,7 +63,7 @@ def qoe_steady(ttft_s: Any, n_tokens: Any, expected_ttft_s: Any, pace_tps: Any) 
 
 
 def reading(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> Reading:
-    """All that is told of how an answer was to read; arguments and ValueError as of `qoe`."""
+    """Return all measures of how an answer was to read; arguments and ValueError as of `qoe`."""
     _check_arrivals(arrivals_s)
     _check_expected(expected_ttft_s, pace_tps)
     step = 1.0 / pace_tps

@@ -1,4 +1,4 @@
-"""Where two endpoints' texts meet. Pure.
+"""The seam where two endpoints' texts meet. Pure.
 
 A *target* goes on with an answer from a place p; `before` is the text up to there. Meanwhile the source may have gone
 on too, and of what it generated beyond p, the reader may have got the text `committed`. The target's text is joined
@@ -46,7 +46,7 @@ class Seam:
     MAX_PREAMBLE = 64
 
     def __init__(self, before: str, *, guarded: bool, overlap: str | None = None, least: int = MIN_RESTART) -> None:
-        """`least`: so many characters of `before`, said again as a whole, are no chance."""
+        """`least`: at least this many characters of `before`, repeated as a whole, are no chance."""
         self._before = before
         self._guarded = guarded
         self._least = least
@@ -92,7 +92,7 @@ class Seam:
         return self._after(start + len(committed))
 
     def _start(self, committed: str) -> int | None:
-        """Where in the target's text the continuation begins; None while that is open."""
+        """Return where in the target's text the continuation begins; None while that is open."""
         if self._overlap is not None:
             return self._after_overlap()
         if not self._guarded or not self._text:
@@ -194,7 +194,7 @@ class StopScan:
         return out, stopped
 
     def rest(self) -> list[Token]:
-        """What was held back, at the regular end of the answer."""
+        """Return the tokens held back, at the regular end of the answer."""
         self._shown = len(self._text)
         out, self._waiting = ([] if self.stopped else self._waiting), []
         return out
@@ -217,7 +217,7 @@ class StopScan:
         return out, self.stopped
 
     def _first(self, n_old: int) -> int | None:
-        """Where the stop string begins that is complete first, of those that end beyond character `n_old`."""
+        """Return where the stop string begins that is complete first, of those that end beyond character `n_old`."""
         hits = []
         for s in self._stop:
             at = self._text.find(s, max(0, n_old - len(s) + 1))
@@ -233,7 +233,7 @@ def _trimmed(token: Token, n_cut: int) -> Token:
 
 
 def _loosely(words: str) -> re.Pattern[str]:
-    """What finds `words` with any white space between them, in quotation marks or not.
+    """Return a pattern for `words` with any white space between them, in quotation marks or not.
 
     White space at their end is repeated as it is or not at all: any other belongs to the continuation.
     """

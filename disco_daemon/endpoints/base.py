@@ -1,4 +1,4 @@
-"""What the conductor knows of an endpoint."""
+"""The protocol of an endpoint, as the conductor knows it, and the controls of an answer there."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Endpoint(Protocol):
         ...
 
     def overlap_of(self, request: GenerationRequest) -> str | None:
-        """What this endpoint will repeat before it continues `request.answer_so_far`; None where it goes right on."""
+        """The text that it will repeat before it continues `request.answer_so_far`; None if it goes right on."""
         ...
 
     def may_serve(self) -> bool:
@@ -74,7 +74,7 @@ class Endpoint(Protocol):
         ...
 
     def readiness(self) -> Readiness:
-        """What a request started now would meet; for the plan."""
+        """The state that a request started now would meet; for the plan."""
         ...
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
@@ -94,7 +94,7 @@ class Endpoint(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """What `disco status` shows: JSON, no secrets."""
+        """The part of `disco status` about it: JSON, no secrets."""
         ...
 
     async def start(self) -> None:
@@ -120,7 +120,7 @@ class Loader(Protocol):
     """An endpoint that has a model in this machine's memory while it is open."""
 
     def expect(self, still_s: Callable[[], float]) -> None:
-        """It will be opened when another model is gone from memory, in so many s as far as is known.
+        """Expect to be opened when another model is gone from memory, in `still_s()` seconds as far as is known.
 
         Until then it counts as loading, and whoever asks waits.
         """

@@ -1,4 +1,4 @@
-"""What a server says it used, held against what can be true: it is booked, and closes caps. Pure.
+"""A server's usage numbers, checked against what can be true: they are booked, and close caps. Pure.
 
 A server counts by its own tokenizer and thinks unseen, so only bounds can be told; but nobody makes a token of less
 than a byte, or a hundred thousand of them in a second.

@@ -1,4 +1,4 @@
-"""How a server is asked to go on with an answer that somebody else began.
+"""The ways to ask a server to continue an answer that another endpoint began.
 
 There is no standard for it. Each method is a body and a path; which of them a server knows, `probe` finds out.
 Pure: values in, values out.
@@ -66,7 +66,7 @@ def _travels(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a method did at a server: `exact`, `echoes`, `restarts`, `differs`, `refused`, `failed` or `untried`."""
+    """The verdict on one method: `exact`, `echoes`, `restarts`, `differs`, `refused`, `failed` or `untried`."""
 
     result: str
     note: str = ""
@@ -74,7 +74,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the probe of one server found. `probed_at` in Unix time, s; `tokens` is what the probe processed there.
+    """The result of probing one server. `probed_at` in Unix time, s; `tokens` is what the probe processed there.
 
     `method` is the best one that works, `fallback` the best one that needs no tokenizer of ours; both may be `none`.
     `vocab`: token ids of the device's model mean the same there.
@@ -151,7 +151,7 @@ class Way:
 
     @staticmethod
     def of(profile: Profile) -> Way:
-        """What a probe found."""
+        """The result of a probe."""
         return Way(profile.method, profile.fallback, profile.trust, profile.vocab)
 
 

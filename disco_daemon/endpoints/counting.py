@@ -1,4 +1,4 @@
-"""How many tokens a piece of text is, where nobody says. Pure.
+"""The number of tokens in a piece of text, where the server does not give it. Pure.
 
 A chunk of a server's stream is a token, or a word, a line, or whatever came of a quarter of a second: only the server
 knows, and few tell. What can be told from the text alone are the pieces that tokenizers never join: words, each with a

@@ -34,7 +34,7 @@ LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token
 
 
 class Device:
-    """`Endpoint` over the supervised engine; its model is called by the file's name unless that tells nothing."""
+    """`Endpoint` over the supervised engine; its model is called by `name`, or else by the file's name."""
 
     side = Side.DEVICE
     continuation = Continuation.EXACT
@@ -48,13 +48,13 @@ class Device:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """As configured; once they are loaded, also which could not be, and why."""
+        """The configured adapters; once they are loaded, also which of them could not be, and why."""
         info = self._engine.info
         return info.adapters if info else dict.fromkeys((a.name for a in self._engine.config.adapters), "")
 
     @property
     def engine(self) -> Engine:
-        """What computes."""
+        """The engine that computes."""
         return self._engine
 
     def refuses(self, request: GenerationRequest) -> str | None:
@@ -78,7 +78,7 @@ class Device:
         return self._engine.state not in (EngineState.STOPPED, EngineState.FAILED)
 
     def readiness(self) -> Readiness:
-        """How long until the model is loaded, and the answers the engine is working on."""
+        """Return the time until the model is loaded, s, and the answers the engine is working on."""
         engine = self._engine
         load_s = self._still_s() + engine.load_wait_s
         return Readiness(load_s, engine.in_flight, prefill_tps=self.prefill_tps, n_ctx=self.n_ctx)
@@ -108,7 +108,7 @@ class Device:
         return await self._engine.token_ids(_readable(request)) if request.text_only else None
 
     async def rendered(self, request: GenerationRequest) -> str | None:
-        """Prompt and answer so far as the text that the model reads; None where that cannot be told."""
+        """Return prompt and answer so far as the text that the model reads; None where that is not known."""
         return await self._engine.rendered(_readable(request)) if request.text_only else None
 
     def overlap_of(self, request: GenerationRequest) -> None:
@@ -199,7 +199,7 @@ class Device:
         }
 
     def expect(self, still_s: Callable[[], float]) -> None:
-        """It will be started in so many s: whoever asks until then waits, as for a model that loads."""
+        """Expect a start in `still_s()` seconds: requests until then wait, as for a model that loads."""
         self._still_s = still_s
         self._engine.expect()
 
@@ -218,7 +218,7 @@ def _at_once() -> float:
 
 
 def _thought(text: str, n_tokens: int) -> Token:
-    """What a model thinks before it answers, as llama-server and DeepSeek tell it."""
+    """Return a thought that precedes the answer, in the form of llama-server and DeepSeek."""
     return Token("", n_tokens, {"reasoning_content": text})
 
 
@@ -227,5 +227,5 @@ def _readable(request: GenerationRequest) -> GenerationRequest:
 
 
 def _renamed(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """What a chat template reads. OpenAI's newer name for the system role is unknown to most."""
+    """Return the messages for a chat template. OpenAI's newer name for the system role is unknown to most."""
     return [{"role": "system" if m["role"] == "developer" else m["role"], "content": m["content"]} for m in messages]

@@ -12,7 +12,7 @@ from .base import Controls
 
 
 class Off:
-    """`Endpoint` that serves nothing, and says `why` to whoever asks."""
+    """`Endpoint` that serves nothing, and gives `why` as the reason."""
 
     can_hold = False
     continuation = Continuation.NONE
@@ -58,7 +58,7 @@ class Off:
         raise EndpointError(self.side, "off", str(self.refuses(request)))
 
     def status(self) -> dict[str, Any]:
-        """As a server's, with the reason where its last failure would stand."""
+        """Return a server's status, with the reason in place of its last failure."""
         return {
             "kind": "openai",
             "base_url": without_credentials(self._base_url),

@@ -1,4 +1,4 @@
-"""What guards a key on its way by plain http: a connection comes about to private addresses only.
+"""A guard for keys over plain http: connections are made to private addresses only.
 
 What a name stands for is known when somebody connects, and may be another address the next time; so it is looked at
 there, in the resolver whose addresses are the ones that are connected to.

@@ -159,7 +159,7 @@ class _Inquiry:
 
 
 def _failed(e: EndpointError) -> Verdict:
-    """What an error says of the method. Raises NoVerdict when it is about the server."""
+    """Return the verdict on the method that an error implies. Raises NoVerdict when it is about the server."""
     if e.reason == "no_continuation":
         return Verdict("untried", str(e))
     if e.reason in _REFUSED:
@@ -186,7 +186,7 @@ def cut(pieces: Sequence[str]) -> str | None:
 
 
 def judge(before: str, rest: str, said: str) -> Verdict:
-    """What `said` is, by a server asked to go on after `before`, and known to have gone on with `rest`."""
+    """Judge the text `said` of a server that was asked to go on after `before`, and whose own rest was `rest`."""
     agreed = common(said, rest)
     if agreed >= min(MIN_AGREED, len(rest)) or (agreed == len(said) > 0 and agreed >= MIN_AGREED // 2):
         return Verdict("exact")

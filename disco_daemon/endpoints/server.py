@@ -124,22 +124,22 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Whom a profile is about: address and model, no credentials."""
+        """The key of a profile: address and model, no credentials."""
         return f"{without_credentials(self.config.base_url)} {self.model}"
 
     @property
     def continuation(self) -> Continuation:
-        """How far its way to continue is to be trusted."""
+        """The trust in its way to continue."""
         return self._way.trust
 
     @property
     def should_probe(self) -> bool:
-        """Whether nobody knows yet how this server continues: no user, no table of hosts and no probe."""
+        """Whether it is unknown how this server continues: no setting, no table of hosts and no probe says it."""
         return not self._way.known
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that can be tried here, best first: all that need no more than the device tells."""
+        """The methods that can be tried here, best first: all that the device provides the input for."""
         told = {"token_ids": self._tokens is not None, "text": self._render is not None}
         return tuple(method for method in METHODS if told.get(method, True))
 
@@ -149,7 +149,7 @@ class Server:
             self.profile, self._way = profile, Way.of(profile)
 
     def overlap_of(self, request: GenerationRequest) -> str | None:
-        """The end of the answer so far that this server is told to repeat first; None if it is not."""
+        """The end of the answer so far that this server is asked to repeat first; None if it is not."""
         return last_words(request.answer_so_far) or None if self._way.method == "instruct" else None
 
     async def start(self) -> None:
@@ -172,7 +172,7 @@ class Server:
             await self._look()
 
     def _http(self) -> Any:
-        """The HTTP client; the prompt is for nobody whom a server names.
+        """Return the HTTP client; the prompt goes to no address that a server names.
 
         What is for this machine, or a key by plain http, never goes through a proxy.
         """
@@ -185,7 +185,7 @@ class Server:
         return http
 
     async def _look(self) -> None:
-        """Find out what the name stands for, so that `disco status` tells at once if it is not asked for that."""
+        """Resolve the name, so that `disco status` shows at once if the server is not asked because of it."""
         host, resolver = hostname(self.config.base_url), PrivateResolver()
         try:
             if not is_address(host):
@@ -252,7 +252,7 @@ class Server:
     async def ask(
         self, request: GenerationRequest, usage: Usage, method: str | None = None, *, noted: bool = False
     ) -> Events:
-        """As `generate`, with a continuation method to try; a failure is not `noted`. For the probe."""
+        """Generate with a continuation method to try; a failure is not `noted`. For the probe."""
         with self._noted() if noted else nullcontext(), self._translate():
             refusal = self.refuses(request) if method is None else None
             if refusal is not None:
@@ -301,7 +301,7 @@ class Server:
             log.debug("no usage after the answer: %s", e)
 
     async def _asked(self, request: GenerationRequest, method: str | None) -> Ask:
-        """What is sent. Raises EndpointError when the device cannot say what the method needs."""
+        """Return the request body. Raises EndpointError when the device cannot give what the method needs."""
         # With stop strings a server may hold text back whose ids it has told already.
         ids_back = self._way.vocab and not request.sampling.stop
         if not request.answer_so_far:
@@ -433,7 +433,7 @@ class Server:
         return EndpointError(self.side, reason, message)
 
     def _said(self, text: str, limit: int = MAX_LINE) -> str:
-        """What a server says, fit to be shown: plain, one line, and nothing of its key."""
+        """Return a server's message, fit to be shown: plain, one line, and nothing of its key."""
         return one_line(masked(text[:MAX_SAID], self.config.api_key), limit)
 
     def _brief(self, e: BaseException) -> str:
@@ -472,7 +472,7 @@ _HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSErr
 
 
 def _dropped(e: BaseException) -> BaseException | None:
-    """How the server closed the connection before it answered; None if it did not.
+    """Return the error by which the server closed the connection before it answered; None if it did not.
 
     On a kept connection that says nothing about this request: llama-server closes after an answer, and tells it too
     late for a request that follows at once.
@@ -498,7 +498,7 @@ async def _close(stream: openai.AsyncStream[Any]) -> None:
 
 
 async def _bounded(response: httpx2.Response) -> None:
-    """What comes in place of an answer is read up to MAX_ERROR, and no coding is taken that makes much of little."""
+    """Bound a response: an error's body is read up to MAX_ERROR, and no content coding that expands is taken."""
     if response.headers.get("content-encoding", "").strip().lower() not in _CODINGS:
         msg = "the answer is packed in a way that was not asked for"
         raise httpx2.DecodingError(msg)

@@ -1,4 +1,4 @@
-"""An endpoint with somebody else's latency: replays a real TTFT trace in front of a real one (`disco up --shape-ttft`).
+"""An endpoint with another one's latency: replays a real TTFT trace in front of a real one (`disco up --shape-ttft`).
 
 For demonstrations and experiments without a key or a network: the answer and its tokens are real, the time to first
 token is the recorded one, or the endpoint's own where that is longer; the tokens come at most at a given speed.
@@ -65,35 +65,35 @@ class Shaped:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """As the endpoint behind."""
+        """Return that of the endpoint behind."""
         return self._inner.adapters
 
     def refuses(self, request: GenerationRequest) -> str | None:
-        """As the endpoint behind."""
+        """Return that of the endpoint behind."""
         return self._inner.refuses(request)
 
     def may_serve(self) -> bool:
-        """As the endpoint behind."""
+        """Return that of the endpoint behind."""
         return self._inner.may_serve()
 
     def readiness(self) -> Readiness:
-        """As the endpoint behind."""
+        """Return that of the endpoint behind."""
         return self._inner.readiness()
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
-        """As the endpoint behind."""
+        """Return that of the endpoint behind."""
         return await self._inner.count(request)
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
-        """As the endpoint behind."""
+        """Return that of the endpoint behind."""
         return await self._inner.token_ids(request)
 
     async def rendered(self, request: GenerationRequest) -> str | None:
-        """As the endpoint behind."""
+        """Return that of the endpoint behind."""
         return await self._inner.rendered(request)
 
     def overlap_of(self, request: GenerationRequest) -> None:
-        """As the endpoint behind."""
+        """Goes right on, as the endpoint behind."""
         self._inner.overlap_of(request)
 
     async def generate(
@@ -101,7 +101,7 @@ class Shaped:
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Wait as in a server's queue, then compute, so that the first token falls on the recorded time.
 
-        A continued answer waits too, as for any request; what `controls` say meanwhile is carried out after the queue.
+        A continued answer waits too, as for any request; orders of `controls` are applied after the queue.
         """
         due = self._clock.now() + self._ttft_s(request)
         length = await self._inner.count(request)
@@ -116,7 +116,7 @@ class Shaped:
                     due = max(due, self._clock.now() - self._step_s) + event.n_tokens * self._step_s
 
     async def embed(self, given: str | tuple[int, ...]) -> Embedding:
-        """As the endpoint behind, at once."""
+        """Return the embedding of the endpoint behind, without a wait."""
         return await self._inner.embed(given)
 
     def _ttft_s(self, request: GenerationRequest) -> float:
@@ -129,16 +129,16 @@ class Shaped:
         return self._drawn[key]
 
     def status(self) -> dict[str, Any]:
-        """As the endpoint behind."""
+        """Return the status of the endpoint behind, marked."""
         return self._inner.status() | {"shaped": True}
 
     @property
     def engine(self) -> Engine:
-        """What computes behind."""
+        """The engine of the endpoint behind."""
         return self._inner.engine
 
     def expect(self, still_s: Callable[[], float]) -> None:
-        """As the endpoint behind."""
+        """Pass it to the endpoint behind."""
         self._inner.expect(still_s)
 
     async def start(self) -> None:

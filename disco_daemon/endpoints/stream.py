@@ -1,4 +1,4 @@
-"""What a server's event stream says: bytes as JSON objects, and those as tokens."""
+"""A server's event stream: bytes become JSON objects, and those tokens."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Endless(Exception):
 
 
 def most_bytes(max_tokens: int | None) -> int:
-    """How large an answer of so many tokens may be as it comes, bytes."""
+    """Return how large an answer of `max_tokens` may be as it comes, bytes."""
     return MAX_ANSWER if max_tokens is None else min(MAX_ANSWER, SPARE_BYTES + max_tokens * TOKEN_BYTES)
 
 
 class Patience:
-    """How long to wait for the server's next bytes: until a first token, then from token to token, s.
+    """The time to wait for the server's next bytes: until a first token, then from token to token, s.
 
     Comments and empty chunks do not prolong it; the time a slow reader takes does, since it is not the server's. All
     waits together may take MAX_ANSWER_S, and with `max_tokens` no longer than so many tokens may. `close` it.
@@ -232,7 +232,7 @@ class Reader:
 
     @staticmethod
     def _told(found: Token, n_new: int) -> Token:
-        """The same with as many tokens as the usage block adds: of text not more than it has bytes, whoever says so."""
+        """Return the token with the count that the usage block adds: of text never more than it has bytes."""
         most = len(found.text.encode("utf-8", "replace")) if found.delta is None else found.n_tokens
         n_tokens = min(max(1, n_new), max(1, most))
         return Token(found.text, n_tokens, found.delta, found.logprobs, found.ids)
@@ -281,7 +281,7 @@ def _of(text: object, delta: dict[str, Any], logprobs: Json | None) -> Token | N
 
 
 def _named_in(logprobs: Json | None) -> int:
-    """Tokens that log-probabilities are told of; 0 if of none."""
+    """Return the number of tokens that have log-probabilities; 0 if none has."""
     told = logprobs.get("content") if logprobs else None
     return len(told) if isinstance(told, list) else 0
 
