@@ -1,7 +1,7 @@
-"""Makes what strangers say fit to be shown: servers, model files, file names, other programs. Pure.
+"""Makes text of strangers fit to be shown: of servers, model files, file names, other programs. Pure.
 
-`plain` and `one_line` leave nothing that a terminal would obey or that would forge a line of a log; `masked` leaves
-nothing of a key.
+`plain` and `one_line` remove control codes, and ends of lines that would forge a line of a log; `masked` removes every
+piece of a key.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _UNFIT = re.compile(
 
 
 def plain(text: str, instead: str = MARK) -> str:
-    """`text` with `instead` in place of each character that a terminal would obey; line feeds and tabs stay.
+    """Return `text` with `instead` in place of each character that a terminal would obey; line feeds and tabs stay.
 
-    What joins characters to one (emoji, Persian, Indic) stays, too: it is printable together with its neighbours.
+    Joiners of characters (emoji, Persian, Indic) stay, too: they are printable together with their neighbours.
     """
     return _UNFIT.sub(instead, text.replace("\r\n", "\n")) if not text.isprintable() else text
 
 
 def one_line(text: str, limit: int = MAX_LINE) -> str:
-    """`text`, plain, as one line of at most `limit` characters and a mark."""
+    """Return `text`, plain, as one line of at most `limit` characters and a mark."""
     line = " ".join(plain(text[: 16 * limit]).split())  # no page of HTML is looked at to its end
     return line if len(line) <= limit else line[:limit] + "…"
 
 
 def masked(text: str, key: str) -> str:
-    """`text` with stars in place of every piece of `key`, of PIECE characters or more, however it is spelled."""
+    """Return `text` with stars for every piece of `key`, of PIECE characters or more, however it is spelled."""
     grams = _grams(key)
     if not grams:
         return text
@@ -59,13 +59,13 @@ def masked(text: str, key: str) -> str:
 
 
 def tells(text: str, key: str) -> bool:
-    """Whether a text holds a piece of the key."""
+    """Whether a text contains a piece of the key."""
     return masked(text, key) != text
 
 
 @lru_cache(maxsize=16)
 def _grams(key: str) -> frozenset[str]:
-    """All pieces of a key that nobody may see, in all its spellings."""
+    """Return all secret pieces of a key, in all its spellings."""
     if len(key) < LEAST_KEY:
         return frozenset()
     size = min(PIECE, len(key))
@@ -73,7 +73,7 @@ def _grams(key: str) -> frozenset[str]:
 
 
 def _spelled(key: str) -> Iterator[str]:
-    """The key as it is, in a URL, and in base64, wherever in a longer text it stands there."""
+    """Return the key as it is, in a URL, and in base64 at any place of a longer text."""
     yield key
     yield quote(key, safe="")
     yield quote_plus(key)

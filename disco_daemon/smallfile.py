@@ -1,4 +1,4 @@
-"""Files that somebody named: opened once, looked at by that descriptor, and read from it.
+"""Files that a user names: opened once, checked by that descriptor, and read from it.
 
 A path may name anything: a pipe that never says a word, `/dev/zero`, another user's file, or one that is exchanged
 between a look and a read. None of them may hang a program, fill its memory, or be taken for what it is not.
@@ -23,7 +23,7 @@ _KINDS = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, open for reading; nothing else is waited for. Raises OSError."""
+    """Open a regular file for reading; other kinds of files are not waited for. Raises OSError."""
     handle = os.open(path, _FLAGS)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -34,10 +34,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, name: str = "", *, max_bytes: int = MAX_BYTES, hidden: int = 0) -> str:
-    """The text of a small file; `name` is what it is called, such as its setting. Raises ConfigError with the mend.
+    """Return the text of a small file; errors call it `name`, such as its setting. Raises ConfigError with the mend.
 
-    With `hidden` it must be this user's (or root's) own, and nobody else have those bits of its mode: 0o077 for a
-    secret, 0o002 for what nobody else may write.
+    With `hidden` it must be this user's (or root's) own, without those bits of its mode: 0o077 for a secret, 0o002 for
+    a file that no other user may write.
     """
     try:
         with open_regular(path) as file:

@@ -1,7 +1,7 @@
 """The daemon's Unix socket: where it is, how it is made, and how a client finds it.
 
 It is named by the TCP port of the same daemon, `disco/PORT.sock`, in a folder that only this user may enter: in
-XDG_RUNTIME_DIR, or else in the state folder. Never in a shared temporary one, where somebody else could make it first.
+XDG_RUNTIME_DIR, or else in the state folder. Never in a shared temporary one, where another user could make it first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SocketTakenError(SocketFileError):
 
 
 def is_private(path: Path, *, kind: int = stat.S_IFDIR) -> bool:
-    """Whether it is a folder (or another `kind` of file) of this user that nobody else may use."""
+    """Whether a path is a folder (or another `kind` of file) of this user that no other user may use."""
     try:
         found = path.stat()
     except OSError:
@@ -45,7 +45,7 @@ def is_private(path: Path, *, kind: int = stat.S_IFDIR) -> bool:
 
 
 def folders(env: Mapping[str, str] | None = None) -> list[Path]:
-    """Where a socket may be, the best place first. They may be missing."""
+    """Return the folders where a socket may be, the best place first. They may be missing."""
     env = os.environ if env is None else env
     runtime = env.get("XDG_RUNTIME_DIR", "")
     if not runtime and sys.platform == "linux":  # as in a cron job, beside a service that has one
@@ -55,7 +55,7 @@ def folders(env: Mapping[str, str] | None = None) -> list[Path]:
 
 
 def found(port: int, env: Mapping[str, str] | None = None) -> Path | None:
-    """The socket of a living daemon of this user on that port; None if there is none.
+    """Return the socket of a living daemon of this user on that port; None if there is none.
 
     To look is to knock: a service manager that holds the socket starts the daemon.
     """
@@ -67,7 +67,7 @@ def found(port: int, env: Mapping[str, str] | None = None) -> Path | None:
 
 
 def _lives(path: Path) -> bool:
-    """Whether somebody listens there."""
+    """Whether a program listens at a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
         knocking.setblocking(False)
         try:
@@ -81,7 +81,7 @@ def _lives(path: Path) -> bool:
 
 @contextmanager
 def listening(port: int, env: Mapping[str, str] | None = None) -> Iterator[socket.socket]:
-    """A socket that listens for the daemon on that port; at the end its file is removed.
+    """Listen at the socket of the daemon on that port; at the end its file is removed.
 
     Blocks for at most LOCK_TIMEOUT_S. Raises SocketTakenError, SocketFileError.
     """
@@ -107,13 +107,13 @@ def listening(port: int, env: Mapping[str, str] | None = None) -> Iterator[socke
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Which file it is; the number alone may be given to the next one."""
+    """Return the identity of a file; its number alone may be given to the next one."""
     there = path.lstat()
     return there.st_dev, there.st_ino, there.st_mtime_ns
 
 
 def place(port: int, env: Mapping[str, str] | None = None) -> Path:
-    """Where the socket of a daemon on that port is made, in a folder that is there. Raises SocketFileError."""
+    """Return the place for the socket of a daemon on that port, in an existing folder. Raises SocketFileError."""
     why = []
     for folder in folders(env):
         path = folder / f"{port}.sock"
@@ -129,7 +129,7 @@ def place(port: int, env: Mapping[str, str] | None = None) -> Path:
 
 
 def _made(folder: Path) -> str:
-    """Make the folder private, if it is ours; what is wrong with it."""
+    """Make the folder private, if it is ours; return what is wrong with it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid == os.geteuid():
@@ -140,7 +140,7 @@ def _made(folder: Path) -> str:
 
 
 def _bound(path: Path) -> socket.socket:
-    """A listening socket at `path`, which is free. The folder is ours alone, also until its mode is set."""
+    """Return a listening socket at `path`, which is free. The folder is ours alone, also until its mode is set."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.bind(str(path))

@@ -1,6 +1,6 @@
-"""Whose program listens on a port of this machine: what a client asks before it shows a key or a prompt over TCP.
+"""The owner of the program that listens on a port of this machine: a client asks before it sends a key or a prompt.
 
-Linux tells in /proc/net/tcp and /proc/net/tcp6, a row for each socket; macOS by lsof, which shows a user their own.
+Linux has a row for each socket in /proc/net/tcp and /proc/net/tcp6; macOS has lsof, which shows a user their own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LOOPBACK = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
 
 
 def strangers(host: str, port: int) -> frozenset[int]:
-    """Users who are neither we nor root and whose program hears what is sent there; -1 for one who is not named.
+    """Return users, other than us and root, whose programs listen at an address; -1 for an unknown one.
 
-    Empty where nobody listens, and where the system does not tell.
+    Empty where no program listens, and where the system does not report it.
     """
     if sys.platform == "darwin":
         return of_macos(port, listens=_listens(host, port))
@@ -35,7 +35,7 @@ def strangers(host: str, port: int) -> frozenset[int]:
 
 
 def of_linux(rows: str, host: str, port: int, local: Callable[[_Address], bool] | None = None) -> set[int]:
-    """The users who listen there, by the rows of /proc/net/tcp and tcp6; `local` knows the machine's addresses."""
+    """Return the users who listen, by the rows of /proc/net/tcp and tcp6; `local` knows the machine's addresses."""
     wanted = _addresses(host)
     here = any((local or _is_local)(address) for address in wanted)
     users = set()
@@ -54,7 +54,7 @@ def of_linux(rows: str, host: str, port: int, local: Callable[[_Address], bool] 
 
 
 def _unpacked(text: str) -> _Address:
-    """An address as the kernel prints it: words of four bytes in its own order. Raises ValueError."""
+    """Return an address from the kernel's text: words of four bytes in its own order. Raises ValueError."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":
         raw = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
@@ -62,12 +62,12 @@ def _unpacked(text: str) -> _Address:
 
 
 def _plain(address: _Address) -> _Address:
-    """An IPv4 address that is written as an IPv6 one, as what it is."""
+    """Return an IPv4 address that is written as an IPv6 one as the former."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def _addresses(host: str) -> frozenset[_Address]:
-    """The addresses that a host may mean here; a name that is not this machine's is asked of nobody."""
+    """Return the addresses that a host may mean here; a name that is not this machine's is not looked up."""
     with suppress(ValueError):
         return frozenset({_plain(ipaddress.ip_address(host))})
     return frozenset(_LOOPBACK) if host == "localhost" or host.endswith(".localhost") else frozenset()
@@ -97,7 +97,7 @@ def _read(table: Path) -> str:
 
 
 def of_macos(port: int, *, listens: bool, run: Callable[[list[str]], str | None] | None = None) -> frozenset[int]:
-    """The same where lsof shows us our own sockets only: who listens and is not shown is somebody else."""
+    """Return the users by lsof, which shows our own sockets only: a listener that it hides is another user's."""
     if not listens:
         return frozenset()
     said = (run or _lsof)([LSOF, "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fu"])
@@ -108,7 +108,7 @@ def of_macos(port: int, *, listens: bool, run: Callable[[list[str]], str | None]
 
 
 def _lsof(command: list[str]) -> str | None:
-    """What it prints; None where it cannot be asked."""
+    """Return lsof's output; None where it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LSOF_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -117,14 +117,14 @@ def _lsof(command: list[str]) -> str | None:
 
 
 def _listens(host: str, port: int) -> bool:
-    """Whether somebody takes a connection there."""
+    """Whether a program takes a connection at an address."""
     with suppress(OSError), socket.create_connection((host, port), timeout=LSOF_TIMEOUT_S):
         return True
     return False
 
 
 def named(users: Iterable[int]) -> str:
-    """The users by name, for a sentence."""
+    """Return the users' names, for a sentence."""
     return ", ".join(sorted(map(_name, users)))
 
 

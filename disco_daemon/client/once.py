@@ -1,7 +1,7 @@
 """The HTTP client of a running daemon for verbs that ask once: `disco status`, `disco plan` …; and its errors.
 
-A daemon on this machine is asked by its Unix socket, which nobody else can have made; any other one over TCP, with its
-key. `stream` is the client for conversations.
+A daemon on this machine is asked by its Unix socket, which only this user can have made; any other one over TCP, with
+its key. `stream` is the client for conversations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_RUNNING, REFUSED_KEY, NOT_OURS = "not_running", "invalid_api_key", "not_ours
 
 
 class DaemonError(DiscoError):
-    """The daemon is not there, or says no; the message is fit for a user, with the next step where there is one.
+    """The daemon does not run, or refuses; the message is fit for a user, with the next step where there is one.
 
     `code` is the daemon's own (`cap_reached`, `model_not_found` …), or NOT_RUNNING, REFUSED_KEY, NOT_OURS.
     """
@@ -43,12 +43,12 @@ class DaemonError(DiscoError):
 
 
 def not_running(root: str, why: object) -> DaemonError:
-    """Nobody listens at `root`."""
+    """Return the error for a daemon that does not listen at `root`."""
     return DaemonError(f"no daemon at {root}: start one with `disco up` ({why})", NOT_RUNNING)
 
 
 def refusal(root: str, status: int, body: bytes) -> DaemonError:
-    """What an answer that is none of 2xx says."""
+    """Return the error of a response whose status is not 2xx."""
     try:
         error = json.loads(body)["error"]
         message, code = str(error["message"]), error.get("code")
@@ -60,12 +60,12 @@ def refusal(root: str, status: int, body: bytes) -> DaemonError:
 
 
 def base_url(host: str, port: int) -> str:
-    """The daemon's root, without /v1."""
+    """Return the daemon's root, without /v1."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def daemon_at(url: str | None, config: Config) -> tuple[str, str]:
-    """Root and API key of the daemon to talk to; the key is shown to the configured daemon and this machine only."""
+    """Return root and API key of a daemon; the key goes to the configured daemon and this machine only."""
     own = base_url(reachable(config.api.host), config.api.port)
     root = url.rstrip("/").removesuffix("/v1") if url else own
     key = config.api.control_key or config.api.key
@@ -73,7 +73,7 @@ def daemon_at(url: str | None, config: Config) -> tuple[str, str]:
 
 
 def reachable(host: str) -> str:
-    """Where a daemon that listens on `host` is reached: one that listens everywhere, on this machine."""
+    """Return the address of a daemon that listens on `host`; one that listens everywhere is reached on this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
 
 
@@ -81,10 +81,10 @@ def reachable(host: str) -> str:
 
 
 def way(root: str, *, wake: bool = True) -> Path | None:
-    """The Unix socket of the daemon at `root`; None: TCP is the way. Blocks for WAKE_TIMEOUT_S at most.
+    """Return the Unix socket of the daemon at `root`; None if TCP is the way. Blocks for WAKE_TIMEOUT_S at most.
 
-    With `wake` a service whose manager holds the port only is started by it. Raises DaemonError where somebody else
-    would hear what is said there.
+    With `wake` a service whose manager holds the port only is started by it. Raises DaemonError where another user's
+    program listens.
     """
     port = local_port(root)
     if port is None:
@@ -99,7 +99,7 @@ def way(root: str, *, wake: bool = True) -> Path | None:
 
 
 def local_port(root: str) -> int | None:
-    """The port of a daemon on this machine; None of any other."""
+    """Return the port of a daemon on this machine; None for any other daemon."""
     try:
         return (urlsplit(root).port or 80) if is_loopback(hostname(root)) else None
     except ValueError:
@@ -122,7 +122,7 @@ def require_ours(root: str) -> None:
 
 
 def _woken(root: str) -> bool:
-    """Ask how it is, without a key; whether anybody answers."""
+    """Ask for the daemon's health, without a key; return whether there is an answer."""
     try:
         with _open(urllib.request.Request(root + "/health"), WAKE_TIMEOUT_S):  # noqa: S310
             return True
@@ -141,22 +141,22 @@ def get(root: str, path: str, key: str = "", timeout_s: float = CONNECT_TIMEOUT_
 
 
 def change(root: str, changes: dict[str, Any], key: str = "", timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
-    """PATCH settings, `section.name` to value; the daemon's answer. Raises DaemonError."""
+    """PATCH settings, `section.name` to value; return the daemon's answer. Raises DaemonError."""
     return _send("PATCH", root, "/disco/v1/settings", key, timeout_s, json.dumps(changes).encode())
 
 
 def reload(root: str, key: str = "", timeout_s: float = RELOAD_TIMEOUT_S) -> Any:
-    """Have the daemon read its configuration again; what it took up. Raises DaemonError."""
+    """Have the daemon read its configuration again; return what it took up. Raises DaemonError."""
     return _send("POST", root, "/disco/v1/reload", key, timeout_s, b"")
 
 
 def headers(key: str) -> dict[str, str]:
-    """What shows the daemon its key, if it has one."""
+    """Return the header with the daemon's key, if it has one."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _send(method: str, root: str, path: str, key: str, timeout_s: float, body: bytes | None = None) -> Any:
-    """The JSON document that comes back. The key is shown over TCP only: who reaches the socket needs none."""
+    """Send a request; return the JSON document of the response. The key goes over TCP only: the socket needs none."""
     by = way(root)
     told = headers(key) if by is None else {}
     if body:
@@ -167,7 +167,7 @@ def _send(method: str, root: str, path: str, key: str, timeout_s: float, body: b
 
 
 class _BySocket(urllib.request.HTTPHandler):
-    """Has requests go by a Unix socket, whatever host they name."""
+    """Sends requests by a Unix socket, whatever host they name."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -203,8 +203,8 @@ def _open(request: urllib.request.Request, timeout_s: float, by: Path | None = N
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A daemon redirects nobody."""
+    """Follows no redirect: a daemon sends none."""
 
     def redirect_request(self, *_: Any) -> None:
-        """None: the answer that redirects is an error."""
+        """Return None: a redirect is an error."""
         return

@@ -4,7 +4,7 @@
         async for piece in pieces:
             print(piece.text, end="")
 
-Closing the generator stops the answer. All that goes wrong is a DaemonError, fit for a user.
+Closing the generator stops the answer. Every error is a DaemonError, fit for a user.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMMENT = b": disco "
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """One thing heard of an answer.
+    """One piece of an answer's stream.
 
     `text` of the answer and `thought` before it, made by `side`; a `note` that no reader of the answer sees; `finish`,
     once, is OpenAI's finish_reason; `disco`, once and last, how the answer came about (`Outcome.to_json`).
@@ -67,7 +67,7 @@ class Link:
         self._shown = without_credentials(root) if is_http_url(root) else root
         self._key = key
         self._port = client.local_port(root)
-        self._may_wake = True  # a service manager is knocked at once, not with each request
+        self._may_wake = True  # a service manager is woken once, not with each request
         self._entered = False
         self._sessions: dict[Path | None, aiohttp.ClientSession] = {}
 
@@ -85,7 +85,7 @@ class Link:
             await session.close()
 
     async def _session(self) -> aiohttp.ClientSession:
-        """What speaks with the daemon as it can be reached now. Raises DaemonError."""
+        """Return the session for the present way to the daemon. Raises DaemonError."""
         path = None if self._port is None else socketfile.found(self._port)
         if path is None:
             path = await asyncio.to_thread(client.way, self.root, wake=self._may_wake)
@@ -124,37 +124,37 @@ class Link:
     # --- documents -----------------------------------------------------------------------------------------------
 
     async def state(self) -> dict[str, Any]:
-        """The daemon's whole state. Raises DaemonError, as all that follow."""
+        """Return the daemon's whole state. Raises DaemonError, as all methods below."""
         return await self._document("/disco/v1/state")
 
     async def settings(self) -> dict[str, Any]:
-        """`settings` in force, by section, with secrets masked; `live` names those that a running daemon takes up."""
+        """Return `settings` in force, secrets masked; `live` names those that a running daemon takes up."""
         return await self._document("/disco/v1/settings")
 
     async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Write settings, `section.name` to value; the daemon's answer."""
+        """Write settings, `section.name` to value; return the daemon's answer."""
         return await self._document("/disco/v1/settings", method="PATCH", body=dict(changes))
 
     async def models(self) -> list[str]:
-        """The model names that the daemon serves now; `disco` lets it decide."""
+        """Return the model names that the daemon serves now; `disco` lets it decide."""
         return [str(card["id"]) for card in await self._rows("/v1/models")]
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
-        """The latest requests, newest first."""
+        """Return the latest requests, newest first."""
         return await self._rows("/disco/v1/history", {"limit": str(limit)})
 
     async def plan(self, tokens: int) -> dict[str, Any]:
-        """What would be done with a prompt of so many tokens now, and why."""
+        """Return the plan for a prompt of that many tokens, and its reasons."""
         return await self._document("/disco/v1/plan", {"tokens": str(tokens)})
 
     async def ledger(self, days: int) -> list[dict[str, Any]]:
-        """What was spent on each of the latest days, newest first."""
+        """Return what was spent on each of the latest days, newest first."""
         return await self._rows("/disco/v1/ledger", {"days": str(days)})
 
     async def whatif(
         self, rate: float, budget: float, *, alpha: float | None = None, kappa: float | None = None
     ) -> dict[str, Any] | None:
-        """What an exchange rate, $/kWh, and a budget ratio would have done to the user's own requests.
+        """Return what an exchange rate, $/kWh, and a budget ratio would have done to the user's own requests.
 
         `alpha` and `kappa` are the knobs of the policies `paper` and `optimal`, as set where None. None where there is
         too little history.
@@ -169,7 +169,7 @@ class Link:
             raise
 
     async def trace(self, request_id: str) -> dict[str, Any] | None:
-        """When each token of a recent answer came and was shown; `latest` is the last one. None if it is not kept."""
+        """Return arrival and showing of each token of a recent answer; `latest` is the last one. None if not kept."""
         try:
             return await self._document(f"/disco/v1/trace/{quote(request_id, safe='')}")
         except DaemonError as e:
@@ -180,11 +180,11 @@ class Link:
     # --- first steps ---------------------------------------------------------------------------------------------
 
     async def providers(self) -> dict[str, Any]:
-        """`providers` that are known, the `server` that is configured, and the `device` with the models here."""
+        """Return the known `providers`, the configured `server`, and the `device` with the models here."""
         return await self._document("/disco/v1/providers")
 
     async def check_server(self, base_url: str, api_key: str = "", model: str = "") -> dict[str, Any]:
-        """Whether a server works: its `models`, and with a model `ttft_s` and `price`; or the `problem`.
+        """Check a server: return its `models`, and with a model `ttft_s` and `price`; or the `problem`.
 
         Without a key the daemon takes the one that it has for that address. With a model this may cost a little.
         """
@@ -192,7 +192,7 @@ class Link:
         return await self._document("/disco/v1/server/check", method="POST", body=body, timeout_s=CHECK_TIMEOUT_S)
 
     async def set_server(self, base_url: str, api_key: str = "", model: str = "") -> dict[str, Any]:
-        """Have the daemon write it down and go by it; an empty address takes the server away."""
+        """Have the daemon write a server down and go by it; an empty address takes the server away."""
         body = {"base_url": base_url, "api_key": api_key, "model": model}
         return await self._document("/disco/v1/server", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
 
@@ -202,7 +202,7 @@ class Link:
         return await self._document("/disco/v1/device", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
 
     async def reload(self) -> dict[str, Any]:
-        """Have the daemon read its configuration again: what is `changed`, and what `needs_restart`."""
+        """Have the daemon read its configuration again; return what is `changed`, and what `needs_restart`."""
         return await self._document("/disco/v1/reload", method="POST", timeout_s=RELOAD_TIMEOUT_S)
 
     # --- within --------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Link:
     async def _asked(
         self, method: str, path: str, patience: aiohttp.ClientTimeout, **more: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response to a request, if it is 200; what goes wrong then or later is a DaemonError."""
+        """Yield the response to a request, if it is 200; errors then or later are a DaemonError."""
         assert self._entered, "a Link is used inside `async with`"
         if not is_http_url(self.root):
             msg = f"{self._shown} is no address of a daemon: give one like http://127.0.0.1:4747"
@@ -244,7 +244,7 @@ class Link:
         url = self.root.rstrip("/") + path
         session = await self._session()
         try:
-            # A daemon redirects nobody, and its key is for nobody else.
+            # A daemon sends no redirect, and its key is for the daemon alone.
             async with session.request(method, url, timeout=patience, allow_redirects=False, **more) as response:
                 if response.status != 200:
                     raise refusal(self._shown, response.status, await response.content.read(MAX_ERROR))
@@ -261,7 +261,7 @@ class Link:
 
 
 def _shown(value: Any) -> Any:
-    """A document whose texts are plain: among them is what servers and model files say, and all of it is shown."""
+    """Return a document whose texts are plain: some of them come from servers and model files, and all are shown."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, list):
@@ -272,7 +272,7 @@ def _shown(value: Any) -> Any:
 
 
 def _encoded(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> bytes | AsyncGenerator[bytes, None]:
-    """A body with its messages. Of a long conversation some of them at a time, so that it is never whole in memory."""
+    """Return a body with its messages; a long conversation is sent in parts, so that it is never whole in memory."""
     pieces = _pieces(body, messages)
     first, second = next(pieces), next(pieces, None)
     if second is None:
@@ -297,7 +297,7 @@ def _pieces(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> I
 
 
 async def _lines(body: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """The lines of an event stream, without their ends. Not aiohttp's own: those end at 128 KiB with a ValueError."""
+    """Yield the lines of an event stream, without their ends. aiohttp's own end at 128 KiB with a ValueError."""
     buffer = b""
     async for data in body.iter_any():
         *lines, buffer = (buffer + data).split(b"\n")
@@ -310,7 +310,7 @@ async def _lines(body: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
 
 
 def _piece(line: bytes) -> AnswerPiece | None:
-    """What one line says; None if nothing. Raises DaemonError for an error, and for what is no answer."""
+    """Return the piece in one line; None if there is none. Raises DaemonError for an error, and for other documents."""
     if line.startswith(_COMMENT):
         return AnswerPiece(note=line.removeprefix(_COMMENT).decode("utf-8", "replace"))
     if not line.startswith(b"data: "):
@@ -326,7 +326,7 @@ def _piece(line: bytes) -> AnswerPiece | None:
 
 
 def _of(chunk: Mapping[str, Any]) -> AnswerPiece | None:
-    """One chunk; raises one of KeyError, TypeError, AttributeError, ValueError if it is none."""
+    """Return the piece in one chunk; raises KeyError, TypeError, AttributeError or ValueError if it is no chunk."""
     choice = chunk["choices"][0] if chunk["choices"] else {}
     delta = choice.get("delta") or {}
     disco = chunk.get("disco") or {}
