@@ -41,6 +41,8 @@ SAMPLE_S = 5.0  # between two looks at memory and history
 QUIET_S = 90.0  # until all is at rest again: an idle connection to a server is kept for some seconds
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # asyncio's pool, which is filled as it is needed, and kept
 HISTORY_ROWS = 1000  # the most that one question to the daemon gets
+# Asked for between two samples, where some 40 requests end: an answer that grew with the run would count as its memory.
+HISTORY_ROWS_SAMPLED = 200
 OK_200 = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
 BODY = b'{"error":{"message":"injected","type":"server_error","code":null,"param":null}}'
 
@@ -118,11 +120,11 @@ class Soak:
         while True:
             self.rss.append((time.monotonic(), self.process.memory_info().rss))
             with suppress(aiohttp.ClientError, TimeoutError):
-                await self._take_bills()
+                await self._take_bills(HISTORY_ROWS_SAMPLED)
             await asyncio.sleep(SAMPLE_S)
 
-    async def _take_bills(self) -> None:
-        rows = (await self.document(f"/disco/v1/history?limit={HISTORY_ROWS}"))["data"]
+    async def _take_bills(self, n_rows: int = HISTORY_ROWS) -> None:
+        rows = (await self.document(f"/disco/v1/history?limit={n_rows}"))["data"]
         self.bills |= {f"{row['request_id']} {row['created']}": row["server_usd"] for row in rows}
 
     async def _at_rest(self, enough: Callable[[dict[str, int]], bool]) -> dict[str, int]:
