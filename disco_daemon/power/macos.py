@@ -1,9 +1,9 @@
-"""macOS without root: AppleSmartBattery out of `ioreg`, heat out of `pmset`.
+"""macOS without root: AppleSmartBattery from `ioreg`, heat from `pmset`.
 
 `ioreg -rn AppleSmartBattery -a` prints a plist: an array with one dictionary per battery, or nothing at all on a Mac
 without one. Apple documents neither keys nor units. Public readings of it agree (tests/fixtures/power/README.md):
 Voltage is mV, InstantAmperage mA and negative while the battery is being emptied, PowerTelemetryData mW, and
-TimeRemaining minutes with 65535 for "not known". The telemetry is renewed every 10 to 60 s only.
+TimeRemaining minutes with 65535 for "not known". The telemetry is updated every 10 to 60 s only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .reading import Charge, Covers, PowerReading, Skipped, Thermal
 SOURCE = "apple-smart-battery"
 IOREG = ("ioreg", "-rn", "AppleSmartBattery", "-a")
 PMSET = ("pmset", "-g", "therm")
-TIMEOUT_S = 5.0  # of one of the system's own programs
+TIMEOUT_S = 5.0  # for one of the system's own programs
 
 CURRENT_UNCERTAINTY, TELEMETRY_UNCERTAINTY = 0.05, 0.1
 LAG_S = 60.0  # a battery's figures may be a minute old
@@ -29,7 +29,7 @@ _UNKNOWN_LEVEL = 255  # kIOPMThermalLevelUnknown
 
 
 def ask(command: tuple[str, ...]) -> bytes:
-    """What a command prints, b"" if it is not there, fails or hangs."""
+    """Return the output of a command, b"" if it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
@@ -38,7 +38,7 @@ def ask(command: tuple[str, ...]) -> bytes:
 
 
 def battery(plist: bytes) -> dict[str, Any]:
-    """The battery's keys, {} if `plist` tells of none."""
+    """Return the battery's keys, {} if `plist` has none."""
     try:
         found = plistlib.loads(plist)
     except (plistlib.InvalidFileException, ExpatError, ValueError, OverflowError, IndexError, KeyError):
@@ -48,7 +48,7 @@ def battery(plist: bytes) -> dict[str, Any]:
 
 
 def power(plist: bytes) -> PowerReading | Skipped:
-    """What the machine draws, W: the battery's current while it feeds the machine, else the power telemetry."""
+    """Return the power that the machine draws, W: by the battery's current if it discharges, else by telemetry."""
     keys = battery(plist)
     if not keys:
         return Skipped(SOURCE, "ioreg tells of no battery")
@@ -63,7 +63,7 @@ def power(plist: bytes) -> PowerReading | Skipped:
 
 
 def charge(plist: bytes) -> Charge | None:
-    """How full the battery is; None on a Mac without one."""
+    """Return the charge of the battery; None on a Mac without one."""
     keys = battery(plist)
     now, full = _signed(keys.get("CurrentCapacity")), _signed(keys.get("MaxCapacity"))
     if now is None or not full:
@@ -75,7 +75,7 @@ def charge(plist: bytes) -> Charge | None:
 
 
 def thermal(text: bytes) -> Thermal | None:
-    """Whether `pmset -g therm` tells of heat; None if it tells nothing.
+    """Read the thermal state from `pmset -g therm`; None if it tells nothing.
 
     Intel: CPU_Speed_Limit and CPU_Scheduler_Limit, per cent. All: `Thermal Warning Level = N`, 0 is normal. It gives no
     temperature, so the headroom is not known. `pmset -g thermlog` repeats the lines: the last one counts.
@@ -102,7 +102,7 @@ def _table(keys: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _signed(value: object) -> int | None:
-    """An integer of the plist; a negative one is often printed as its 64-bit, or 32-bit, two's complement."""
+    """Return an integer of the plist; a negative one is often printed as its 64-bit or 32-bit two's complement."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     for bits in (64, 32):

@@ -1,16 +1,17 @@
-"""Joules per token, learned from what the machine draws while the engine computes and while it does not.
+"""Learns joules per token from the machine's power while the engine computes and while it does not.
 
-The time between two samples is a window with an energy E. A window without computing teaches the idle draw: a low
-quantile of these, as other programs only ever add. In one with computing, what is above idle belongs to the tokens:
+The time between two samples is a window with an energy E. Windows without computing teach the idle power: a low
+quantile of theirs, as other programs only ever add. In a window with computing, the energy above idle belongs to the
+tokens:
 
     E - idle * dt  =  J_p * n_p + J_d * n_d + noise          n_p, n_d: prefill and decode tokens in the window
 
 J_p and J_d are fitted by least squares over the latest windows, both at least 0. As prompts and answers often come in
-the same proportion, the windows alone may not tell the two apart; then the belief decides that both phases draw about
-the same power: J_p * prefill_tps - J_d * decode_tps is normal around 0, with half the mean power as its deviation.
+the same proportion, the windows alone may not tell the two apart; then a prior decides: both phases draw about the
+same power, so J_p * prefill_tps - J_d * decode_tps is normal around 0, with half the mean power as its deviation.
 
-A source has its own windows: a battery feels the whole machine, a package counter a part of it. Plugging in or out
-changes the source, and what the other one has taught stays.
+Each source has its own windows: a battery measures the whole machine, a package counter a part of it. Plugging in or
+out changes the source, and the results of the other one stay.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from ..arrays import FloatArray
 from ..estimation.line import t95
 from .reading import Covers, Integral, PowerReading
 
-WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # a window is this long, and so many times the source's lag
-MOST_GAP_S, GAP_LAGS = 15.0, 1.0  # with samples further apart (the machine slept) the window starts over
-LONGEST_S = 900.0  # work that has not ended by then is forgotten, or it would hold up all windows for ever
-MOST_WINDOWS = 512  # of measured time that are fitted to; the oldest go first
-MOST_SOURCES = 8  # of energy that are remembered
+WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # the length of a window, and in lags of the source
+MOST_GAP_S, GAP_LAGS = 15.0, 1.0  # samples further apart (the machine slept) start the window over
+LONGEST_S = 900.0  # work that has not ended by then is dropped, as it would hold up all windows
+MOST_WINDOWS = 512  # in a fit; the oldest go first
+MOST_SOURCES = 8  # of energy whose windows are kept
 IDLE_QUANTILE = 0.25
 LEAST_IDLE, LEAST_BUSY = 3, 5
-PHASES_DIFFER = 0.5  # how far, relative, the power of the two phases is believed to differ
-LEAST_NOISE = 1e-3  # of a window's mean energy: below this the fit would be believed to the last digit
+PHASES_DIFFER = 0.5  # prior: the relative deviation between the powers of the two phases
+LEAST_NOISE = 1e-3  # of a window's mean energy; with less the fit would claim certainty
 Z95 = 1.96
 
 
@@ -55,7 +56,7 @@ class TokenEnergy:
     windows: int = 0
 
     def joules(self, prefill_tokens: float, decode_tokens: float) -> float:
-        """Energy of so many tokens, J."""
+        """Return the energy of these tokens, J."""
         return self.prefill_j_per_token * prefill_tokens + self.decode_j_per_token * decode_tokens
 
 
@@ -82,7 +83,7 @@ class _Window:
 
 @dataclass(slots=True)
 class _Track:
-    """What one source has taught. `rows`: dt in s, E in J, prefill and decode tokens of each busy window."""
+    """The windows of one source. `rows`: dt in s, E in J, prefill and decode tokens of each busy window."""
 
     reading: PowerReading
     integral: Integral
@@ -118,16 +119,16 @@ class _Track:
             prefill = sum(work.prefill * share for work, share in shares)
             decode = sum(work.decode * share for work, share in shares)
             self.rows.append((dt, window.joules, prefill, decode))
-        elif self.was_idle:  # the first idle window may still hold older figures and a fan that runs down
+        elif self.was_idle:  # the first idle window may still have older figures and a fan that slows down
             self.idle.append(window.joules / dt)
         self.was_idle = not shares
 
 
 class EnergyMeter:
-    """Learns joules per token from power samples and from the work reported; all times in s, of one clock."""
+    """Learns joules per token from power samples and the reported work; all times in s, of one clock."""
 
     def __init__(self, known: TokenEnergy | None = None) -> None:
-        """`known`: what an earlier run has learned; it stands until something better is measured."""
+        """`known` is the result of an earlier run, valid until something better is measured."""
         self._known = known
         self._assumed: PowerReading | None = None
         self._tracks: dict[str, _Track] = {}
@@ -136,23 +137,23 @@ class EnergyMeter:
         self._works: deque[_Work] = deque(maxlen=8 * MOST_WINDOWS)
 
     def begin(self, key: Hashable, now: float) -> None:
-        """The engine starts to work for somebody."""
+        """Note that the engine begins to work on `key`."""
         self._open[key] = (now, now)
 
     def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
-        """So many prompt tokens have been read (not those from the cache). Does nothing for an unknown key."""
+        """Note how many prompt tokens were computed, without cached ones. Does nothing for an unknown key."""
         if key in self._open:
             began, since = self._open[key]
             self._add(_Work(since, now, prefill=tokens))
             self._open[key] = (began, now)
 
     def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
-        """That work is over, with so many tokens generated. Does nothing for an unknown key."""
+        """Note the end of this work, and how many tokens it generated. Does nothing for an unknown key."""
         if (found := self._open.pop(key, None)) is not None:
             self._add(_Work(found[1], now, decode=tokens))
 
     def sample(self, now: float, reading: PowerReading) -> None:
-        """What the sensors say. Readings that are assumed teach nothing, but stand in while nothing is measured."""
+        """Take a reading. An assumed one teaches nothing, but stands in while nothing is measured."""
         if reading.covers is Covers.COMPUTING:
             self._assumed, self._current = reading, ""
             return
@@ -162,14 +163,14 @@ class EnergyMeter:
         self._settle()
 
     def idle_watts(self) -> float | None:
-        """What the current source says of the machine at rest, W; None before it was seen at rest."""
+        """Return the idle power by the current source, W; None before an idle window."""
         track = self._tracks.get(self._current)
         return None if track is None or len(track.idle) < LEAST_IDLE else _idle(track)[0]
 
     def energy(self, prefill_tps: float, decode_tps: float) -> TokenEnergy | None:
-        """The best figure there is: measured by the source with the smallest error, else known, else assumed.
+        """Return the best figure: measured by the source with the smallest error, else known, else assumed.
 
-        The speeds, in token/s, are the device's; they weigh the phases where the windows cannot tell them apart.
+        The speeds, in token/s, are the device's; they weight the phases if the windows cannot tell them apart.
         Raises ValueError unless both are above 0.
         """
         if prefill_tps <= 0 or decode_tps <= 0:
@@ -197,7 +198,7 @@ class EnergyMeter:
         open_since = min((began for began, _ in self._open.values()), default=math.inf)
         for track in self._tracks.values():
             track.settle(self._works, open_since)
-        # A window not yet closed, or still waiting, needs the work since its begin.
+        # A window that is open or waiting needs the work since its beginning.
         starts = [t.start[0] for t in self._tracks.values() if t.start is not None]
         oldest = min([*starts, *(t.pending[0].begin for t in self._tracks.values() if t.pending)], default=-math.inf)
         while self._works and self._works[0].end < oldest:
@@ -205,7 +206,7 @@ class EnergyMeter:
 
 
 def from_power(reading: PowerReading, prefill_tps: float, decode_tps: float) -> TokenEnergy:
-    """J per token of an assumed power that computing adds: watts over token/s. Raises ValueError without watts."""
+    """Return J per token for an assumed power of computing: watts over token/s. Raises ValueError without watts."""
     if reading.watts is None:
         msg = f"{reading.source} gives no power"
         raise ValueError(msg)
@@ -215,13 +216,13 @@ def from_power(reading: PowerReading, prefill_tps: float, decode_tps: float) -> 
 
 
 def _idle(track: _Track) -> tuple[float, float]:
-    """The idle draw, W, and how far it may be too low: the distance to the median."""
+    """Return the idle power, W, and how far it may be too low: the distance to the median."""
     low, middle = np.quantile(track.idle, (IDLE_QUANTILE, 0.5))
     return float(low), float(middle - low)
 
 
 def _fit(track: _Track, prefill_tps: float, decode_tps: float) -> TokenEnergy | None:
-    """Least squares in watts of each phase; None before there is enough to see, or if computing adds nothing."""
+    """Fit the watts of each phase by least squares; None with too few windows, or if computing adds nothing."""
     if len(track.idle) < LEAST_IDLE or len(track.rows) < LEAST_BUSY:
         return None
     rows = np.array(track.rows)
@@ -251,13 +252,13 @@ def _fit(track: _Track, prefill_tps: float, decode_tps: float) -> TokenEnergy | 
 
 
 def _least_squares(seconds: FloatArray, joules: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Power of the two phases, W, both at least 0, with its covariance; seconds (n, 2), joules (n,)."""
+    """Return the power of the two phases, W, both at least 0, and its covariance; seconds (n, 2), joules (n,)."""
     mean = joules.sum() / seconds.sum()
     floor = (LEAST_NOISE * joules.mean()) ** 2
     prior = np.array([[1.0, -1.0], [-1.0, 1.0]]) / (PHASES_DIFFER * mean) ** 2
     watts: FloatArray = np.array([mean, mean], np.float64)
     information: FloatArray = prior
-    for _ in range(3):  # the noise depends on the fit, and the weight of the belief on the noise
+    for _ in range(3):  # the noise depends on the fit, and the weight of the prior on the noise
         residual = joules - seconds @ watts
         variance = max(float(residual @ residual) / (len(joules) - 2), floor)
         information = np.asarray(seconds.T @ seconds / variance + prior, np.float64)
@@ -266,7 +267,7 @@ def _least_squares(seconds: FloatArray, joules: FloatArray) -> tuple[FloatArray,
 
 
 def _at_least_0(a: FloatArray, b: FloatArray) -> FloatArray:
-    """The x >= 0 that minimises x'ax/2 - b'x, for two unknowns."""
+    """Return the x >= 0 that minimises x'ax/2 - b'x, for two unknowns."""
     x: FloatArray = np.asarray(np.linalg.solve(a, b), np.float64)
     if (x >= 0).all():
         return x

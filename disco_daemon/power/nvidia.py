@@ -1,6 +1,6 @@
 """NVIDIA boards through NVML, the library that comes with the driver.
 
-Called by ctypes: the Python package nvidia-ml-py is a wrapper of the same calls, and this needs three. Signatures and
+Called by ctypes: the package nvidia-ml-py wraps the same calls, of which this needs three. Signatures and
 units from NVIDIA's NVML API reference: power in mW, energy since the driver was loaded in mJ (Volta and later).
 """
 
@@ -23,20 +23,20 @@ _FULL_J = 2.0**64 / 1000  # the counter is 64 bits of mJ
 
 
 class Boards(Protocol):
-    """What is asked of NVML. None: this board cannot say."""
+    """The calls of NVML that are used. None: this board cannot tell."""
 
     def count(self) -> int:
-        """How many boards there are."""
+        """Return the number of boards."""
 
     def energy_mj(self, board: int) -> int | None:
-        """Energy since the driver was loaded, mJ."""
+        """Return the energy since the driver was loaded, mJ."""
 
     def power_mw(self, board: int) -> int | None:
-        """Power now, mW."""
+        """Return the present power, mW."""
 
 
 class Nvml:
-    """NVML by ctypes. Raises OSError when the library or the driver is missing, as on most machines."""
+    """NVML by ctypes. Raises OSError if library or driver is missing, as on most machines."""
 
     def __init__(self, library: Any = None) -> None:
         self._library = load() if library is None else library
@@ -45,15 +45,15 @@ class Nvml:
             raise OSError(msg)
 
     def count(self) -> int:
-        """How many boards there are; 0 if that cannot be told."""
+        """Return the number of boards; 0 if it is unknown."""
         return self._ask(self._library.nvmlDeviceGetCount_v2, ctypes.c_uint()) or 0
 
     def energy_mj(self, board: int) -> int | None:
-        """Energy since the driver was loaded, mJ."""
+        """Return the energy since the driver was loaded, mJ."""
         return self._ask_board(self._library.nvmlDeviceGetTotalEnergyConsumption, board, ctypes.c_ulonglong())
 
     def power_mw(self, board: int) -> int | None:
-        """Power now, mW."""
+        """Return the present power, mW."""
         return self._ask_board(self._library.nvmlDeviceGetPowerUsage, board, ctypes.c_uint())
 
     def _ask_board(self, call: Callable[..., int], board: int, out: Any) -> int | None:
@@ -68,7 +68,7 @@ class Nvml:
 
 
 def load() -> ctypes.CDLL:
-    """The driver's library. Raises OSError when there is none."""
+    """Load the driver's library. Raises OSError if it is missing."""
     for name in LIBRARIES[:-1]:
         try:
             return ctypes.CDLL(name)
@@ -79,14 +79,14 @@ def load() -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What all boards say at once: energy counters by board, J, and the power of those without one, W."""
+    """A reading of all boards: energy counters by board, J, and the power of those without a counter, W."""
 
     joules: dict[str, float]
     watts: float
 
 
 def look(boards: Boards) -> GpuReading | Skipped:
-    """Ask every board; skipped if one of them tells nothing, as half a machine's draw is no figure."""
+    """Read every board; Skipped if one tells nothing, since a part of the power is no figure."""
     joules: dict[str, float] = {}
     watts = 0.0
     for board in range(boards.count()):
@@ -100,7 +100,7 @@ def look(boards: Boards) -> GpuReading | Skipped:
 
 
 class Gpus:
-    """All boards as one counter. The library is opened at the first look, and not again if that fails."""
+    """All boards as one counter. The library is opened at the first reading, and not again if that fails."""
 
     def __init__(self, make: Callable[[], Boards] = Nvml) -> None:
         self._make = make
@@ -108,7 +108,7 @@ class Gpus:
         self._total, self._rest = Total(), Integral()
 
     def read(self, now: float) -> PowerReading | Skipped:
-        """Energy since the first look, J; `now` in s."""
+        """Return the energy since the first reading, J; `now` in s."""
         if self._boards is None:
             self._boards = self._open()
         found = self._boards if isinstance(self._boards, Skipped) else look(self._boards)

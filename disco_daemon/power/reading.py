@@ -1,4 +1,4 @@
-"""What a sensor says. Values only: no I/O here."""
+"""The values of sensors, without I/O."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from enum import StrEnum
 
 
 class Covers(StrEnum):
-    """Whose draw a figure is."""
+    """The part of the machine whose power a figure is."""
 
-    MACHINE = "machine"  # everything behind the plug or the battery, screen included
-    CPU = "cpu"  # the processor packages, with their memory where that is counted
+    MACHINE = "machine"  # all that the plug or the battery feeds, screen included
+    CPU = "cpu"  # the processor packages, with their memory if it is counted
     GPU = "gpu"  # the graphics boards
     PARTS = "cpu and gpu"
-    COMPUTING = "computing"  # assumed, not measured: what computing adds, with nothing idle in it
+    COMPUTING = "computing"  # assumed, not measured: the power that computing adds, without the idle part
 
 
 @dataclass(frozen=True, slots=True)
 class PowerReading:
     """One figure of one source: power now, or energy since some moment. Exactly one of `watts` and `joules` is set.
 
-    `joules` never falls while the source is open; only differences mean anything. `uncertainty` is relative, one
-    standard deviation. `lag_s` is how old the figure may be: shorter intervals than a few of these say nothing.
+    `joules` never falls while the source is open; only differences have a meaning. `uncertainty` is relative, one
+    standard deviation. `lag_s` is how old the figure may be: use intervals of a few of these at least.
     """
 
     source: str
@@ -50,7 +50,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """How full the batteries are together, in [0, 1]; `seconds_left` only while they are being emptied."""
+    """The charge of all batteries together, in [0, 1]; `seconds_left` only while they discharge."""
 
     fraction: float
     on_mains: bool
@@ -59,7 +59,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Thermal:
-    """Whether heat slows the processor down, and how many kelvin are left until it would, where that can be read."""
+    """Whether heat slows the processor down, and the kelvin left until it would, if that is readable."""
 
     throttled: bool
     headroom_k: float | None = None
@@ -67,11 +67,11 @@ class Thermal:
 
 
 class Total:
-    """Counters that wrap, added up since the first look, J.
+    """The sum of wrapping counters since the first reading, J.
 
-    Each counter counts from 0 up to its range, both in J, and starts again; a look at least once per turn is needed (a
-    64-bit RAPL zone turns over after 262 kJ: 43 min at 100 W). A counter that joins later counts from then on. One that
-    went back by less than half its range was reset, not turned over, and adds what it shows since.
+    Each counter counts from 0 up to its range, both in J, and starts again; read it at least once per turn (a
+    64-bit RAPL zone wraps after 262 kJ: 43 min at 100 W). A counter that joins later counts from then on. One that went
+    back by less than half its range was reset and did not wrap; it adds its value since.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Total:
         self._last: dict[str, float] = {}
 
     def look(self, counters: dict[str, tuple[float, float]]) -> float:
-        """The sum so far, J, after a look at `{name: (value, range)}`."""
+        """Add the counters `{name: (value, range)}`; return the sum so far, J."""
         for name, (value, full) in counters.items():
             self.joules += _step(self._last.get(name, value), value, full)
             self._last[name] = value
@@ -93,7 +93,7 @@ def _step(before: float, now: float, full: float) -> float:
 
 
 class Integral:
-    """The energy of a power that is looked at now and then, by the trapezoidal rule."""
+    """The energy of a sampled power, by the trapezoidal rule."""
 
     def __init__(self, longest_s: float = 10.0) -> None:
         self.joules = 0.0
@@ -101,7 +101,7 @@ class Integral:
         self._last: tuple[float, float] | None = None
 
     def look(self, now: float, watts: float) -> float:
-        """The sum so far, J; `now` in s. After a gap of more than `longest_s` nothing is added for it."""
+        """Add a sample; return the sum so far, J; `now` in s. A gap of more than `longest_s` adds nothing."""
         if self._last is not None and 0 < now - self._last[0] <= self._longest_s:
             self.joules += (now - self._last[0]) * (watts + self._last[1]) / 2
         self._last = (now, watts)

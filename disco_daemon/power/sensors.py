@@ -1,12 +1,12 @@
-"""Which source to believe, best first, on the machine at hand.
+"""Chooses the source of power figures on this machine, best first.
 
-1. What the whole machine draws: its battery while that is being emptied, RAPL's platform counter, a Mac's telemetry.
-2. What its parts draw: RAPL packages, and NVIDIA boards if the model runs there.
-3. What the user says computing draws.
-4. What so many busy cores commonly draw.
+1. The whole machine: its battery while it discharges, RAPL's platform counter, a Mac's telemetry.
+2. Its parts: RAPL packages, and NVIDIA boards if the model runs there.
+3. The user's figure for what computing draws.
+4. What that many busy cores commonly draw.
 
-A figure is good for the difference that computing makes, so a machine's and a package's are both fit; `meter.Meter`
-keeps them apart.
+Only the difference that computing makes counts, so figures of a machine and of a package both serve;
+`meter.EnergyMeter` keeps them apart.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .reading import Charge, Covers, PowerReading, Read, Skipped, Thermal
 USER, GUESS = "user", "cores"
 SYS = Path("/sys")
 
-USER_UNCERTAINTY = 0.2  # a figure off a data sheet or a plug-in meter, for another load than this
+USER_UNCERTAINTY = 0.2  # of a figure from a data sheet or a plug-in meter, for another load
 # Watts that a busy core adds. A rule of thumb from vendors' rated powers over cores (laptops and Arm 2 to 7 W, desktops
 # 7 to 16 W, servers 4 to 7 W), not a measurement: the truth is within a factor of 2.5 of it, on most machines.
 FRUGAL_W, OTHER_W = 4.0, 9.0
 GUESS_UNCERTAINTY = 0.6
 
-LINUX_INTERVAL_S, MAC_INTERVAL_S = 1.0, 10.0  # ioreg and pmset are processes, and their figures older than this
+LINUX_INTERVAL_S, MAC_INTERVAL_S = 1.0, 10.0  # ioreg and pmset are processes with older figures than this
 
 
 @dataclass(frozen=True, slots=True)
 class PowerState:
-    """One look at all sensors. `skipped` are the better sources that `reading` stands in for, with reasons."""
+    """A reading of all sensors. `skipped` are the better sources that `reading` replaces, with reasons."""
 
     reading: PowerReading
     skipped: tuple[Skipped, ...] = ()
@@ -47,9 +47,9 @@ class PowerState:
 
 
 class Sensors:
-    """The sensors of one machine; `look` at them every `interval_s`, in a thread: it blocks for milliseconds.
+    """The sensors of one machine. Call `look` every `interval_s`, in a thread: it blocks for milliseconds.
 
-    `assumed` is what stands when no source can be read.
+    `assumed` is the reading if no source is readable.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Sensors:
         self._charge, self._heat = charge, heat
 
     def look(self, now: float) -> PowerState:
-        """Everything, now; `now` in s, of a clock that only goes forward."""
+        """Read all sensors; `now` in s, of a monotonic clock."""
         skipped: list[Skipped] = []
         reading = self._best(now, skipped)
         return PowerState(reading, tuple(skipped), self._charge(now), self._heat(now))
@@ -102,7 +102,7 @@ class Sensors:
 
 
 def assumed(user_watts: float, busy_cores: float, *, frugal: bool) -> PowerReading:
-    """What computing adds, W: the user's figure if it is above 0, else that of so many busy cores.
+    """Return the power that computing adds, W: the user's figure if above 0, else that of `busy_cores`.
 
     `frugal`: a laptop or an Arm processor.
     """
@@ -114,7 +114,7 @@ def assumed(user_watts: float, busy_cores: float, *, frugal: bool) -> PowerReadi
 
 
 def linux_sensors(sys_root: Path, fallback: PowerReading, gpus: Gpus | None = None) -> Sensors:
-    """A Linux machine whose /sys is at `sys_root`; `gpus` only if the model runs there."""
+    """Return the sensors of a Linux machine with /sys at `sys_root`; `gpus` only if the model runs there."""
     return Sensors(
         [lambda _: linux.battery_power(sys_root), linux.Rapl(sys_root).read],
         fallback,
@@ -125,7 +125,7 @@ def linux_sensors(sys_root: Path, fallback: PowerReading, gpus: Gpus | None = No
 
 
 class _Mac:
-    """One `ioreg` serves power and charge of the same look."""
+    """Caches the output of `ioreg`, which serves power and charge of one reading."""
 
     def __init__(self, ask: Callable[[tuple[str, ...]], bytes]) -> None:
         self._ask = ask
@@ -139,7 +139,7 @@ class _Mac:
 
 
 def mac_sensors(fallback: PowerReading, ask: Callable[[tuple[str, ...]], bytes] = macos.ask) -> Sensors:
-    """A Mac; `ask` runs a command and gives what it prints."""
+    """Return the sensors of a Mac; `ask` runs a command and returns its output."""
     mac = _Mac(ask)
     return Sensors(
         [lambda now: macos.power(mac.plist(now))],
@@ -151,7 +151,7 @@ def mac_sensors(fallback: PowerReading, ask: Callable[[tuple[str, ...]], bytes] 
 
 
 def of_this_machine(user_watts: float = 0.0, threads: int = 0, *, on_gpu: bool = False) -> Sensors:
-    """The sensors here. `threads` that compute (0 = one fewer than the cores); `on_gpu`: layers are on a GPU."""
+    """Return the sensors here, for `threads` that compute (0: all cores but one); `on_gpu`: layers are on a GPU."""
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     busy = min(float(cores), threads or max(1, cores - 1))
     on_linux = sys.platform.startswith("linux")

@@ -125,7 +125,7 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def known_energy(self) -> TokenEnergy | None:
-        """For `Meter(known=…)`: what was measured; None where it was only assumed."""
+        """For `EnergyMeter(known=…)`: what was measured; None where it was only assumed."""
         return self.device.energy if self.device.energy.windows else None
 
 

@@ -1,1 +1,1 @@
-"""disco as a service of the user: systemd's unit, launchd's property list, and who installs and asks them."""
+"""disco as a user service: systemd's unit, launchd's property list, and their installation."""

@@ -9,11 +9,11 @@ from .spec import MAX_FILES, NAME, RESTART_S, STOP_S, Spec
 
 LABEL = f"org.{NAME}.daemon"
 FILE = f"{LABEL}.plist"
-LEAST_THROTTLE_S = 10  # launchd's own least time between two starts
+LEAST_THROTTLE_S = 10  # launchd's own minimum between two starts
 
 
 def document(spec: Spec) -> dict[str, Any]:
-    """The keys of launchd.plist(5)."""
+    """Return the keys of launchd.plist(5)."""
     limits = {"NumberOfFiles": MAX_FILES}
     if spec.memory_bytes is not None:
         limits["ResidentSetSize"] = spec.memory_bytes
@@ -25,7 +25,7 @@ def document(spec: Spec) -> dict[str, Any]:
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": max(LEAST_THROTTLE_S, RESTART_S),
         "ExitTimeOut": STOP_S,
-        "ProcessType": "Interactive",  # somebody is reading: no slower disk and timers than for an application
+        "ProcessType": "Interactive",  # a user is reading: disk and timers as for an application
         "Umask": 0o077,
         "SoftResourceLimits": limits,
         "HardResourceLimits": limits,
@@ -35,5 +35,5 @@ def document(spec: Spec) -> dict[str, Any]:
 
 
 def property_list(spec: Spec) -> str:
-    """The file's text."""
+    """Return the text of the property list."""
     return plistlib.dumps(document(spec), sort_keys=False).decode()

@@ -1,4 +1,4 @@
-"""systemd and launchd, asked through their own programs. Files in, files out; every call has a time-out."""
+"""systemd and launchd, by their own programs. Every call has a time-out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_LINES = 200  # of `disco service logs`
 
 
 class ServiceError(DiscoError):
-    """The service manager is not there, or says no; the message says what to do."""
+    """The service manager is missing, or refuses; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class Manager(ABC):
 
     @abstractmethod
     def files(self, spec: Spec) -> dict[Path, str]:
-        """What `install` writes: path and text."""
+        """Return the files that `install` writes, path and text."""
 
     @abstractmethod
     def installed(self) -> list[Path]:
-        """Files of ours that are there."""
+        """Return our files that are installed."""
 
     def answers(self) -> bool:
-        """Whether it can be asked here."""
+        """Whether the manager answers here."""
         return True
 
     def differs(self, spec: Spec) -> str:
-        """In what the installed files differ from the settings, where that matters; "" if in nothing."""
+        """Return how the installed files differ from the settings, where that matters; "" if they do not."""
         return ""
 
     @abstractmethod
@@ -60,30 +60,30 @@ class Manager(ABC):
 
     @abstractmethod
     def uninstall(self) -> list[Path]:
-        """Stop it and remove the files; what was removed."""
+        """Stop the service and remove its files; return the removed ones."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start it; no error if it runs."""
+        """Start the service; no error if it runs."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop it, until the next login or `start`."""
+        """Stop the service until the next login or `start`."""
 
     @abstractmethod
     def restart(self) -> None:
-        """Stop it and start it again."""
+        """Stop the service and start it again."""
 
     @abstractmethod
     def status(self) -> ServiceStatus:
-        """How it is."""
+        """Return the state of the service."""
 
     @abstractmethod
     def logs(self, follow: bool) -> list[str]:
-        """The command that shows its log."""
+        """Return the command that shows the log."""
 
     def write(self, spec: Spec) -> None:
-        """Write all files, each of them whole or not at all."""
+        """Write all files, each whole or not at all."""
         for path, text in self.files(spec).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(path.name + ".new")
@@ -96,7 +96,7 @@ class Manager(ABC):
 
 
 class Systemd(Manager):
-    """The user's own systemd; `folder` is where its units are."""
+    """The systemd of the user; `folder` has its units."""
 
     name = "systemd"
 
@@ -117,7 +117,7 @@ class Systemd(Manager):
         self._require()
         gone = [path for path in self.installed() if path not in self.files(spec)]
         self.write(spec)
-        for path in gone:  # the port is picked by the daemon now
+        for path in gone:  # the daemon picks the port now
             self._ctl("disable", "--now", path.name)
             path.unlink(missing_ok=True)
         self._ctl("daemon-reload")
@@ -143,7 +143,7 @@ class Systemd(Manager):
         self._ctl("start", *(path.name for path in self.installed()))
 
     def stop(self) -> None:
-        """See `Manager`. The socket, too, or the next client would start it again."""
+        """See `Manager`. Stops the socket too, or the next client would start the service again."""
         self._known()
         self._ctl("stop", *(path.name for path in self.installed()))
 
@@ -174,7 +174,7 @@ class Systemd(Manager):
         return ["journalctl", "--user", "-u", systemd.SERVICE, "-n", str(LOG_LINES), *(["-f"] if follow else [])]
 
     def differs(self, spec: Spec) -> str:
-        """See `Manager`. What listens is written down in the unit, and stays when a setting changes."""
+        """See `Manager`. The unit has the listening addresses, which stay when a setting changes."""
         if self._folder / systemd.SERVICE not in self.installed():
             return ""
         try:
@@ -194,11 +194,11 @@ class Systemd(Manager):
             raise ServiceError("the service is not installed: `disco service install`")
 
     def answers(self) -> bool:
-        """See `Manager`: a user manager runs where somebody is logged in."""
+        """See `Manager`: a user manager runs while the user is logged in."""
         return self._ctl("show-environment", check=False).returncode == 0
 
     def _require(self) -> None:
-        """Raise ServiceError unless a user manager can be asked."""
+        """Raise ServiceError unless a user manager answers."""
         found = self._ctl("show-environment", check=False)
         if found.returncode:
             msg = (
@@ -212,7 +212,7 @@ class Systemd(Manager):
 
 
 class Launchd(Manager):
-    """launchd in the user's session; `folder` is where its property lists are."""
+    """The launchd of the user's session; `folder` has its property lists."""
 
     name = "launchd"
 
@@ -293,12 +293,12 @@ class Launchd(Manager):
 
 
 def log_folder() -> Path:
-    """Where launchd puts the log."""
+    """Return the folder of launchd's log."""
     return Path.home() / "Library" / "Logs" / NAME
 
 
 def of_this_machine(platform: str = sys.platform) -> Manager:
-    """The service manager here. Raises ServiceError where there is none that we know."""
+    """Return the service manager here. Raises ServiceError if it is none that we know."""
     if platform == "darwin":
         return Launchd()
     if platform == "linux" and shutil.which("systemctl"):
@@ -307,7 +307,7 @@ def of_this_machine(platform: str = sys.platform) -> Manager:
 
 
 def _called(command: Sequence[str], *, check: bool) -> subprocess.CompletedProcess[str]:
-    """Run it; with `check` a failure is a ServiceError."""
+    """Run a command; with `check` a failure is a ServiceError."""
     try:
         found = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=CALL_S, check=False,

@@ -1,7 +1,7 @@
-"""What a daemon tells systemd, and gets from it: sd_notify(3), the watchdog, and sockets that it already listens on.
+"""Talks to systemd from the daemon: sd_notify(3), the watchdog, and the listening sockets that systemd hands over.
 
 The protocol is a datagram of lines `NAME=value` to the socket that NOTIFY_SOCKET names; no library is needed for it.
-Everything here does nothing where no service manager asked for it.
+Without a service manager that asks for it, everything here does nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import MutableMapping
 log = logging.getLogger("disco.service")
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-LEAST_WATCHDOG_S = 0.05  # between two signs of life to the service manager
+LEAST_WATCHDOG_S = 0.05  # between two watchdog messages
 
 
 class ServiceChannel:
-    """The service manager that started this process, or nobody.
+    """The service manager that started this process, if any.
 
-    Takes its variables out of `env`: they are for this process only, and a child that knew them would speak in its
+    Removes its variables from `env`: they are for this process only, and a child that had them could speak in its
     name.
     """
 
@@ -36,11 +36,11 @@ class ServiceChannel:
 
     @property
     def present(self) -> bool:
-        """Whether somebody listens to what is told."""
+        """Whether a service manager listens."""
         return bool(self._address)
 
     def sockets(self) -> list[socket.socket]:
-        """The listening sockets that were handed over; once, they are the caller's then."""
+        """Return the listening sockets that were handed over, once: they belong to the caller then."""
         n, self._n_sockets = self._n_sockets, 0
         found = []
         for number in range(FIRST_FD, FIRST_FD + n):
@@ -51,7 +51,7 @@ class ServiceChannel:
         return found
 
     def tell(self, **state: str | int) -> bool:
-        """Send some assignments, such as `READY=1`; False where nobody is, or they cannot be sent now."""
+        """Send assignments, such as `READY=1`; return False if no manager listens, or sending fails."""
         if not self._address:
             return False
         text = "\n".join(f"{name}={value}" for name, value in state.items()).encode()
@@ -67,19 +67,19 @@ class ServiceChannel:
         return True
 
     def ready(self, status: str) -> None:
-        """It serves."""
+        """Say that the daemon serves."""
         self.tell(READY=1, STATUS=_line(status), MAINPID=os.getpid())
 
     def reloading(self) -> None:
-        """It reads its configuration again; `ready` ends that."""
+        """Say that the daemon reads its configuration again; `ready` ends that."""
         self.tell(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
 
     def stopping(self, status: str) -> None:
-        """It takes no more requests."""
+        """Say that the daemon takes no more requests."""
         self.tell(STOPPING=1, STATUS=_line(status))
 
     async def watch(self) -> None:
-        """Say again and again that the event loop turns, until cancelled; returns at once where nobody asks."""
+        """Report that the event loop turns, again and again until cancelled; return at once if no watchdog runs."""
         if self.watchdog_s is None:
             return
         every = max(LEAST_WATCHDOG_S, self.watchdog_s / 3)
@@ -89,7 +89,7 @@ class ServiceChannel:
 
 
 def _n_sockets(env: MutableMapping[str, str]) -> int:
-    """How many sockets were handed to this process."""
+    """Return how many sockets were handed to this process."""
     pid, n = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
     env.pop("LISTEN_FDNAMES", None)
     return int(n) if pid == str(os.getpid()) and n.isdigit() else 0

@@ -1,7 +1,7 @@
-"""systemd's units for a user manager: the service, and the socket that answers at login while the model loads. Pure.
+"""systemd's units for a user manager: the service, and the socket that listens from login on. Pure.
 
-Hardening is what a user manager can do without a mount namespace, which many systems do not give to users: a unit that
-asks for one fails to start there. `MemoryDenyWriteExecute` is left out: libffi's closures need such pages.
+The hardening needs no mount namespace: many systems do not give one to users, and a unit that asks for it fails to
+start there. `MemoryDenyWriteExecute` is left out: libffi's closures need such pages.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ HARDENING = (
     "RestrictNamespaces=yes",
     "SystemCallArchitectures=native",
     "SystemCallFilter=@system-service",
-    # The engine confines itself further (`engine.confine`): an older systemd does not count these to any set.
+    # The engine confines itself further (`engine.confine`): an older systemd has these in no set.
     "SystemCallFilter=seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self",
     "SystemCallErrorNumber=EPERM",
-    "LimitCORE=0",  # a core has keys and conversations in it
+    "LimitCORE=0",  # a core dump contains keys and conversations
     f"TasksMax={MAX_TASKS}",
     "UMask=0077",
 )
-HIGH_SHARE = 0.9  # of the memory limit, above which the kernel takes back what can be had again before it kills
+HIGH_SHARE = 0.9  # of the memory limit; above it the kernel reclaims memory, before it kills
 
 
 def units(spec: Spec) -> dict[str, str]:
-    """The files, by name. Raises ValueError where a value cannot be written into a unit."""
+    """Return the units by name. Raises ValueError for a value that a unit cannot hold."""
     found = {SERVICE: _service(spec)}
     if spec.port is not None:
         found[SOCKET] = _socket(spec)
@@ -58,11 +58,11 @@ def _service(spec: Spec) -> str:
         "TimeoutStartSec=60",
         f"TimeoutStopSec={STOP_S}",
         f"WatchdogSec={WATCHDOG_S}",
-        # The signal is for the daemon; its engine is ended by it, and must not die in the middle of an answer.
+        # Only the daemon gets the signal; it ends its engine, which must not die in the middle of an answer.
         "KillMode=mixed",
         *(_memory(spec.memory_bytes) if spec.memory_bytes is not None else []),
         f"LimitNOFILE={MAX_FILES}",
-        "OOMPolicy=continue",  # the engine is the large one: the daemon starts it again
+        "OOMPolicy=continue",  # the engine is the large process, and the daemon restarts it
         *HARDENING,
         "",
         "[Install]",
@@ -76,7 +76,7 @@ def _memory(most_bytes: int) -> list[str]:
 
 
 def listens(spec: Spec) -> list[str]:
-    """Where systemd listens for the daemon: the TCP port, and the Unix socket where `socketfile` looks for it."""
+    """Return where systemd listens for the daemon: the TCP port, and the Unix socket of `socketfile`."""
     if spec.port is None:
         return []
     host = f"[{spec.host}]" if ":" in spec.host else spec.host
@@ -84,7 +84,7 @@ def listens(spec: Spec) -> list[str]:
 
 
 def listens_by(unit: str) -> list[str]:
-    """The same, by the text of a socket unit."""
+    """Return the same, read from the text of a socket unit."""
     rows = (line.partition("=") for line in unit.splitlines())
     return [value.strip() for name, _, value in rows if name.strip() == "ListenStream"]
 
@@ -108,7 +108,7 @@ def _socket(spec: Spec) -> str:
 
 
 def quoted(word: str, *, command: bool = True) -> str:
-    """A word of a command line or an assignment, as systemd.syntax(7) wants it. Raises ValueError for a line end.
+    """Quote a word of a command line or an assignment by systemd.syntax(7). Raises ValueError for a line end.
 
     In a command `$` would begin a variable.
     """

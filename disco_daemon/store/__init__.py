@@ -1,4 +1,4 @@
-"""History on disk. `History` is the only door; the rest of the software never sees SQL."""
+"""The history on disk. `History` is its only interface; no other room sees SQL."""
 
 from .db import History
 

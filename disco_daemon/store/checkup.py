@@ -1,4 +1,4 @@
-"""A look at the history file for `disco doctor`: nothing is written, made or mended."""
+"""Reads the history file for `disco doctor`; writes, creates and repairs nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT_S = 2.0  # for a daemon's transaction, which takes milliseconds
 
 @dataclass(frozen=True, slots=True)
 class HistoryFacts:
-    """Number of the file's schema, requests in it, and when the latest one came (Unix time, s; None without any)."""
+    """The number of the file's schema, its requests, and the time of the latest (Unix time, s; None without any)."""
 
     schema: int
     requests: int
@@ -29,7 +29,7 @@ class HistoryFacts:
 
 
 def look(path: Path) -> HistoryFacts:
-    """What is in the history file at `path`. Blocks on disk. Raises Unavailable if it cannot be read, or is none."""
+    """Read the history file at `path`. Blocks on disk. Raises Unavailable if it cannot be read, or is no history."""
     try:
         require_ours(path, HISTORY)
     except ForeignFileError as error:
@@ -37,14 +37,14 @@ def look(path: Path) -> HistoryFacts:
         raise Unavailable(msg) from error
     with _opened(path) as connection:
         schema = schema_version(connection)
-        if schema == 0:  # made, and not filled yet
+        if schema == 0:  # created, and not filled yet
             return HistoryFacts(0, 0, None)
         requests, latest = connection.execute("SELECT count(*), max(created) FROM requests").fetchone()
         return HistoryFacts(schema, int(requests), latest)
 
 
 def profile(path: Path, name: str) -> dict[str, Any] | None:
-    """What the daemon has found out of that server, JSON; None if nothing. Blocks on disk. Raises Unavailable."""
+    """Return the daemon's findings on a server, JSON, or None. Blocks on disk. Raises Unavailable."""
     with _opened(path) as connection:
         row = connection.execute("SELECT state FROM profiles WHERE name = ?", (name,)).fetchone()
     try:
@@ -56,8 +56,8 @@ def profile(path: Path, name: str) -> dict[str, Any] | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file, to be read only. Raises Unavailable for whatever is wrong with it."""
-    # Without a log nobody has it open; then SQLite need not make one to read it, and would leave that behind.
+    """Open the file to read it. Raises Unavailable for whatever is wrong with it."""
+    # Without a log no process has it open. To read it SQLite would make a log, and leave it behind.
     still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
     uri = f"{path.resolve().as_uri()}?mode=ro{still}"
     try:

@@ -1,4 +1,4 @@
-"""One daemon a history: two would each keep half of the books, and both write what was learned."""
+"""Claims a history for one daemon: of two, each would keep half of the books, and both would save what they learned."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _log = logging.getLogger("disco.store")
 
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 _LONGEST = 32  # bytes; the number of a process is shorter
-_OURS = re.compile(rb"\d{0,20}")  # what a daemon leaves in its lock file
+_OURS = re.compile(rb"\d{0,20}")  # the content of a daemon's lock file
 
 
 @contextmanager
 def claimed(history: Path) -> Iterator[None]:
     """Hold this history for this process; the lock ends with the process, however that ends.
 
-    Raises ConfigError if another daemon holds it. Nobody is refused where there is nothing to hold: the file is no
-    history, the disk cannot be written, or its file system knows no locks. Then the log says so.
+    Raises ConfigError if another daemon holds it. If no lock is possible, it only logs that: the file is no history,
+    the disk cannot be written, or its file system has no locks.
     """
     handle = _opened(history)
     try:
@@ -41,10 +41,10 @@ def claimed(history: Path) -> Iterator[None]:
 
 
 def _opened(history: Path) -> int | None:
-    """The lock file, open; None, with a line in the log, if it cannot be, or is not ours."""
+    """Open the lock file; return None, and log it, if that fails or if the file is not ours."""
     path = history.with_name(f"{history.name}.lock")
     try:
-        require_ours(history, HISTORY)  # else nothing is written, and there is nothing to lock
+        require_ours(history, HISTORY)  # else nothing is written, and nothing needs a lock
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except ForeignFileError:
@@ -60,7 +60,7 @@ def _opened(history: Path) -> int | None:
 
 
 def _take(handle: int, history: Path) -> None:
-    """Lock it, and write down who has it. Raises ConfigError."""
+    """Lock the file, and write our process id into it. Raises ConfigError."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

@@ -1,4 +1,4 @@
-"""One SQLite file, one writer thread that owns the only writing connection, one read-only connection per question."""
+"""The history: one SQLite file, one writer thread with the only writing connection, a read-only one per query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .migrations import give_back_free_pages, open_database
 
 _log = logging.getLogger("disco.store")
 
-QUEUE_LIMIT = 10_000  # outcomes that wait for a slow disk; some 10 MB without texts, hours of requests of one user
+QUEUE_LIMIT = 10_000  # outcomes that wait for a slow disk; some 10 MB without texts, hours of one user's requests
 BUSY_TIMEOUT_S = 5.0  # how long a write waits for another daemon's transaction, which takes milliseconds
 
 _RECENT = "SELECT * FROM requests WHERE id < ? ORDER BY id DESC LIMIT ?"
@@ -54,14 +54,14 @@ ON CONFLICT (name) DO UPDATE SET updated = excluded.updated, state = excluded.st
 _MAX_ID = (1 << 63) - 1
 PICO, MICRO = 1e12, 1e6  # the ledger counts in these parts of a $ and of a J
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
-# What one odd outcome can cause; the disk is well, so only that outcome is lost, not its batch.
+# The errors that one odd outcome can cause: the disk is fine, so only that outcome is lost, not its batch.
 _SQL_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _ROW_FAULTS: tuple[type[Exception], ...] = (*_SQL_FAULTS, ValueError, TypeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Sums over some days: finished requests, what servers bill for them, $, and what this machine spent, J."""
+    """Sums over some days: finished requests, the servers' bill, $, and this machine's energy, J."""
 
     requests: int
     server_usd: float
@@ -70,7 +70,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Something's state at one time, JSON, to be written under its name by the statement `save`."""
+    """A state at one time, JSON, that the statement `save` writes under its name."""
 
     save: str
     name: str
@@ -110,8 +110,8 @@ class History:
         self._writer: sqlite3.Connection | None = None
         self._failing = False
         self._error = ""
-        self._foreign = False  # the file is not ours, and nothing of it is read
-        self._doubted = False  # somebody met a damaged page: look at the whole file before the next write
+        self._foreign = False  # the file is not ours, and is not read
+        self._doubted = False  # a damaged page was met: check the whole file before the next write
 
     def __repr__(self) -> str:
         state = "open" if self._running else "closed"
@@ -126,20 +126,20 @@ class History:
 
     @property
     def dropped(self) -> int:
-        """Outcomes that were not written, since this object was made: queue full, not open, or a disk error."""
+        """The outcomes lost since this object was made: queue full, not open, or a disk error."""
         with self._changed:
             return self._dropped
 
     @property
     def error(self) -> str:
-        """Why nothing can be recorded now, without the file's name; empty where all is well."""
+        """Why nothing can be recorded now, without the file's name; empty if all is well."""
         return self._error
 
     def open(self) -> None:
         """Create folder, file and schema and start the writer; `ConfigError` if a newer version wrote the file.
 
-        A damaged file is moved aside, and one that is no history is left alone: then there is none. If the disk
-        refuses, the history starts all the same and tries again later.
+        A damaged file is moved aside. A file that is no history is left alone, and nothing is recorded. If the disk
+        refuses, the history opens all the same and tries again later.
         """
         if self._thread is not None:
             return
@@ -157,19 +157,19 @@ class History:
         self._put(replace(outcome, arrivals_s=()))  # the queue is bounded in outcomes, not in tokens
 
     def save_learned(self, endpoints: str, saved: float, state: Mapping[str, Any]) -> None:
-        """Queue the estimators' state, JSON, under the name of the endpoints it is about; `saved` is Unix time, s."""
+        """Queue the estimators' state, JSON, under the name of its endpoints; `saved` is Unix time, s."""
         self._put(_State(_SAVE_LEARNED, endpoints, saved, json.dumps(state, allow_nan=False)))
 
     def learned(self, endpoints: str) -> dict[str, Any] | None:
-        """Return the state saved last under that name; None where there is none, or what is there is no JSON object."""
+        """Return the state last saved under that name; None if it is missing or no JSON object."""
         return self._state("SELECT state FROM estimators WHERE endpoints = ?", endpoints)
 
     def save_profile(self, name: str, now: float, state: Mapping[str, Any]) -> None:
-        """Queue what is known of a server, JSON, under its name; `now` is Unix time, s."""
+        """Queue a server's profile, JSON, under its name; `now` is Unix time, s."""
         self._put(_State(_SAVE_PROFILE, name, now, json.dumps(state, allow_nan=False)))
 
     def profile(self, name: str) -> dict[str, Any] | None:
-        """Return the profile saved last under that name; None where there is none. Blocks on disk."""
+        """Return the profile last saved under that name, or None. Blocks on disk."""
         return self._state("SELECT state FROM profiles WHERE name = ?", name)
 
     def _state(self, sql: str, name: str) -> dict[str, Any] | None:
@@ -190,7 +190,7 @@ class History:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all that was queued so far is written or counted as dropped; `TimeoutError` after `timeout_s`."""
+        """Wait until all that is queued now is written or counted as dropped; `TimeoutError` after `timeout_s`."""
         with self._changed:
             target = self._accepted
             if not self._changed.wait_for(lambda: self._settled >= target, timeout_s):
@@ -198,7 +198,7 @@ class History:
                 raise TimeoutError(msg)
 
     def close(self) -> None:
-        """Write what is queued and join the writer; twice is fine. Takes a few busy timeouts at worst."""
+        """Write what is queued and join the writer; may be called twice. Takes a few busy time-outs at worst."""
         with self._changed:
             self._running = False
             self._changed.notify_all()
@@ -209,7 +209,7 @@ class History:
     def recent(self, limit: int, before_id: int | None = None) -> list[dict[str, Any]]:
         """Return the newest requests, newest first; the next page starts with `before_id` = the last `id`.
 
-        `moves` is a list, empty too where an older version wrote the row.
+        `moves` is a list, which is empty in rows of older versions.
         """
         rows = self._read(_RECENT, (_MAX_ID if before_id is None else before_id, max(0, limit)))
         return [{**dict(row), "moves": json.loads(row["moves"] or "[]")} for row in rows]
@@ -229,12 +229,12 @@ class History:
         return row
 
     def spent(self, first: date, last: date) -> Ledger:
-        """What was spent from one local day to another, both included; also of requests that are not kept any more."""
+        """Sum up the spending from one local day to another, both included, also of requests no longer kept."""
         row = self._read(_LEDGER, (first.isoformat(), last.isoformat()))[0]
         return Ledger(int(row["requests"]), row["picousd"] / PICO, row["microj"] / MICRO)
 
     def days(self, limit: int) -> list[dict[str, Any]]:
-        """What was spent on each of the latest days, the newest first: `server_usd` and `energy_j`."""
+        """Return the spending of each of the latest days, newest first: `server_usd` and `energy_j`."""
         rows = self._read(_DAYS, (max(0, limit),))
         return [
             {
@@ -261,7 +261,7 @@ class History:
             raise Unavailable(msg) from error
 
     def _write_all(self) -> None:
-        self._store([])  # a smaller `max_rows` than last time holds from the start
+        self._store([])  # applies a smaller `max_rows` than last time from the start
         try:
             while batch := self._take():
                 lost = self._store(batch)
@@ -280,7 +280,7 @@ class History:
             return batch
 
     def _store(self, batch: Sequence[Outcome | _State]) -> int:
-        """Write one batch; how many of it were lost."""
+        """Write one batch; return how many of it were lost."""
         try:
             if self._writer is None or self._doubted:
                 self._drop_connection()
@@ -302,7 +302,7 @@ class History:
         self._doubted = self._doubted or is_damage(error)
         self._foreign = isinstance(error, ForeignFileError)
         self._error = getattr(error, "strerror", None) or str(error)
-        if not self._failing:  # once per trouble: a full disk must not fill the log as well
+        if not self._failing:  # once per failure: a full disk must not fill the log as well
             why = self._error
             _log.warning("history: %s cannot be written, requests go unrecorded meanwhile: %s", self.path, why)
             self._failing = True
@@ -408,7 +408,7 @@ def _sample_row(outcome: Outcome, attempt: Attempt, request: int | None) -> dict
 
 
 def _day(created: float) -> str:
-    """The local day of a moment; "" for one that no calendar has."""
+    """Return the local day of a Unix time; "" if no calendar has it."""
     try:
         return datetime.fromtimestamp(created).date().isoformat()  # noqa: DTZ006 - the user's own day is wanted
     except (ValueError, OverflowError, OSError):
@@ -416,5 +416,5 @@ def _day(created: float) -> str:
 
 
 def _text(text: str | None) -> str | None:
-    """Without lone surrogates, which JSON may carry and SQLite cannot."""
+    """Replace lone surrogates, which JSON can carry and SQLite cannot."""
     return None if text is None else text.encode("utf-8", "replace").decode()

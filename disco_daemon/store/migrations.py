@@ -1,4 +1,4 @@
-"""Opening the file: private, WAL, and brought to the newest schema.
+"""Opens the file: private, in WAL mode, migrated to the newest schema.
 
 The schema is a numbered list of scripts. Append only: what a released version has run is never edited.
 """
@@ -63,7 +63,7 @@ CREATE INDEX ttft_samples_by_request ON ttft_samples (request);
 CREATE INDEX ttft_samples_by_endpoint ON ttft_samples (side, model);
 """
 
-# What an attempt met, and what has been learned: `state` is the estimators' own JSON, `endpoints` whom it is about.
+# The conditions of each attempt, and the learned state: `state` is the estimators' own JSON, for these `endpoints`.
 _V2 = """
 ALTER TABLE ttft_samples ADD COLUMN load_s REAL NOT NULL DEFAULT 0;
 ALTER TABLE ttft_samples ADD COLUMN n_busy INTEGER NOT NULL DEFAULT 0;
@@ -76,8 +76,8 @@ CREATE TABLE estimators (
 );
 """
 
-# How the answer was to read (NULL: nothing was, or an older version wrote the row), its handoffs as JSON, and what the
-# probe found out about each server.
+# How the answer read (NULL: it had no tokens, or an older version wrote the row), its handoffs as JSON, and the probe's
+# findings on each server.
 _V3 = """
 ALTER TABLE requests ADD COLUMN qoe REAL;
 ALTER TABLE requests ADD COLUMN ttlt_s REAL;
@@ -94,11 +94,11 @@ CREATE TABLE profiles (
 );
 """
 
-# The ledger: what every start cost, and the sums of each day, which outlive the rows they are of. Triggers keep them in
-# the very transaction that writes a row, so that rows and sums agree whenever the process dies. The sums are whole
-# numbers of millionths of a micro-$, and of micro-J, since a sum of floats depends on its order. `day` is a local date;
-# `gone_*` is the part of a sum whose rows have been deleted for want of room. A change of time zone moves no row. An
-# older version that still runs knows no days: its rows have none.
+# The ledger: the cost of every start, and the sums of each day, which outlive their rows. Triggers keep the sums in the
+# transaction that writes a row, so that rows and sums agree whenever the process dies. The sums are whole numbers of
+# millionths of a micro-$, and of micro-J, since a sum of floats depends on its order. `day` is a local date; `gone_*`
+# is the part of a sum whose rows were deleted to make room. A change of time zone moves no row. Rows of an older
+# version that still runs have no day.
 _V4 = """
 ALTER TABLE requests ADD COLUMN server_usd REAL NOT NULL DEFAULT 0;
 ALTER TABLE requests ADD COLUMN day TEXT;
@@ -157,14 +157,14 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIO
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
-    """How many migrations this file has seen."""
+    """Return how many migrations were applied to this file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _apply(connection: sqlite3.Connection, number: int, script: str) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Asked again under the write lock: another process may have been first.
+        # Checked again under the write lock: another process may have been first.
         if schema_version(connection) < number:
             for statement in statements(script):
                 connection.execute(statement)
@@ -179,8 +179,8 @@ def _apply(connection: sqlite3.Connection, number: int, script: str) -> None:
 def open_database(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sqlite3.Connection:
     """Return a writing connection to a migrated file; a damaged history is moved aside first.
 
-    `thorough` looks at every page. Raises `ConfigError` for a newer schema, `ForeignFileError` for a file that is no
-    history, which is not touched, `OSError` or `sqlite3.Error` where the disk refuses.
+    `thorough` checks every page. Raises `ConfigError` for a newer schema, `ForeignFileError` for a file that is no
+    history, which stays untouched, `OSError` or `sqlite3.Error` if the disk refuses.
     """
     with folder_lock(path.parent):
         require_ours(path, HISTORY)
@@ -199,15 +199,15 @@ def _connect(path: Path, busy_timeout_s: float, *, thorough: bool = False) -> sq
     # Opened by the caller of `open()`, then used by the writer thread alone.
     connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before the first write
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect only before the first write
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows, never the file
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA secure_delete = ON")  # a text that was deleted is not left in free pages
+        connection.execute("PRAGMA secure_delete = ON")  # a deleted text does not stay in free pages
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES:d}")
         migrate(connection)
         if connection.execute("PRAGMA application_id").fetchone()[0] != HISTORY.application_id:
-            connection.execute(f"PRAGMA application_id = {HISTORY.application_id:d}")  # known by it if it is damaged
+            connection.execute(f"PRAGMA application_id = {HISTORY.application_id:d}")  # identifies it if it is damaged
         if thorough:
             _examine(connection)
     except BaseException:
@@ -225,8 +225,8 @@ def _examine(connection: sqlite3.Connection) -> None:
 
 
 def give_back_free_pages(connection: sqlite3.Connection) -> None:
-    """Shrink the file when rows went and few came."""
-    with suppress(sqlite3.Error):  # the rows are safe already; the next batch tries again
+    """Shrink the file after more rows went than came."""
+    with suppress(sqlite3.Error):  # the rows are safe; the next batch tries again
         if connection.execute("PRAGMA freelist_count").fetchone()[0] > FREE_PAGES_KEPT:
             # Not execute(): this pragma frees one page a step and returns no columns, so execute() stops at the first.
             connection.executescript("PRAGMA incremental_vacuum")

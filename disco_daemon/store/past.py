@@ -1,4 +1,4 @@
-"""Reads back what was recorded, for reckoning what another setting would have cost; never a text."""
+"""Reads recorded outcomes, to compute what another setting would have cost; never a text."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SAMPLES = "SELECT * FROM ttft_samples WHERE request >= ? ORDER BY request, id"
 
 
 def outcomes(path: Path, since: float = 0.0, limit: int = MOST) -> list[Outcome]:
-    """The newest `limit` requests from Unix time `since` on, s, oldest first; a daemon may go on writing meanwhile.
+    """Return the newest `limit` requests since a Unix time, s, oldest first; a daemon may be writing meanwhile.
 
-    What a row does not hold is left at its default: texts, moves, how the answer was to read. Tokens that a device that
-    was not cancelled did not process were in its cache. Raises Unavailable where the file cannot be read.
+    What a row does not have keeps its default: texts, moves, the reading. Tokens that an uncancelled device did not
+    process were in its cache. Raises Unavailable if the file cannot be read.
     """
     uri = f"{path.resolve().as_uri()}?mode=ro"
     try:
