@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from binary import build
+from disco_tui.app import STYLESHEET
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -28,7 +31,13 @@ def test_the_wheel_owns_two_import_names_and_ships_the_profiles(tmp_path: Path) 
     assert "disco_daemon/profiles/traces/README.md" in names, "the trace travels with its licence"
     assert "disco_daemon/py.typed" in names
     assert "disco_daemon/profiles/readers.toml" in names
+    assert "disco_tui/disco.tcss" in names, "the terminal UI travels with its stylesheet"
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "disco_daemon").rglob("*.py")}
     modules |= {f"disco_tui/{p.name}" for p in (ROOT / "tui").glob("*.py")}
     assert modules <= set(names)
     assert any(n.endswith("LICENSE") for n in names)
+
+
+def test_the_binary_finds_the_stylesheet_where_the_terminal_ui_looks_for_it() -> None:
+    assert STYLESHEET.resolve() == (ROOT / "tui" / "disco.tcss").resolve()
+    assert (f"disco_tui/{STYLESHEET.name}", "disco_tui") in build.DATA

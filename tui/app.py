@@ -26,11 +26,11 @@ from .data.daemon_launcher import Starter, startable
 from .data.preferences import NAME, Preferences
 from .data.store import Store
 from .draw.theme import Look, fit, look_of
-from .screens import dialogs
 from .screens.chat import KEYS, ChatScreen
 from .screens.conversation import Talks
 from .screens.dialogs import Help
 
+STYLESHEET = Path(__file__).with_name("disco.tcss")
 POLL_S = 2.0  # between two looks at how the daemon is
 SOON_S = 0.2  # the same while one is on its way
 START_S = 60.0  # a daemon that listens no sooner than this is not waited for
@@ -44,7 +44,7 @@ class DiscoApp(App[None]):
     """
 
     TITLE = "disco"
-    CSS = dialogs.CSS
+    CSS_PATH = STYLESHEET
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "help", "Help"),
         Binding("f2", "go('chat')", "Chat", show=False),

@@ -34,6 +34,8 @@ FREEZE_TIMEOUT_S = 1800.0
 STRIP_TIMEOUT_S = 60.0
 # Packages that import modules of theirs by name, which PyInstaller cannot see.
 LAZY = ("anyio", "disco_daemon", "disco_tui", "huggingface_hub", "pydantic", "rich", "textual")
+# What the program reads beside its modules, and the folder that it is looked for in.
+DATA = (("disco_daemon/profiles", "disco_daemon/profiles"), ("disco_tui/disco.tcss", "disco_tui"))
 METADATA = ("disco-daemon", ENGINE)  # whose versions the program asks for
 # Installed beside us for the tests, for plots, or by something that could use them: nothing here needs them.
 UNUSED = (
@@ -118,7 +120,7 @@ def freeze() -> Path:
         sys.executable, "-P", "-m", "PyInstaller", "--noconfirm", "--clean", "--log-level", "WARN", "--onedir",
         "--noupx", "--name", "disco", "--distpath", str(out), "--workpath", str(WORK / "work"), "--specpath", str(WORK),
     ]  # fmt: skip
-    command += [f"--add-data={SITE / 'disco_daemon' / 'profiles'}{os.pathsep}disco_daemon/profiles"]
+    command += [f"--add-data={SITE / source}{os.pathsep}{folder}" for source, folder in DATA]
     command += [f"--hidden-import={name}" for name in sorted({*PARTS, *hidden()})]
     command += [f"--copy-metadata={name}" for name in METADATA if installed(name)]
     command += [f"--add-binary={path}{os.pathsep}llama_cpp/lib" for path in engine_libraries()]

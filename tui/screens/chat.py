@@ -37,16 +37,6 @@ class ChatScreen(Screen[None]):
     AUTO_FOCUS = "#prompt"
     # Textual declares it without ClassVar.
     HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
-    CSS = """
-    ChatScreen #middle { height: 1fr; }
-    ChatScreen #main { width: 1fr; }
-    ChatScreen #banner { height: auto; max-height: 3; padding: 0 1; display: none; background: $warning 20%; }
-    ChatScreen #banner.-shown { display: block; }
-    ChatScreen #line { height: 1; padding: 0 1; color: $text-muted; }
-    ChatScreen.-narrow Sidebar { display: none; }
-    ChatScreen.-narrow.-list Sidebar { display: block; }
-    ChatScreen.-wide.-nolist Sidebar { display: none; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "escape", "Stop", show=False),
         Binding("ctrl+n", "new", "New", priority=True),

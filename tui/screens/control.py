@@ -55,25 +55,6 @@ MAX_UNDO = 100
 class ControlScreen(Screen[None]):
     """All live settings. The screen owns what is on it; the daemon owns the settings, the app what they were before."""
 
-    CSS = """
-    ControlScreen VerticalScroll { padding: 0 1; }
-    ControlScreen .words { color: $text-muted; width: 100%; }
-    ControlScreen .block { height: auto; margin-bottom: 1; }
-    ControlScreen.low .block { margin-bottom: 0; }
-    ControlScreen .row { height: 1; }
-    ControlScreen .knob { height: 2; }
-    ControlScreen .value { width: 8; text-align: right; }
-    ControlScreen .tail { display: none; }
-    ControlScreen .tail.shown { display: block; }
-    ControlScreen #effect { color: $foreground; }
-    ControlScreen #prediction { background: $boost; height: auto; }
-    ControlScreen #banner { background: $warning; color: $background; display: none; }
-    ControlScreen.plain #banner { background: $background; color: $foreground; }
-    ControlScreen #pace { width: 12; }
-    ControlScreen #reader { width: 1fr; }
-    ControlScreen .cap { width: 1fr; height: 2; }
-    ControlScreen .caps { height: 2; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+z", "undo", "Undo", priority=True),
         Binding("escape", "back", "Back"),
@@ -121,13 +102,13 @@ class ControlScreen(Screen[None]):
                 yield Static(id="effect")
             with Vertical(classes="block"):
                 yield Label(BUDGET_WORDS, classes="words")
-                with Horizontal(classes="knob"):
+                with Horizontal(classes="slider"):
                     yield Slider(BUDGET, 0.5, plain=self._plain, id="budget")
                     yield Label("", id="budget-value", classes="value")
             for tail in TAILS.values():
                 with Vertical(classes="block tail", id=f"{tail.name}-block"):
                     yield Label(tail.words, classes="words")
-                    with Horizontal(classes="knob"):
+                    with Horizontal(classes="slider"):
                         yield Slider(tail.scale, tail.scale.low, plain=self._plain, id=tail.name)
                         yield Label("", id=f"{tail.name}-value", classes="value")
             yield Label("", classes="words block tail", id="no-tail")

@@ -27,18 +27,6 @@ DAYS = 14
 class DashboardScreen(Screen[None]):
     """A function of one snapshot; the worker that asks for it does nothing else."""
 
-    CSS = """
-    DashboardScreen #banner { background: $warning; color: $background; display: none; }
-    DashboardScreen.plain #banner { background: $background; color: $foreground; }
-    DashboardScreen #summary { text-style: bold; width: 100%; height: 1; padding: 0 1; }
-    DashboardScreen Grid { grid-size: 2 2; grid-gutter: 0 1; grid-rows: 10 5; height: 15; padding: 0 1; }
-    DashboardScreen.high Grid { grid-rows: 15 6; height: 21; }
-    DashboardScreen.plain Grid { layout: vertical; height: auto; }
-    DashboardScreen Grid Static { width: 100%; height: 100%; overflow: hidden; }
-    DashboardScreen.plain Grid Static { height: auto; }
-    DashboardScreen #filter { padding: 0 1; color: $text-muted; height: 1; }
-    DashboardScreen DataTable { height: 1fr; min-height: 5; padding: 0 1; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "filter('all')", "All"),
         Binding("d", "filter('device')", "Device"),

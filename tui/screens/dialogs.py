@@ -16,16 +16,6 @@ from textual.widgets.option_list import Option
 
 from ..draw.theme import fit
 
-CSS = """
-Ask, AskLong, Pick, Help { align: center middle; }
-Ask > Vertical, AskLong > Vertical, Pick > Vertical, Help > VerticalScroll {
-    width: 70; max-width: 96%; height: auto; max-height: 90%; border: round $border; background: $surface; padding: 0 1;
-}
-AskLong TextArea { height: 8; }
-Pick OptionList { height: auto; max-height: 14; border: none; padding: 0; }
-.-plain Vertical, .-plain VerticalScroll { border: none; }
-"""
-
 
 class Ask(ModalScreen[str | None]):
     """Asks for one line; the answer is None if it was given up."""

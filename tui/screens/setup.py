@@ -52,18 +52,6 @@ _LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE}
 class SetupScreen(Screen[None]):
     """One question after the other, in one place. `_step` says which; `_draft` what is known by then."""
 
-    CSS = """
-    SetupScreen #setup { border: round $border; padding: 0 1; height: 1fr; }
-    SetupScreen.-plain #setup { border: none; padding: 0; }
-    SetupScreen #head { text-style: bold; margin-bottom: 1; }
-    SetupScreen #told { margin-bottom: 1; }
-    SetupScreen #problem { color: $text-error; margin-bottom: 1; display: none; }
-    SetupScreen #problem.-shown { display: block; }
-    SetupScreen #field { margin-bottom: 1; display: none; }
-    SetupScreen #field.-shown { display: block; }
-    SetupScreen #choices { height: 1fr; border: none; padding: 0; display: none; }
-    SetupScreen #choices.-shown { display: block; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Leave", priority=True),
         Binding("down", "move(1)", "Down", show=False),
@@ -85,7 +73,7 @@ class SetupScreen(Screen[None]):
         """A question, what helps to answer it, and where to."""
         with Vertical(id="setup"):
             yield Static(id="head", markup=False)
-            yield Static(id="told", markup=False)
+            yield Static(id="said", markup=False)
             yield Static(id="problem", markup=False)
             yield Input(id="field", compact=True)
             yield OptionList(id="choices", compact=True)
@@ -108,7 +96,7 @@ class SetupScreen(Screen[None]):
         """One step: `field` is the hint of the input, `rows` are choices; None leaves that out."""
         self._step = step
         self.query_one("#head", Static).update(step.value)
-        self.query_one("#told", Static).update(fit(told))
+        self.query_one("#said", Static).update(fit(told))
         place = self.query_one("#problem", Static)
         place.set_class(bool(problem), "-shown")
         place.update(f"! {fit(problem)}" if problem else "")

@@ -21,14 +21,6 @@ RECENT = 1000  # rows of the history that are searched for the answer's own
 class TimelineScreen(ModalScreen[None]):
     """What happened to one answer, from its `disco` object or its row of the history, and the trace of it."""
 
-    CSS = """
-    TimelineScreen { align: center middle; }
-    #story { width: 96%; height: 96%; border: round $accent; padding: 0 1; background: $surface;
-      scrollbar-gutter: stable; }
-    TimelineScreen.plain #story { border: none; width: 100%; height: 100%; padding: 0; }
-    #story Static { margin-bottom: 1; }
-    #title { text-style: bold; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,ctrl+t", "close", "Close"),
         Binding("up", "scroll('up')", "Up", show=False),
@@ -43,7 +35,7 @@ class TimelineScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """A title, the lanes, the delivery, the buffer, and all of it in words."""
-        with VerticalScroll(id="story"):
+        with VerticalScroll(id="pictures"):
             yield Label("", id="title")
             yield Static(id="lanes")
             yield Static(id="delivery")
@@ -54,7 +46,7 @@ class TimelineScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         """Show what is here, then what the daemon adds."""
         self.set_class(self._plain, "plain")
-        self.query_one("#story", VerticalScroll).focus()
+        self.query_one("#pictures", VerticalScroll).focus()
         self.run_worker(self._complete(), group="timeline", exclusive=True)
 
     @property
@@ -112,5 +104,5 @@ class TimelineScreen(ModalScreen[None]):
 
     def action_scroll(self, way: str) -> None:
         """A line up or down."""
-        story = self.query_one("#story", VerticalScroll)
+        story = self.query_one("#pictures", VerticalScroll)
         story.scroll_up() if way == "up" else story.scroll_down()

@@ -15,12 +15,6 @@ NEWLINE = ("shift+enter", "ctrl+j", "alt+enter")  # most terminals can tell Ente
 class Prompt(TextArea):
     """The input. `history` is what was asked before, oldest first; `_at` is the one that is shown, if any."""
 
-    DEFAULT_CSS = """
-    Prompt { height: auto; min-height: 3; max-height: 10; border: round $border-blurred; padding: 0 1; }
-    Prompt:focus { border: round $border; }
-    Prompt.-plain { border: none; height: auto; min-height: 1; padding: 0; }
-    """
-
     class Sent(Message):
         """Somebody has asked something."""
 

@@ -27,13 +27,6 @@ def title_of(conversation: Conversation) -> str:
 class Sidebar(Vertical):
     """Search on top, conversations below, the latest first."""
 
-    DEFAULT_CSS = """
-    Sidebar { width: 30; min-width: 30; border-right: solid $border-blurred; }
-    Sidebar Input { border: none; height: 1; padding: 0 1; margin-bottom: 1; }
-    Sidebar OptionList { height: 1fr; border: none; padding: 0; background: transparent; scrollbar-size-vertical: 1; }
-    Sidebar.-plain { border: none; }
-    """
-
     class Searched(Message):
         """Other words are looked for."""
 

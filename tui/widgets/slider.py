@@ -19,10 +19,6 @@ PAGE = 10  # steps
 class Slider(Widget, can_focus=True):
     """One value on a scale. Posts `Changed` when the user moves it, not when the program does (`show`)."""
 
-    DEFAULT_CSS = """
-    Slider { height: 2; width: 1fr; min-width: 20; color: $foreground; }
-    Slider:focus { color: $accent; text-style: bold; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "move(-1)", "Less", show=False),
         Binding("right", "move(1)", "More", show=False),

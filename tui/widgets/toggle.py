@@ -14,10 +14,6 @@ from textual.widget import Widget
 class Toggle(Widget, can_focus=True):
     """A switch with its words. Posts `Changed` when the user turns it, not when the program does (`show`)."""
 
-    DEFAULT_CSS = """
-    Toggle { height: auto; width: 1fr; color: $foreground; }
-    Toggle:focus { color: $accent; text-style: bold; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "turn", "On or off", show=False)]
     value: reactive[bool] = reactive(False)
 

@@ -43,10 +43,6 @@ WELCOME = (
 class Transcript(ScrollView, can_focus=True):
     """The conversation. Its state: `_entries`, their `_heights` and `_drawn` lines, and which one is selected."""
 
-    DEFAULT_CSS = """
-    Transcript { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
-    Transcript:focus { background-tint: $foreground 3%; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "line(-1)", "Up", show=False),
         Binding("down", "line(1)", "Down", show=False),
