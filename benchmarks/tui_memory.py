@@ -101,7 +101,7 @@ async def exchange(app: DiscoApp, pilot: Pilot[None], i: int) -> None:
     app.chat.query_one(Prompt).put(QUESTION.format(i=i))
     await pilot.press("enter")
     async with asyncio.timeout(PATIENCE_S):
-        while len(app.talks.entries) < 2 * (i + 1) or app.talks.running is not None:  # noqa: ASYNC110 - it has no event
+        while len(app.conversations.entries) < 2 * (i + 1) or app.conversations.running is not None:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
 
 

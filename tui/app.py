@@ -1,4 +1,4 @@
-"""The terminal UI: screens over one link to a daemon and one store of conversations."""
+"""The application: it owns the link to the daemon, the store of conversations and what all screens share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.segment import Segments
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 
@@ -22,25 +23,25 @@ from disco_daemon.client.once import DaemonError
 from disco_daemon.client.stream import Link
 
 from .data import banner
-from .data.daemon_launcher import Starter, startable
+from .data.daemon_launcher import DaemonLauncher, startable
 from .data.preferences import NAME, Preferences
 from .data.store import Store
-from .draw.theme import Look, fit, look_of
+from .draw.theme import TextTheme, fit, text_theme_of
 from .screens.chat import KEYS, ChatScreen
-from .screens.conversation import Talks
-from .screens.dialogs import Help
+from .screens.conversations import Conversations
+from .screens.dialogs import HelpDialog
 
 STYLESHEET = Path(__file__).with_name("disco.tcss")
-POLL_S = 2.0  # between two looks at how the daemon is
-SOON_S = 0.2  # the same while one is on its way
-START_S = 60.0  # a daemon that listens no sooner than this is not waited for
+POLL_S = 2.0  # between two questions for the daemon's state
+SOON_S = 0.2  # the same while a daemon is starting
+START_S = 60.0  # answers wait no longer than this for a daemon that is starting
 DARK, LIGHT = "textual-dark", "textual-light"
 
 
 class DiscoApp(App[None]):
-    """What all screens share: `link`, `store`, `talks`, `look`. `path` is the store's file, if there is one.
+    """The terminal UI. `path` is the store's file; without one nothing is kept.
 
-    `start`: a daemon that does not run is started at once, if that can be done here.
+    With `start` it launches a daemon at once if none runs and this machine can run it.
     """
 
     TITLE = "disco"
@@ -61,17 +62,17 @@ class DiscoApp(App[None]):
         self.link = link
         self.store = store
         self.plain = plain
-        self.before: list[dict[str, Any]] = []  # what the settings were before each change in the control panel
-        self.chat = ChatScreen()
-        self.talks = Talks(link, store, self.chat.changed, self.chat.ended, ready=self._settle)
-        self.starter = Starter(link.root, None if path is None else path.with_name("daemon.log"))
+        self.undo_log: list[dict[str, Any]] = []  # the old values of each change in the control panel, oldest first
+        self.conversations = Conversations(link, store, post=self._post_to_chat, ready=self._settle)
+        self.chat = ChatScreen(self.conversations, lambda: self.text_theme, plain=plain)
+        self.launcher = DaemonLauncher(link.root, None if path is None else path.with_name("daemon.log"))
         self._crash_log = None if path is None else path.with_name("crash.log")
-        self._look: tuple[str, Look] | None = None
+        self._text_theme: tuple[str, TextTheme] | None = None  # and the name of the theme that it is made of
         self._poll: asyncio.Task[None] | None = None
         self.preferences = Preferences.load(None if path is None else path.with_name(NAME))
         self._welcome = not self.preferences.welcomed
-        self._may_start = start  # by itself, at the first look only
-        self._settled = asyncio.Event()  # cleared while a daemon is on its way
+        self._may_start = start  # without being asked, and at the first check only
+        self._settled = asyncio.Event()  # cleared while a daemon is starting
         self._settled.set()
         if plain:
             self.animation_level = "none"
@@ -82,15 +83,15 @@ class DiscoApp(App[None]):
         return self._poll is not None
 
     @property
-    def look(self) -> Look:
-        """How words look in the present theme."""
-        if self._look is None or self._look[0] != self.theme:
-            found = look_of(self.theme_variables, dark=self.current_theme.dark, plain=self.plain)
-            self._look = (self.theme, found)
-        return self._look[1]
+    def text_theme(self) -> TextTheme:
+        """The styles of words in the present theme."""
+        if self._text_theme is None or self._text_theme[0] != self.theme:
+            found = text_theme_of(self.theme_variables, dark=self.current_theme.dark, plain=self.plain)
+            self._text_theme = (self.theme, found)
+        return self._text_theme[1]
 
     async def on_mount(self) -> None:
-        """Connect, show the chat, and look after the daemon."""
+        """Connect, show the chat, and begin to check the daemon."""
         await self.link.__aenter__()
         if self.preferences.theme in self.available_themes:
             self.theme = self.preferences.theme
@@ -99,9 +100,9 @@ class DiscoApp(App[None]):
         self._poll = asyncio.create_task(self._watch(), name="poll")
 
     def on_ready(self) -> None:
-        """Keep what the imports left behind out of the collector's sight: its full rounds would hold up keys.
+        """Hide what the imports left behind from the garbage collector, whose full rounds would hold up keys.
 
-        They still take some 30 ms once a conversation is drawn, so they are made ten times as rare.
+        A full round still takes some 30 ms once a conversation is drawn, so they become ten times as rare.
         """
         if not self.is_headless:
             gc.collect()
@@ -110,26 +111,26 @@ class DiscoApp(App[None]):
             gc.set_threshold(young, middle, 10 * old)
 
     async def on_unmount(self) -> None:
-        """End what runs: answers are written, a daemon started here is stopped."""
+        """Write the answers under way, and stop a daemon that was started here."""
         if self._poll is not None:
             self._poll.cancel()
             await asyncio.gather(self._poll, return_exceptions=True)
-        await self.talks.close()
+        await self.conversations.close()
         await self.link.__aexit__(None, None, None)
-        await self.starter.close()
+        await self.launcher.close()
 
     def _theme_changed(self, theme: Theme) -> None:
         if theme.name != self.preferences.theme:
             self.preferences.theme = theme.name
             self.preferences.save()
-        self._look = None
+        self._text_theme = None
         if self.chat.is_mounted:
-            self.chat.refresh_look()
+            self.chat.refresh_theme()
 
     # --- screens ----------------------------------------------------------------------------------------------------
 
     async def action_go(self, name: str) -> None:
-        """The chat, the control panel or the dashboard."""
+        """Show the chat, the control panel or the dashboard."""
         from .screens.control import ControlScreen
         from .screens.dashboard import DashboardScreen
 
@@ -141,43 +142,44 @@ class DiscoApp(App[None]):
         if wanted is not None:
             await self.push_screen(wanted())
 
-    def show_timeline(self, disco: Mapping[str, Any]) -> None:
-        """How one answer came about."""
-        from .screens.timeline import TimelineScreen
-
-        self.push_screen(TimelineScreen(disco))
-
     def action_setup(self) -> None:
-        """First steps: a server, its key and model, or another local model."""
+        """Open the setup."""
         from .screens.setup import SetupScreen
 
-        self.wave_away()
+        self.dismiss_welcome()
         if not any(isinstance(screen, SetupScreen) for screen in self.screen_stack):
-            self.push_screen(SetupScreen())
+            self.push_screen(SetupScreen(self.link, self.launcher, plain=self.plain))
 
     def action_help(self) -> None:
-        """All keys."""
-        self.push_screen(Help(KEYS, self.look.legend))
+        self.push_screen(HelpDialog(KEYS, self.text_theme.legend))
 
     def action_light(self) -> None:
-        """Light or dark."""
         self.theme = LIGHT if self.current_theme.dark else DARK
 
     # --- the daemon -------------------------------------------------------------------------------------------------
 
+    def _post_to_chat(self, message: Message) -> None:
+        self.chat.post_message(message)
+
+    def on_chat_screen_daemon_wanted(self) -> None:
+        self.start_daemon()
+
+    def on_chat_screen_welcome_dismissed(self) -> None:
+        self.dismiss_welcome()
+
     async def _watch(self) -> None:
         while True:
-            await self.look_after()
+            await self.check_daemon()
             await asyncio.sleep(POLL_S if self._settled.is_set() else SOON_S)
 
-    async def look_after(self) -> None:
-        """See how the daemon is, and say what is wrong."""
+    async def check_daemon(self) -> None:
+        """Ask the daemon for its state, and show what is wrong in the banner."""
         state, error = None, None
         try:
             state = await self.link.state()
         except DaemonError as e:
             error = e
-        if self._at_work:  # this was of the daemon before
+        if self._launching:  # the answer is that of the daemon before
             return
         if error is not None:
             found: banner.Banner | None = self._trouble(error)
@@ -189,13 +191,13 @@ class DiscoApp(App[None]):
         self.chat.show_banner(found)
 
     def _trouble(self, error: DaemonError) -> banner.Banner:
-        """Why there is no state, and what is done about it."""
+        """Return why there is no state; launch a daemon if that is wanted."""
         here = startable(self.link.root)
-        if self.starter.running:
+        if self.launcher.running:
             return banner.Banner("The daemon is starting; it ends with this window …")
         self._settled.set()
-        if self.starter.failed:
-            return banner.Banner(f"The daemon has ended: {self.starter.last_words()} F9 tries again.", here)
+        if self.launcher.failed:
+            return banner.Banner(f"The daemon has ended: {self.launcher.last_words()} F9 tries again.", here)
         found = banner.of_error(error, self.link.root, here=here)
         if not (self._may_start and found.startable):
             return found
@@ -204,7 +206,7 @@ class DiscoApp(App[None]):
         return banner.Banner("No daemon was running: one is starting, and ends with this window …")
 
     def _greeting(self, state: Mapping[str, Any]) -> banner.Banner | None:
-        """The first steps, told until they are waved away, and never in another window."""
+        """Return the welcome until it is dismissed; no later window shows it again."""
         found = banner.welcome(state) if self._welcome else None
         if found is not None and not self.preferences.welcomed:
             self.preferences.welcomed = True
@@ -212,30 +214,30 @@ class DiscoApp(App[None]):
         self._greeted = found is not None
         return found
 
-    def wave_away(self) -> None:
-        """Greet no more."""
+    def dismiss_welcome(self) -> None:
+        """Show the welcome no more."""
         self._welcome = False
         if self._greeted:
             self._greeted = False
             self.chat.show_banner(None)
 
-    startable = _at_work = _greeted = False
+    startable = _launching = _greeted = False
 
     def start_daemon(self) -> None:
-        """Start a daemon if the banner says that one could be."""
+        """Launch a daemon if the banner offers it."""
         if self.startable:
             self._settled.clear()
-            self._at_work = True
+            self._launching = True
             self.run_worker(self._start(), group="start", exclusive=True)
 
     async def _start(self) -> None:
         try:
-            await self.starter.start()
+            await self.launcher.start()
         except OSError as e:
             self.notify(f"The daemon cannot be started: {e}", severity="warning", markup=False)
         finally:
-            self._at_work = False
-        await self.look_after()
+            self._launching = False
+        await self.check_daemon()
 
     def notify(
         self,
@@ -246,18 +248,18 @@ class DiscoApp(App[None]):
         timeout: float | None = None,
         markup: bool = True,
     ) -> None:
-        """See `App.notify`; nothing in it drives the terminal, whoever has worded it."""
+        """Show a note (see `App.notify`) without the control characters of a foreign text."""
         super().notify(fit(message), title=fit(title), severity=severity, timeout=timeout, markup=markup)
 
     async def _settle(self) -> None:
-        """Wait for a daemon that is on its way: what is asked meanwhile is for it."""
+        """Wait for a daemon that is starting, so that it gets the questions asked meanwhile."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), START_S)
 
     # --- when this program itself is wrong --------------------------------------------------------------------------
 
     def _fatal_error(self) -> None:
-        """Textual would print a traceback with all local values; here it goes to a file, and a sentence is shown."""
+        """Write the traceback to a file and show a sentence; Textual would print all local values."""
         where = ""
         if self._crash_log is not None:
             with contextlib.suppress(OSError):
@@ -271,9 +273,9 @@ class DiscoApp(App[None]):
 
 
 def run(root: str, key: str = "", path: Path | None = None, *, plain: bool = False, start: bool = False) -> int:
-    """Show it until it is quit; the exit code. `path` is where conversations are kept, None keeps none.
+    """Run the terminal UI until it is quit; return the exit code. `path` None keeps no conversations.
 
-    `start`: have a daemon started, if none runs and it can be done here.
+    With `start` it launches a daemon if none runs and this machine can run it.
     """
     store = Store(path)
     try:

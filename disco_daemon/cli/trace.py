@@ -69,27 +69,27 @@ def _show(row: dict[str, Any] | None, trace: dict[str, Any] | None, settings: di
     from disco_tui.draw import timeline_model
 
     console = make_console(highlight=False)
-    story = timeline_model.Story.of(None, row, trace)
-    console.print(f"answer {story.request_id}: {story.winner or 'nobody'} was first", markup=False)
-    for line in timeline_model.words(story):
+    model = timeline_model.TimelineModel.of(None, row, trace)
+    console.print(f"answer {model.request_id}: {model.winner or 'nobody'} was first", markup=False)
+    for line in timeline_model.words(model):
         console.print(line, markup=False)
     if not plain:
-        for picture in _pictures(story, settings, console):
+        for picture in _pictures(model, settings, console):
             console.print()
             console.print(picture)
 
 
-def _pictures(story: Any, settings: dict[str, Any], console: Console) -> Iterator[Text]:
+def _pictures(model: Any, settings: dict[str, Any], console: Console) -> Iterator[Text]:
     """Print the pictures, each with its legend below."""
     from disco_tui.draw import timeline_model
 
     width = max(LEAST_WIDTH, console.width)
     wish = settings["pace_tps"], settings["expected_ttft_s"]
-    legend = timeline_model.STRAIGHT if story.trace is None else timeline_model.DELIVERY
-    yield _text(timeline_model.lanes(story, width) + f"\n{timeline_model.LEGEND}")
+    legend = timeline_model.STRAIGHT if model.trace is None else timeline_model.DELIVERY
+    yield _text(timeline_model.lanes(model, width) + f"\n{timeline_model.LEGEND}")
     for picture, below in (
-        (timeline_model.delivery(story, *wish, width, DELIVERY_HEIGHT), legend),
-        (timeline_model.level(story, *wish, width, LEVEL_HEIGHT), timeline_model.LEVEL),
+        (timeline_model.delivery(model, *wish, width, DELIVERY_HEIGHT), legend),
+        (timeline_model.level(model, *wish, width, LEVEL_HEIGHT), timeline_model.LEVEL),
     ):
         if picture is not None:
             yield _text(picture + f"\n{below}")

@@ -15,8 +15,8 @@ from textual.widgets import Input, OptionList, TextArea
 from disco_tui.app import DiscoApp
 from disco_tui.data.store import Store, StoreError
 from disco_tui.draw.entry import Entry
-from disco_tui.draw.theme import Look
-from disco_tui.screens.dialogs import Ask, AskLong, Help, Pick
+from disco_tui.draw.theme import TextTheme
+from disco_tui.screens.dialogs import ChoiceDialog, HelpDialog, LineDialog, TextDialog
 from disco_tui.widgets.prompt import Prompt
 from disco_tui.widgets.sidebar import Sidebar
 from disco_tui.widgets.transcript import Transcript
@@ -37,7 +37,7 @@ async def ask(app: DiscoApp, pilot: Pilot[None], daemon: Dictated, text: str) ->
 
 
 async def answered(app: DiscoApp, pilot: Pilot[None]) -> None:
-    await until(pilot, lambda: app.talks.running is None)
+    await until(pilot, lambda: app.conversations.running is None)
     await pilot.pause()
 
 
@@ -54,7 +54,7 @@ def prompt(app: DiscoApp) -> Prompt:
 
 
 def said(app: DiscoApp) -> list[tuple[str, str]]:
-    return [(entry.role, entry.text) for entry in app.talks.entries]
+    return [(entry.role, entry.text) for entry in app.conversations.entries]
 
 
 def titles(app: DiscoApp) -> list[str]:
@@ -72,7 +72,7 @@ async def test_an_answer_streams_with_its_sides_and_is_kept(daemon: Dictated) ->
         await answered(app, pilot)
         assert "Because ⇢◇ so." in screen_text(app)
         assert "QoE 0.98" in screen_text(app)
-        conversation = app.talks.current
+        conversation = app.conversations.current
         assert conversation is not None
         turns = app.store.turns(conversation.id)
         assert [(t.role, t.text, t.finish) for t in turns][1] == ("assistant", "Because **so**.", "stop")
@@ -107,10 +107,10 @@ async def test_escape_stops_and_what_was_heard_stays(daemon: Dictated) -> None:
         await pilot.press("escape")
         await answered(app, pilot)
         await until(pilot, lambda: daemon.left)
-        assert app.talks.entries[-1].finish == "cancelled"
+        assert app.conversations.entries[-1].finish == "cancelled"
         assert "stopped" in screen_text(app)
-        assert app.talks.current is not None
-        assert app.store.turns(app.talks.current.id)[-1].text == "Half"
+        assert app.conversations.current is not None
+        assert app.store.turns(app.conversations.current.id)[-1].text == "Half"
 
 
 async def test_a_second_question_waits_for_the_answer(daemon: Dictated) -> None:
@@ -151,8 +151,8 @@ async def test_continue_goes_on_with_the_same_answer(daemon: Dictated) -> None:
         daemon.end()
         await answered(app, pilot)
         assert said(app)[-1] == ("assistant", "1, 2, 3.")
-        assert app.talks.current is not None
-        assert app.store.turns(app.talks.current.id)[-1].text == "1, 2, 3."
+        assert app.conversations.current is not None
+        assert app.store.turns(app.conversations.current.id)[-1].text == "1, 2, 3."
 
 
 async def test_edit_and_resend(daemon: Dictated) -> None:
@@ -207,7 +207,7 @@ async def test_new_rename_open_delete_undo(daemon: Dictated) -> None:
         await exchange(app, pilot, daemon, "two", "2")
         assert titles(app) == ["two", "one"]
         await pilot.press("f6")
-        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await until(pilot, lambda: isinstance(app.screen, LineDialog))
         app.screen.query_one(Input).value = "Second"
         await pilot.press("enter")
         await until(pilot, lambda: titles(app) == ["Second", "one"])
@@ -255,7 +255,7 @@ async def test_copy_an_answer_or_its_code(daemon: Dictated) -> None:
         await until(pilot, lambda: app.clipboard == "plain words")
         await exchange(app, pilot, daemon, "two", "see\n\n```py\nx = 1\n```\n")
         await pilot.press("ctrl+y")
-        await until(pilot, lambda: isinstance(app.screen, Pick))
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("down", "enter")
         await until(pilot, lambda: app.clipboard == "x = 1")
 
@@ -279,9 +279,9 @@ async def test_export(daemon: Dictated, tmp_path: Path, kind: str) -> None:
     async with shown(daemon.root) as (app, pilot):
         await exchange(app, pilot, daemon, "one", "an answer")
         await pilot.press("ctrl+e")
-        await until(pilot, lambda: isinstance(app.screen, Pick))
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press(*["down"] * (kind == "json"), "enter")
-        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await until(pilot, lambda: isinstance(app.screen, LineDialog))
         app.screen.query_one(Input).value = str(wanted)
         await pilot.press("enter")
         written = tmp_path / f"out-2.{kind}"
@@ -298,30 +298,30 @@ async def test_attach_a_text_file(daemon: Dictated, tmp_path: Path) -> None:
     async with shown(daemon.root) as (app, pilot):
         for name in ("image.png", "notes.txt"):
             await pilot.press("ctrl+o")
-            await until(pilot, lambda: isinstance(app.screen, Ask))
+            await until(pilot, lambda: isinstance(app.screen, LineDialog))
             app.screen.query_one(Input).value = str(tmp_path / name)
             await pilot.press("enter")
             await until(pilot, lambda: app.screen is app.chat)
         await until(pilot, lambda: "attached: notes.txt" in screen_text(app))
-        assert [file.name for file in app.talks.attached] == ["notes.txt"]
+        assert [file.name for file in app.conversations.attached] == ["notes.txt"]
         await exchange(app, pilot, daemon, "what is it?", "42")
         asked = daemon.asked[0]["messages"][0]["content"]
         assert "the secret is 42" in asked
         assert asked.endswith("what is it?")
-        assert app.talks.attached == []
+        assert app.conversations.attached == []
 
 
 async def test_a_system_prompt_and_a_model_for_this_conversation(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await pilot.press("f7")
-        await until(pilot, lambda: isinstance(app.screen, AskLong))
+        await until(pilot, lambda: isinstance(app.screen, TextDialog))
         app.screen.query_one(TextArea).text = "Be brief."
         await pilot.press("ctrl+s")
-        await until(pilot, lambda: app.talks.system == "Be brief.")
+        await until(pilot, lambda: app.conversations.system == "Be brief.")
         await pilot.press("f8")
-        await until(pilot, lambda: isinstance(app.screen, Pick))
+        await until(pilot, lambda: isinstance(app.screen, ChoiceDialog))
         await pilot.press("down", "enter")
-        await until(pilot, lambda: app.talks.model == "disco/device")
+        await until(pilot, lambda: app.conversations.model == "disco/device")
         await exchange(app, pilot, daemon, "one", "1")
         assert daemon.asked[0]["model"] == "disco/device"
         assert daemon.asked[0]["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -331,12 +331,12 @@ async def test_a_system_prompt_and_a_model_for_this_conversation(daemon: Dictate
 
 async def test_light_and_dark_and_help(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
-        dark = app.look
+        dark = app.text_theme
         await pilot.press("ctrl+l")
         assert not app.current_theme.dark
-        assert app.look != dark
+        assert app.text_theme != dark
         await pilot.press("f1")
-        assert type(app.screen) is Help
+        assert type(app.screen) is HelpDialog
         assert "Ctrl+Up" in screen_text(app)
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is app.chat)
@@ -360,7 +360,7 @@ async def test_other_screens_and_back(daemon: Dictated) -> None:
 async def test_an_answer_goes_on_while_another_conversation_is_open(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await ask(app, pilot, daemon, "slow")
-        first = app.talks.current
+        first = app.conversations.current
         assert first is not None
         daemon.say("begun, ")
         await until(pilot, lambda: "begun" in screen_text(app))
@@ -382,7 +382,7 @@ async def test_a_failure_is_a_sentence_below_the_words_heard(daemon: Dictated) -
         await answered(app, pilot)
         assert "the server has gone away" in screen_text(app)
         assert "Half" in screen_text(app)
-        assert app.talks.entries[-1].finish == "error"
+        assert app.conversations.entries[-1].finish == "error"
 
 
 async def test_a_disk_that_fails_is_said_and_the_words_stay(daemon: Dictated, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,11 +401,11 @@ async def test_banners_for_what_is_wrong(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await until(pilot, lambda: app._poll is not None)
         daemon.state = STATE | {"endpoints": {"device": {"model": "m.gguf", "state": "loading"}}}
-        await app.look_after()
+        await app.check_daemon()
         await pilot.pause()
         assert "m.gguf is being loaded" in screen_text(app)
         daemon.state = STATE
-        await app.look_after()
+        await app.check_daemon()
         await pilot.pause()
         assert "being loaded" not in screen_text(app)
 
@@ -416,7 +416,7 @@ async def test_a_key_that_is_refused() -> None:
         async with shown(daemon.root, key="wrong") as (app, pilot):
             await until(pilot, lambda: "refuses the key" in screen_text(app))
             await pilot.press("f9")
-            assert not app.starter.running
+            assert not app.launcher.running
         async with shown(daemon.root, key="right") as (app, pilot):
             await exchange(app, pilot, daemon, "one", "1")
 
@@ -425,15 +425,15 @@ async def test_without_a_daemon_one_can_be_started(monkeypatch: pytest.MonkeyPat
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite") as (app, pilot):
         await until(pilot, lambda: "F9 starts one" in screen_text(app))
         command = ["/bin/sh", "-c", "echo it cannot be; exit 3"]
-        monkeypatch.setattr(app.starter, "command", lambda: command)
+        monkeypatch.setattr(app.launcher, "command", lambda: command)
         await pilot.press("f9")
-        await until(pilot, lambda: app.starter.failed)
-        await app.look_after()
+        await until(pilot, lambda: app.launcher.failed)
+        await app.check_daemon()
         await pilot.pause()
         assert "has ended: it cannot be" in screen_text(app)
         await pilot.press(*"one", "enter")
         await answered(app, pilot)
-        assert app.talks.entries[-1].finish == "error"
+        assert app.conversations.entries[-1].finish == "error"
 
 
 async def test_half_an_answer_of_a_window_that_was_killed_is_there_again(daemon: Dictated, tmp_path: Path) -> None:
@@ -472,9 +472,9 @@ async def test_only_messages_near_the_view_are_drawn(daemon: Dictated, monkeypat
     drawn: list[Entry] = []
     draw = Entry.draw
 
-    def noted(self: Entry, width: int, look: Look) -> list[Text]:
+    def noted(self: Entry, width: int, theme: TextTheme) -> list[Text]:
         drawn.append(self)
-        return draw(self, width, look)
+        return draw(self, width, theme)
 
     monkeypatch.setattr(Entry, "draw", noted)
     async with shown(daemon.root, before=fill) as (app, pilot):

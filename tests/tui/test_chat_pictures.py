@@ -38,7 +38,7 @@ def fill(store: Store) -> None:
 async def opened(app: DiscoApp) -> None:
     """The latest conversation, with a cursor that does not blink."""
     app.chat.query_one(Prompt).cursor_blink = False
-    app.talks.open(app.store.list()[0].id)
+    app.conversations.open(app.store.list()[0].id)
     app.chat.show_conversation()
 
 
@@ -63,7 +63,7 @@ async def test_first_look() -> None:
 async def test_help_and_banner() -> None:
     async with dictated() as daemon, shown(daemon.root, size=(80, 24), before=fill) as (app, pilot):
         daemon.state = STATE | {"endpoints": {"device": {"model": "smollm2-135m", "state": "loading"}}}
-        await app.look_after()
+        await app.check_daemon()
         await opened(app)
         await pilot.press("f1")
         await pilot.pause()

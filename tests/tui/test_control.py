@@ -114,7 +114,7 @@ async def test_what_is_said_of_the_last_act_stays_when_the_daemon_is_looked_at()
         await until(pilot, lambda: "nothing to undo" in text_of(app, "#banner"))
         screen = app.screen
         assert isinstance(screen, ControlScreen)
-        await screen._look()
+        await screen._poll()
         assert "nothing to undo" in text_of(app, "#banner")
         await pilot.press("end")
         await until(pilot, lambda: "nothing to undo" not in text_of(app, "#banner"))
@@ -253,7 +253,7 @@ async def test_what_is_typed_while_the_daemon_takes_a_change_stays_and_counts() 
         await pilot.press("7")  # and something that is not entered yet
         daemon.taken.set()
         await until(pilot, lambda: daemon.changes[1:] == [{"caps.usd_per_day": None}])
-        await until(pilot, lambda: len(app.before) == 2)
+        await until(pilot, lambda: len(app.undo_log) == 2)
         assert field.value == "7"
         await pilot.press("enter")
         await until(pilot, lambda: daemon.changes[-1] == {"caps.usd_per_day": 7})

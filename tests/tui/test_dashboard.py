@@ -76,7 +76,7 @@ async def test_new_requests_come_in_and_the_cursor_stays_on_its_own() -> None:
         daemon.rows.insert(0, daemon.rows[5] | {"request_id": "req-new"})
         screen = app.screen
         assert isinstance(screen, DashboardScreen)
-        await screen._look()
+        await screen._poll()
         await until(pilot, lambda: table(app).row_count == 63)
         assert table(app).coordinate_to_cell_key(table(app).cursor_coordinate).row_key == under
         assert table(app).cursor_row == 4
@@ -88,7 +88,7 @@ async def test_a_daemon_that_goes_leaves_the_last_pictures_and_a_banner() -> Non
         await daemon.runner.cleanup()
         screen = app.screen
         assert isinstance(screen, DashboardScreen)
-        await screen._look()
+        await screen._poll()
         assert "disco up" in text_of(app, "#banner")
         assert table(app).row_count == 62
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_tui.data.debounce import Latest
-from disco_tui.data.model import Money, Request, shown
+from disco_tui.data.debounce import Debounce
+from disco_tui.data.model import Money, RequestRow, shown
 from disco_tui.data.readers import presets
 from disco_tui.data.scale import BUDGET, RATE, Scale, dollars, factor_of, in_force, seconds
 from disco_tui.draw import pictures
 from disco_tui.draw.charts import Axes, Curve, bar, plot, sparkline
-from disco_tui.draw.timeline_model import Story, delivery, lanes, words
+from disco_tui.draw.timeline_model import TimelineModel, delivery, lanes, words
 from disco_tui.widgets.slider import drawn
 from tests.fixtures.recorded_daemon import recorded
 
@@ -165,7 +165,7 @@ def test_spending_is_shown_against_the_caps() -> None:
 
 
 def test_filters_show_who_won_what_moved_and_what_failed() -> None:
-    rows = [Request.of(row) for row in recorded("moved")["history"] + recorded("history")]
+    rows = [RequestRow.of(row) for row in recorded("moved")["history"] + recorded("history")]
     assert {name: len(shown(rows, name)) for name in ("all", "device", "server", "moved", "errors")} == {
         "all": 62, "device": 49, "server": 12, "moved": 1, "errors": 1,
     }  # fmt: skip
@@ -177,7 +177,7 @@ def test_filters_show_who_won_what_moved_and_what_failed() -> None:
 def test_the_story_of_an_answer_that_moved() -> None:
     moved = recorded("moved")
     row = next(row for row in moved["history"] if row["handoffs"])
-    story = Story.of(moved["answer"], row)
+    story = TimelineModel.of(moved["answer"], row)
     said = "\n".join(words(story))
     assert "plan: device not used, server at once" in said
     assert "handoff server to device at token 21 (cost), took 1.10 s" in said
@@ -195,18 +195,18 @@ def test_the_story_of_an_answer_that_moved() -> None:
 def test_the_row_of_the_history_is_enough_for_a_story_and_so_is_the_answers_object() -> None:
     moved = recorded("moved")
     row = next(row for row in moved["history"] if row["handoffs"])
-    from_row, from_object = Story.of(None, row), Story.of(moved["answer"], None)
+    from_row, from_object = TimelineModel.of(None, row), TimelineModel.of(moved["answer"], None)
     assert from_row.ttft_s == from_object.ttft_s
     assert from_row.tokens == from_object.tokens
     assert not from_object.exact_end
     assert "the last at about" in "\n".join(words(from_object))
     with pytest.raises(ValueError, match="needs"):
-        Story.of(None, None)
+        TimelineModel.of(None, None)
 
 
 def test_a_request_that_nobody_answered_has_a_story_too() -> None:
     row = next(row for row in recorded("moved")["history"] if row["error"])
-    story = Story.of(None, row)
+    story = TimelineModel.of(None, row)
     assert "no answer: unreachable" in words(story)
     assert delivery(story, 4.8, 1.0, 60, 12) is None
     assert "x" in lanes(story, 60).plain
@@ -214,7 +214,7 @@ def test_a_request_that_nobody_answered_has_a_story_too() -> None:
 
 def test_all_recorded_requests_can_be_drawn_at_any_width() -> None:
     for row in recorded("history"):
-        story = Story.of(None, row)
+        story = TimelineModel.of(None, row)
         for width in (20, 40, 120):
             assert all(len(line) <= max(20, width) for line in lanes(story, width).plain.split("\n"))
             picture = delivery(story, 4.8, 1.0, width, 10)
@@ -234,17 +234,17 @@ async def test_only_the_latest_of_many_wishes_is_carried_out() -> None:
         await free.wait()
         done.append(value)
 
-    latest = Latest(work)
+    latest = Debounce(work)
     running = asyncio.create_task(latest.run())
-    latest.tell(0)
+    latest.call(0)
     await begun.wait()
     for i in range(1, 6):
-        latest.tell(i)
+        latest.call(i)
     assert latest.waiting
     free.set()
     await latest.flush()
     assert done == [0, 5]
-    latest.tell(6)
+    latest.call(6)
     latest.forget()
     await latest.flush()
     assert done == [0, 5]

@@ -14,7 +14,7 @@ from textual.widgets import Input, OptionList
 
 from disco_tui.app import LIGHT, DiscoApp
 from disco_tui.data.preferences import NAME, Preferences
-from disco_tui.data.setup_draft import Draft, fitting, result_of
+from disco_tui.data.setup_draft import SetupDraft, fitting, result_of
 from disco_tui.screens.setup import SetupScreen
 from tests.fixtures.provider import SECRET
 from tests.fixtures.snapshots import compare
@@ -100,7 +100,7 @@ async def test_the_key_is_never_on_the_screen_and_in_no_repr(daemon: Dictated) -
         await pilot.pause()
         assert SECRET not in screen_text(app)
         assert "•" in screen_text(app)
-        assert SECRET not in repr(Draft(key=SECRET))
+        assert SECRET not in repr(SetupDraft(key=SECRET))
 
 
 @pytest.mark.parametrize("step", ["who", "key", "model", "test"])
@@ -217,7 +217,7 @@ async def test_the_daemon_goes_by_it_at_once_and_the_chat_goes_on(daemon: Dictat
         await pilot.press("enter")
         await until(pilot, lambda: app.screen is app.chat)
         await until(pilot, lambda: "Saved." in screen_text(app))
-        assert app.talks.answering, "the answer under way goes on"
+        assert app.conversations.answering, "the answer under way goes on"
 
 
 @pytest.mark.parametrize(("code", "told"), [(0, "Setup: done"), (1, "who shall answer")])
@@ -225,16 +225,16 @@ async def test_the_service_takes_over_from_the_daemon_of_this_window(
     code: int, told: str, daemon: Dictated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with shown(daemon.root) as (app, pilot):
-        monkeypatch.setattr(app.starter, "command", lambda: [sys.executable, "-c", "import time; time.sleep(60)"])
+        monkeypatch.setattr(app.launcher, "command", lambda: [sys.executable, "-c", "import time; time.sleep(60)"])
         says = f"print('wrote a unit'); raise SystemExit({code})"
-        monkeypatch.setattr(app.starter, "service_command", lambda: [sys.executable, "-c", says])
-        await app.starter.start()
+        monkeypatch.setattr(app.launcher, "service_command", lambda: [sys.executable, "-c", says])
+        await app.launcher.start()
         await pilot.press("f5")
         await at(app, pilot, "who shall answer")
         await pilot.press("s")
         await until(pilot, lambda: "wrote a unit" in screen_text(app))
         assert told in screen_text(app)
-        assert app.starter.running is (code != 0), "the port is the service's, or still ours"
+        assert app.launcher.running is (code != 0), "the port is the service's, or still ours"
 
 
 async def test_a_long_list_is_shortened_by_typing(daemon: Dictated) -> None:
@@ -274,18 +274,18 @@ async def test_who_has_no_server_is_greeted_once(daemon: Dictated, tmp_path: Pat
         await pilot.press("escape")
         await pilot.pause()
         assert "F5 adds a server" not in screen_text(app)
-        await app.look_after()
+        await app.check_daemon()
         await pilot.pause()
         assert "F5 adds a server" not in screen_text(app)
     async with shown(daemon.root, path=path) as (app, pilot):
-        await app.look_after()
+        await app.check_daemon()
         await pilot.pause()
         assert "F5 adds a server" not in screen_text(app)
 
 
 async def test_who_has_a_server_is_not_greeted(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
-        await app.look_after()
+        await app.check_daemon()
         await pilot.pause()
         assert "F5 adds a server" not in screen_text(app)
 
@@ -296,41 +296,41 @@ async def test_a_daemon_is_started_where_none_runs_and_a_question_waits_for_it(
     """The daemon comes up (here: the link finds it) after the question was asked."""
     up = daemon.root
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr("disco_tui.data.daemon_launcher.Starter.command", lambda self: command)
+    monkeypatch.setattr("disco_tui.data.daemon_launcher.DaemonLauncher.command", lambda self: command)
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
-        await until(pilot, lambda: app.starter.running)
+        await until(pilot, lambda: app.launcher.running)
         await until(pilot, lambda: "The daemon is starting" in screen_text(app))
         await pilot.press(*"Why?", "enter")
         await pilot.pause(0.05)
-        assert app.talks.running is not None
+        assert app.conversations.running is not None
         app.link.root = up
         await until(pilot, lambda: daemon.asked)
         daemon.say("So.")
         daemon.end()
-        await until(pilot, lambda: app.talks.running is None)
-        assert app.talks.entries[-1].text == "So."
+        await until(pilot, lambda: app.conversations.running is None)
+        assert app.conversations.entries[-1].text == "So."
 
 
 async def test_without_start_none_is_started() -> None:
     async with shown("http://127.0.0.1:9") as (app, pilot):
         await until(pilot, lambda: "F9 starts one" in screen_text(app))
-        await app.look_after()
-        assert not app.starter.running
+        await app.check_daemon()
+        assert not app.launcher.running
 
 
 async def test_a_daemon_that_ends_at_once_is_told_and_not_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "disco_tui.data.daemon_launcher.Starter.command", lambda self: ["/bin/sh", "-c", "echo no model; exit 1"]
+        "disco_tui.data.daemon_launcher.DaemonLauncher.command", lambda self: ["/bin/sh", "-c", "echo no model; exit 1"]
     )
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
         await until(pilot, lambda: "has ended: no model" in screen_text(app))
         await pilot.press(*"one", "enter")
-        await until(pilot, lambda: app.talks.running is None)
-        assert app.talks.entries[-1].finish == "error"
-        await app.look_after()
-        assert app.starter.failed
+        await until(pilot, lambda: app.conversations.running is None)
+        assert app.conversations.entries[-1].finish == "error"
+        await app.check_daemon()
+        assert app.launcher.failed
 
 
 async def test_the_theme_stays(daemon: Dictated, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from textual.widgets import DataTable
 
 from disco_tui.draw import token_timeline
-from disco_tui.draw.timeline_model import Story, delivery, lanes, level, words
-from disco_tui.draw.token_timeline import Trace, counted, fullest, peaks
+from disco_tui.draw.timeline_model import TimelineModel, delivery, lanes, level, words
+from disco_tui.draw.token_timeline import TokenTimes, counted, fullest, peaks
 from disco_tui.screens.dashboard import DashboardScreen
 from disco_tui.screens.timeline import TimelineScreen
 from tests.fixtures.recorded_daemon import RecordedDaemon, on_stage, playing, recorded, text_of, until
@@ -21,7 +21,7 @@ from tests.fixtures.snapshots import compare
 
 SIZES = pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
 THEMES = pytest.mark.parametrize("light", [False, True], ids=["dark", "light"])
-MADE = Trace([0.5, 0.5, 0.6, 2.0], [0.5, 1.5, 2.5, 3.5], 4, 4, pace_tps=1.0, expected_s=0.5)
+MADE = TokenTimes([0.5, 0.5, 0.6, 2.0], [0.5, 1.5, 2.5, 3.5], 4, 4, pace_tps=1.0, expected_s=0.5)
 
 
 def rows(picture: Any) -> list[str]:
@@ -45,13 +45,13 @@ def test_the_level_is_what_came_and_was_not_shown_yet() -> None:
 
 
 def test_a_token_that_passes_is_not_held() -> None:
-    passing = Trace([0.1, 0.2], [0.1, 0.2], 2, 2, 5.0, 1.0)
+    passing = TokenTimes([0.1, 0.2], [0.1, 0.2], 2, 2, 5.0, 1.0)
     assert token_timeline.levels(passing) == [(0.1, 0), (0.2, 0)]
     assert "the buffer held nothing" in token_timeline.words(passing)
 
 
 def test_behind_the_end_of_what_was_kept_the_level_is_not_known() -> None:
-    cut = Trace([0.1, 0.2], [0.3, 0.4], 9, 9, 5.0, 1.0)
+    cut = TokenTimes([0.1, 0.2], [0.3, 0.4], 9, 9, 5.0, 1.0)
     assert token_timeline.levels(cut) == [(0.1, 1), (0.2, 2)], "others came after those, before these were shown"
     assert "times are kept of the first 2 of 9 tokens" in token_timeline.words(cut)
 
@@ -66,7 +66,7 @@ def test_curves_rise_and_the_highest_level_is_in_some_column(
     shown: list[float] = []
     for came, wait in zip(put, waits, strict=False):
         shown.append(max(came + wait, shown[-1] if shown else 0.0))
-    trace = Trace(put, shown, len(put), len(shown), 5.0, 1.0)
+    trace = TokenTimes(put, shown, len(put), len(shown), 5.0, 1.0)
     curve = counted(put, shown[-1] + 1.0, columns)
     assert curve == sorted(curve)
     assert curve[-1] == (put[-1], float(len(put)))
@@ -86,13 +86,13 @@ def test_the_words_say_what_the_pictures_show() -> None:
         "the buffer held 2 tokens at most, 2.00 s of reading, at 0.60 s",
         "no token was later than the reader wanted it (expected: the first at 0.50 s, then 1 a second)",
     ]
-    late = Trace([0.5, 4.0], [0.5, 4.0], 2, 2, pace_tps=1.0, expected_s=0.5)
+    late = TokenTimes([0.5, 4.0], [0.5, 4.0], 2, 2, pace_tps=1.0, expected_s=0.5)
     assert token_timeline.words(late)[2].startswith("token 2 was the latest, 2.50 s after its time")
-    left = Trace([0.5, 0.6], [0.5], 2, 1, 1.0, 0.5)
+    left = TokenTimes([0.5, 0.6], [0.5], 2, 1, 1.0, 0.5)
     assert token_timeline.words(left)[0].endswith("shown from 0.50 s to 0.50 s (1 of 2 tokens never)")
-    unseen = Trace([0.5, 0.6], [], 2, 0, 1.0, 0.5)
+    unseen = TokenTimes([0.5, 0.6], [], 2, 0, 1.0, 0.5)
     assert token_timeline.words(unseen)[0].endswith("shown none of it")
-    assert token_timeline.words(Trace([], [], 0, 0, 1.0, 0.5)) == ["no token was generated"]
+    assert token_timeline.words(TokenTimes([], [], 0, 0, 1.0, 0.5)) == ["no token was generated"]
 
 
 # --- a real answer ----------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_the_words_say_what_the_pictures_show() -> None:
 
 def test_the_story_of_a_traced_answer() -> None:
     said = recorded("trace")
-    story = Story.of(None, None, said)
+    story = TimelineModel.of(None, None, said)
     (move,) = story.moves
     assert story.exact_end
     assert story.end_s == said["duration_s"]
@@ -123,11 +123,11 @@ def test_the_story_of_a_traced_answer() -> None:
 
 def test_a_trace_takes_the_place_of_object_and_row() -> None:
     said = recorded("trace")
-    assert Story.of(None, None, said) == Story.of(said["disco"], None, said)
-    straight = Story.of(said["disco"], None)
+    assert TimelineModel.of(None, None, said) == TimelineModel.of(said["disco"], None, said)
+    straight = TimelineModel.of(said["disco"], None)
     assert straight.trace is None
     assert level(straight, 4.8, 1.0, 60, 6) is None
-    assert lanes(straight, 60).plain.count("\n") == lanes(Story.of(None, None, said), 60).plain.count("\n")
+    assert lanes(straight, 60).plain.count("\n") == lanes(TimelineModel.of(None, None, said), 60).plain.count("\n")
     curve = delivery(straight, 4.8, 1.0, 60, 12)
     assert curve is not None
     assert "+" not in curve.plain
@@ -137,7 +137,7 @@ def test_an_answer_whose_reader_saw_nothing_is_drawn_without_its_delivery() -> N
     said = recorded("trace")
     unseen = {"put_s": [], "released_s": [], "put": 0, "released": 0}
     disco = said["disco"] | {"ttft_s": None, "tokens": {"device": 0, "server": 0}, "moves": []}
-    story = Story.of(None, None, said | unseen | {"disco": disco, "error": "timeout"})
+    story = TimelineModel.of(None, None, said | unseen | {"disco": disco, "error": "timeout"})
     assert delivery(story, 4.8, 1.0, 60, 12) is None
     assert level(story, 4.8, 1.0, 60, 12) is None
     assert {"no answer: timeout", "no token was generated"} <= set(words(story))

@@ -13,11 +13,11 @@ from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_tui.data import banner
 from disco_tui.draw.entry import Entry, Words, summary
 from disco_tui.draw.markdown import Painter, code_blocks, last_block
-from disco_tui.draw.theme import Look, fit, look_of, marked, unmarked
+from disco_tui.draw.theme import TextTheme, fit, marked, text_theme_of, unmarked
 from tests.fixtures.tui import DISCO, STATE
 
-LOOK = look_of({}, dark=True, plain=False)
-PLAIN = look_of({}, dark=True, plain=True)
+THEME = text_theme_of({}, dark=True, plain=False)
+PLAIN = text_theme_of({}, dark=True, plain=True)
 SAMPLE = """# Title
 
 A *para* with **bold** and `code`, [a link](http://example.org/x).
@@ -42,12 +42,12 @@ The end.
 """
 
 
-def drawn(entry: Entry, width: int, look: Look) -> list[str]:
-    return [entry.gutter(i, look).plain + line.plain for i, line in enumerate(entry.draw(width, look))]
+def drawn(entry: Entry, width: int, theme: TextTheme) -> list[str]:
+    return [entry.gutter(i, theme).plain + line.plain for i, line in enumerate(entry.draw(width, theme))]
 
 
-def shown(text: str, width: int = 40, look: Look = LOOK) -> list[str]:
-    return [line.plain.rstrip() for line in Painter(width, look).paint(marked(text, []))]
+def shown(text: str, width: int = 40, theme: TextTheme = THEME) -> list[str]:
+    return [line.plain.rstrip() for line in Painter(width, theme).paint(marked(text, []))]
 
 
 def test_markdown_becomes_lines() -> None:
@@ -60,15 +60,15 @@ def test_markdown_becomes_lines() -> None:
 
 
 def test_plain_mode_draws_no_frames_and_reads_tables_cell_by_cell() -> None:
-    lines = shown(SAMPLE, look=PLAIN)
+    lines = shown(SAMPLE, theme=PLAIN)
     assert {"# Title", "- one", "> quoted", "    def f(x):", "a: 1", "bb: 2", "---"} <= set(lines)
     assert all(ord(character) < 0x2500 for line in lines for character in line)
 
 
-@pytest.mark.parametrize("look", [LOOK, PLAIN], ids=["look", "plain"])
+@pytest.mark.parametrize("theme", [THEME, PLAIN], ids=["theme", "plain"])
 @given(text=st.text(st.sampled_from("ab *_`#>-|\n[](1.)~\t\x1b字é"), max_size=120), width=st.integers(8, 60))
-def test_no_line_is_wider_than_asked_and_no_control_character_gets_out(look: Look, text: str, width: int) -> None:
-    for line in Entry(1, "assistant", text, finish="stop").draw(width + 2, look):
+def test_no_line_is_wider_than_asked_and_no_control_character_gets_out(theme: TextTheme, text: str, width: int) -> None:
+    for line in Entry(1, "assistant", text, finish="stop").draw(width + 2, theme):
         assert line.cell_len <= max(width + 2, 24)  # nested lists keep a few cells for words
         assert not any(ord(c) < 32 for c in line.plain)
 
@@ -83,12 +83,12 @@ def test_words_are_tinted_by_side_and_the_seam_is_marked() -> None:
     entry = Entry(1, "assistant", finish="stop")
     entry.grow("The **cat sat", "device")
     entry.grow(" on** the mat.", "server")
-    assert drawn(entry, 60, LOOK)[0] == "◆ The cat sat ⇢◇ on the mat."
-    line = entry.draw(60, LOOK)[0]
+    assert drawn(entry, 60, THEME)[0] == "◆ The cat sat ⇢◇ on the mat."
+    line = entry.draw(60, THEME)[0]
     tint = {line.plain[s.start : s.end].strip(): str(s.style) for s in line.spans if "#" in str(s.style)}
-    assert LOOK.tints["device"].color is not None
-    assert LOOK.tints["device"].color.name in tint["cat sat"]
-    assert str(LOOK.tints["server"]) in tint["the mat."]
+    assert THEME.tints["device"].color is not None
+    assert THEME.tints["device"].color.name in tint["cat sat"]
+    assert str(THEME.tints["server"]) in tint["the mat."]
     assert "disco [device]: The cat sat [server] on the mat." in " ".join(drawn(entry, 60, PLAIN))
 
 
@@ -106,14 +106,14 @@ def test_a_seam_in_the_middle_of_markup_breaks_none(before: str, after: str, see
     entry = Entry(1, "assistant", finish="stop")
     entry.grow(before, "device")
     entry.grow(after, "server")
-    assert seen in "\n".join(drawn(entry, 60, LOOK)).replace("⇢◇ ", "")
+    assert seen in "\n".join(drawn(entry, 60, THEME)).replace("⇢◇ ", "")
 
 
 def test_a_seam_in_code_is_shown_behind_its_line() -> None:
     entry = Entry(1, "assistant", finish="stop")
     entry.grow("```\na = 1\n", "device")
     entry.grow("b = 2\n```\n", "server")
-    assert drawn(entry, 40, LOOK)[:2] == ["◆ ▏ a = 1", "  ▏ b = 2  ⇢◇"]
+    assert drawn(entry, 40, THEME)[:2] == ["◆ ▏ a = 1", "  ▏ b = 2  ⇢◇"]
 
 
 @given(
@@ -124,16 +124,16 @@ def test_a_growing_answer_shows_what_the_whole_one_does(pieces: list[str]) -> No
     live, whole = Entry(1, "assistant", live=True), Entry(1, "assistant", "".join(pieces), live=True)
     for piece in pieces:
         live.grow(piece, None)
-        grown = [line.plain for line in live.draw(60, LOOK)]
+        grown = [line.plain for line in live.draw(60, THEME)]
     if pieces:
-        assert [x for x in grown if x.strip()] == [x.plain for x in whole.draw(60, LOOK) if x.plain.strip()]
+        assert [x for x in grown if x.strip()] == [x.plain for x in whole.draw(60, THEME) if x.plain.strip()]
 
 
 def test_only_the_last_block_of_a_growing_answer_is_painted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = Entry(1, "assistant", live=True)
     for i in range(50):
         entry.grow(f"Paragraph {i} with some words.\n\n", "device")
-    entry.draw(60, LOOK)
+    entry.draw(60, THEME)
     painted: list[int] = []
     paint = Painter.paint
 
@@ -143,7 +143,7 @@ def test_only_the_last_block_of_a_growing_answer_is_painted_again(monkeypatch: p
 
     monkeypatch.setattr(Painter, "paint", counted)
     entry.grow("more ", "device")
-    entry.draw(60, LOOK)
+    entry.draw(60, THEME)
     assert sum(painted) < 200
 
 
@@ -164,7 +164,7 @@ def test_code_blocks_are_found_as_they_were_written() -> None:
 
 
 def test_the_line_below_an_answer() -> None:
-    assert summary(DISCO, LOOK) == (
+    assert summary(DISCO, THEME) == (
         "TTFT 0.31 s (alone: device 0.31, server > 0.80) · ◆ 12 tok · ◇ 40 tok · 1 handoff · $0.00003 · 12 J · QoE 0.98"
     )
     alone = DISCO | {"endpoints": {"device": DISCO["endpoints"]["device"]}, "tokens": {"device": 3, "server": 0}}
@@ -178,7 +178,7 @@ def test_the_line_below_an_answer() -> None:
     [("length", "length limit"), ("cancelled", "stopped"), (None, "interrupted"), ("error", "failed")],
 )
 def test_an_answer_that_is_not_whole_says_so(finish: str | None, says: str) -> None:
-    lines = Entry(1, "assistant", Words("half", disco={"error": "it broke"}), finish=finish).draw(60, LOOK)
+    lines = Entry(1, "assistant", Words("half", disco={"error": "it broke"}), finish=finish).draw(60, THEME)
     assert says in lines[-2].plain
     assert any("it broke" in line.plain for line in lines)
 
@@ -237,11 +237,11 @@ def test_what_was_drawn_while_an_answer_grew_is_not_kept() -> None:
     entry = Entry(1, "assistant", live=True)
     for i in range(5):
         entry.grow(f"Paragraph {i}.\n\n", "device")
-        entry.draw(60, LOOK)
+        entry.draw(60, THEME)
     assert entry._lines
     entry.live, entry.finish = False, "stop"
-    whole = [line.plain for line in entry.draw(60, LOOK)]
+    whole = [line.plain for line in entry.draw(60, THEME)]
     assert entry._lines == []
     entry.live = True
     entry.grow("More.\n\n", "device")
-    assert [line.plain for line in entry.draw(60, LOOK)][: len(whole) - 1] == whole[:-1], "it can go on"
+    assert [line.plain for line in entry.draw(60, THEME)][: len(whole) - 1] == whole[:-1], "it can go on"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_tui.data.export import to_json, to_markdown
-from disco_tui.data.store import Conversation, Store, Turn
+from disco_tui.data.store import Conversation, Store, StoredTurn
 
 TEXTS = st.text(st.characters(codec="utf-8"))
 SIDES = st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["device", "server", ""]))).map(tuple)
@@ -16,7 +16,7 @@ DISCO = st.none() | st.fixed_dictionaries(
 )
 TURNS = st.lists(
     st.builds(
-        Turn,
+        StoredTurn,
         id=st.integers(1),
         role=st.sampled_from(["user", "assistant"]),
         text=TEXTS,
@@ -28,24 +28,24 @@ TURNS = st.lists(
     )
 )
 HEAD = Conversation(7, "The sky", "Be brief.\n\nAlways.", "disco", 0.0, 60.0)
-ANSWER = Turn(
+ANSWER = StoredTurn(
     2, "assistant", "Because.\n\n```py\nx = 1\n```", ((0, "device"), (8, "server")),
     {"ttft_s": 0.25, "cost_usd": 0.0001, "energy_j": 3, "qoe": 1.0, "handoffs": 1}, "length", 1.0, 1,
 )  # fmt: skip
 
 
-def read(text: str) -> tuple[Conversation, list[Turn]]:
+def read(text: str) -> tuple[Conversation, list[StoredTurn]]:
     """What anybody can make of the JSON with the two classes' fields alone."""
     found: dict[str, Any] = json.loads(text)
     assert found["format"] == 1
-    turns = [Turn(**turn | {"sides": tuple((at, side) for at, side in turn["sides"])}) for turn in found["turns"]]
+    turns = [StoredTurn(**turn | {"sides": tuple((at, side) for at, side in turn["sides"])}) for turn in found["turns"]]
     return Conversation(**found["conversation"]), turns
 
 
 @given(
     head=st.builds(Conversation, st.integers(1), TEXTS, TEXTS, TEXTS, st.floats(0, 4e9), st.floats(0, 4e9)), turns=TURNS
 )
-def test_json_holds_all_that_is_known(head: Conversation, turns: list[Turn]) -> None:
+def test_json_holds_all_that_is_known(head: Conversation, turns: list[StoredTurn]) -> None:
     assert read(to_json(head, turns)) == (head, turns)
 
 
@@ -61,7 +61,7 @@ def test_a_conversation_comes_out_of_the_store_and_back_whole() -> None:
 
 
 def test_markdown_is_what_was_written_and_a_line_about_each_answer() -> None:
-    question = Turn(1, "user", "Why is the sky *blue*?", (), None, None, 0.0, None)
+    question = StoredTurn(1, "user", "Why is the sky *blue*?", (), None, None, 0.0, None)
     assert to_markdown(HEAD, [question, ANSWER]) == (
         "# The sky\n\n*1970-01-01 00:00 UTC · disco*\n\n> System: Be brief.\n>\n> Always.\n\n"
         "## You\n\nWhy is the sky *blue*?\n\n## Answer\n\nBecause.\n\n```py\nx = 1\n```\n\n"
@@ -71,14 +71,14 @@ def test_markdown_is_what_was_written_and_a_line_about_each_answer() -> None:
 
 
 def test_markdown_says_that_an_answer_was_cut_off_and_nothing_of_what_is_not_known() -> None:
-    half = Turn(2, "assistant", "Because", (), None, None, 1.0, 1)
+    half = StoredTurn(2, "assistant", "Because", (), None, None, 1.0, 1)
     assert to_markdown(HEAD, [half]).endswith("## Answer\n\nBecause\n\n*cut off*\n")
-    whole = Turn(2, "assistant", "Because", ((0, "device"),), {"ttft_s": None}, "stop", 1.0, 1)
+    whole = StoredTurn(2, "assistant", "Because", ((0, "device"),), {"ttft_s": None}, "stop", 1.0, 1)
     assert to_markdown(HEAD, [whole]).endswith("*characters by device 1 to 7*\n")
 
 
 @given(turns=TURNS)
-def test_markdown_leaves_no_text_out(turns: list[Turn]) -> None:
+def test_markdown_leaves_no_text_out(turns: list[StoredTurn]) -> None:
     found = to_markdown(HEAD, turns)
     at = 0
     for turn in turns:

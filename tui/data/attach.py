@@ -1,4 +1,4 @@
-"""A text file as part of a question."""
+"""Text files as part of a question."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from disco_daemon.errors import DiscoError
 
 MAX_BYTES = 256 * 1024  # some 60,000 tokens; more than most contexts hold
-_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")  # what no text has; tabs, ends of lines and escapes it may
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")  # no text has these; tabs, line ends and escapes may occur
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
@@ -18,9 +18,9 @@ class AttachError(DiscoError):
 
 
 def attached(path: Path, max_bytes: int = MAX_BYTES) -> str:
-    """A text file as Markdown, to be put before a question: its name, and its text in a fence. Blocks on disk.
+    """Return a text file as Markdown for a question: its name, and its text in a fence. Blocks on disk.
 
-    Raises AttachError for what is not there, no file, no text, or larger than `max_bytes`.
+    Raises AttachError if it is missing, not a file, not text, or larger than `max_bytes`.
     """
     text = _text(path.name, _read(path.expanduser(), max_bytes))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
@@ -30,7 +30,7 @@ def attached(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
 def _read(path: Path, max_bytes: int) -> bytes:
     try:
-        # Looked at first: to open a pipe would wait for somebody to write into it.
+        # Checked first: opening a pipe would wait for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
             msg = f"{path.name or path} is no file: give the path of a text file"
             raise AttachError(msg)

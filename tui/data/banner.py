@@ -1,4 +1,4 @@
-"""What is wrong, and the next step: one quiet line, made of the daemon's state. Pure."""
+"""The banner: one line about what is wrong and the next step, made of the daemon's state. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TEXT = 500  # characters; three lines of a wide window
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """A line to show, plain; `startable` if a daemon could be started from here."""
+    """One line of plain text; `startable` if this machine could run the daemon."""
 
     text: str
     startable: bool = False
@@ -25,7 +25,7 @@ class Banner:
 
 
 def of_error(error: DaemonError, root: str, *, here: bool) -> Banner:
-    """Why the daemon cannot be asked. `here`: it would run on this machine."""
+    """Say why the daemon does not answer. `here`: it would run on this machine."""
     if error.code == REFUSED_KEY:
         return Banner(
             f"The daemon at {root} refuses the key: `disco config set api.key KEY` sets it, then start again."
@@ -39,9 +39,9 @@ def of_error(error: DaemonError, root: str, *, here: bool) -> Banner:
 
 
 def of_state(state: Json) -> Banner | None:
-    """What is wrong with a daemon that answers, the worst of it; None if all is well."""
+    """Say the worst that is wrong with a daemon that answers; None if all is well."""
     endpoints, caps = state.get("endpoints") or {}, (state.get("money") or {}).get("caps") or {}
-    if state.get("private"):  # the server is asked nothing, whatever state it is in
+    if state.get("private"):  # no question goes to the server, whatever its state
         endpoints = {side: told for side, told in endpoints.items() if side == "device"}
         caps = {name: cap for name, cap in caps.items() if not name.startswith("usd")}
     found = _cap(caps, alone=len(endpoints) == 1) or _device(endpoints) or _server(endpoints)
@@ -49,7 +49,7 @@ def of_state(state: Json) -> Banner | None:
 
 
 def welcome(state: Json) -> Banner | None:
-    """What to do first where nothing was configured; None where a server takes part."""
+    """Return the first steps if nothing is configured; None if a server takes part."""
     if "server" in (state.get("endpoints") or {}):
         return None
     return Banner("This machine answers alone so far. F5 adds a server; F1 shows all keys; Escape hides this.")

@@ -1,4 +1,4 @@
-"""A daemon started from here: a child process that ends with this window."""
+"""Launches a daemon as a child process that ends with this window."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from disco_daemon.net import hostname, is_loopback
 from disco_daemon.program import verb
 
-STOP_TIMEOUT_S = 8.0  # this window's answers have ended by then; somebody else's go on for so long
-SERVICE_TIMEOUT_S = 120.0  # of installing the service, which starts the daemon
+STOP_TIMEOUT_S = 8.0  # this window's answers have ended by then; those of other clients get this long
+SERVICE_TIMEOUT_S = 120.0  # for installing the service, which starts the daemon
 
 
 def startable(root: str) -> bool:
@@ -20,8 +20,8 @@ def startable(root: str) -> bool:
     return is_loopback(hostname(root))
 
 
-class Starter:
-    """Starts `disco up` for an address, its output going to `log`, and stops it again."""
+class DaemonLauncher:
+    """Starts `disco up` for an address, with its output in `log`, and stops it again."""
 
     def __init__(self, root: str, log: Path | None) -> None:
         self._root = root
@@ -30,22 +30,22 @@ class Starter:
 
     @property
     def running(self) -> bool:
-        """Whether a daemon of ours runs."""
+        """Whether the launched daemon runs."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def failed(self) -> bool:
-        """Whether it was started and has ended."""
+        """Whether the launched daemon has ended by itself."""
         return self._process is not None and self._process.returncode is not None
 
     def command(self) -> list[str]:
-        """What is run."""
+        """Return the command line of the daemon."""
         parts = urlsplit(self._root)
         where = ["--host", parts.hostname or "127.0.0.1", "--port", str(parts.port or 4747)]
         return verb("up", *where, "--until-eof")
 
     async def start(self) -> None:
-        """Start it, unless it runs. Raises OSError."""
+        """Start the daemon, unless it runs. Raises OSError."""
         if self.running:
             return
         with contextlib.ExitStack() as stack:
@@ -55,17 +55,17 @@ class Starter:
                 stack.callback(os.close, opened)
                 out = opened
             # A session of its own: Ctrl+C in this terminal is for the window. Its stdin ends when this process does,
-            # be it that somebody closed the terminal or killed us.
+            # also if the terminal was closed or we were killed.
             self._process = await asyncio.create_subprocess_exec(
                 *self.command(), stdin=asyncio.subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
             )
 
     def service_command(self) -> list[str]:
-        """What installs the service."""
+        """Return the command line that installs the service."""
         return verb("service", "install")
 
     async def install_service(self) -> tuple[bool, str]:
-        """Have a daemon started at each login, and now; whether that went well, and what was said."""
+        """Install the service, which starts a daemon now and at each login. Returns (success, output)."""
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -84,7 +84,7 @@ class Starter:
         return process.returncode == 0, said.decode("utf-8", "replace").strip()
 
     def last_words(self) -> str:
-        """The last line of its log."""
+        """Return the last line of the daemon's log."""
         if self._log is None:
             return ""
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ class Starter:
         return ""
 
     async def close(self) -> None:
-        """Stop it, if it runs."""
+        """Stop the daemon, if it runs."""
         process = self._process
         if process is None or process.returncode is not None:
             return

@@ -1,4 +1,4 @@
-"""Calls the outside with the latest of many wishes: while a slider moves, what was wanted before is of no interest."""
+"""Debouncing: while values come in fast, only the latest is worked on."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Latest(Generic[T]):
-    """`work` is called with the latest value told, one call at a time; values in between are skipped.
+class Debounce(Generic[T]):
+    """Calls `work` with the latest value given, one call at a time, and skips the values in between.
 
-    It waits until nothing new was told for `settle_s`, s. Errors of `work` are its own business.
+    It waits until no new value has come for `settle_s`, s. `work` must handle its own errors.
     """
 
     def __init__(self, work: Callable[[T], Awaitable[None]], settle_s: float = 0.0) -> None:
         self._work, self._settle_s = work, settle_s
-        self._wanted: list[T] = []  # none or one
+        self._waiting: list[T] = []  # none or one
         self._news = asyncio.Event()
         self._lock = asyncio.Lock()
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something that nobody has begun with."""
-        return bool(self._wanted)
+        """Whether a value waits that `work` has not begun with."""
+        return bool(self._waiting)
 
-    def tell(self, value: T) -> None:
-        """Want this from now on."""
-        self._wanted = [value]
+    def call(self, value: T) -> None:
+        """Replace the value that waits."""
+        self._waiting = [value]
         self._news.set()
 
     def forget(self) -> None:
-        """Want nothing any more; what has begun goes on."""
-        self._wanted = []
+        """Drop the value that waits; a call of `work` that has begun goes on."""
+        self._waiting = []
 
     async def flush(self) -> None:
-        """Do at once what waits; returns when nothing is left to do."""
+        """Work on what waits at once; return when nothing is left."""
         async with self._lock:
-            while self._wanted:
-                await self._work(self._wanted.pop())
+            while self._waiting:
+                await self._work(self._waiting.pop())
 
     async def run(self) -> None:
         """Work until cancelled."""

@@ -1,4 +1,4 @@
-"""A conversation to take away: Markdown to read, JSON to go on with."""
+"""Exports a conversation: as Markdown to read, as JSON for programs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from .store import Conversation, Turn
+from .store import Conversation, StoredTurn
 
-FORMAT = 1  # of the JSON; a reader refuses one it does not know
+FORMAT = 1  # of the JSON; a reader refuses formats it does not know
 _SPEAKERS = {"user": "You", "assistant": "Answer", "system": "System"}
 
 
-def to_json(conversation: Conversation, turns: Sequence[Turn]) -> str:
-    """All that is known of it: `conversation` and `turns` with the fields of the same names; times are Unix times."""
+def to_json(conversation: Conversation, turns: Sequence[StoredTurn]) -> str:
+    """Return the whole conversation as JSON: `conversation` and `turns` with all their fields; times are Unix times."""
     found = {"format": FORMAT, "conversation": asdict(conversation), "turns": [_plain(turn) for turn in turns]}
     return json.dumps(found, ensure_ascii=False, indent=2) + "\n"
 
 
-def to_markdown(conversation: Conversation, turns: Sequence[Turn]) -> str:
-    """Title, system prompt and messages as they were written; below an answer who wrote it and what it took."""
+def to_markdown(conversation: Conversation, turns: Sequence[StoredTurn]) -> str:
+    """Return title, system prompt and messages as Markdown; below each answer its sides and its figures."""
     parts = [f"# {conversation.title or 'Conversation'}", f"*{_date(conversation.created)} · {conversation.model}*"]
     if conversation.system:
         parts.append("\n".join(f"> {line}".rstrip() for line in f"System: {conversation.system}".splitlines()))
@@ -32,7 +32,7 @@ def to_markdown(conversation: Conversation, turns: Sequence[Turn]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _plain(turn: Turn) -> dict[str, Any]:
+def _plain(turn: StoredTurn) -> dict[str, Any]:
     return asdict(turn) | {"disco": None if turn.disco is None else dict(turn.disco)}
 
 
@@ -40,8 +40,8 @@ def _date(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _note(turn: Turn) -> str:
-    """One line about an answer: its parts by endpoint, its figures, and that it is not whole."""
+def _note(turn: StoredTurn) -> str:
+    """Sum up an answer in one line: its parts by endpoint, its figures, and whether it is incomplete."""
     ends = [*(at for at, _ in turn.sides[1:]), len(turn.text)]
     parts = [
         f"{side} {at + 1} to {end}" for (at, side), end in zip(turn.sides, ends, strict=False) if side and end > at

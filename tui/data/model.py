@@ -1,4 +1,4 @@
-"""What the daemon says of itself, as frozen values for the screens; and what the screens want of a daemon."""
+"""The daemon's documents as frozen values for the screens, and the protocols that the screens rely on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Protocol
 Json = Mapping[str, Any]
 
 
-class Daemon(Protocol):
-    """What control panel, dashboard and timeline use of `disco_daemon.client.stream.Link`. All raise DaemonError."""
+class DaemonApi(Protocol):
+    """The part of `client.stream.Link` that control panel, dashboard and timeline use. All raise DaemonError."""
 
     async def state(self) -> dict[str, Any]:
         """GET /disco/v1/state."""
@@ -39,24 +39,23 @@ class Daemon(Protocol):
     async def whatif(
         self, rate: float, budget: float, *, alpha: float | None = None, kappa: float | None = None
     ) -> dict[str, Any] | None:
-        """GET /disco/v1/whatif; None where there is too little history."""
+        """GET /disco/v1/whatif; None if there is too little history."""
         ...
 
     async def trace(self, request_id: str) -> dict[str, Any] | None:
-        """GET /disco/v1/trace/ID; None where it is not kept."""
+        """GET /disco/v1/trace/ID; None if it is not kept."""
         ...
 
 
-class HasDaemon(Protocol):
-    """The application, as these screens see it. `plain`: no boxes, words in place of pictures.
+class HostApp(Protocol):
+    """The application as these screens see it. `plain`: no boxes, words in place of pictures.
 
-    `before` is what the settings were before each change, the last one last: a screen that is opened again goes on with
-    it.
+    `undo_log` has the settings before each change, the last change last; it outlives the screen.
     """
 
-    link: Daemon
+    link: DaemonApi
     plain: bool
-    before: list[dict[str, Any]]
+    undo_log: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """The exchange rate, $/kWh, as set and as it counts now, and what follows. `scarcer` is None without a server."""
+    """The exchange rate, $/kWh, as set and as it counts now, and its effects. `scarcer` is None without a server."""
 
     rate: float = 0.3
     effective: float = 0.3
@@ -87,7 +86,7 @@ class Money:
 
     @classmethod
     def of(cls, money: Json) -> Money:
-        """Out of `money` of the daemon's state, or of its answer to a change."""
+        """Read `money` of the daemon's state, or of its answer to a change."""
         power, spent = money.get("power", {}), money.get("spent", {})
         caps = money.get("caps", {}).items()
         return cls(
@@ -106,7 +105,7 @@ class Money:
 
     @property
     def source(self) -> str:
-        """What the energy comes from, in words."""
+        """The source of the energy, in words."""
         if self.on_mains:
             where = "on mains"
         else:
@@ -116,7 +115,7 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one setting would have made of the requests on record; TTFTs in s."""
+    """The what-if: what one setting would have done to the requests on record. TTFTs are in s."""
 
     mean_s: float
     p99_s: float
@@ -127,7 +126,7 @@ class Prediction:
 
     @classmethod
     def of(cls, said: Json) -> Prediction:
-        """Out of the answer to /disco/v1/whatif."""
+        """Read the answer to /disco/v1/whatif."""
         return cls(
             said["mean_ttft_s"], said["p99_ttft_s"], said["usd_per_day"], said["wh_per_day"], said["scarcer"],
             said["requests"],
@@ -135,8 +134,8 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One row of the history. `ttft_s` and `winner` are None where no answer came."""
+class RequestRow:
+    """One row of the history. `ttft_s` and `winner` are None if no answer came."""
 
     request_id: str
     created: float
@@ -150,8 +149,8 @@ class Request:
     cost_usd: float
 
     @classmethod
-    def of(cls, row: Json) -> Request:
-        """Out of a row of /disco/v1/history."""
+    def of(cls, row: Json) -> RequestRow:
+        """Read a row of /disco/v1/history."""
         return cls(
             request_id=row["request_id"],
             created=row["created"],
@@ -167,8 +166,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that a dashboard shows, asked for at about the same time."""
+class DashboardSnapshot:
+    """All that the dashboard shows, fetched at about the same time."""
 
     state: Json
     plan: Json
@@ -177,13 +176,13 @@ class Snapshot:
 
     @property
     def money(self) -> Money:
-        """The spending."""
+        """The exchange rate and the spending."""
         return Money.of(self.state["money"])
 
     @property
-    def requests(self) -> list[Request]:
-        """The recent requests, newest first; probes of the daemon's own are none."""
-        return [Request.of(row) for row in self.rows if row.get("policy") != "probe"]
+    def requests(self) -> list[RequestRow]:
+        """The recent requests, newest first, without the daemon's own probes."""
+        return [RequestRow.of(row) for row in self.rows if row.get("policy") != "probe"]
 
 
 FILTERS = {
@@ -195,7 +194,7 @@ FILTERS = {
 }
 
 
-_KEEPS: Mapping[str, Callable[[Request], bool]] = {
+_KEEPS: Mapping[str, Callable[[RequestRow], bool]] = {
     "all": lambda r: True,
     "device": lambda r: r.winner == "device",
     "server": lambda r: r.winner == "server",
@@ -204,6 +203,6 @@ _KEEPS: Mapping[str, Callable[[Request], bool]] = {
 }
 
 
-def shown(requests: Sequence[Request], chosen: str) -> list[Request]:
-    """Those that a filter of FILTERS lets through."""
+def shown(requests: Sequence[RequestRow], chosen: str) -> list[RequestRow]:
+    """Return the requests that a filter of FILTERS lets through."""
     return [request for request in requests if _KEEPS[chosen](request)]

@@ -1,4 +1,4 @@
-"""What is kept of this window from one time to the next: the theme, and what has been told once."""
+"""The preferences of this window: the theme, and whether the welcome was shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 4096
 
 @dataclass(slots=True)
 class Preferences:
-    """`path` None keeps nothing. A file that cannot be read or written costs a colour, and nothing else."""
+    """The preferences in the file at `path`; None keeps nothing. A file that fails costs a colour, no more."""
 
     path: Path | None = None
     theme: str = ""
@@ -22,7 +22,7 @@ class Preferences:
 
     @classmethod
     def load(cls, path: Path | None) -> Preferences:
-        """What was kept; defaults for what is missing or makes no sense."""
+        """Read the file; what is missing or malformed gets its default."""
         found: object = None
         if path is not None:
             with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
@@ -32,7 +32,7 @@ class Preferences:
         return cls(path, theme if isinstance(theme, str) else "", welcomed is True)
 
     def save(self) -> None:
-        """Keep it, whole or not at all, for the user's eyes only."""
+        """Write the file, whole or not at all, readable by the user only."""
         if self.path is None:
             return
         new = self.path.with_name(f"{self.path.name}.new")

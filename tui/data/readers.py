@@ -1,4 +1,4 @@
-"""How fast people read and listen: the presets of profiles/readers.toml, which also says where they are from."""
+"""Presets of the reading pace, from profiles/readers.toml, which names their sources."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """One preset; `pace_tps` in answer tokens a second."""
+class PacePreset:
+    """A named reading pace, in answer tokens a second."""
 
     name: str
     pace_tps: float
 
 
-def presets() -> list[Reader]:
-    """All presets, as the file has them; paces with two digits after the point."""
+def presets() -> list[PacePreset]:
+    """Return all presets in the file's order, with paces to two decimals."""
     text = (files("disco_daemon.profiles") / "readers.toml").read_text("utf-8")
     return [
-        Reader(entry["name"], round(entry.get("pace_tps") or 1 / entry["seconds_per_token"], 2))
+        PacePreset(entry["name"], round(entry.get("pace_tps") or 1 / entry["seconds_per_token"], 2))
         for entry in tomllib.loads(text)["reader"]
     ]

@@ -1,4 +1,4 @@
-"""Where a value stands on a slider: logarithmic for the exchange rate, linear for shares. Pure."""
+"""The scales of the sliders: logarithmic for the exchange rate, linear for shares. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Scale:
     """From `low` to `high` in `steps` equal steps, of the logarithm if `log`. `marks` are values with a name.
 
-    Values on a step have at most `digits` significant digits, so that people can read and repeat them.
+    Values on a step have at most `digits` significant digits, so that users can read and repeat them.
     """
 
     low: float
@@ -27,22 +27,22 @@ class Scale:
             raise ValueError(msg)
 
     def clamp(self, value: float) -> float:
-        """The nearest value that the scale has."""
+        """Return the nearest value within the scale."""
         return min(self.high, max(self.low, value))
 
     def share(self, value: float) -> float:
-        """How far along the scale a value is, 0 to 1."""
+        """Return how far along the scale a value is, 0 to 1."""
         low, at, high = (math.log10(x) if self.log else x for x in (self.low, self.clamp(value), self.high))
         return (at - low) / (high - low)
 
     def at(self, share: float) -> float:
-        """The value of the step nearest to so far along the scale, 0 to 1."""
+        """Return the value of the step nearest to a share of the scale, 0 to 1."""
         return self._step(round(min(1.0, max(0.0, share)) * self.steps))
 
     def moved(self, value: float, by: int) -> float:
-        """So many steps further. From between two steps the next one is the first of them."""
+        """Return the value `by` steps further. From between two steps, the next one counts as the first."""
         values = [self._step(i) for i in range(self.steps + 1)]
-        slack = 1e-9 * abs(value)  # what a value loses on its way through JSON is no step
+        slack = 1e-9 * abs(value)  # a value that lost a bit on its way through JSON is still on its step
         begin = bisect_right(values, value + slack) - 1 if by > 0 else bisect_left(values, value - slack)
         return values[min(self.steps, max(0, begin + by))]
 
@@ -68,17 +68,17 @@ BUDGET = Scale(0.0, 1.0, 20, digits=2)
 
 
 def in_force(rate: float, factor: float) -> float:
-    """The exchange rate that counts, $/kWh: as set, within the range, times what battery and heat make of it."""
+    """Return the rate that counts, $/kWh: the one set, within the range, times the factor of battery and heat."""
     return RATE.clamp(rate) * factor
 
 
 def factor_of(money_rate: float, effective: float) -> float:
-    """What battery and heat make of a rate, out of the one set and the one in force."""
+    """Return the factor of battery and heat, from the rate set and the rate in force."""
     return effective / RATE.clamp(money_rate)
 
 
 def dollars(amount: float) -> str:
-    """An amount as people write it: cents from a dollar on, else two significant digits."""
+    """Write an amount: with cents from a dollar on, else with two significant digits."""
     if amount == 0:
         return "$0"
     if amount >= 100:
@@ -92,7 +92,7 @@ def dollars(amount: float) -> str:
 
 
 def seconds(time: float | None) -> str:
-    """A time in s or ms."""
+    """Write a time in s or ms."""
     if time is None:
         return "-"
     return f"{1000 * time:.0f} ms" if time < 0.1 else f"{time:.2f} s" if time < 100 else f"{time:.0f} s"

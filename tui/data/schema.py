@@ -1,4 +1,4 @@
-"""The file of the conversations: private, in WAL mode, brought to the newest schema; and what keeps its log short."""
+"""The file of the conversations: private, in WAL mode, migrated; and the thread that keeps its log short."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHECKPOINT_PASSES = 3
 LOG_LIMIT_BYTES = 8 << 20  # a longer log is cut back to this
 
 # Times are Unix times, s. `sides` is JSON, [[from character, side], …]; `disco` the JSON of the answer's last chunk.
-# `pieces` is what was heard of an answer and is not in `turns.text` yet: a row is a commit of a page or two, however
-# long the answer is. Turns that were cut carry the number of the cut, and the id of the turn it began at.
+# `pieces` are the parts of an answer that are not in `turns.text` yet: a row is a commit of a page or two, however long
+# the answer is. Turns that were cut have the number of the cut, and the id of the turn at which it began.
 _V1 = """
 CREATE TABLE conversations (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -86,9 +86,9 @@ class StoreError(DiscoError):
 
 
 def open_database(path: Path | None) -> sqlite3.Connection:
-    """A writing connection in autocommit mode to a migrated file, or to memory.
+    """Return a writing connection in autocommit mode to a migrated file, or to memory.
 
-    A damaged file is moved aside first, and a new one begins; one that is not ours is left alone. Raises StoreError.
+    A damaged file is moved aside, and a new one begins; a foreign file is left alone. Raises StoreError.
     """
     if path is None:
         return _connected(":memory:")
@@ -108,7 +108,7 @@ def open_database(path: Path | None) -> sqlite3.Connection:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, and never waits for one that writes. Raises StoreError."""
+    """Return a connection that only reads, and never waits for a writer. Raises StoreError."""
     try:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA query_only = ON")
@@ -118,7 +118,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def unusable(path: Path | None, error: Exception) -> StoreError:
-    """What the disk, or SQLite, said, for the user."""
+    """Return an error of the disk or of SQLite, worded for the user."""
     return StoreError(f"the conversations in {path or 'memory'} cannot be read or written: {error}")
 
 
@@ -132,15 +132,17 @@ def _connected(path: Path | str) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         # Nothing is flushed to the disk here: a commit is a write to the log, 15 µs, and survives the process. The
-        # Keeper's checkpoints flush log and file, in this order, so a power cut costs the last seconds, not the file.
+        # Checkpointer flushes log and file, in this order, so a power cut costs the last seconds, not the file.
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES:d}")
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA secure_delete = ON")  # a text that was deleted is not left in free pages
+        connection.execute("PRAGMA secure_delete = ON")  # a deleted text does not stay in free pages
         _migrate(connection, path)
         if connection.execute("PRAGMA application_id").fetchone()[0] != CONVERSATIONS.application_id:
-            connection.execute(f"PRAGMA application_id = {CONVERSATIONS.application_id:d}")  # known by it if damaged
+            connection.execute(
+                f"PRAGMA application_id = {CONVERSATIONS.application_id:d}"
+            )  # identifies it if it is damaged
     except BaseException:
         connection.close()
         raise
@@ -153,7 +155,7 @@ def _migrate(connection: sqlite3.Connection, path: Path | str) -> None:
             continue
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if _version(connection) < number:  # asked again under the lock: another terminal may have been first
+            if _version(connection) < number:  # again under the lock: another terminal may have been first
                 for statement in statements(script):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {number:d}")
@@ -171,8 +173,8 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-class Keeper:
-    """The thread that brings the log into the file, with all waiting for the disk; whoever writes never waits."""
+class Checkpointer:
+    """The thread that moves the log into the file. It waits for the disk, so that no writer has to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -182,11 +184,11 @@ class Keeper:
         self._thread.start()
 
     def poke(self) -> None:
-        """There is something in the log; returns at once."""
+        """Ask for a checkpoint; return at once."""
         self._due.set()
 
     def close(self) -> None:
-        """End the thread, after all other connections: the last one to close empties the log."""
+        """End the thread. Close all other connections first: the last one empties the log."""
         self._closing = True
         self._due.set()
         self._thread.join()
@@ -197,7 +199,7 @@ class Keeper:
                 self._due.clear()
                 with suppress(sqlite3.Error):  # a full disk: the log holds all, and the next one tries again
                     # The log begins anew only if all of it is in the file between two commits. The first pass has much
-                    # to write, and more comes meanwhile; the later ones are short.
+                    # to write, while more comes in; the later ones are short.
                     for _ in range(CHECKPOINT_PASSES):
                         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 if self._closing:

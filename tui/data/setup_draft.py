@@ -1,4 +1,4 @@
-"""What the setup screen has asked so far, and what it shows of that. No widget; the key is in no `repr`."""
+"""The answers of the setup screen so far, and the texts made of them. No widget; no `repr` shows the key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER, LOCAL, NONE, SERVICE = "other", "local", "none", "service"  # choices bes
 
 
 class Step(Enum):
-    """What is asked now."""
+    """The question on the screen."""
 
     WHO = "Setup: who shall answer beside this machine?"
     ADDRESS = "Setup: the server's address"
@@ -25,14 +25,14 @@ class Step(Enum):
     DONE = "Setup: done"
 
 
-# Where one goes back to by what is wrong; all else is for another server.
+# The step to go back to, by the code of the problem; all other problems need another server.
 STEP_OF = {"key": Step.KEY, "credit": Step.KEY, "model": Step.MODEL, "refused": Step.MODEL, "timeout": Step.MODEL,
            "server": Step.MODEL, "address": Step.ADDRESS, "network": Step.ADDRESS}  # fmt: skip
 
 
 @dataclass(slots=True)
-class Draft:
-    """A server in the making. `key_there` says where a key to it is already; `models` None: it tells no list."""
+class SetupDraft:
+    """A server that is being set up. `key_there` says where its key is, if it has one; `models` None: it lists none."""
 
     base_url: str = ""
     title: str = ""
@@ -42,13 +42,13 @@ class Draft:
     models: list[str] | None = None
 
     def take(self, provider: Json) -> None:
-        """One of the servers that are known."""
+        """Fill in a server of the catalogue."""
         self.base_url, self.title = str(provider["base_url"]), str(provider["title"])
         self.key_url, self.key_there = str(provider["key_url"]), str(provider["key"])
 
 
 def choices(known: Json, *, here: bool = False) -> list[tuple[str, str]]:
-    """Who could answer: key and line; the first nine have a digit. `here`: the daemon is on this machine."""
+    """Return the servers to choose from, (key, line); the first nine have a digit. `here`: the daemon runs here."""
     now = known["server"]
     rows = []
     for i, provider in enumerate(known["providers"]):
@@ -65,7 +65,7 @@ def choices(known: Json, *, here: bool = False) -> list[tuple[str, str]]:
 
 
 def local_choices(known: Json) -> list[tuple[str, str]]:
-    """The models on this machine: `device.model` and line."""
+    """Return the models on this machine, (`device.model`, line)."""
     device = known["device"]
     rows = []
     for model in device["models"]:
@@ -76,19 +76,19 @@ def local_choices(known: Json) -> list[tuple[str, str]]:
 
 
 def fitting(models: Sequence[str], typed: str) -> list[str]:
-    """The models with all the words that were typed, in their order."""
+    """Return the models that contain all typed words, in their order."""
     words = typed.casefold().split()
     return [name for name in models if all(word in name.casefold() for word in words)][:SHOWN]
 
 
 def problem_of(checked: Json) -> str:
-    """What is wrong and what to do, as a sentence; "" if nothing is."""
+    """Return what is wrong and what to do, as a sentence; "" if nothing is wrong."""
     problem = checked["problem"]
     return f"{problem['text']}: {problem['mend']}." if problem else ""
 
 
 def result_of(checked: Json) -> str:
-    """What a check found, as sentences."""
+    """Return the result of a check, as sentences."""
     said = [f"{checked['model']} answered after {checked['ttft_s']:.2f} s.", *checked["notes"]]
     return " ".join([*said, *_charge(checked["price"])])
 

@@ -1,4 +1,4 @@
-"""The knobs of the control panel: which setting each one is, how far it goes, and what is said beside it. Pure."""
+"""The sliders and fields of the control panel: their settings, their scales and their texts. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACE_WORDS = "Reading pace, token/s: paced answers come no faster, and QoE is me
 CAP_WORDS = "Caps: a side that has reached one gives way to the other; empty = none"
 PRIVATE_WORDS = "Never leave this machine: all answers are made here, no server is asked"
 TOO_LITTLE = "What-if: too little history yet to say what another setting would do"
-# Setting, what it is called here, and what a unit of the field is of the setting's.
+# Setting, name on the screen, and how many units of the field are one of the setting.
 CAPS: tuple[tuple[str, str, float], ...] = (
     ("caps.usd_per_day", "$ a day", 1.0),
     ("caps.usd_per_month", "$ a month", 1.0),
@@ -30,7 +30,7 @@ CAPS: tuple[tuple[str, str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The knob by which a policy protects the slowest requests; `name` is its setting in [policy]."""
+    """The slider by which a policy protects the slowest requests; `name` is its setting in [policy]."""
 
     name: str
     scale: Scale
@@ -38,11 +38,11 @@ class Tail:
 
     @property
     def key(self) -> str:
-        """The setting."""
+        """The key of the setting."""
         return f"policy.{self.name}"
 
 
-# By the policy that has it. The marks are the defaults. A kappa of 0 can be set, too, but not on a logarithmic scale.
+# By policy. The marks are the defaults. A kappa of 0 can be set, too, but not on a logarithmic scale.
 TAILS: Mapping[str, Tail] = {
     "paper": Tail(
         "alpha", Scale(0.0, 1.0, 100, marks=((0.05, "usual"),)),
@@ -53,22 +53,22 @@ TAILS: Mapping[str, Tail] = {
         "Tail weight κ: s of mean TTFT that a second of the slowest 1 % is worth",
     ),
 }  # fmt: skip
-# Sliders by their id: what they set.
+# The setting of each slider, by the slider's id.
 SLIDERS: Mapping[str, str] = {"rate": RATE_KEY, "budget": BUDGET_KEY} | {t.name: t.key for t in TAILS.values()}
 
 
 def no_tail(policy: str) -> str:
-    """What stands in place of the tail's knob where the policy has none."""
+    """Return the text in place of the tail's slider if the policy has none."""
     return f"Tail: the policy {policy} has no knob for the slowest requests; paper has alpha, optimal kappa"
 
 
 def field_id(key: str) -> str:
-    """The id of a setting's field."""
+    """Return the id of a setting's field."""
     return key.replace(".", "-").replace("_", "-")
 
 
 def number(text: str, unit: float) -> float | str | None:
-    """What a field says, in the setting's unit: a number from 0 on, None for nothing, the text itself for nonsense."""
+    """Read a field in the setting's unit: a number from 0 on, None if empty, the text itself if it is no number."""
     if not text.strip():
         return None
     try:
@@ -79,7 +79,7 @@ def number(text: str, unit: float) -> float | str | None:
 
 
 def regime(money: Money, counts: float, policy: Mapping[str, Any]) -> str:
-    """Which side is scarce at the rate that counts, and where that changes; `policy` are the settings of that name."""
+    """Say which side is scarce at the rate `counts`, and where that changes; `policy` is the section of that name."""
     if policy.get("private"):
         return "nothing leaves, this machine answers all"
     if money.scarcer is None:
@@ -93,7 +93,7 @@ def regime(money: Money, counts: float, policy: Mapping[str, Any]) -> str:
 
 
 def prediction_words(prediction: Prediction | None) -> str:
-    """What the settings as they stand would have made of the requests on record."""
+    """Say what the settings, as they stand, would have done to the requests on record."""
     if prediction is None:
         return TOO_LITTLE
     p = prediction
@@ -105,5 +105,5 @@ def prediction_words(prediction: Prediction | None) -> str:
 
 
 def slider_words(name: str, value: float) -> str:
-    """A slider's value, as it stands beside it."""
+    """Write a slider's value."""
     return f"{value:.2g}" if name == "kappa" else f"{value:.2f}"

@@ -1,7 +1,7 @@
 """The conversations, in a file on this machine only, or in memory.
 
-What is appended is committed before `append` returns, which takes some 20 µs: whatever the reader has seen is still
-there after a `kill -9`. All methods may be called from any thread, and raise StoreError.
+`append` commits before it returns, in some 20 µs, so that whatever the reader has seen survives a `kill -9`. All
+methods may be called from any thread, and raise StoreError.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from .schema import Keeper, StoreError, open_database, open_reader, unusable
+from .schema import Checkpointer, StoreError, open_database, open_reader, unusable
 
-__all__ = ["Conversation", "Store", "StoreError", "Turn"]
+__all__ = ["Conversation", "Store", "StoreError", "StoredTurn"]
 
-KEEP_DELETED_S = 86_400.0  # a conversation that was deleted can be brought back for a day
+KEEP_DELETED_S = 86_400.0  # how long a deleted conversation can be brought back
 CHECKPOINT_EVERY = 500  # pieces; a log of some 4 MB
 TITLE_LENGTH = 60  # characters
-MAX_WORDS = 32  # of a search; the rest is not looked at
+MAX_WORDS = 32  # of a search; the rest is ignored
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no file can hold
 
 Sides = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One message. `sides` says which endpoint made the text, each from a character on; "" is not known.
+class StoredTurn:
+    """One message. `sides` says which endpoint wrote the text, each from a character on; "" is unknown.
 
     `disco` is the object of the answer's last chunk. An answer without `finish` was cut off, or is still coming.
-    `created` is Unix time, s; `parent` the turn that it answers or replaces, as the writer says.
+    `created` is Unix time, s; `parent` is the turn that it answers or replaces.
     """
 
     id: int
@@ -62,7 +62,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A message without its words; `size` is how many characters and line ends they are, as far as it is over."""
+    """A message without its words; `size` is their characters and line ends, without what still streams."""
 
     id: int
     role: str
@@ -70,7 +70,7 @@ class Head:
     size: tuple[int, int]
 
 
-Turns = list[Turn]
+Turns = list[StoredTurn]
 Heads = list[Head]
 Texts = list[str]
 Conversations = list[Conversation]  # within the class, `list` is a method
@@ -101,7 +101,7 @@ SELECT turn, side, text FROM pieces WHERE turn IN (SELECT id FROM turns WHERE co
 
 
 class Store:
-    """The conversations at `path`; in memory only, and gone at the end, if that is None. `wall` tells Unix time, s.
+    """The conversations at `path`, or in memory only if it is None. `wall` returns Unix time, s.
 
     Owners: `_writer` is used under `_lock`, `_reader` under `_reading`; in memory they are one, and so are the locks.
     """
@@ -113,7 +113,7 @@ class Store:
         self._writer = open_database(path)
         self._reading = self._lock if path is None else threading.RLock()
         self._reader = self._writer if path is None else open_reader(path)
-        self._keeper = None if path is None else Keeper(path)
+        self._keeper = None if path is None else Checkpointer(path)
         self._n_appended = 0
         self._recover()
 
@@ -138,7 +138,7 @@ class Store:
     # --- conversations -------------------------------------------------------------------------------------------
 
     def new(self, *, system: str = "", model: str = "disco") -> Conversation:
-        """Begin a conversation; its first question becomes its title."""
+        """Begin a conversation; the first question becomes its title."""
         now = self._wall()
         sql = "INSERT INTO conversations (title, system, model, created, updated) VALUES ('', ?, ?, ?, ?)"
         with self._writing() as db:
@@ -147,13 +147,13 @@ class Store:
         return Conversation(made, "", _whole(system), _whole(model), now, now)
 
     def list(self, query: str = "") -> Conversations:
-        """The conversations, newest first: all, or those with a message or title with all words of `query`.
+        """Return the conversations, newest first: all, or those with a message or title that has all words of `query`.
 
-        A word counts if one begins with it. Where none does, the query may stand anywhere, within words too: not every
-        language puts spaces between them.
+        A word matches the beginning of a word. If nothing matches, the query may stand anywhere, also within words: not
+        every language puts spaces between them.
         """
         query = " ".join(_whole(query).replace("\0", " ").split())
-        with self._looking() as db:
+        with self._read_transaction() as db:
             if not query:
                 return [Conversation(*row) for row in db.execute(_HEAD + _NEWEST)]
             words = " ".join('"' + word.replace('"', '""') + '"*' for word in query.split()[:MAX_WORDS])
@@ -170,19 +170,19 @@ class Store:
         self._set("system = ?", _whole(system), conversation)
 
     def set_model(self, conversation: int, model: str) -> None:
-        """Have it answered by another model or route."""
+        """Have its questions answered by another model or route."""
         self._set("model = ?", _whole(model), conversation)
 
     def delete(self, conversation: int) -> None:
-        """Take it off the list; for a day it can be brought back."""
+        """Take a conversation off the list; for a day it can be brought back."""
         self._set("deleted = ?", self._wall(), conversation)
 
     def undelete(self, conversation: int) -> None:
-        """Bring it back, if it is still there."""
+        """Bring a deleted conversation back, if it still exists."""
         self._set("deleted = ?", None, conversation)
 
     def purge(self) -> None:
-        """Remove for good, from the file too, what was deleted, and what was cut off conversations."""
+        """Remove from the file all that was deleted, and all turns that were cut."""
         self._purge(self._wall())
         with self._writing() as db:
             db.execute("DELETE FROM turns WHERE cut IS NOT NULL")
@@ -192,8 +192,8 @@ class Store:
     # --- turns ---------------------------------------------------------------------------------------------------
 
     def turns(self, conversation: int) -> Turns:
-        """The messages in order, with all that was heard of an answer that is still coming."""
-        with self._looking() as db:
+        """Return the messages in order, with what an answer that still streams has so far."""
+        with self._read_transaction() as db:
             rows = db.execute(_TURNS, (conversation,)).fetchall()
             heard: dict[int, list[tuple[str, str]]] = {}
             for turn, side, text in db.execute(_PIECES, (conversation,)):
@@ -201,22 +201,22 @@ class Store:
         return [_turn(row, heard.get(row[0], ())) for row in rows]
 
     def heads(self, conversation: int) -> Heads:
-        """The messages in order, without their words."""
-        with self._looking() as db:
+        """Return the messages in order, without their words."""
+        with self._read_transaction() as db:
             rows = db.execute(_HEADS, (conversation,)).fetchall()
         return [Head(number, role, finish, (length, ends)) for number, role, finish, length, ends in rows]
 
-    def turn(self, turn: int) -> Turn | None:
-        """One message, as `turns` has it, also if it was cut off; None if it is there no more."""
-        with self._looking() as db:
+    def turn(self, turn: int) -> StoredTurn | None:
+        """Return one message, even one that was cut; None if it does not exist any more."""
+        with self._read_transaction() as db:
             row = db.execute(_TURN + "WHERE id = ?", (turn,)).fetchone()
             pieces = db.execute("SELECT side, text FROM pieces WHERE turn = ? ORDER BY id", (turn,)).fetchall()
         return None if row is None else _turn(row, pieces)
 
     def texts(self, turns: Sequence[int]) -> dict[int, str]:
-        """The words of these messages, some hundred of them, by their number; of those that are there no more, none."""
+        """Return the words of up to some hundred messages by their ids; those that exist no more are missing."""
         marks = ", ".join("?" * len(turns))
-        with self._looking() as db:
+        with self._read_transaction() as db:
             found = dict(db.execute(f"SELECT id, text FROM turns WHERE id IN ({marks})", turns).fetchall())  # noqa: S608
             sql = f"SELECT turn, text FROM pieces WHERE turn IN ({marks}) ORDER BY id"  # noqa: S608 - marks only
             for turn, text in db.execute(sql, turns):
@@ -224,13 +224,13 @@ class Store:
         return found
 
     def asked(self, conversation: int, limit: int) -> Texts:
-        """The latest questions, oldest first."""
-        with self._looking() as db:
+        """Return the latest questions, oldest first."""
+        with self._read_transaction() as db:
             rows = db.execute(_ASKED, (conversation, limit)).fetchall()
         return [text for (text,) in reversed(rows)]
 
     def add(self, conversation: int, role: str, text: str, parent: int | None = None) -> int:
-        """Add a message, an answer with the text "" before it comes; returns its id."""
+        """Add a message and return its id; an answer is added with the text "" before it streams."""
         now, text = self._wall(), _whole(text)
         sql = "INSERT INTO turns (conversation, parent, role, text, sides, created) VALUES (?, ?, ?, ?, '[]', ?)"
         with self._writing() as db:
@@ -242,7 +242,7 @@ class Store:
         return made
 
     def append(self, turn: int, text: str, side: str | None) -> None:
-        """Add a piece of an answer, made by `side`; it is safe when this returns."""
+        """Add a piece of an answer by `side`; it is safe when this returns."""
         if not text:
             return
         try:
@@ -256,16 +256,16 @@ class Store:
             self._poke()
 
     def finish(self, turn: int, finish: str | None, disco: Mapping[str, Any] | None) -> None:
-        """An answer has come to its end, or was stopped; only now can its words be searched for."""
-        told = None if disco is None else json.dumps(dict(disco))
+        """Record how an answer ended; from now on its words can be searched for."""
+        encoded = None if disco is None else json.dumps(dict(disco))
         sql = "UPDATE conversations SET updated = ? WHERE id = (SELECT conversation FROM turns WHERE id = ?)"
         with self._writing() as db:
             _fold(db, turn)
-            db.execute("UPDATE turns SET finish = ?, disco = ? WHERE id = ?", (finish, told, turn))
+            db.execute("UPDATE turns SET finish = ?, disco = ? WHERE id = ?", (finish, encoded, turn))
             db.execute(sql, (self._wall(), turn))
 
     def cut(self, conversation: int, turn: int) -> None:
-        """Take this message and all after it away; `uncut` brings them back."""
+        """Take away a message and all after it; `uncut` brings them back."""
         sql = """
         UPDATE turns SET cut_at = :turn,
           cut = (SELECT coalesce(max(cut), 0) + 1 FROM turns WHERE conversation = :conversation)
@@ -275,9 +275,9 @@ class Store:
             db.execute(sql, {"conversation": conversation, "turn": turn})
 
     def uncut(self, conversation: int) -> bool:
-        """Change what was cut off last for what has come in its place; done again, that comes back.
+        """Swap what was cut last with what came in its place; a second call swaps it back.
 
-        False where nothing was cut.
+        Returns False if nothing was cut.
         """
         sql = "SELECT cut, cut_at FROM turns WHERE conversation = ? AND cut IS NOT NULL ORDER BY cut DESC LIMIT 1"
         with self._writing() as db:
@@ -294,16 +294,16 @@ class Store:
     # --- within --------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Finish what a terminal that was killed has left; another one that still writes is not disturbed by it."""
+        """Finish what a killed terminal has left; one that still writes is not disturbed."""
         self._purge(self._wall() - KEEP_DELETED_S)
         with self._writing() as db:
             for (turn,) in db.execute("SELECT DISTINCT turn FROM pieces").fetchall():
                 _fold(db, turn)
 
     def _purge(self, before: float) -> None:
-        with self._looking() as db:
+        with self._read_transaction() as db:
             gone = db.execute("SELECT id FROM conversations WHERE deleted <= ?", (before,)).fetchall()
-        for row in gone:  # one a transaction: another terminal's answer must not wait for all
+        for row in gone:  # one transaction each: another terminal's answer must not wait for all
             with self._writing() as db:
                 db.execute("DELETE FROM conversations WHERE id = ? AND deleted <= ?", (*row, before))
 
@@ -313,14 +313,14 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that writes, whole or not at all."""
+        """Run a writing transaction, whole or not at all."""
         with self._lock, _transaction(self._writer, "BEGIN IMMEDIATE", self.path):
             yield self._writer
         self._poke()
 
     @contextmanager
-    def _looking(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that reads, all of it at the same moment."""
+    def _read_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run a reading transaction, which sees one moment."""
         with self._reading, _transaction(self._reader, "BEGIN", self.path):
             yield self._reader
 
@@ -345,7 +345,7 @@ def _transaction(db: sqlite3.Connection, begin: str, path: Path | None) -> Itera
 
 
 def _fold(db: sqlite3.Connection, turn: int) -> None:
-    """Move the pieces of an answer into its text. May be done at any time: later pieces go behind it."""
+    """Move the pieces of an answer into its text. Safe at any time: later pieces go behind it."""
     row = db.execute("SELECT text, sides FROM turns WHERE id = ?", (turn,)).fetchone()
     pieces = db.execute("SELECT side, text FROM pieces WHERE turn = ? ORDER BY id", (turn,)).fetchall()
     if row is None or not pieces:
@@ -356,7 +356,7 @@ def _fold(db: sqlite3.Connection, turn: int) -> None:
 
 
 def _joined(text: str, sides: Iterable[Iterable[Any]], pieces: Iterable[tuple[str, str]]) -> tuple[str, Sides]:
-    """A text and its sides with some pieces, of (side, text), behind it."""
+    """Return a text and its sides with pieces, pairs of (side, text), added."""
     parts, marks, n = [text], [(int(at), str(side)) for at, side in sides], len(text)
     last = marks[-1][1] if marks else ""
     for side, piece in pieces:
@@ -368,14 +368,14 @@ def _joined(text: str, sides: Iterable[Iterable[Any]], pieces: Iterable[tuple[st
     return "".join(parts), tuple(marks)
 
 
-def _turn(row: tuple[Any, ...], pieces: Iterable[tuple[str, str]]) -> Turn:
+def _turn(row: tuple[Any, ...], pieces: Iterable[tuple[str, str]]) -> StoredTurn:
     number, role, text, sides, disco, finish, created, parent = row
     text, marks = _joined(text, json.loads(sides), pieces)
-    return Turn(number, role, text, marks, None if disco is None else json.loads(disco), finish, created, parent)
+    return StoredTurn(number, role, text, marks, None if disco is None else json.loads(disco), finish, created, parent)
 
 
 def _title(text: str) -> str:
-    """The first line of a question, cut at a word where it is too long."""
+    """Return the first line of a question, cut between words if it is too long."""
     line = next((" ".join(line.split()) for line in text.splitlines() if line.strip()), "")
     if len(line) <= TITLE_LENGTH:
         return line
@@ -383,5 +383,5 @@ def _title(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """The text with a mark in place of half characters."""
+    """Return the text with a mark in place of half characters."""
     return _SURROGATE.sub("\ufffd", text)

@@ -1,6 +1,6 @@
-"""Draws with characters: curves on two axes (by plotext), and bars. Pure; a picture is text with styles.
+"""Draws curves on two axes (by plotext) and bars with characters. Pure; a picture is text with styles.
 
-Every mark of a picture is a character of its own, so that two curves are told apart where there is no colour.
+Each curve has a character of its own, so that curves can be told apart without colour.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from textual.content import Content
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 LEAST_HEIGHT = 4  # lines: two of the field, the axis, its names
-# plotext writes colours as a terminal takes them. Curve i gets colour i, and its number is what it is known by here.
+# plotext writes colours as terminal codes. Curve i gets colour i, by which it is found again here.
 _PAINTED = re.compile(r"\x1b\[([\d;]*)m")
 _COLOUR = re.compile(r"^38;5;(\d+)$")
 
@@ -33,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What lies where. `y_names` are the labels of the lowest and the highest line."""
+    """The range of both axes. `y_names` label the lowest and the highest line."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -43,7 +43,7 @@ class Axes:
 
 
 def plot(curves: Iterable[Curve], axes: Axes, width: int, height: int) -> Content:
-    """`height` lines of `width` characters: the field, its axes, and their ends named. Later curves lie on top."""
+    """Draw `height` lines of `width` characters: the field, its axes and their ends. Later curves lie on top."""
     drawn = list(curves)
     _begin(axes, width, max(LEAST_HEIGHT, height))
     for i, curve in enumerate(drawn):
@@ -52,13 +52,13 @@ def plot(curves: Iterable[Curve], axes: Axes, width: int, height: int) -> Conten
 
 
 def _begin(axes: Axes, width: int, height: int) -> None:
-    """An empty field. plotext has one figure for the whole process, so all of it is set each time.
+    """Begin an empty field. plotext has one figure for the whole process, so all of it is set each time.
 
-    Both axes go from 0 to 1, and where a value lies is reckoned here: plotext's logarithmic axis takes its own limits
-    for exponents, and it leaves out what lies beyond the ends.
+    Both axes go from 0 to 1, and `_share` places the values: plotext's logarithmic axis takes its limits for exponents,
+    and it leaves out what lies beyond the ends.
     """
     plotext.clear_figure()
-    plotext.limit_size(False, False)  # the place of the picture counts, not the terminal's size
+    plotext.limit_size(False, False)  # the size of the widget counts, not that of the terminal
     plotext.plot_size(width, height)
     plotext.theme("clear")
     plotext.xaxes(True, False)
@@ -67,7 +67,7 @@ def _begin(axes: Axes, width: int, height: int) -> None:
     plotext.ylim(0, 1)
     plotext.xticks([0, 1], list(axes.x_names))
     plotext.yticks([0, 1], list(axes.y_names))
-    plotext.scatter([0, 1], [0, 1], marker=" ")  # without any point it draws no axis
+    plotext.scatter([0, 1], [0, 1], marker=" ")  # without a point it draws no axis
 
 
 def _draw(curve: Curve, axes: Axes, colour: int) -> None:
@@ -80,19 +80,19 @@ def _draw(curve: Curve, axes: Axes, colour: int) -> None:
 
 
 def _share(value: float, ends: tuple[float, float], *, log: bool = False) -> float:
-    """Where a value stands between the ends, 0 to 1; what lies beyond them stands at them."""
+    """Return the place of a value between the ends, 0 to 1; values beyond an end are placed at it."""
     low, high, at = (math.log(max(x, 1e-12)) if log else x for x in (*ends, value))
     return min(1.0, max(0.0, (at - low) / (high - low))) if high > low else 0.0
 
 
 def _content(drawn: str, styles: Sequence[str]) -> Content:
-    """Plotext's picture with our styles in place of its colours."""
+    """Return plotext's picture with our styles in place of its colours."""
     lines = [Content.assemble(*_parts(line, styles)) for line in drawn.rstrip("\n").split("\n")]
     return Content("\n").join(lines)
 
 
 def _parts(line: str, styles: Sequence[str]) -> Iterator[Content | str]:
-    """One line, with styles. `split` gives a text, a code, a text, and so on."""
+    """Yield the parts of a line with their styles. `split` returns a text, a code, a text, and so on."""
     style = ""
     for i, piece in enumerate(_PAINTED.split(line)):
         if i % 2:
@@ -103,7 +103,7 @@ def _parts(line: str, styles: Sequence[str]) -> Iterator[Content | str]:
 
 
 def bar(share: float, width: int, *, plain: bool = False) -> str:
-    """A bar of `width` characters, filled to a share; more than all of it is all of it."""
+    """Draw a bar of `width` characters, filled to a share between 0 and 1."""
     share = min(1.0, max(0.0, share))
     if plain:
         full = round(share * width)
@@ -114,6 +114,6 @@ def bar(share: float, width: int, *, plain: bool = False) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The newest `width` values, oldest first, as heights; nothing is lower than all others."""
+    """Draw the newest `width` values, oldest first, as heights between 0 and the maximum."""
     newest, top = values[-width:], max(values, default=0.0)
     return "".join("▁▂▃▄▅▆▇█"[round(v / top * 7) if top > 0 else 0] for v in newest)

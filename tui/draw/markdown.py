@@ -1,7 +1,7 @@
-"""Markdown to lines of styled text, with every word tinted by the side that wrote it. Pure: no widget, no terminal.
+"""Draws Markdown as lines of styled text, every word tinted by the side that wrote it. Pure: no widget, no terminal.
 
-Textual's own Markdown widget makes a widget of each paragraph and knows no position in the source; a conversation of
-200 messages would be thousands of widgets to lay out, and no word could be tinted. Here a message is lines.
+Textual's own Markdown widget makes a widget of each paragraph and knows no position in the source: a conversation of
+200 messages would be thousands of widgets, and no word could be tinted. Here a message is a list of lines.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Span, Text
 
-from .theme import SIDE_OF, Look, unmarked
+from .theme import SIDE_OF, TextTheme, unmarked
 
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 setattr(_PARSER, "normalizeLink", str)  # noqa: B010 - an address is shown as it was written
 _CONSOLE = Console(width=80, file=StringIO(), color_system="truecolor", legacy_windows=False)
 _AT_MARK = re.compile(f"([{''.join(SIDE_OF)}])")
 _BULLETS = "•◦▪"
-MIN_WIDTH = 8  # cells; narrower text is not readable anyway
-MAX_DEPTH = 12  # nested quotes and lists; a model that repeats ">" must not recurse for ever
+MIN_WIDTH = 8  # cells; narrower text is not readable
+MAX_DEPTH = 12  # of nested quotes and lists; a model that repeats ">" must not make the parser recurse for ever
 Lines = list[Text]
 
 
 def wrap(text: Text, width: int) -> Lines:
-    """`text` in lines of at most `width` cells."""
+    """Return `text` in lines of at most `width` cells."""
     return list(text.wrap(_CONSOLE, max(MIN_WIDTH, width), overflow="fold"))
 
 
 def last_block(source: str) -> int:
-    """Where the last block of a document begins, a position in `source`: what is before it will not change any more."""
+    """Return where the last block of a growing document begins in `source`; what is before it will not change."""
     top = [token.map[0] for token in _PARSER.parse(source) if token.level == 0 and token.map is not None]
     if not top:
         return 0
@@ -43,11 +43,11 @@ def last_block(source: str) -> int:
 
 
 class Painter:
-    """Paints marked Markdown for one width and look. `side` is who writes just now; it goes on from text to text."""
+    """Draws marked Markdown for one width and theme. `side` is the present writer; it carries over to the next text."""
 
-    def __init__(self, width: int, look: Look, side: str = "") -> None:
+    def __init__(self, width: int, theme: TextTheme, side: str = "") -> None:
         self.width = max(MIN_WIDTH, width)
-        self.look = look
+        self.theme = theme
         self.side = side
         self._kinds: dict[str, Callable[[SyntaxTreeNode, int], Lines]] = {
             "heading": self._heading,
@@ -57,12 +57,12 @@ class Painter:
             "ordered_list": self._list,
             "blockquote": self._quote,
             "table": self._table,
-            "hr": lambda node, width: [Text("---" if self.look.plain else "─" * width, self.look.dim)],
+            "hr": lambda node, width: [Text("---" if self.theme.plain else "─" * width, self.theme.dim)],
             "html_block": lambda node, width: wrap(self._tinted(node.content.rstrip(), Style()), width),
         }
 
     def paint(self, source: str) -> Lines:
-        """The lines of a document, an empty one between two blocks."""
+        """Return the lines of a document, with an empty one between two blocks."""
         return self._blocks(SyntaxTreeNode(_PARSER.parse(source)), self.width, loose=True)
 
     def _blocks(self, parent: SyntaxTreeNode, width: int, *, loose: bool) -> Lines:
@@ -80,31 +80,31 @@ class Painter:
         return wrap(self._inline(node), width)
 
     def _heading(self, node: SyntaxTreeNode, width: int) -> Lines:
-        text = Text(f"{node.markup} " if self.look.plain and "#" in node.markup else "")
-        text.append_text(self._inline(node, self.look.strong + Style(underline=node.tag == "h1" or None)))
+        text = Text(f"{node.markup} " if self.theme.plain and "#" in node.markup else "")
+        text.append_text(self._inline(node, self.theme.strong + Style(underline=node.tag == "h1" or None)))
         return wrap(text, width)
 
     def _code(self, node: SyntaxTreeNode, width: int) -> Lines:
         language = unmarked(node.info or "").strip().split(" ")[0]
         raw = node.content.rstrip("\n")
-        sign = "    " if self.look.plain else "▏ "
-        lines = [Text(sign + language, self.look.dim)] if language else []
+        sign = "    " if self.theme.plain else "▏ "
+        lines = [Text(sign + language, self.theme.dim)] if language else []
         for line, source in zip(self._highlighted(unmarked(raw), language), raw.split("\n"), strict=False):
             seam = self._turn(source)
             lines += _beside(sign, self._side_style(), wrap(Text.assemble(line, seam), width - len(sign)))
         return lines
 
     def _turn(self, source: str) -> Text:
-        """Take note of the marks in a line of code; the sign of a seam, which stands behind the line."""
+        """Take note of the marks in a line of code; return the sign of a seam, which goes behind the line."""
         before, marks = self.side, _AT_MARK.findall(source)
         self.side = SIDE_OF[marks[-1]] if marks else before
         seam = before and before != self.side
-        return Text(f"  {'' if self.look.plain else '⇢'}{self.look.mark(self.side)}" if seam else "", self.look.dim)
+        return Text(f"  {'' if self.theme.plain else '⇢'}{self.theme.mark(self.side)}" if seam else "", self.theme.dim)
 
     def _highlighted(self, code: str, language: str) -> Lines:
         text = Text(code)
         if language and code:
-            text = Syntax("", language, theme=self.look.code_theme, background_color="default").highlight(code)
+            text = Syntax("", language, theme=self.theme.code_theme, background_color="default").highlight(code)
             text.no_wrap, text.style = False, ""
             text.spans = [Span(a, b, _bare(style)) for a, b, style in text.spans]
         return list(text.split("\n", allow_blank=True))
@@ -112,7 +112,7 @@ class Painter:
     def _list(self, node: SyntaxTreeNode, width: int) -> Lines:
         lines: Lines = []
         number = int(node.attrs.get("start", 1)) if node.type == "ordered_list" else None
-        bullet = "- " if self.look.plain else f"{_BULLETS[node.level // 2 % len(_BULLETS)]} "
+        bullet = "- " if self.theme.plain else f"{_BULLETS[node.level // 2 % len(_BULLETS)]} "
         for i, item in enumerate(node.children):
             loose = any(child.type == "paragraph" and not child.hidden for child in item.children)
             if lines and loose:
@@ -124,13 +124,13 @@ class Painter:
 
     def _quote(self, node: SyntaxTreeNode, width: int) -> Lines:
         inside = self._blocks(node, width - 2, loose=True)
-        return _beside("> " if self.look.plain else "│ ", self.look.dim, inside)
+        return _beside("> " if self.theme.plain else "│ ", self.theme.dim, inside)
 
     def _table(self, node: SyntaxTreeNode, width: int) -> Lines:
         rows = [[self._inline(cell) for cell in row.children] for part in node.children for row in part.children]
         columns = max(map(len, rows), default=0)
         widths = [max((r[i].cell_len for r in rows if i < len(r)), default=0) for i in range(columns)]
-        if sum(widths) + 2 * columns > width or self.look.plain:
+        if sum(widths) + 2 * columns > width or self.theme.plain:
             return _as_records(rows, width)
         lines = []
         for row in rows:
@@ -139,7 +139,7 @@ class Painter:
                 line.append_text(cell)
                 line.append(" " * (cells - cell.cell_len + 2))
             lines.append(line)
-        rule = Text("  ".join("─" * cells for cells in widths), self.look.dim)
+        rule = Text("  ".join("─" * cells for cells in widths), self.theme.dim)
         return [*lines[:1], rule, *lines[1:]]
 
     # --- words ------------------------------------------------------------------------------------------------------
@@ -151,10 +151,10 @@ class Painter:
         return text
 
     def _words(self, node: SyntaxTreeNode, style: Style, into: Text, depth: int) -> None:
-        """Add a node of words, and those in it, to `into`."""
+        """Add the words of a node and of its children to `into`."""
         own = {
-            "em": Style(italic=True), "strong": self.look.strong, "s": Style(strike=True),
-            "code_inline": self.look.code, "link": Style(underline=True),
+            "em": Style(italic=True), "strong": self.theme.strong, "s": Style(strike=True),
+            "code_inline": self.theme.code, "link": Style(underline=True),
         }.get(node.type)  # fmt: skip
         style = style if own is None else style + own
         if node.type in ("softbreak", "hardbreak"):
@@ -168,43 +168,43 @@ class Painter:
             self._address(node, into)
 
     def _address(self, node: SyntaxTreeNode, into: Text) -> None:
-        """A terminal shows where a link goes: a name alone could hide it."""
+        """Add the address of a link, which its name could hide."""
         href = str(node.attrs.get("href") or node.attrs.get("src") or "")
         for mark, side in SIDE_OF.items():
             self.side = side if mark in href else self.side
         href = unmarked(href)
         if href and not into.plain.endswith(href):
-            into.append(f" ({href})", self.look.dim)
+            into.append(f" ({href})", self.theme.dim)
 
     def _tinted(self, content: str, style: Style, *, code: bool = False) -> Text:
-        """Text with its marks turned into tints; a seam shows as a sign, too."""
+        """Return text with its marks turned into tints; a seam gets a sign, too."""
         text = Text()
         for piece in _AT_MARK.split(content):
             if piece in SIDE_OF:
                 if self.side and self.side != SIDE_OF[piece]:
-                    text.append(f"⇢{self.look.mark(SIDE_OF[piece])} ".lstrip("⇢" if self.look.plain else ""), "bold")
+                    text.append(f"⇢{self.theme.mark(SIDE_OF[piece])} ".lstrip("⇢" if self.theme.plain else ""), "bold")
                 self.side = SIDE_OF[piece]
             elif piece:
                 text.append(piece, style if code else self._side_style() + style)
         return text
 
     def _side_style(self) -> Style:
-        return self.look.tints.get(self.side, Style())
+        return self.theme.tints.get(self.side, Style())
 
 
 def _bare(style: str | Style) -> Style:
-    """A style of the highlighter without its background: the screen has one already."""
+    """Return a style of the highlighter without its background: the screen has its own."""
     found = style if isinstance(style, Style) else Style.parse(style)
     return Style(color=found.color, bold=found.bold, italic=found.italic)
 
 
 def _beside(sign: str, style: Style, lines: Lines, first: str | None = None) -> Lines:
-    """`lines` with a sign before each of them, and perhaps another one before the first."""
+    """Return `lines` with a sign before each, and perhaps another one before the first."""
     return [Text.assemble((first if first and not i else sign, style), line) for i, line in enumerate(lines)]
 
 
 def _as_records(rows: list[list[Text]], width: int) -> Lines:
-    """A table that is too wide, or to be read aloud: one `heading: cell` a line."""
+    """Return a table that is too wide, or to be read aloud, as lines of `heading: cell`."""
     if not rows:
         return []
     names, lines = rows[0], Lines()
@@ -217,5 +217,5 @@ def _as_records(rows: list[list[Text]], width: int) -> Lines:
 
 
 def code_blocks(source: str) -> list[str]:
-    """The code blocks of a document, as they stand there."""
+    """Return the code blocks of a document, unchanged."""
     return [token.content.rstrip("\n") for token in _PARSER.parse(source) if token.type in ("fence", "code_block")]

@@ -1,4 +1,4 @@
-"""The words of messages that rest: those looked at lately in memory, all others in the store."""
+"""The words of unloaded messages: those used lately are in memory, all others in the store."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .entry import Words
 KEPT = 64  # messages; some screens of them
 
 
-class Shelf:
-    """Words by turn. They are taken from `store` when somebody looks."""
+class MessageCache:
+    """Words by turn, read from `store` when they are needed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lately: LRUCache[int, Words] = LRUCache(KEPT)
+        self._recent: LRUCache[int, Words] = LRUCache(KEPT)
 
     def __call__(self, turn: int) -> Words:
-        """The words of a turn; where the disk does not give them, words that say so."""
-        words = self._lately.get(turn)
+        """Return the words of a turn; where the disk does not give them, words that say so."""
+        words = self._recent.get(turn)
         if words is None:
             try:
                 found = self._store.turn(turn)
@@ -27,13 +27,13 @@ class Shelf:
                 return Words(disco={"error": str(e)})
             if found is None:
                 return Words(disco={"error": "this message was removed in another window"})
-            words = self._lately[turn] = Words(found.text, list(found.sides), found.disco)
+            words = self._recent[turn] = Words(found.text, list(found.sides), found.disco)
         return words
 
     def put(self, turn: int, words: Words) -> None:
-        """These are the words of a turn, as the store has them, too."""
-        self._lately[turn] = words
+        """Keep the words of a turn, which the store has as well."""
+        self._recent[turn] = words
 
     def clear(self) -> None:
-        """Look everything up anew: another window may have gone on with it."""
-        self._lately.clear()
+        """Forget everything: another window may have continued the conversation."""
+        self._recent.clear()

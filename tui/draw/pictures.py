@@ -1,4 +1,4 @@
-"""The pictures of the dashboard, out of the daemon's documents. Pure; each has a line that says the same in words."""
+"""The pictures of the dashboard, from the daemon's documents. Pure; each has a line that says the same in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from textual.content import Content
 
-from ..data.model import Json, Money, Request
+from ..data.model import Json, Money, RequestRow
 from ..data.scale import dollars, seconds
 from .charts import Axes, Curve, bar, plot, sparkline
 
@@ -23,7 +23,7 @@ DAYS = 14
 
 
 def server_words(state: Json) -> str:
-    """The server's TTFT in one line."""
+    """Say the server's TTFT in one line."""
     if "server" not in state["endpoints"]:
         return "no server is configured"
     known = state["learned"]["server_ttft"]
@@ -35,7 +35,7 @@ def server_words(state: Json) -> str:
 
 
 def device_words(state: Json) -> str:
-    """The device's TTFT in one line."""
+    """Say the device's TTFT in one line."""
     if "device" not in state["endpoints"]:
         return "no device takes part"
     known = state["learned"]["device_ttft"]
@@ -43,13 +43,13 @@ def device_words(state: Json) -> str:
 
 
 def device_s(state: Json, tokens: float) -> float:
-    """The device's TTFT by its line, for so many tokens that it has to read, s."""
+    """Return the device's TTFT for a prompt of `tokens`, by its fitted line, s."""
     known = state["learned"]["device_ttft"]
     return float(known["c_s"] + known["k_s_per_token"] * tokens)
 
 
 def server_ttft(state: Json, width: int, height: int) -> Content:
-    """How many of the server's first tokens are there by when (`s`), and when the device's is (`d`)."""
+    """Draw the distribution of the server's TTFT (`s`) and the device's TTFT (`d`)."""
     times = state["learned"]["server_ttft"]["quantiles_s"]
     points = sorted((float(t), float(name[1:]) / 100) for name, t in times.items())
     mean = state["learned"]["prompts"]["mean"]
@@ -66,13 +66,13 @@ ALONE = "w(l): nobody is held back where one side answers alone"
 
 
 def starts_words(plan: Json) -> str:
-    """What w(l) is about."""
+    """Say what w(l) means."""
     side = plan["learned"]["constrained"]
     return f"w(l): how long the {side} is held back (w), by prompt length"
 
 
 def starts(plan: Json, width: int, height: int) -> Content:
-    """w(l) of the scarcer side (`w`; `x`: not started), and the device's TTFT (`d`)."""
+    """Draw w(l) of the scarcer side (`w`; `x`: not started), and the device's TTFT (`d`)."""
     rows, side = plan["picture"], plan["learned"]["constrained"]
     style = STYLES[side]
     waits = [(row["tokens"], row[f"{side}_s"]) for row in rows]
@@ -93,8 +93,8 @@ def starts(plan: Json, width: int, height: int) -> Content:
 # --- what happened ------------------------------------------------------------------------------------------------
 
 
-def wins(requests: Sequence[Request], width: int, *, plain: bool = False) -> Content:
-    """Who was first in the recent requests, how many moved, how many failed."""
+def wins(requests: Sequence[RequestRow], width: int, *, plain: bool = False) -> Content:
+    """Draw how many of the recent requests each side won, how many moved and how many failed."""
     n = len(requests)
     counts = [
         ("device", sum(r.winner == "device" for r in requests), DEVICE),
@@ -118,7 +118,7 @@ CAP_NAMES = {"usd_per_day": "$ today", "usd_per_month": "$ month", "wh_per_day":
 
 
 def spend(money: Money, ledger: Sequence[Json], width: int, *, plain: bool = False) -> Content:
-    """What was spent against the caps, and on each of the latest days."""
+    """Draw the spending against the caps, and on each of the latest days."""
     lines: list[Content] = []
     for cap in money.caps:
         name = CAP_NAMES.get(cap.name, "battery")
@@ -135,7 +135,7 @@ def spend(money: Money, ledger: Sequence[Json], width: int, *, plain: bool = Fal
 
 
 def power(state: Json) -> Content:
-    """What this machine runs on and what a token takes."""
+    """Say what powers this machine, and what energy a token takes."""
     energy, money = state["energy"], Money.of(state["money"])
     per, watts = energy.get("per_token"), energy.get("watts")
     lines = [f"{money.source}; a kWh counts {dollars(money.effective)}"]
@@ -149,7 +149,7 @@ def power(state: Json) -> Content:
 
 
 def summary(state: Json) -> str:
-    """The one line that is always there."""
+    """Sum up the state in the line on top of the dashboard."""
     ill = [f"{side} {s['state']}" for side, s in state["endpoints"].items() if s["state"] not in WELL]
     scarce = state["money"].get("scarcer")
     limited = "" if scarce is None else f", {scarce} is scarce, b = {state['learned']['budget']:g}"
@@ -157,8 +157,8 @@ def summary(state: Json) -> str:
     return "; ".join([said, *ill])
 
 
-def cells(request: Request) -> list[str]:
-    """One request as the cells of a table."""
+def cells(request: RequestRow) -> list[str]:
+    """Return a request as the cells of the table."""
     who = request.error or request.winner or "-"
     moved = f" +{request.handoffs}" if request.handoffs else ""
     qoe = "-" if request.qoe is None else f"{request.qoe:.2f}"

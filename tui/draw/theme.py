@@ -1,4 +1,4 @@
-"""How words look: the styles of one theme, and the marks that say the same without colour. Pure."""
+"""The styles of words in one theme, and the marks that say the same without colour. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.style import Style
 from disco_daemon.plain import MARK, plain
 
 DEVICE, SERVER = "device", "server"
-# Characters for private use, put into a text before it is parsed: "from here on, this side".
+# Characters for private use that are put into a text before it is parsed: "from here on, this side".
 MARKS = {DEVICE: "\uf8d0", SERVER: "\uf8d1"}
 SIDE_OF = {mark: side for side, mark in MARKS.items()}
 _LETTER = re.compile(r"\w")
@@ -19,8 +19,8 @@ _MARKS = re.compile(f"[{''.join(SIDE_OF)}]")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Styles and glyphs. `plain` is for screen readers and bare terminals: words in place of glyphs, no frames."""
+class TextTheme:
+    """Styles and glyphs. `plain` is for screen readers and bare terminals: words instead of glyphs, no frames."""
 
     dark: bool = True
     plain: bool = False
@@ -32,33 +32,33 @@ class Look:
     tints: Mapping[str, Style] = field(default_factory=dict)
 
     def mark(self, side: str) -> str:
-        """The sign of a side, which needs no colour."""
+        """Return the sign of a side, readable without colour."""
         if self.plain:
             return f"[{side}]"
         return {DEVICE: "◆", SERVER: "◇"}.get(side, "?")
 
     @property
     def code_theme(self) -> str:
-        """The name of Pygments' style for code."""
+        """The name of the Pygments style for code."""
         return "github-dark" if self.dark else "xcode"
 
     @property
     def legend(self) -> str:
-        """What the marks mean, in one short line."""
+        """The meaning of the signs, in one short line."""
         if self.plain:
             return "[device] this machine, [server] remote"
         return f"{self.mark(DEVICE)} this machine  {self.mark(SERVER)} server"
 
 
-def look_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> Look:
-    """The look that goes with a theme; `variables` are Textual's colours by name."""
+def text_theme_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> TextTheme:
+    """Make the styles that go with a theme; `variables` are Textual's colours by name."""
 
     def colour(name: str, otherwise: str) -> str:
         found = variables.get(name, "")
         return found[:7] if re.fullmatch(r"#[0-9A-Fa-f]{6,8}", found) else otherwise
 
     device, server = ("#9ece6a", "#7dcfff") if dark else ("#386a1d", "#1a5fa8")
-    return Look(
+    return TextTheme(
         dark=dark,
         plain=plain,
         dim=Style(color="#8a90a6" if dark else "#5c6370"),
@@ -71,15 +71,15 @@ def look_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> Look:
 
 
 def fit(text: str) -> str:
-    """`text` fit for a terminal: line ends and tabs are kept, every other control character shows as such."""
+    """Return `text` safe for a terminal: line ends and tabs stay, other control characters show as such."""
     return _MARKS.sub(MARK, plain(text)).expandtabs(4)
 
 
 def marked(text: str, sides: Sequence[tuple[int, str]]) -> str:
-    """`text`, fit, with a mark where another side begins.
+    """Return `text`, made safe, with a mark where another side begins.
 
-    A mark goes before the next letter or digit, so that it never stands in the middle of Markdown's own signs; with
-    none left there is nothing to tint, and no mark.
+    A mark goes before the next letter or digit, so that it never splits Markdown's own signs; if none is left, there is
+    nothing to tint, and no mark.
     """
     pieces, at = [], 0
     for start, side in sides:
@@ -93,5 +93,5 @@ def marked(text: str, sides: Sequence[tuple[int, str]]) -> str:
 
 
 def unmarked(text: str) -> str:
-    """`text` without marks."""
+    """Return `text` without marks."""
     return text.replace(MARKS[DEVICE], "").replace(MARKS[SERVER], "")

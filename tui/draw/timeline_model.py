@@ -1,9 +1,9 @@
-"""One answer as it went: who started when, who spoke first, where it moved, how it was delivered. Pure.
+"""The timeline of one answer: when each side started, which was first, where the answer moved, its delivery. Pure.
 
-It comes from the `disco` object of the answer, from its row of the history, and from the daemon's trace of it, or from
-any of them: the row knows how long the answer took, the object each attempt, the trace both, and the time of each
-token. The daemon keeps traces of its latest answers only. Without one, delivery is drawn as a straight line between the
-first token and the end of the stream, and said to be that.
+It is made of the answer's `disco` object, its row of the history and the daemon's trace, or any of them: the row knows
+how long the answer took, the object knows each attempt, the trace knows both and the time of each token. The daemon
+keeps traces of its latest answers only. Without one, the delivery is a straight line from the first token to the end of
+the stream, and the legend says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..data.scale import dollars, seconds
 from . import token_timeline
 from .charts import Axes, Curve, plot
 from .pictures import STYLES
-from .token_timeline import Trace
+from .token_timeline import TokenTimes
 
 NAME_WIDTH = 10
 WAITS, WORKS, SPEAKS, LOST = " ", "-", "=", "x"
@@ -29,8 +29,8 @@ LEVEL = "tokens in the buffer over time: # generated, not shown yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One start of one side; s from the request on. `first_s` None: no first token was seen by `until_s`."""
+class TimelineAttempt:
+    """One start of one side; times in s from the request on. `first_s` None: no first token came by `until_s`."""
 
     name: str
     start_s: float
@@ -41,13 +41,13 @@ class Attempt:
 
     @property
     def side(self) -> str:
-        """`device` or `server`, also of a second start (`device#2`)."""
+        """`device` or `server`, also for a second start (`device#2`)."""
         return self.name.partition("#")[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A handoff at token `at`; `took_s`, and `dropped` says why it did not happen."""
+class TimelineMove:
+    """A handoff at token `at`; `dropped` says why it did not happen, if so."""
 
     at: int
     source: str
@@ -58,8 +58,8 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """All that is known of one answer. Times in s from the request on; `plan` has None for "not used"."""
+class TimelineModel:
+    """All that is known of one answer. Times in s from the request on; `plan` has None for a side not used."""
 
     request_id: str
     winner: str | None
@@ -68,17 +68,17 @@ class Story:
     exact_end: bool
     tokens: int
     plan: tuple[tuple[str, float | None], ...]
-    attempts: tuple[Attempt, ...]
-    moves: tuple[Move, ...] = ()
+    attempts: tuple[TimelineAttempt, ...]
+    moves: tuple[TimelineMove, ...] = ()
     error: str | None = None
     figures: tuple[str, ...] = field(default=())
-    trace: Trace | None = None
+    trace: TokenTimes | None = None
 
     @classmethod
-    def of(cls, disco: Json | None, row: Json | None, trace: Json | None = None) -> Story:
-        """From any of the three. Raises ValueError for none."""
+    def of(cls, disco: Json | None, row: Json | None, trace: Json | None = None) -> TimelineModel:
+        """Make it of any of the three. Raises ValueError for none."""
         if disco is None and row is None and trace is None:
-            raise ValueError("a story needs an answer's object, its row or its trace")
+            raise ValueError("a timeline needs an answer's object, its row or its trace")
         if trace is not None:
             disco, row = trace["disco"], trace
         if disco is None:
@@ -102,27 +102,27 @@ class Story:
             moves=tuple(map(_move, told["moves"])),
             error=None if row is None else row["error"],
             figures=_figures(told, reading),
-            trace=None if trace is None else Trace.of(trace),
+            trace=None if trace is None else TokenTimes.of(trace),
         )
 
 
-def _attempt(name: str, a: Json) -> Attempt:
+def _attempt(name: str, a: Json) -> TimelineAttempt:
     until = a["started_s"] + a["ttft_s"]
-    return Attempt(
+    return TimelineAttempt(
         name, a["started_s"], None if a["censored"] else until, until, a.get("completion_tokens", 0), a["error"]
     )
 
 
-def _move(move: Json) -> Move:
-    return Move(move["at"], move["source"], move["target"], move["reason"], move["took_s"], move["dropped"])
+def _move(move: Json) -> TimelineMove:
+    return TimelineMove(move["at"], move["source"], move["target"], move["reason"], move["took_s"], move["dropped"])
 
 
-def _of_row(row: Json) -> Story:
-    """From the history alone: the plan, the winner's first token, the end."""
+def _of_row(row: Json) -> TimelineModel:
+    """Make it of the history alone: the plan, the winner's first token, the end."""
     plan = tuple((side, row[f"plan_{side}_s"]) for side in STYLES)
     ttft, end = row["ttft_s"], max(row["duration_s"], 1e-3)
     attempts = tuple(
-        Attempt(side, start, ttft if side == row["winner"] else None, ttft if ttft is not None else end,
+        TimelineAttempt(side, start, ttft if side == row["winner"] else None, ttft if ttft is not None else end,
                 row[f"{side}_tokens"], row["error"])
         for side, start in plan
         if start is not None and start <= (end if ttft is None else ttft)
@@ -130,14 +130,14 @@ def _of_row(row: Json) -> Story:
     tokens = {side: row[f"{side}_tokens"] for side in STYLES}
     told = {"tokens": tokens, "cost_usd": row["cost_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"]}
     reading = {name: row.get(name) for name in ("tbt_p50_s", "tbt_p99_s", "largest_gap_s", "stalled")}
-    return Story(
+    return TimelineModel(
         row["request_id"], row["winner"], ttft, end, True, sum(tokens.values()), plan, attempts,
         tuple(map(_move, row["moves"])), row["error"], _figures(told, reading),
     )  # fmt: skip
 
 
 def _figures(told: Json, reading: Json) -> tuple[str, ...]:
-    """Cost, energy and how it was to read, in words."""
+    """Say cost, energy and delivery in words."""
     tokens = ", ".join(f"{side} {n}" for side, n in told["tokens"].items())
     lines = [f"tokens: {tokens}; {dollars(told['cost_usd'])}, {told['energy_j']:.3g} J"]
     if told.get("qoe") is not None and reading.get("tbt_p50_s") is not None:
@@ -151,21 +151,21 @@ def _figures(told: Json, reading: Json) -> tuple[str, ...]:
 # --- in words -----------------------------------------------------------------------------------------------------
 
 
-def words(story: Story) -> list[str]:
-    """The whole story as sentences, for a reader of text alone."""
-    lines = [f"plan: {', '.join(_planned(side, start) for side, start in story.plan)}"]
-    for a in story.attempts:
+def words(model: TimelineModel) -> list[str]:
+    """Return the timeline as sentences, for `--plain` and screen readers."""
+    lines = [f"plan: {', '.join(_planned(side, start) for side, start in model.plan)}"]
+    for a in model.attempts:
         first = f"first token at {seconds(a.first_s)}" if a.first_s is not None else (
             f"no first token by {seconds(a.until_s)}")  # fmt: skip
         error = f", {a.error}" if a.error else ""
         lines.append(f"{a.name}: started at {seconds(a.start_s)}, {first}, wrote {a.tokens} tokens{error}")
-    lines += [_moved(move) for move in story.moves]
-    if story.ttft_s is None:
-        lines.append(f"no answer{f': {story.error}' if story.error else ''}")
+    lines += [_moved(move) for move in model.moves]
+    if model.ttft_s is None:
+        lines.append(f"no answer{f': {model.error}' if model.error else ''}")
     else:
-        sure = "" if story.exact_end else "about "
-        lines.append(f"you saw the first token at {seconds(story.ttft_s)}, the last at {sure}{seconds(story.end_s)}")
-    return [*lines, *(token_timeline.words(story.trace) if story.trace is not None else []), *story.figures]
+        sure = "" if model.exact_end else "about "
+        lines.append(f"you saw the first token at {seconds(model.ttft_s)}, the last at {sure}{seconds(model.end_s)}")
+    return [*lines, *(token_timeline.words(model.trace) if model.trace is not None else []), *model.figures]
 
 
 def _planned(side: str, start: float | None) -> str:
@@ -173,7 +173,7 @@ def _planned(side: str, start: float | None) -> str:
     return f"{side} {when}"
 
 
-def _moved(move: Move) -> str:
+def _moved(move: TimelineMove) -> str:
     if move.dropped is not None:
         return (
             f"handoff {move.source} to {move.target} ({move.reason}) begun at token {move.at}, dropped: {move.dropped}"
@@ -184,109 +184,109 @@ def _moved(move: Move) -> str:
 # --- as a picture -------------------------------------------------------------------------------------------------
 
 
-def lanes(story: Story, width: int) -> Content:
-    """One lane an attempt: `-` works on the first token, `=` speaks, `x` was stopped before it spoke."""
+def lanes(model: TimelineModel, width: int) -> Content:
+    """Draw a lane for each attempt: `-` before its first token, `=` while it writes, `x` if stopped before that."""
     room = max(10, width - NAME_WIDTH)
-    lines = [_lane(a, story, room) for a in story.attempts]
-    axis = "0" + seconds(story.end_s).rjust(room - 1)
+    lines = [_lane(a, model, room) for a in model.attempts]
+    axis = "0" + seconds(model.end_s).rjust(room - 1)
     return Content("\n").join([*lines, Content(" " * NAME_WIDTH + axis)])
 
 
-def _lane(a: Attempt, story: Story, room: int) -> Content:
-    start, turn = (_column(t, story, room) for t in (a.start_s, a.until_s))
+def _lane(a: TimelineAttempt, model: TimelineModel, room: int) -> Content:
+    start, turn = (_column(t, model, room) for t in (a.start_s, a.until_s))
     lane = WAITS * start + WORKS * (turn - start)
     if a.first_s is None:
         lane += LOST
     elif a.tokens:
-        lane += SPEAKS * max(1, _column(_spoke_until(a, story), story, room) - turn)
+        lane += SPEAKS * max(1, _column(_spoke_until(a, model), model, room) - turn)
     else:
         lane += "|"
     return Content.assemble(f"{a.name:<{NAME_WIDTH}}", Content.styled(lane[:room], STYLES.get(a.side, "")))
 
 
-def _spoke_until(a: Attempt, story: Story) -> float:
-    """When the words of an attempt end for the reader: where another one took over, or with the answer."""
-    took_over = [t for t, m in _seams(story) if m.source == a.side and t >= a.until_s]
-    return min(took_over, default=story.end_s)
+def _spoke_until(a: TimelineAttempt, model: TimelineModel) -> float:
+    """Return when the words of an attempt end for the reader: at a handoff, or with the answer."""
+    took_over = [t for t, m in _seams(model) if m.source == a.side and t >= a.until_s]
+    return min(took_over, default=model.end_s)
 
 
-def _seams(story: Story) -> list[tuple[float, Move]]:
-    """When each handoff that was done joined, s: the target's first token, or on the line to the end."""
-    return [(_joined_s(story, move), move) for move in story.moves if move.dropped is None]
+def _seams(model: TimelineModel) -> list[tuple[float, TimelineMove]]:
+    """Return when each completed handoff joined, s: at the target's first token, else on the straight line."""
+    return [(_joined_s(model, move), move) for move in model.moves if move.dropped is None]
 
 
-def _joined_s(story: Story, move: Move) -> float:
-    if story.trace is not None and move.at < len(story.trace.put_s):
-        return story.trace.put_s[move.at]
-    first = story.ttft_s or 0.0
-    joined = [a.first_s for a in story.attempts if a.side == move.target and a.first_s is not None]
-    straight = first + (story.end_s - first) * move.at / max(1, story.tokens)
+def _joined_s(model: TimelineModel, move: TimelineMove) -> float:
+    if model.trace is not None and move.at < len(model.trace.put_s):
+        return model.trace.put_s[move.at]
+    first = model.ttft_s or 0.0
+    joined = [a.first_s for a in model.attempts if a.side == move.target and a.first_s is not None]
+    straight = first + (model.end_s - first) * move.at / max(1, model.tokens)
     return min((t for t in joined if t > first), default=straight)
 
 
-def _column(time: float, story: Story, room: int) -> int:
-    return round(min(1.0, max(0.0, time / story.end_s)) * (room - 1))
+def _column(time: float, model: TimelineModel, room: int) -> int:
+    return round(min(1.0, max(0.0, time / model.end_s)) * (room - 1))
 
 
-def delivery(story: Story, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
-    """Tokens over time: shown (`*`) and generated (`+`, by side) against as read (`.`); `H` a handoff.
+def delivery(model: TimelineModel, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
+    """Draw tokens over time: shown (`*`) and generated (`+`, by side) against as read (`.`); `H` is a handoff.
 
-    None without a token. Pace and expected TTFT are those of the trace, where there is one. Without it what was shown
-    is a straight line.
+    Returns None without a token. A trace brings its own pace and expected TTFT; without it a straight line stands for
+    what was shown.
     """
-    n = _tokens(story)
-    if story.ttft_s is None or n < 1:
+    n = _tokens(model)
+    if model.ttft_s is None or n < 1:
         return None
-    pace_tps, expected_s = _wish(story, pace_tps, expected_s)
-    until_s = _until_s(story, pace_tps, expected_s)
+    pace_tps, expected_s = _wish(model, pace_tps, expected_s)
+    until_s = _until_s(model, pace_tps, expected_s)
     due = Curve([(0.0, 0.0), (expected_s, 0.0), (expected_s + (n - 1) / pace_tps, float(n))], ".", "")
-    seams = [(_shown_s(story, move, joined), float(move.at)) for joined, move in _seams(story)]
-    curves = [due, *_came(story, seams, until_s, width), Curve(seams, "H", "$warning", joined=False)]
+    seams = [(_shown_s(model, move, joined), float(move.at)) for joined, move in _seams(model)]
+    curves = [due, *_came(model, seams, until_s, width), Curve(seams, "H", "$warning", joined=False)]
     axes = Axes((0.0, until_s), (0.0, float(n)), ("0", seconds(until_s)), ("0", f"{n} tokens"))
     return plot(curves, axes, width, height)
 
 
-def level(story: Story, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
-    """Tokens in the buffer over time (`#`), on the same time axis; None where that is unknown, or nothing was held."""
-    held = token_timeline.fullest(story.trace)[1] if story.trace is not None else 0
-    if story.trace is None or not held:
+def level(model: TimelineModel, pace_tps: float, expected_s: float, width: int, height: int) -> Content | None:
+    """Draw the tokens in the buffer over time (`#`), on the same axis; None if unknown, or if nothing was held."""
+    held = token_timeline.fullest(model.trace)[1] if model.trace is not None else 0
+    if model.trace is None or not held:
         return None
-    until_s = _until_s(story, *_wish(story, pace_tps, expected_s))
-    points = [(t, tokens) for t, tokens in token_timeline.peaks(story.trace, until_s, width) if tokens]
-    most = f"{held} tokens".rjust(len(f"{_tokens(story)} tokens"))  # both pictures begin in the same column
+    until_s = _until_s(model, *_wish(model, pace_tps, expected_s))
+    points = [(t, tokens) for t, tokens in token_timeline.peaks(model.trace, until_s, width) if tokens]
+    most = f"{held} tokens".rjust(len(f"{_tokens(model)} tokens"))  # so that both pictures begin in the same column
     axes = Axes((0.0, until_s), (0.0, float(held)), ("0", seconds(until_s)), ("0", most))
     return plot([Curve(points, "#", "$accent", joined=False, filled=True)], axes, width, height)
 
 
-def _tokens(story: Story) -> int:
-    """Tokens of the answer; those that nobody saw any more count where they are known."""
-    return story.tokens if story.trace is None else max(story.tokens, story.trace.n_put)
+def _tokens(model: TimelineModel) -> int:
+    """Return the tokens of the answer, with those generated but never shown, if known."""
+    return model.tokens if model.trace is None else max(model.tokens, model.trace.n_put)
 
 
-def _wish(story: Story, pace_tps: float, expected_s: float) -> tuple[float, float]:
-    """Pace and expected TTFT as they were in force for this answer, else as given."""
-    return (pace_tps, expected_s) if story.trace is None else (story.trace.pace_tps, story.trace.expected_s)
+def _wish(model: TimelineModel, pace_tps: float, expected_s: float) -> tuple[float, float]:
+    """Return pace and expected TTFT as they were for this answer, else as given."""
+    return (pace_tps, expected_s) if model.trace is None else (model.trace.pace_tps, model.trace.expected_s)
 
 
-def _until_s(story: Story, pace_tps: float, expected_s: float) -> float:
-    """Where the time axis ends: with the answer, or with its reading."""
-    return max(story.end_s, story.ttft_s or 0.0, expected_s + (_tokens(story) - 1) / pace_tps)
+def _until_s(model: TimelineModel, pace_tps: float, expected_s: float) -> float:
+    """Return the end of the time axis: that of the answer, or of its reading."""
+    return max(model.end_s, model.ttft_s or 0.0, expected_s + (_tokens(model) - 1) / pace_tps)
 
 
-def _shown_s(story: Story, move: Move, joined_s: float) -> float:
-    """When the target's first token was shown."""
-    shown = () if story.trace is None else story.trace.shown_s
+def _shown_s(model: TimelineModel, move: TimelineMove, joined_s: float) -> float:
+    """Return when the target's first token was shown, s."""
+    shown = () if model.trace is None else model.trace.shown_s
     return shown[move.at] if move.at < len(shown) else joined_s
 
 
-def _came(story: Story, seams: Sequence[tuple[float, float]], until_s: float, width: int) -> list[Curve]:
-    """What was generated by whom, and on top of it what was shown."""
-    trace = story.trace
+def _came(model: TimelineModel, seams: Sequence[tuple[float, float]], until_s: float, width: int) -> list[Curve]:
+    """Return the curves of what each side generated, and on top of them what was shown."""
+    trace = model.trace
     if trace is None:
-        first = story.ttft_s or 0.0
-        straight = [(first, 1.0), *seams, (max(story.end_s, first), float(story.tokens))]
+        first = model.ttft_s or 0.0
+        straight = [(first, 1.0), *seams, (max(model.end_s, first), float(model.tokens))]
         return [Curve(straight, "*", "$accent")]
-    makers = [(0, story.winner or ""), *((move.at, move.target) for _, move in _seams(story))]
+    makers = [(0, model.winner or ""), *((move.at, move.target) for _, move in _seams(model))]
     ends = [*(at for at, _ in makers[1:]), len(trace.put_s)]
     curves = [
         Curve(token_timeline.counted(trace.put_s[at:end], until_s, width, before=at), "+", STYLES.get(side, ""))

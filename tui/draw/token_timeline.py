@@ -1,6 +1,6 @@
-"""When the tokens of one answer were generated and when they were shown: as curves, and in words. Pure.
+"""The times at which the tokens of one answer were generated and shown: as curves, and in words. Pure.
 
-Out of /disco/v1/trace. Token i was generated at `put_s[i]` and shown at `shown_s[i]`; what lies between is in the
+They come from /disco/v1/trace. Token i was generated at `put_s[i]` and shown at `shown_s[i]`; in between it was in the
 daemon's buffer.
 """
 
@@ -14,15 +14,14 @@ from ..data.model import Json
 from ..data.scale import seconds
 
 Points = list[tuple[float, float]]
-NOTICED_S = 0.02  # so much later than it was to be read is late, as in the daemon's own count
+NOTICED_S = 0.02  # a token is late from this delay on, as in the daemon's own count
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """Times in s from the request on, ascending; of a very long answer only those of the first tokens.
+class TokenTimes:
+    """Times in s from the request on, ascending; a very long answer has those of its first tokens only.
 
-    `n_put` and `n_shown` count all tokens. `pace_tps` and `expected_s` are the reader's pace, token/s, and the TTFT
-    that was expected, s.
+    `n_put` and `n_shown` count all tokens. `pace_tps` is the reader's pace, token/s; `expected_s` the expected TTFT, s.
     """
 
     put_s: Sequence[float]
@@ -33,8 +32,8 @@ class Trace:
     expected_s: float
 
     @classmethod
-    def of(cls, said: Json) -> Trace:
-        """Out of the document."""
+    def of(cls, said: Json) -> TokenTimes:
+        """Read the document."""
         return cls(
             said["put_s"], said["released_s"], said["put"], said["released"], said["pace_tps"], said["expected_ttft_s"]
         )
@@ -45,12 +44,12 @@ class Trace:
         return self.n_put > len(self.put_s)
 
     def due_s(self, i: int) -> float:
-        """When token `i` (from 0) is to be read, s."""
+        """Return when the reader wants token `i` (from 0), s."""
         return self.expected_s + i / self.pace_tps
 
 
 def counted(times: Sequence[float], until_s: float, columns: int, before: int = 0) -> Points:
-    """How many of the times have passed by when: the first, the last, and at most one point a column between them.
+    """Return the count of tokens over time: the first, the last, and at most one point a column between them.
 
     A column is one of `columns` equal parts of 0 to `until_s`, as wide as a character of the picture. `before` tokens
     came earlier.
@@ -62,8 +61,8 @@ def counted(times: Sequence[float], until_s: float, columns: int, before: int = 
     return [(times[0], before + 1.0), *between, (times[-1], float(before + len(times)))]
 
 
-def levels(trace: Trace) -> list[tuple[float, int]]:
-    """(s, tokens) after each change of what the buffer holds, up to where the times end. Never below 0."""
+def levels(trace: TokenTimes) -> list[tuple[float, int]]:
+    """Return (s, tokens) after each change of the buffer's content, up to the last known time. Never below 0."""
     put, shown = trace.put_s, trace.shown_s
     found: list[tuple[float, int]] = []
     i = j = 0
@@ -72,13 +71,13 @@ def levels(trace: Trace) -> list[tuple[float, int]]:
         time = put[i] if came else shown[j]
         i, j = (i + 1, j) if came else (i, j + 1)
         if found and found[-1][0] == time:
-            found.pop()  # a token that passes is not held
+            found.pop()  # a token that passes straight through is not held
         found.append((time, i - j))
     return found
 
 
-def peaks(trace: Trace, until_s: float, columns: int) -> Points:
-    """The most that the buffer held in each of `columns` equal parts of 0 to `until_s`, (s, tokens)."""
+def peaks(trace: TokenTimes, until_s: float, columns: int) -> Points:
+    """Return the maximum of the buffer in each of `columns` equal parts of 0 to `until_s`, (s, tokens)."""
     tops, at, level = [0] * columns, 0, 0
     for time, after in levels(trace):
         column = min(columns - 1, int(time / until_s * columns))
@@ -89,20 +88,20 @@ def peaks(trace: Trace, until_s: float, columns: int) -> Points:
     return [(until_s * (c + 0.5) / columns, float(top)) for c, top in enumerate(tops)]
 
 
-def fullest(trace: Trace) -> tuple[float, int]:
-    """When the buffer held the most, s, and how many tokens that were."""
+def fullest(trace: TokenTimes) -> tuple[float, int]:
+    """Return when the buffer was fullest, s, and its tokens then."""
     return max(levels(trace), key=lambda found: found[1], default=(0.0, 0))
 
 
-def latest(trace: Trace) -> tuple[int, float]:
-    """Which token (from 0) came the most behind the reader, and by how much, s; below 0 it was early."""
+def latest(trace: TokenTimes) -> tuple[int, float]:
+    """Return the token (from 0) that was latest for the reader, and its delay, s; below 0 it was early."""
     behind = [shown - trace.due_s(i) for i, shown in enumerate(trace.shown_s)]
     worst = max(range(len(behind)), key=behind.__getitem__)
     return worst, behind[worst]
 
 
-def words(trace: Trace) -> list[str]:
-    """What the pictures show."""
+def words(trace: TokenTimes) -> list[str]:
+    """Say what the pictures show."""
     if not trace.put_s:
         return ["no token was generated"]
     lines = [f"generated from {_span(trace.put_s)}, shown {_shown(trace)}"]
@@ -124,12 +123,12 @@ def _span(times: Sequence[float]) -> str:
     return f"{seconds(times[0])} to {seconds(times[-1])}"
 
 
-def _shown(trace: Trace) -> str:
+def _shown(trace: TokenTimes) -> str:
     missing = trace.n_put - trace.n_shown
     if not trace.shown_s:
         return "none of it"
     return f"from {_span(trace.shown_s)}" + (f" ({missing} of {trace.n_put} tokens never)" if missing else "")
 
 
-def _wish(trace: Trace) -> str:
+def _wish(trace: TokenTimes) -> str:
     return f"expected: the first at {seconds(trace.expected_s)}, then {trace.pace_tps:g} a second"

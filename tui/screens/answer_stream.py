@@ -1,4 +1,4 @@
-"""One answer: asked for, heard piece by piece, and every piece handed to the store before it is shown. No widget."""
+"""The stream of one answer: every piece goes to the store before it is shown. No widget."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from disco_daemon.client.stream import Link
 from ..data.store import Store, StoreError
 from ..draw.entry import Entry
 
-# An answer at reading speed, and with each word the side that wrote it.
+# Asks for an answer at reading speed, and for the side that wrote each word.
 WISH = {"delivery": "paced", "sides": True}
-Message = dict[str, Any]
+ApiMessage = dict[str, Any]
 
 
-def messages_of(said: Iterable[tuple[str, str]], system: str) -> Iterator[Message]:
-    """What the daemon is sent: the system prompt, and all that was `said`, of (role, text).
+def messages_of(said: Iterable[tuple[str, str]], system: str) -> Iterator[ApiMessage]:
+    """Yield the messages for the daemon: the system prompt, then `said`, pairs of (role, text).
 
-    Answers without a word are left out.
+    Answers without words are left out.
     """
     if system:
         yield {"role": "system", "content": system}
@@ -30,22 +30,22 @@ def messages_of(said: Iterable[tuple[str, str]], system: str) -> Iterator[Messag
             yield {"role": role, "content": text}
 
 
-async def hear(
+async def stream_answer(
     link: Link,
     store: Store,
     entry: Entry,
     messages: Iterable[Mapping[str, Any]],
     *,
     model: str,
-    touched: Callable[[], None],
+    touched: Callable[[], object],
     ready: Callable[[], Awaitable[None]],
 ) -> None:
-    """Have `entry` answered, or go on with it if it has words already; it is finished however this ends.
+    """Stream an answer into `entry`, or continue it if it has words; afterwards it has an end, whatever happened.
 
-    It waits for `ready` first, and reads `messages` then. A failure is kept in the entry, as the end of the answer;
-    only a cancellation (somebody stopped it) leaves.
+    Waits for `ready()` before it reads `messages`. Calls `touched()` after each piece. A failure becomes the end of the
+    answer; only a cancellation is raised.
     """
-    entry.wake()
+    entry.load()
     more = {"continue_final_message": True} if entry.text else {}
     entry.live = True
     entry.end(None, None)
@@ -74,9 +74,9 @@ async def hear(
 
 
 async def _finish(store: Store, turn: int, finish: str, disco: Mapping[str, Any] | None) -> None:
-    """Have the end written, in a thread: a long answer takes tens of ms. Returns when it is; raises StoreError.
+    """Write the end of an answer, in a thread: a long one takes tens of ms. Raises StoreError.
 
-    Whoever cancels this waits, too: what comes after it finds the answer written. SQLite bounds the time.
+    A cancellation waits until it is written, so that what follows finds it. SQLite bounds the time.
     """
     writing = asyncio.create_task(asyncio.to_thread(store.finish, turn, finish, disco), name=f"finish {turn}")
     cancelled = False

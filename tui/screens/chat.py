@@ -1,8 +1,8 @@
-"""The chat: conversations on the left, the open one beside them, below it where one writes."""
+"""The chat: a list of conversations, the open one beside it, and the prompt below."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,28 +11,28 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from ..data.banner import Banner
 from ..data.store import StoreError
 from ..draw.entry import Entry
-from ..draw.theme import fit
+from ..draw.theme import TextTheme, fit
 from ..widgets.prompt import Prompt
 from ..widgets.sidebar import Sidebar
 from ..widgets.transcript import Transcript
 from . import dialog_actions
-from .conversation import Talks
+from .conversations import AnswerEnded, AnswerGrew, Conversations
+from .timeline import TimelineScreen
 
 if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
     from textual.widget import Widget
 
-    from ..app import DiscoApp
-
 
 class ChatScreen(Screen[None]):
-    """Keys and what they do to `talks`; the widgets show it."""
+    """The keys of the chat, and what each does to the conversations; the widgets show the result."""
 
     AUTO_FOCUS = "#prompt"
     # Textual declares it without ClassVar.
@@ -61,48 +61,46 @@ class ChatScreen(Screen[None]):
         Binding("pagedown", "page(1)", "Down", show=False, priority=True),
     ]
 
-    app: DiscoApp
+    class DaemonWanted(Message):
+        """The user asks for a daemon to be launched."""
 
-    def __init__(self) -> None:
+    class WelcomeDismissed(Message):
+        """The user has read the welcome."""
+
+    def __init__(self, conversations: Conversations, theme: Callable[[], TextTheme], *, plain: bool = False) -> None:
         super().__init__()
+        self.conversations = conversations
+        self._text_theme, self._plain = theme, plain
         self._editing: Entry | None = None
         self._deleted: list[int] = []
 
-    @property
-    def talks(self) -> Talks:
-        """The conversations."""
-        return self.app.talks
-
     def compose(self) -> ComposeResult:
-        """All of it."""
         with Horizontal(id="middle"):
             yield Sidebar(id="sidebar")
             with Vertical(id="main"):
                 yield Static(id="banner", markup=False)
-                yield Transcript(lambda: self.app.look, id="transcript")
+                yield Transcript(self._text_theme, id="transcript")
                 yield Static(id="line", markup=False)
                 yield Prompt(id="prompt")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Begin with what there is."""
-        self.set_class(self.app.plain, "-plain")
-        for widget in (self.query_one(Sidebar), self.query_one(Prompt)):
-            widget.set_class(self.app.plain, "-plain")
+        for widget in (self, self.query_one(Sidebar), self.query_one(Prompt)):
+            widget.set_class(self._plain, "-plain")
         self.show_conversation()
 
     def say(self, text: str, severity: SeverityLevel = "information") -> None:
-        """Say something for a few seconds; its brackets are no markup."""
+        """Show a note for a few seconds; its brackets are no markup."""
         self.notify(fit(text), severity=severity, markup=False)
 
     def _focus(self, widget: Widget) -> None:
-        """Let keys go there from now on; what was typed ahead, too, which Textual's `focus` alone is too late for."""
+        """Send keys to this widget, those typed ahead too: Textual's `focus` alone is too late for them."""
         self.set_focus(widget)
         widget.focus()
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """What the disk refuses is said, and changes nothing else."""
+    def errors_shown(self) -> Iterator[None]:
+        """Show a StoreError of the body as a note."""
         try:
             yield
         except StoreError as e:
@@ -111,128 +109,124 @@ class ChatScreen(Screen[None]):
     # --- showing ----------------------------------------------------------------------------------------------------
 
     def show_conversation(self) -> None:
-        """The open conversation, from its end."""
+        """Show the open conversation, from its end."""
         self._editing = None
-        self.query_one(Transcript).show(list(self.talks.entries))
-        with self.told():
-            self.query_one(Prompt).remember(self.talks.asked)
+        self.query_one(Transcript).show(list(self.conversations.entries))
+        with self.errors_shown():
+            self.query_one(Prompt).remember(self.conversations.asked)
         self.show_list()
         self.show_line()
 
     def show_list(self) -> None:
-        """The conversations that fit the search."""
-        bar, current = self.query_one(Sidebar), self.talks.current
-        with self.told():
-            bar.show(self.app.store.list(bar.search), None if current is None else current.id)
+        """List the conversations that match the search."""
+        bar, current = self.query_one(Sidebar), self.conversations.current
+        with self.errors_shown():
+            bar.show(self.conversations.store.list(bar.search), None if current is None else current.id)
 
     def show_line(self) -> None:
-        """The line above the input: title, model, what is attached, what the signs mean."""
-        talks, look = self.talks, self.app.look
-        parts = [fit(talks.title), fit(talks.model)]
-        if talks.attached:
-            parts.append("attached: " + ", ".join(fit(file.name) for file in talks.attached))
-        if talks.system:
+        """Show title, model, attachments and the meaning of the signs above the prompt."""
+        open_one, theme = self.conversations, self._text_theme()
+        parts = [fit(open_one.title), fit(open_one.model)]
+        if open_one.attached:
+            parts.append("attached: " + ", ".join(fit(file.name) for file in open_one.attached))
+        if open_one.system:
             parts.append("system prompt")
         if self._editing is not None:
             parts.append("editing: Enter asks again from here, Escape gives up")
-        elif talks.running is not None:
+        elif open_one.running is not None:
             parts.append("answering: Escape stops")
-        line = Text((", " if look.plain else " · ").join([*parts, look.legend]), no_wrap=True, overflow="ellipsis")
+        line = Text((", " if theme.plain else " · ").join([*parts, theme.legend]), no_wrap=True, overflow="ellipsis")
         self.query_one("#line", Static).update(line)
 
     def show_banner(self, banner: Banner | None) -> None:
-        """What is wrong, or nothing."""
+        """Show what is wrong; None hides the banner."""
         place = self.query_one("#banner", Static)
         place.set_class(banner is not None, "-shown")
         place.update("" if banner is None else f"! {banner.text}")
 
-    def changed(self, entry: Entry) -> None:
-        """An answer has new words."""
+    def on_answer_grew(self, message: AnswerGrew) -> None:
         if (transcript := self.query_one_optional(Transcript)) is not None:  # None when the window is being closed
-            transcript.touch(entry)
+            transcript.touch(message.entry)
 
-    def ended(self, entry: Entry) -> None:
-        """An answer is over."""
+    def on_answer_ended(self, message: AnswerEnded) -> None:
         if (transcript := self.query_one_optional(Transcript)) is not None:
-            transcript.settle(entry)
+            transcript.settle(message.entry)
             self.show_list()
             self.show_line()
 
-    def refresh_look(self) -> None:
-        """Other colours."""
-        self.query_one(Transcript).refresh_look()
+    def refresh_theme(self) -> None:
+        """Draw everything in the colours of another theme."""
+        self.query_one(Transcript).refresh_theme()
         self.show_line()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
-        """A question, or one in place of another."""
-        if self.talks.running is not None:
+        """Ask the question, or put it in place of the one that is edited."""
+        if self.conversations.running is not None:
             self.say("An answer is running: Escape stops it.")
             return
-        with self.told():
+        with self.errors_shown():
             editing, self._editing = self._editing, None
-            if editing is not None and editing in self.talks.entries:
-                self.talks.edit(editing, event.text)
+            if editing is not None and editing in self.conversations.entries:
+                self.conversations.edit(editing, event.text)
                 self._reshow()
             else:
-                for entry in self.talks.ask(event.text):
+                for entry in self.conversations.ask(event.text):
                     self.query_one(Transcript).add(entry)
             self.query_one(Prompt).sent(event.text)
         self.show_list()
         self.show_line()
 
     def _reshow(self) -> None:
-        """The same conversation, shorter or with another end."""
-        self.query_one(Transcript).show(list(self.talks.entries))
+        """Show the open conversation after its end has changed."""
+        self.query_one(Transcript).show(list(self.conversations.entries))
         self.show_line()
 
     def _chosen(self, role: str) -> Entry | None:
-        """The selected message if it is of that role, else the last such one."""
+        """Return the selected message if it has that role, else the last one that has."""
         selected = self.query_one(Transcript).selected
         if selected is not None and selected.role == role:
             return selected
-        return next((e for e in reversed(self.talks.entries) if e.role == role), None)
+        return next((e for e in reversed(self.conversations.entries) if e.role == role), None)
 
     def action_escape(self) -> None:
-        """Stop the answer, or give up editing or searching."""
+        """Give up editing, stop the answer or clear the search, whichever comes first."""
         bar = self.query_one(Sidebar)
         if self._editing is not None:
             self._editing = None
             self.query_one(Prompt).clear_text()
-        elif not self.talks.stop() and bar.search:
+        elif not self.conversations.stop() and bar.search:
             bar.clear_search()
-        self.app.wave_away()
+        self.post_message(self.WelcomeDismissed())
         self._focus(self.query_one(Prompt))
         self.show_line()
 
     def action_again(self) -> None:
-        """Have an answer made once more."""
         answer = self._chosen("assistant")
-        if self.talks.running is not None:
+        if self.conversations.running is not None:
             self.say("An answer is running: Escape stops it.")
         elif answer is None:
             self.say("There is no answer yet.")
         else:
-            with self.told():
-                self.talks.again(answer)
+            with self.errors_shown():
+                self.conversations.again(answer)
                 self._reshow()
 
     def action_go_on(self) -> None:
-        """Have the last answer go on."""
-        last = self.talks.entries[-1] if self.talks.entries else None
-        if self.talks.running is not None or last is None or not self.talks.go_on(last):
+        last = self.conversations.entries[-1] if self.conversations.entries else None
+        if self.conversations.running is not None or last is None or not self.conversations.go_on(last):
             self.say("There is no answer that could go on.")
         else:
-            self.changed(last)
+            self.query_one(Transcript).touch(last)
             self.show_line()
 
     def action_edit(self) -> None:
-        """Take a question back into the input; once more takes the one before it."""
-        if self.talks.running is not None:
+        """Put a question back into the prompt; pressed again, the one before it."""
+        if self.conversations.running is not None:
             self.say("An answer is running: Escape stops it.")
             return
-        asked = [e for e in self.talks.entries if e.role == "user"]
+        asked = [e for e in self.conversations.entries if e.role == "user"]
         if self._editing in asked:
             asked = asked[: asked.index(self._editing)] or asked[:1]
         question = asked[-1] if self._editing is not None and asked else self._chosen("user")
@@ -246,117 +240,103 @@ class ChatScreen(Screen[None]):
 
     @work(group="dialog")
     async def action_attach(self) -> None:
-        """A text file for the next question."""
         await dialog_actions.attach(self)
 
     # --- conversations ----------------------------------------------------------------------------------------------
 
     def action_new(self) -> None:
-        """A new conversation."""
-        self.talks.begin()
+        self.conversations.begin()
         self.show_conversation()
         self._focus(self.query_one(Prompt))
 
     def action_list(self) -> None:
-        """Show or hide the list."""
         narrow = self.has_class("-narrow")
         self.toggle_class("-list" if narrow else "-nolist")
 
     def action_search(self) -> None:
-        """Look for words."""
+        """Move the cursor into the search field."""
         self.add_class("-list")
         self.remove_class("-nolist")
         self._focus(self.query_one(Sidebar).search_field)
 
     def on_sidebar_searched(self, event: Sidebar.Searched) -> None:
-        """Other words."""
         del event
         self.show_list()
 
     def on_sidebar_opened(self, event: Sidebar.Opened) -> None:
-        """Open a conversation."""
         self.remove_class("-list")
-        with self.told():
-            self.talks.open(event.conversation)
+        with self.errors_shown():
+            self.conversations.open(event.conversation)
             self.show_conversation()
         self._focus(self.query_one(Prompt))
 
     @work(group="dialog")
     async def action_rename(self) -> None:
-        """Another title."""
         await dialog_actions.rename(self)
 
     @work(group="dialog")
     async def action_system(self) -> None:
-        """The system prompt of this conversation."""
         await dialog_actions.system(self)
 
     @work(group="dialog")
     async def action_model(self) -> None:
-        """Model or route."""
         await dialog_actions.model(self)
 
     def action_delete(self) -> None:
-        """Delete the open conversation."""
         gone = None
-        with self.told():
-            gone = self.talks.delete()
+        with self.errors_shown():
+            gone = self.conversations.delete()
         if gone is not None:
             self._deleted.append(gone)
             self.say("Deleted. Ctrl+Z brings it back, until you quit.")
         self.show_conversation()
 
     def action_undo(self) -> None:
-        """Bring back what was deleted or dropped; while somebody writes, take that back."""
+        """Undo in the prompt if it has text; else bring back what was deleted or dropped."""
         if self.query_one(Prompt).text:
             self.query_one(Prompt).action_undo()
         elif self._deleted:
             conversation = self._deleted.pop()
-            with self.told():
-                self.app.store.undelete(conversation)
-                self.talks.open(conversation)
+            with self.errors_shown():
+                self.conversations.store.undelete(conversation)
+                self.conversations.open(conversation)
                 self.show_conversation()
         else:
-            with self.told():
-                if self.talks.uncut():
+            with self.errors_shown():
+                if self.conversations.uncut():
                     self.show_conversation()
                 else:
                     self.say("There is nothing to undo.")
 
     @work(group="dialog")
     async def action_export(self) -> None:
-        """Write the conversation into a file."""
         await dialog_actions.export(self)
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     @work(group="dialog")
     async def action_copy(self) -> None:
-        """Copy an answer, or one of its code blocks."""
         await dialog_actions.copy(self, self._chosen("assistant"))
 
     def action_timeline(self) -> None:
-        """How the selected answer came about."""
         answer = self._chosen("assistant")
         if answer is None or not (answer.disco or {}).get("endpoints"):
             self.say("Nothing is known of this answer.")
         else:
-            self.app.show_timeline(answer.disco or {})
+            self.app.push_screen(TimelineScreen(answer.disco))
 
     def action_select(self, step: int) -> None:
-        """Select the message before or after."""
         self.query_one(Transcript).select(step)
 
     def action_page(self, step: int) -> None:
-        """Scroll the conversation, wherever the cursor is."""
+        """Scroll the conversation, wherever the focus is."""
         self.query_one(Transcript).action_page(step)
 
     def action_start(self) -> None:
-        """Start a daemon, if none runs."""
-        self.app.start_daemon()
+        self.post_message(self.DaemonWanted())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The search field keeps its own keys."""
+        """Leave Ctrl+Z to the search field."""
         del parameters
         editing = isinstance(self.focused, Input)
         return not (editing and action == "undo")

@@ -1,7 +1,7 @@
-"""The control panel: exchange rate, budget, tail, pace, caps and privacy; applied at once, undone with one key.
+"""The control panel: exchange rate, budget, tail, pace, caps and privacy. One key undoes a change.
 
-While a slider moves, the what-if on the user's own history is asked again and again, with the latest value only. What
-the user changed goes to the daemon when the slider has stood still for a moment, and the daemon writes it down.
+While a slider moves, the panel asks the daemon what the latest value would do, on the user's own history. When the
+slider has stood still for a moment, the change goes to the daemon, which writes it to its settings.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from textual.widgets import Footer, Input, Label, Select, Static
 
 from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 
-from ..data.debounce import Latest
-from ..data.model import Daemon, HasDaemon, Money, Prediction
-from ..data.readers import Reader, presets
+from ..data.debounce import Debounce
+from ..data.model import DaemonApi, HostApp, Money, Prediction
+from ..data.readers import PacePreset, presets
 from ..data.scale import BUDGET, RATE, dollars, factor_of, in_force
 from ..data.sliders import (
     BUDGET_WORDS,
@@ -47,13 +47,13 @@ from ..widgets.toggle import Toggle
 
 T = TypeVar("T")
 
-SETTLE_S = 0.25  # a slider that stands still for so long is where the user wants it
-LOOK_S = 2.0  # between two looks at the battery, and at what others change
+SETTLE_S = 0.25  # a slider that stands still for this long is where the user wants it
+POLL_S = 2.0  # between two questions for the state: the battery, and the changes of others
 MAX_UNDO = 100
 
 
 class ControlScreen(Screen[None]):
-    """All live settings. The screen owns what is on it; the daemon owns the settings, the app what they were before."""
+    """All live settings. The daemon owns them; the application keeps the values before each change."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+z", "undo", "Undo", priority=True),
@@ -62,29 +62,29 @@ class ControlScreen(Screen[None]):
         Binding("up", "app.focus_previous", "Previous", show=False),
     ]
 
-    AUTO_FOCUS = ""  # the first knob, as soon as it works
+    AUTO_FOCUS = ""  # the first slider gets the focus as soon as it is enabled
 
     def __init__(self) -> None:
         super().__init__()
         self._settings: dict[str, Any] = {}
         self._money = Money()
         self._undoing = asyncio.Lock()
-        self._readers: list[Reader] = presets()
+        self._readers: list[PacePreset] = presets()
         self._pending: dict[str, Any] = {}
-        self._sending: dict[str, Any] = {}  # what the daemon is being told
-        self._settled: dict[str, str] = {}  # what stood in a field when it was shown or taken last
-        self._changes: Latest[None] = Latest(self._apply, SETTLE_S)
-        self._questions: Latest[tuple[float, float, dict[str, float]]] = Latest(self._predict)
+        self._sending: dict[str, Any] = {}  # changes that are on their way to the daemon
+        self._settled: dict[str, str] = {}  # the text of each field when it was last shown or taken
+        self._changes: Debounce[None] = Debounce(self._apply, SETTLE_S)
+        self._questions: Debounce[tuple[float, float, dict[str, float]]] = Debounce(self._predict)
         self._prediction: Prediction | None = None
         self._trouble = self._note = ""
 
     @property
-    def _link(self) -> Daemon:
-        return cast(HasDaemon, self.app).link
+    def _link(self) -> DaemonApi:
+        return cast(HostApp, self.app).link
 
     @property
-    def _before(self) -> list[dict[str, Any]]:
-        return cast(HasDaemon, self.app).before
+    def _undo_log(self) -> list[dict[str, Any]]:
+        return cast(HostApp, self.app).undo_log
 
     @property
     def _plain(self) -> bool:
@@ -93,7 +93,7 @@ class ControlScreen(Screen[None]):
     # --- what is on it -----------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        """Knobs from the one that matters most down; the prediction between them, always in sight."""
+        """Lay out the sliders by importance, with the prediction between them, always in view."""
         yield Label("", id="banner")
         with VerticalScroll(can_focus=False):
             with Vertical(classes="block"):
@@ -136,26 +136,26 @@ class ControlScreen(Screen[None]):
         return [(f"{reader.name}: {reader.pace_tps:g} token/s", i) for i, reader in enumerate(self._readers)]
 
     def on_mount(self) -> None:
-        """Ask for everything, and go on looking."""
+        """Ask for all settings, and for the state from now on."""
         self.set_class(self._plain, "plain")
-        self._enable(False)  # a wish before it is known what is in force would be lost
+        self._enable(False)  # a change would be lost before the settings are known
         self.run_worker(self._load(), group="load")
         self.run_worker(self._changes.run(), group="changes")
         self.run_worker(self._questions.run(), group="questions")
-        self.set_interval(LOOK_S, self._look_again)
+        self.set_interval(POLL_S, self._poll_again)
 
     def on_resize(self) -> None:
-        """On a low terminal nothing is wasted on empty lines."""
+        """Leave out empty lines on a low terminal."""
         self.set_class(self.size.height < 30, "low")
 
-    def _look_again(self) -> None:
+    def _poll_again(self) -> None:
         if self.is_current and not self._pending:
-            self.run_worker(self._look(), group="look", exclusive=True)
+            self.run_worker(self._poll(), group="poll", exclusive=True)
 
     # --- from the daemon ---------------------------------------------------------------------------------------------
 
     async def _ask(self, question: Awaitable[T]) -> T | None:
-        """An answer of the daemon; None if there is none, which the banner says."""
+        """Return the daemon's answer; None if there is none, and the banner says why."""
         try:
             answer = await question
         except DaemonError as e:
@@ -165,12 +165,12 @@ class ControlScreen(Screen[None]):
         return answer
 
     def _tell(self, message: str) -> None:
-        """What is wrong with the daemon, until it is not."""
+        """Show what is wrong with the daemon, until it answers again."""
         self._trouble = message
         self._show_banner()
 
     def _remark(self, message: str) -> None:
-        """What came of the user's last act, until the next one: a look at the daemon must not wipe it away."""
+        """Show what the user's last act led to, until the next one; an answer of the daemon leaves it there."""
         self._note = message
         self._show_banner()
 
@@ -180,7 +180,7 @@ class ControlScreen(Screen[None]):
         self.query("#banner").set(display=bool(message))
 
     def _say(self, where: str, text: str) -> None:
-        """Write it where there is such a place: an answer may come when the screen is being taken down."""
+        """Write a text, if its place exists: an answer may come while the screen is being closed."""
         for label in self.query(where).results(Static):
             label.update(text)
 
@@ -192,18 +192,18 @@ class ControlScreen(Screen[None]):
         said = await self._ask(self._link.settings())
         if said is not None:
             self._settings = said["settings"]
-            await self._look()
+            await self._poll()
             self._enable(True)
             self._show_settings()
-            self._wonder()
+            self._ask_whatif()
 
     def _enable(self, known: bool) -> None:
-        """The knobs work once it is known where they stand."""
+        """Enable or disable all inputs."""
         self.query("Slider, Input, Select, Toggle").set(disabled=not known)
         if known and self._there and self.focused is None:
             self.query_one("#rate", Slider).focus()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         if not self._settings:
             await self._load()
             return
@@ -213,7 +213,7 @@ class ControlScreen(Screen[None]):
             self._show_effect()
 
     def _show_settings(self) -> None:
-        """Put every knob where the daemon says it is, if it said so, without taking that for the user's wish."""
+        """Show the daemon's settings, if they are known; that is no change by the user."""
         if not self._settings or not self._there:
             return
         for name, key in SLIDERS.items():
@@ -228,7 +228,7 @@ class ControlScreen(Screen[None]):
         self._show_effect()
 
     def _fill(self, name: str, text: str) -> None:
-        """Show it in a field, unless somebody is writing something else there."""
+        """Show a text in a field, unless the user is writing there."""
         field = self.query_one(f"#{name}", Input)
         if not field.has_focus or field.value == self._settled.get(name, field.value):
             field.value = self._settled[name] = text
@@ -237,7 +237,7 @@ class ControlScreen(Screen[None]):
         section, name = key.split(".")
         return self._settings[section][name]
 
-    # --- the figures beside the knobs --------------------------------------------------------------------------------
+    # --- the figures beside the sliders ----------------------------------------------------------------------------
 
     @property
     def _rate(self) -> float:
@@ -249,12 +249,12 @@ class ControlScreen(Screen[None]):
 
     @property
     def _tail(self) -> Tail | None:
-        """The knob that the policy in force has for its slowest requests."""
+        """The slider for the slowest requests that the policy in force has, if any."""
         return TAILS.get(self._policy.get("name", ""))
 
     @property
     def effective(self) -> float:
-        """The rate that would count with the slider where it is, as things are now, $/kWh."""
+        """The rate that counts with the slider where it is, as battery and heat are now, $/kWh."""
         return in_force(self._rate, factor_of(self._money.rate, self._money.effective))
 
     def _show_effect(self) -> None:
@@ -267,23 +267,23 @@ class ControlScreen(Screen[None]):
             self._say(f"#{name}-value", slider_words(name, self.query_one(f"#{name}", Slider).value))
 
     def _show_tail(self) -> None:
-        """Of the tail's knobs the one that the policy in force has."""
+        """Show the tail's slider that the policy in force has, and hide the others."""
         tail, policy = self._tail, self._policy.get("name", "")
         self.query(".tail").remove_class("shown")
         self.query("#no-tail" if tail is None else f"#{tail.name}-block").add_class("shown")
         self._say("#no-tail", "" if tail is not None else no_tail(policy))
 
-    def _wonder(self) -> None:
-        """Ask what would come of the knobs as they stand."""
+    def _ask_whatif(self) -> None:
+        """Ask what the sliders, as they stand, would do."""
         if self._there:
             tail = self._tail
-            knobs = {} if tail is None else {tail.name: self.query_one(f"#{tail.name}", Slider).value}
-            self._questions.tell((self.effective, self.query_one("#budget", Slider).value, knobs))
+            tail_value = {} if tail is None else {tail.name: self.query_one(f"#{tail.name}", Slider).value}
+            self._questions.call((self.effective, self.query_one("#budget", Slider).value, tail_value))
 
     async def _predict(self, setting: tuple[float, float, dict[str, float]]) -> None:
-        rate, budget, knobs = setting
+        rate, budget, tail_value = setting
         try:
-            said = await self._link.whatif(rate, budget, **knobs)
+            said = await self._link.whatif(rate, budget, **tail_value)
         except DaemonError as e:
             self._tell(str(e))
             return
@@ -292,29 +292,29 @@ class ControlScreen(Screen[None]):
 
     # --- what the user wants -----------------------------------------------------------------------------------------
 
-    @on(Slider.Changed)
-    def _slid(self, event: Slider.Changed) -> None:
-        """Say at once what it would mean; do it when it stands still."""
+    @on(Slider.Moved)
+    def _slid(self, event: Slider.Moved) -> None:
+        """Predict the effect at once; the change is sent when the slider stands still."""
         self._show_effect()
-        self._wonder()
-        self._want(SLIDERS[str(event.slider.id)], event.value)
+        self._ask_whatif()
+        self._change(SLIDERS[str(event.slider.id)], event.value)
 
-    @on(Toggle.Changed)
-    def _turned(self, event: Toggle.Changed) -> None:
+    @on(Toggle.Turned)
+    def _turned(self, event: Toggle.Turned) -> None:
         self._show_effect()
-        self._want(PRIVATE_KEY, event.value)
+        self._change(PRIVATE_KEY, event.value)
 
     @on(Select.Changed, "#reader")
     def _chose_reader(self, event: Select.Changed) -> None:
         if isinstance(event.value, int):
             pace = self._readers[event.value].pace_tps
             self.query_one("#pace", Input).value = f"{pace:g}"
-            self._want(PACE_KEY, pace)
+            self._change(PACE_KEY, pace)
 
     @on(Input.Submitted)
     @on(Input.Blurred)
     def _typed(self, event: Input.Submitted | Input.Blurred) -> None:
-        """A field is taken when it is left or entered, if it says something new."""
+        """Take a field when it is left or entered, if its value is new."""
         if not self._settings:
             return
         key, unit = next(((k, u) for k, _, u in CAPS if field_id(k) == event.input.id), (PACE_KEY, 1.0))
@@ -323,26 +323,26 @@ class ControlScreen(Screen[None]):
         if isinstance(wanted, str) or (wanted is None and key == PACE_KEY):
             self._remark(f"{key}: a number is wanted, not {event.value!r}")
         elif wanted != {key: self._get(key), **self._sending, **self._pending}[key]:
-            self._want(key, wanted)
+            self._change(key, wanted)
 
-    def _want(self, key: str, value: Any) -> None:
+    def _change(self, key: str, value: Any) -> None:
         self._remark("")
         self._pending[key] = value
-        self._changes.tell(None)
+        self._changes.call(None)
 
     async def _apply(self, _: None) -> None:
-        """Send what is wanted; what was before can be had back."""
+        """Send the changes that wait, and note the old values."""
         wanted, self._pending = self._pending, {}
         if not self._settings or not wanted:
             return
         before = {key: self._get(key) for key in wanted}
         self._sending = wanted
         if await self._send(wanted):
-            self._before.append(before)
-            del self._before[:-MAX_UNDO]
+            self._undo_log.append(before)
+            del self._undo_log[:-MAX_UNDO]
 
     async def _send(self, changes: Mapping[str, Any]) -> bool:
-        """Whether the daemon took them; if not, the knobs go back to what is in force."""
+        """Send changes; return whether the daemon took them. If not, the screen shows what is in force."""
         said = None
         try:
             said = await self._link.change(changes)
@@ -355,37 +355,37 @@ class ControlScreen(Screen[None]):
         self._sending = {}
         if self._settings and not self._pending:
             self._show_settings()
-            self._wonder()
+            self._ask_whatif()
         return said is not None
 
     def action_undo(self) -> None:
-        """Take the last change back, one that waits to be sent too."""
+        """Undo the last change, even one that waits to be sent."""
         self._remark("")
         if self._pending:
             self._pending = {}
             self._changes.forget()
             self._show_settings()
-            self._wonder()
+            self._ask_whatif()
         else:
             self.run_worker(self._take_back(), group="undo")
 
     async def _take_back(self) -> None:
-        """Undo one change; one that is under way is waited for, and then it is the last."""
+        """Undo one change, after the one that is being sent, if any."""
         async with self._undoing:
             await self._changes.flush()
-            if not self._before:
+            if not self._undo_log:
                 self._remark("nothing to undo")
                 return
-            was = self._before.pop()
+            was = self._undo_log.pop()
             if not await self._send(was):
-                self._before.append(was)  # the banner says why; it can be tried again
+                self._undo_log.append(was)  # the banner says why; the user can try again
 
     async def on_screen_suspend(self) -> None:
-        """Whoever leaves wants what is on the screen."""
+        """Send what waits: the user leaves with what is on the screen."""
         await self._changes.flush()
 
     async def action_back(self) -> None:
-        """Where it was opened from, with everything sent."""
+        """Send what waits, and go back."""
         await self._changes.flush()
         if len(self.app.screen_stack) > 1:
             self.app.pop_screen()

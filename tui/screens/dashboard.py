@@ -1,4 +1,4 @@
-"""The dashboard: what the daemon has learned, what it spends, and the recent requests. Asked for every two seconds."""
+"""The dashboard: what the daemon has learned, what it spends, and the recent requests, every two seconds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from textual.widgets import DataTable, Footer, Label, Static
 
 from disco_daemon.client.once import DaemonError
 
-from ..data.model import FILTERS, HasDaemon, Request, Snapshot, shown
+from ..data.model import FILTERS, DashboardSnapshot, HostApp, RequestRow, shown
 from ..draw import pictures
 from .timeline import TimelineScreen
 
-LOOK_S = 2.0
+POLL_S = 2.0
 ROWS = 200  # requests in the table
-PLAN_TOKENS = 120
-DAYS = 14
+PLAN_TOKENS = 120  # of the prompt whose plan is shown
+DAYS = 14  # of the ledger
 
 
 class DashboardScreen(Screen[None]):
-    """A function of one snapshot; the worker that asks for it does nothing else."""
+    """A function of one snapshot, which a worker fetches."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "filter('all')", "All"),
@@ -35,11 +35,10 @@ class DashboardScreen(Screen[None]):
         Binding("e", "filter('errors')", "Errors"),
         Binding("escape", "back", "Back"),
     ]
-    snapshot: reactive[Snapshot | None] = reactive[Snapshot | None](None)
+    snapshot: reactive[DashboardSnapshot | None] = reactive[DashboardSnapshot | None](None)
     chosen: reactive[str] = reactive("all")
 
     def compose(self) -> ComposeResult:
-        """Pictures above, requests below."""
         yield Label("", id="banner")
         yield Label("asking the daemon", id="summary")
         with Grid():
@@ -51,14 +50,13 @@ class DashboardScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look."""
         self.set_class(self._plain, "plain")
         table = self._table
         for name, width in (("when", 8), *pictures.COLUMNS):
             table.add_column(name, key=name, width=width)
         table.focus()
-        self._look_again()
-        self.set_interval(LOOK_S, self._look_again)
+        self._poll_again()
+        self.set_interval(POLL_S, self._poll_again)
 
     @property
     def _plain(self) -> bool:
@@ -68,13 +66,13 @@ class DashboardScreen(Screen[None]):
     def _table(self) -> DataTable[str]:
         return self.query_one("#requests", DataTable)
 
-    def _look_again(self) -> None:
+    def _poll_again(self) -> None:
         if self.is_current:
-            self.run_worker(self._look(), group="look", exclusive=True)
+            self.run_worker(self._poll(), group="poll", exclusive=True)
 
-    async def _look(self) -> None:
-        """Ask for everything; what fails leaves the last pictures, and a banner says why."""
-        link = cast(HasDaemon, self.app).link
+    async def _poll(self) -> None:
+        """Fetch a snapshot; after a failure the last pictures stay, and a banner says why."""
+        link = cast(HostApp, self.app).link
         asked = (link.state(), link.plan(PLAN_TOKENS), link.ledger(DAYS), link.history(ROWS))
         try:
             state, plan, ledger, rows = await asyncio.gather(*asked)
@@ -82,9 +80,9 @@ class DashboardScreen(Screen[None]):
             self._tell(str(e))
             return
         if not self.query("#requests"):
-            return  # the screen is being taken down
+            return  # the screen is being closed
         self._tell("")
-        self.snapshot = Snapshot(state, plan, ledger, rows)
+        self.snapshot = DashboardSnapshot(state, plan, ledger, rows)
 
     def _tell(self, message: str) -> None:
         for banner in self.query("#banner").results(Label):
@@ -94,23 +92,23 @@ class DashboardScreen(Screen[None]):
     # --- what is shown -----------------------------------------------------------------------------------------------
 
     def watch_snapshot(self) -> None:
-        """Everything follows from the snapshot."""
+        """Draw the new snapshot."""
         if self.snapshot is not None:
             with self.app.batch_update():
                 self._draw(self.snapshot)
                 self._fill(self.snapshot)
 
     def watch_chosen(self) -> None:
-        """Another filter."""
+        """Fill the table by the new filter."""
         if self.snapshot is not None:
             self._fill(self.snapshot)
 
     def on_resize(self) -> None:
-        """The pictures are as wide as their places."""
+        """Draw the pictures as wide as their places are now."""
         self.set_class(self.size.height >= 34, "high")
         self.call_after_refresh(self.watch_snapshot)
 
-    def _draw(self, snapshot: Snapshot) -> None:
+    def _draw(self, snapshot: DashboardSnapshot) -> None:
         state, plan = snapshot.state, snapshot.plan
         self.query_one("#summary", Label).update(pictures.summary(state))
         requests, money = snapshot.requests, snapshot.money
@@ -132,8 +130,8 @@ class DashboardScreen(Screen[None]):
 
     # --- the table ---------------------------------------------------------------------------------------------------
 
-    def _fill(self, snapshot: Snapshot) -> None:
-        """Only what is new or gone is touched, so that the cursor stays on its request."""
+    def _fill(self, snapshot: DashboardSnapshot) -> None:
+        """Fill the table, and leave it alone if nothing is new or gone, so that the cursor stays."""
         requests = shown(snapshot.requests, self.chosen)
         table, wanted = self._table, [r.request_id for r in requests]
         there = [str(key.value) for key in table.rows]
@@ -142,7 +140,7 @@ class DashboardScreen(Screen[None]):
         counts = f"{len(requests)} of {len(snapshot.requests)} requests"
         self.query_one("#filter", Label).update(f"{counts}: {FILTERS[self.chosen]}   (a d s m e, Enter = timeline)")
 
-    def _rebuild(self, requests: list[Request]) -> None:
+    def _rebuild(self, requests: list[RequestRow]) -> None:
         table = self._table
         under = self._under_cursor()
         table.clear()
@@ -160,11 +158,10 @@ class DashboardScreen(Screen[None]):
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def action_filter(self, chosen: str) -> None:
-        """Show only some requests."""
         self.chosen = chosen
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter or a click: the timeline of that request."""
+        """Show the timeline of the request."""
         if self.snapshot is not None:
             wanted = event.row_key.value
             row = next((row for row in self.snapshot.rows if row["request_id"] == wanted), None)
@@ -172,13 +169,12 @@ class DashboardScreen(Screen[None]):
                 self.app.push_screen(TimelineScreen(row=row))
 
     def action_back(self) -> None:
-        """Where it was opened from."""
         if len(self.app.screen_stack) > 1:
             self.app.pop_screen()
 
 
 def _clock(created: float) -> str:
-    """The local time of day of a request."""
+    """Return a Unix time as the local time of day."""
     from datetime import datetime
 
     return datetime.fromtimestamp(created).astimezone().strftime("%H:%M:%S")

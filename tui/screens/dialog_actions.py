@@ -1,10 +1,11 @@
-"""What the chat does by way of a dialog: it asks for a name, a file or a choice, and then does what was chosen."""
+"""The actions of the chat that ask in a dialog first: for a name, a file or a choice."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from disco_daemon.client.once import DaemonError
 
@@ -12,11 +13,12 @@ from ..data.attach import MAX_BYTES, AttachError, attached
 from ..data.export import to_json, to_markdown
 from ..draw.entry import Entry
 from ..draw.theme import fit
-from .conversation import Attached, save
-from .dialogs import Ask, AskLong, Pick
+from .conversations import Attachment, Conversations, save
+from .dialogs import ChoiceDialog, LineDialog, TextDialog
 
 if TYPE_CHECKING:
-    from .chat import ChatScreen
+    from textual.app import App
+    from textual.notifications import SeverityLevel
 
 MODELS = {
     "disco": "disco (decides for each answer)",
@@ -24,9 +26,36 @@ MODELS = {
 }
 
 
-async def attach(chat: ChatScreen) -> None:
-    """A text file for the next question."""
-    path = await chat.app.push_screen_wait(Ask(f"Attach a text file (up to {MAX_BYTES // 1024} KiB)"))
+class Chat(Protocol):
+    """The part of the chat screen that these actions use."""
+
+    conversations: Conversations
+
+    @property
+    def app(self) -> App[object]:
+        """The application, which shows the dialogs."""
+        ...
+
+    def say(self, text: str, severity: SeverityLevel = "information") -> None:
+        """Show a note."""
+        ...
+
+    def errors_shown(self) -> AbstractContextManager[None]:
+        """Show a StoreError of the body as a note."""
+        ...
+
+    def show_list(self) -> None:
+        """List the conversations anew."""
+        ...
+
+    def show_line(self) -> None:
+        """Show the line above the prompt anew."""
+        ...
+
+
+async def attach(chat: Chat) -> None:
+    """Attach a text file to the next question."""
+    path = await chat.app.push_screen_wait(LineDialog(f"Attach a text file (up to {MAX_BYTES // 1024} KiB)"))
     if not path:
         return
     try:
@@ -34,69 +63,69 @@ async def attach(chat: ChatScreen) -> None:
     except AttachError as e:
         chat.say(str(e), severity="warning")
         return
-    chat.talks.attached.append(Attached(Path(path).name, text))
+    chat.conversations.attached.append(Attachment(Path(path).name, text))
     chat.show_line()
 
 
-async def rename(chat: ChatScreen) -> None:
-    """Another title."""
-    present = "" if chat.talks.current is None else chat.talks.title
-    title = await chat.app.push_screen_wait(Ask("Title", present))
+async def rename(chat: Chat) -> None:
+    """Give the open conversation another title."""
+    present = "" if chat.conversations.current is None else chat.conversations.title
+    title = await chat.app.push_screen_wait(LineDialog("Title", present))
     if title:
-        with chat.told():
-            chat.talks.rename(title)
+        with chat.errors_shown():
+            chat.conversations.rename(title)
         chat.show_list()
         chat.show_line()
 
 
-async def system(chat: ChatScreen) -> None:
-    """The system prompt of this conversation."""
-    text = await chat.app.push_screen_wait(AskLong("System prompt of this conversation", chat.talks.system))
+async def system(chat: Chat) -> None:
+    """Change the system prompt of the open conversation."""
+    text = await chat.app.push_screen_wait(TextDialog("System prompt of this conversation", chat.conversations.system))
     if text is not None:
-        with chat.told():
-            chat.talks.set_system(text)
+        with chat.errors_shown():
+            chat.conversations.set_system(text)
         chat.show_line()
 
 
-async def model(chat: ChatScreen) -> None:
-    """Model or route."""
+async def model(chat: Chat) -> None:
+    """Choose the model or route of the open conversation."""
     try:
-        names = await chat.app.link.models()
+        names = await chat.conversations.link.models()
     except DaemonError as e:
         chat.say(str(e), severity="warning")
         return
     choices = [(name, fit(MODELS.get(name, name))) for name in names]
-    chosen = await chat.app.push_screen_wait(Pick("Model or route", choices, chat.talks.model))
+    chosen = await chat.app.push_screen_wait(ChoiceDialog("Model or route", choices, chat.conversations.model))
     if chosen:
-        with chat.told():
-            chat.talks.set_model(chosen)
+        with chat.errors_shown():
+            chat.conversations.set_model(chosen)
         chat.show_line()
 
 
-async def export(chat: ChatScreen) -> None:
-    """Write the conversation into a file."""
-    current = chat.talks.current
+async def export(chat: Chat) -> None:
+    """Write the open conversation into a file."""
+    current = chat.conversations.current
     if current is None:
         chat.say("There is nothing to export yet.")
         return
     kinds = [("md", "Markdown"), ("json", "JSON, with how each answer came about")]
-    kind = await chat.app.push_screen_wait(Pick("Export as", kinds))
+    kind = await chat.app.push_screen_wait(ChoiceDialog("Export as", kinds))
     if kind is None:
         return
-    usual = "".join(c if c.isalnum() else "-" for c in chat.talks.title).strip("-")[:40] or "conversation"
-    name = await chat.app.push_screen_wait(Ask("Write to", str(Path.cwd() / f"{usual}.{kind}")))
+    usual = "".join(c if c.isalnum() else "-" for c in chat.conversations.title).strip("-")[:40] or "conversation"
+    name = await chat.app.push_screen_wait(LineDialog("Write to", str(Path.cwd() / f"{usual}.{kind}")))
     if not name:
         return
     write = to_markdown if kind == "md" else to_json
-    with chat.told():
-        text = write(current, chat.app.store.turns(current.id))
+    with chat.errors_shown():
+        text = write(current, chat.conversations.store.turns(current.id))
         try:
             chat.say(f"Written to {await asyncio.to_thread(save, Path(name), text)}")
         except OSError as e:
             chat.say(f"Not written: {e.strerror or e}", severity="warning")
 
 
-async def copy(chat: ChatScreen, answer: Entry | None) -> None:
+async def copy(chat: Chat, answer: Entry | None) -> None:
     """Copy an answer, or one of its code blocks."""
     if answer is None:
         chat.say("There is no answer yet.")
@@ -108,7 +137,7 @@ async def copy(chat: ChatScreen, answer: Entry | None) -> None:
         choices += [
             (str(i), f"Code: {block.strip().splitlines()[0][:50]}") for i, block in enumerate(code) if block.strip()
         ]
-        chosen = await chat.app.push_screen_wait(Pick("Copy", choices))
+        chosen = await chat.app.push_screen_wait(ChoiceDialog("Copy", choices))
     if chosen is not None:
         chat.app.copy_to_clipboard(answer.text if chosen == "all" else code[int(chosen)])
         chat.say("Copied.")

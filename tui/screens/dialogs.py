@@ -1,4 +1,4 @@
-"""Small dialogs: a line or a few to be written, one of a list to be chosen, and the help."""
+"""The dialogs: for a line, for a text, for a choice of a list, and the help."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from textual.widgets.option_list import Option
 from ..draw.theme import fit
 
 
-class Ask(ModalScreen[str | None]):
-    """Asks for one line; the answer is None if it was given up."""
+class LineDialog(ModalScreen[str | None]):
+    """Asks for one line; dismissed with None if it is cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
 
@@ -27,19 +27,17 @@ class Ask(ModalScreen[str | None]):
         self._title, self._value, self._hint = title, value, hint
 
     def compose(self) -> ComposeResult:
-        """Title, input, hint."""
         with Vertical():
             yield Label(Text(fit(self._title)))
             yield Input(self._value, compact=True)
             yield Label(Text(self._hint, "dim"))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Done."""
         self.dismiss(event.value.strip())
 
 
-class AskLong(ModalScreen[str | None]):
-    """Asks for some lines; Ctrl+S accepts."""
+class TextDialog(ModalScreen[str | None]):
+    """Asks for several lines; dismissed with None if it is cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Cancel", priority=True),
@@ -51,19 +49,17 @@ class AskLong(ModalScreen[str | None]):
         self._title, self._value = title, value
 
     def compose(self) -> ComposeResult:
-        """Title, text, hint."""
         with Vertical():
             yield Label(Text(fit(self._title)))
             yield TextArea(self._value, compact=True)
             yield Label(Text("Ctrl+S accepts, Escape cancels", "dim"))
 
     def action_accept(self) -> None:
-        """Done."""
         self.dismiss(self.query_one(TextArea).text.strip())
 
 
-class Pick(ModalScreen[str | None]):
-    """Asks for one of some things, `(key, what to show)`."""
+class ChoiceDialog(ModalScreen[str | None]):
+    """Asks for one of the choices, pairs of (key, shown text); dismissed with the key, or None if it is cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel", priority=True)]
 
@@ -72,24 +68,21 @@ class Pick(ModalScreen[str | None]):
         self._title, self._choices, self._chosen = title, choices, chosen
 
     def compose(self) -> ComposeResult:
-        """Title and list."""
         with Vertical():
             yield Label(Text(fit(self._title)))
             yield OptionList(*(Option(Text(fit(shown)), id=f"c{i}") for i, (_, shown) in enumerate(self._choices)))
             yield Label(Text("Enter chooses, Escape cancels", "dim"))
 
     def on_mount(self) -> None:
-        """Begin at the present choice."""
         keys = [key for key, _ in self._choices]
         self.query_one(OptionList).highlighted = keys.index(self._chosen) if self._chosen in keys else 0
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Done."""
         self.dismiss(self._choices[event.option_index][0])
 
 
-class Help(ModalScreen[None]):
-    """What each key does."""
+class HelpDialog(ModalScreen[None]):
+    """A table of all keys and what each does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,enter,q", "dismiss(None)", "Close", priority=True)]
 
@@ -98,7 +91,6 @@ class Help(ModalScreen[None]):
         self._keys, self._legend = keys, legend
 
     def compose(self) -> ComposeResult:
-        """A table of two columns; it scrolls where the screen is small."""
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for key, does in self._keys:
             table.add_row(Text(key, "bold"), Text(does))

@@ -1,7 +1,7 @@
-"""First steps: a server with its key and model, or another local model. Escape leaves everything as it was.
+"""The setup: a server with its key and model, or another local model. Escape leaves everything as it was.
 
-Nothing is written before the server has answered one short question; then the daemon writes it down, and the key into a
-file of its own. The key is in this screen and in one request, and nowhere else here.
+Nothing is saved before the server has answered one short question; then the daemon saves all of it, and the key in a
+file of its own. In this program the key is held by this screen and by one request only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from textual.widgets.option_list import Option
 
 from disco_daemon.client.once import DaemonError
 
-from ..data.daemon_launcher import startable
+from ..data.daemon_launcher import DaemonLauncher, startable
 from ..data.setup_draft import (  # fmt: skip
     DIGITS,
     LOCAL,
@@ -28,7 +28,7 @@ from ..data.setup_draft import (  # fmt: skip
     OTHER,
     SERVICE,
     STEP_OF,
-    Draft,
+    SetupDraft,
     Step,
     choices,
     fitting,
@@ -41,16 +41,16 @@ from ..draw.theme import fit
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from ..app import DiscoApp
+    from disco_daemon.client.stream import Link
 
 CLOSE = "close"
-NOTE_S = 6.0  # how long it is told that all is saved
+NOTE_S = 6.0  # that the note on what was saved stays
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
 _LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE}
 
 
 class SetupScreen(Screen[None]):
-    """One question after the other, in one place. `_step` says which; `_draft` what is known by then."""
+    """One question after the other, in one place. `_step` is the present one; `_draft` has the answers so far."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Leave", priority=True),
@@ -58,19 +58,17 @@ class SetupScreen(Screen[None]):
         Binding("up", "move(-1)", "Up", show=False),
     ]
 
-    app: DiscoApp
-
-    def __init__(self) -> None:
+    def __init__(self, link: Link, launcher: DaemonLauncher, *, plain: bool = False) -> None:
         super().__init__(id="setup-screen")
+        self._link, self._launcher, self._plain = link, launcher, plain
         self._step = Step.WAIT
-        self._draft = Draft()
+        self._draft = SetupDraft()
         self._known: dict[str, Any] = {}
         self._keys: list[str] = []  # of the choices that are shown
 
     # --- what is on it -----------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        """A question, what helps to answer it, and where to."""
         with Vertical(id="setup"):
             yield Static(id="head", markup=False)
             yield Static(id="said", markup=False)
@@ -80,23 +78,22 @@ class SetupScreen(Screen[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Ask the daemon what there is."""
-        self.set_class(self.app.plain, "-plain")
-        self._wait("Asking the daemon which servers it knows …", self._look)
+        self.set_class(self._plain, "-plain")
+        self._wait("Asking the daemon which servers it knows …", self._fetch)
 
     def _show(
         self,
         step: Step,
-        told: str,
+        text: str,
         *,
         problem: str = "",
         field: str | None = None,
         rows: Sequence[tuple[str, str]] | None = None,
     ) -> None:
-        """One step: `field` is the hint of the input, `rows` are choices; None leaves that out."""
+        """Show one step: `field` is the hint of the input, `rows` are choices; None leaves that part out."""
         self._step = step
         self.query_one("#head", Static).update(step.value)
-        self.query_one("#said", Static).update(fit(told))
+        self.query_one("#said", Static).update(fit(text))
         place = self.query_one("#problem", Static)
         place.set_class(bool(problem), "-shown")
         place.update(f"! {fit(problem)}" if problem else "")
@@ -113,20 +110,20 @@ class SetupScreen(Screen[None]):
             self.set_focus(options if rows is not None else None)
 
     def _offer(self, rows: Sequence[tuple[str, str]]) -> None:
-        """These choices, the first of them at hand."""
+        """Show these choices, with the first one highlighted."""
         self._keys = [key for key, _ in rows]
         options = self.query_one("#choices", OptionList)
         options.set_options([Option(Text(fit(line), no_wrap=True, overflow="ellipsis")) for _, line in rows])
         options.highlighted = 0 if rows else None
 
-    def _wait(self, told: str, doing: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
-        """Something that takes a moment; Escape gives it up."""
-        self._show(Step.WAIT, told)
-        self._told(doing, *args)
+    def _wait(self, text: str, doing: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
+        """Run something that takes a moment; Escape gives it up."""
+        self._show(Step.WAIT, text)
+        self._run_step(doing, *args)
 
     @work(group="setup", exclusive=True)
-    async def _told(self, doing: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
-        """What the daemon refuses is said, at the step where one can choose anew."""
+    async def _run_step(self, doing: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
+        """Run it; what the daemon refuses shows at the step where the user can choose again."""
         try:
             await doing(*args)
         except DaemonError as e:
@@ -137,21 +134,21 @@ class SetupScreen(Screen[None]):
 
     # --- the questions -----------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        self._known = await self.app.link.providers()
+    async def _fetch(self) -> None:
+        self._known = await self._link.providers()
         self._ask_who()
 
     def _ask_who(self, problem: str = "") -> None:
-        self._draft = Draft()
+        self._draft = SetupDraft()
         server = self._known["server"]
         now = f"now {server['model']} at {server['base_url']}" if server["base_url"] else "now nobody"
-        told = f"An OpenAI-compatible server, {now}. A digit chooses; Escape leaves all as it is."
-        rows = choices(self._known, here=startable(self.app.link.root))
-        self._show(Step.WHO, told, problem=problem, rows=rows)
+        text = f"An OpenAI-compatible server, {now}. A digit chooses; Escape leaves all as it is."
+        rows = choices(self._known, here=startable(self._link.root))
+        self._show(Step.WHO, text, problem=problem, rows=rows)
 
     def _ask_address(self, problem: str = "") -> None:
-        told = "Its base URL, mostly ending with /v1."
-        self._show(Step.ADDRESS, told, problem=problem, field="https://llm.example.com/v1")
+        text = "Its base URL, mostly ending with /v1."
+        self._show(Step.ADDRESS, text, problem=problem, field="https://llm.example.com/v1")
         with self.prevent(Input.Changed):
             self.query_one("#field", Input).value = self._draft.base_url
 
@@ -166,19 +163,19 @@ class SetupScreen(Screen[None]):
 
     def _ask_model(self, problem: str = "", note: str = "") -> None:
         models = self._draft.models
-        told = f"{len(models)} models: type to find one. {COSTS}" if models else f"{note} {COSTS}".strip()
+        text = f"{len(models)} models: type to find one. {COSTS}" if models else f"{note} {COSTS}".strip()
         rows = [(name, name) for name in fitting(models or [], "")]
-        self._show(Step.MODEL, told, problem=problem, field="a part of its name" if models else "its name", rows=rows)
+        self._show(Step.MODEL, text, problem=problem, field="a part of its name" if models else "its name", rows=rows)
 
     def _ask_local(self) -> None:
         rows = local_choices(self._known)
-        told = "GGUF files in the folder of models." if rows else "There is none: `disco models fetch` gets one."
-        self._show(Step.LOCAL, told, rows=rows or [(CLOSE, "Back to the chat")])
+        text = "GGUF files in the folder of models." if rows else "There is none: `disco models fetch` gets one."
+        self._show(Step.LOCAL, text, rows=rows or [(CLOSE, "Back to the chat")])
 
     # --- the answers -------------------------------------------------------------------------------------------------
 
     def on_key(self, event: Key) -> None:
-        """A digit or letter chooses who shall answer."""
+        """Choose a server by its digit or letter."""
         if self._step is not Step.WHO or event.character is None:
             return
         wanted = f"p{DIGITS.index(event.character)}" if event.character in DIGITS else _LETTERS.get(event.character, "")
@@ -187,22 +184,19 @@ class SetupScreen(Screen[None]):
             self._chose(wanted)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Enter, or the mouse, in the list."""
         event.stop()
         self._chose(self._keys[event.option_index])
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Fewer models with every letter."""
         event.stop()
         if self._step is Step.MODEL:
             self._offer([(name, name) for name in fitting(self._draft.models or [], event.value)])
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Enter in the input."""
         event.stop()
         text = event.value.strip()
         if self._step is Step.ADDRESS and text:
-            self._draft = Draft(base_url=text)
+            self._draft = SetupDraft(base_url=text)
             self._ask_key()
         elif self._step is Step.KEY:
             self._draft.key = text
@@ -239,9 +233,9 @@ class SetupScreen(Screen[None]):
     # --- what the daemon does ----------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
-        """Its models."""
+        """Ask the server for its models."""
         draft = self._draft
-        checked = await self.app.link.check_server(draft.base_url, draft.key)
+        checked = await self._link.check_server(draft.base_url, draft.key)
         if problem := problem_of(checked):
             self._back(checked["problem"]["code"], problem)
             return
@@ -249,39 +243,39 @@ class SetupScreen(Screen[None]):
         self._ask_model(note=" ".join(checked["notes"]))
 
     async def _try(self, model: str) -> None:
-        """One short question, and if it was answered all is written down."""
+        """Ask the model one short question, and save the server if it answers."""
         draft = self._draft
-        checked = await self.app.link.check_server(draft.base_url, draft.key, model)
+        checked = await self._link.check_server(draft.base_url, draft.key, model)
         if problem := problem_of(checked):
             self._back(checked["problem"]["code"], problem)
             return
-        saved = await self.app.link.set_server(draft.base_url, draft.key, model)
+        saved = await self._link.set_server(draft.base_url, draft.key, model)
         over = "".join(f" But the variable {name} is set, and goes before it." for name in saved.get("shadowed", ()))
         self._done(result_of(checked) + over, saved)
 
     async def _set_none(self) -> None:
-        saved = await self.app.link.set_server("")
+        saved = await self._link.set_server("")
         self._done("No server takes part any more. Its key stays in its file.", saved)
 
     async def _set_local(self, model: str) -> None:
-        saved = await self.app.link.set_device(model)
+        saved = await self._link.set_device(model)
         self._done("This machine answers with that model, once it is loaded.", saved)
 
     async def _serve(self) -> None:
-        """The service takes over from a daemon of this window: both cannot have its port."""
-        starter = self.app.starter
-        ours = starter.running
-        await starter.close()
-        done, said = await starter.install_service()
+        """Install the service in place of a daemon of this window: only one can have the port."""
+        launcher = self._launcher
+        ours = launcher.running
+        await launcher.close()
+        done, said = await launcher.install_service()
         if done:
             self._show(Step.DONE, said, rows=[(CLOSE, "Back to the chat")])
             return
         if ours:
-            await starter.start()
+            await launcher.start()
         self._ask_who(said)
 
     def _back(self, code: str, problem: str) -> None:
-        """To the step where that can be mended."""
+        """Go back to the step where the user can mend the problem."""
         step = STEP_OF.get(code, Step.WHO)
         if step is Step.MODEL and self._draft.models is not None:
             self._ask_model(problem)
@@ -292,26 +286,26 @@ class SetupScreen(Screen[None]):
         else:
             self._ask_who(problem)
 
-    def _done(self, told: str, saved: Mapping[str, Any]) -> None:
-        """Saved, and the next question goes by it, unless the daemon was started with a flag that says otherwise."""
-        self._draft = Draft()  # the key is not needed any more
+    def _done(self, text: str, saved: Mapping[str, Any]) -> None:
+        """Say that it is saved, and whether a flag of the running daemon overrides it."""
+        self._draft = SetupDraft()  # the key is not needed any longer
         if saved["needs_restart"]:
-            told += " A flag of the running daemon goes before it: restart it without that flag."
-            self._show(Step.DONE, f"Saved. {told}", rows=[(CLOSE, "Back to the chat")])
+            text += " A flag of the running daemon goes before it: restart it without that flag."
+            self._show(Step.DONE, f"Saved. {text}", rows=[(CLOSE, "Back to the chat")])
         else:
-            self.app.notify(fit(f"Saved. {told}"), markup=False, timeout=NOTE_S)
+            self.app.notify(fit(f"Saved. {text}"), markup=False, timeout=NOTE_S)
             self.action_close()
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def action_close(self) -> None:
-        """Leave; what was not written yet is forgotten."""
+        """Leave, and forget what was not saved."""
         self.workers.cancel_node(self)
         if self.is_current:
             self.app.pop_screen()
 
     def action_move(self, by: int) -> None:
-        """Up and Down move in the list, wherever the cursor is."""
+        """Move in the list, wherever the focus is."""
         options = self.query_one("#choices", OptionList)
         if by > 0:
             options.action_cursor_down()

@@ -12,14 +12,14 @@ from textual.widgets import Footer, Label, Static
 
 from disco_daemon.client.once import DaemonError
 
-from ..data.model import HasDaemon, Json
-from ..draw.timeline_model import DELIVERY, LEGEND, LEVEL, STRAIGHT, Story, delivery, lanes, level, words
+from ..data.model import HostApp, Json
+from ..draw.timeline_model import DELIVERY, LEGEND, LEVEL, STRAIGHT, TimelineModel, delivery, lanes, level, words
 
-RECENT = 1000  # rows of the history that are searched for the answer's own
+RECENT = 1000  # rows of the history in which the answer's own is looked up
 
 
 class TimelineScreen(ModalScreen[None]):
-    """What happened to one answer, from its `disco` object or its row of the history, and the trace of it."""
+    """The timeline of an answer, by its `disco` object or its row of the history, and by its trace."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,ctrl+t", "close", "Close"),
@@ -34,7 +34,6 @@ class TimelineScreen(ModalScreen[None]):
         self._pace_tps, self._expected_s = 4.8, 1.0
 
     def compose(self) -> ComposeResult:
-        """A title, the lanes, the delivery, the buffer, and all of it in words."""
         with VerticalScroll(id="pictures"):
             yield Label("", id="title")
             yield Static(id="lanes")
@@ -44,7 +43,7 @@ class TimelineScreen(ModalScreen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Show what is here, then what the daemon adds."""
+        """Show what is known, then what the daemon adds."""
         self.set_class(self._plain, "plain")
         self.query_one("#pictures", VerticalScroll).focus()
         self.run_worker(self._complete(), group="timeline", exclusive=True)
@@ -54,55 +53,53 @@ class TimelineScreen(ModalScreen[None]):
         return bool(getattr(self.app, "plain", False))
 
     async def _complete(self) -> None:
-        """The trace, the reader's pace, and the row that goes with the object; the story stands without them, too."""
-        link = cast(HasDaemon, self.app).link
+        """Ask for the trace, the reader's pace and the row of the history; the timeline shows without them, too."""
+        link = cast(HostApp, self.app).link
         wanted = (self._disco or self._row or {})["request_id"]
         try:
             self._trace = await link.trace(wanted)
-            told = (await link.settings())["settings"]["delivery"]
-            self._pace_tps, self._expected_s = told["pace_tps"], told["expected_ttft_s"]
+            wish = (await link.settings())["settings"]["delivery"]
+            self._pace_tps, self._expected_s = wish["pace_tps"], wish["expected_ttft_s"]
             if self._row is None and self._trace is None:
                 rows = await link.history(RECENT)
                 self._row = next((row for row in rows if row["request_id"] == wanted), None)
         except DaemonError:
-            pass  # what is known without it is shown
+            pass  # the timeline shows what is known without it
         self._show()
 
     def on_resize(self) -> None:
-        """The pictures are as wide as the window."""
+        """Draw the pictures as wide as the window is now."""
         self.call_after_refresh(self._show)
 
     def _show(self) -> None:
         if not self.query("#words"):
-            return  # the screen is being taken down
-        story = Story.of(self._disco, self._row, self._trace)
-        self.query_one("#title", Label).update(f"answer {story.request_id}: {story.winner or 'nobody'} was first")
-        self.query_one("#words", Static).update("\n".join(words(story)), layout=True)
+            return  # the screen is being closed
+        model = TimelineModel.of(self._disco, self._row, self._trace)
+        self.query_one("#title", Label).update(f"answer {model.request_id}: {model.winner or 'nobody'} was first")
+        self.query_one("#words", Static).update("\n".join(words(model)), layout=True)
         pictures = not self._plain
         for name in ("#lanes", "#delivery", "#level"):
             self.query_one(name).display = pictures
         if pictures:
-            self._draw(story)
+            self._draw(model)
 
-    def _draw(self, story: Story) -> None:
+    def _draw(self, model: TimelineModel) -> None:
         width = max(30, self.query_one("#lanes").size.width)
         small = self.size.height < 32
-        self.query_one("#lanes", Static).update(lanes(story, width) + f"\n{LEGEND}")
+        self.query_one("#lanes", Static).update(lanes(model, width) + f"\n{LEGEND}")
         wish = self._pace_tps, self._expected_s
-        curve = delivery(story, *wish, width, 8 if small else 14)
-        legend = STRAIGHT if story.trace is None else DELIVERY
+        curve = delivery(model, *wish, width, 8 if small else 14)
+        legend = STRAIGHT if model.trace is None else DELIVERY
         said = "no tokens were delivered" if curve is None else curve + f"\n{legend}"
         self.query_one("#delivery", Static).update(said)
-        held = level(story, *wish, width, 5 if small else 7)
+        held = level(model, *wish, width, 5 if small else 7)
         self.query_one("#level").display = held is not None
         if held is not None:
             self.query_one("#level", Static).update(held + f"\n{LEVEL}")
 
     def action_close(self) -> None:
-        """Back to where it was opened."""
         self.dismiss()
 
     def action_scroll(self, way: str) -> None:
-        """A line up or down."""
-        story = self.query_one("#pictures", VerticalScroll)
-        story.scroll_up() if way == "up" else story.scroll_down()
+        model = self.query_one("#pictures", VerticalScroll)
+        model.scroll_up() if way == "up" else model.scroll_down()

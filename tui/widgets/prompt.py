@@ -1,4 +1,4 @@
-"""Where one writes: several lines, Enter sends, Up and Down bring back what was sent before."""
+"""The prompt: a text of several lines. Enter sends it, Up and Down bring earlier ones back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NEWLINE = ("shift+enter", "ctrl+j", "alt+enter")  # most terminals can tell Ente
 
 
 class Prompt(TextArea):
-    """The input. `history` is what was asked before, oldest first; `_at` is the one that is shown, if any."""
+    """The input. `history_of` has the earlier questions, oldest first; `_at` is the one on show, if any."""
 
     class Sent(Message):
-        """Somebody has asked something."""
+        """The user has sent a text."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -30,17 +30,17 @@ class Prompt(TextArea):
         self._draft = ""
 
     def remember(self, asked: Sequence[str]) -> None:
-        """Set what was asked before, oldest first."""
+        """Set the earlier questions, oldest first."""
         self.history_of = list(asked)[-REMEMBERED:]
         self._at = None
 
     def put(self, text: str) -> None:
-        """Set the text, the cursor behind it."""
+        """Set the text, with the cursor at its end."""
         self.load_text(text)
         self.move_cursor(self.document.end)
 
     def clear_text(self) -> None:
-        """Empty it."""
+        """Remove the text."""
         self._at, self._draft = None, ""
         self.put("")
 
@@ -62,20 +62,20 @@ class Prompt(TextArea):
         self.post_message(self.Sent(text))
 
     def sent(self, text: str) -> None:
-        """It was taken: empty, and remembered."""
+        """Take note that `text` was accepted: remember it, and clear the input."""
         if not self.history_of or self.history_of[-1] != text:
             self.history_of = [*self.history_of, text][-REMEMBERED:]
         self.clear_text()
 
     def action_cursor_up(self, select: bool = False) -> None:
-        """Up: a line, and from the first one to what was asked before."""
+        """Move up a line; from the first line, go to the question before."""
         if select or self.cursor_location[0] > 0:
             super().action_cursor_up(select)
         else:
             self._leaf(-1)
 
     def action_cursor_down(self, select: bool = False) -> None:
-        """Down: a line, and from the last one to what was asked after, in the end to what one was writing."""
+        """Move down a line; from the last line, go to the question after, and in the end to the draft."""
         if select or self.cursor_location[0] < self.document.line_count - 1:
             super().action_cursor_down(select)
         else:

@@ -1,4 +1,4 @@
-"""The list of conversations, with a search over all they say."""
+"""The list of conversations, and a search over their texts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from textual.widgets.option_list import Option
 from ..data.store import Conversation
 from ..draw.theme import fit
 
-SHOWN = 500  # conversations in the list; the search finds the others
+SHOWN = 500  # conversations in the list; the search finds all
 TITLE_CELLS = 27  # of a title in the list, which is 30 wide with its border
 UNTITLED = "New conversation"
 
 
 def title_of(conversation: Conversation) -> str:
-    """Its title, in one line that a terminal can show."""
+    """Return its title in one line that a terminal can show."""
     return " ".join(fit(conversation.title).split()) or UNTITLED
 
 
 class Sidebar(Vertical):
-    """Search on top, conversations below, the latest first."""
+    """A search field, and below it the conversations, the latest first."""
 
     class Searched(Message):
-        """Other words are looked for."""
+        """The user has changed the search."""
 
         def __init__(self, query: str) -> None:
             super().__init__()
             self.query = query
 
     class Opened(Message):
-        """A conversation was chosen."""
+        """The user has chosen a conversation."""
 
         def __init__(self, conversation: int) -> None:
             super().__init__()
@@ -46,26 +46,25 @@ class Sidebar(Vertical):
         self._ids: list[int] = []
 
     def compose(self) -> ComposeResult:
-        """Both parts."""
         yield Input(placeholder="Search (Ctrl+F)", compact=True, id="search")
         yield OptionList(id="conversations", compact=True)
 
     @property
     def search(self) -> str:
-        """The words that are looked for."""
+        """The text of the search."""
         return self.search_field.value
 
     @property
     def search_field(self) -> Input:
-        """Where they are typed."""
+        """The input of the search."""
         return self.query_one("#search", Input)
 
     def clear_search(self) -> None:
-        """Show all again."""
+        """Empty the search, which lists everything again."""
         self.search_field.value = ""
 
     def show(self, conversations: Sequence[Conversation], current: int | None) -> None:
-        """Show these, with a sign at the one that is open."""
+        """List these, with a sign at the one whose id is `current`."""
         self._ids = [c.id for c in conversations[:SHOWN]]
         options = self.query_one("#conversations", OptionList)
         options.clear_options()
@@ -78,17 +77,15 @@ class Sidebar(Vertical):
             options.highlighted = self._ids.index(current)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Search while it is typed."""
         event.stop()
         self.post_message(self.Searched(event.value))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Enter opens the first that was found."""
+        """Open the first conversation of the list."""
         event.stop()
         if self._ids:
             self.post_message(self.Opened(self._ids[0]))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Open it."""
         event.stop()
         self.post_message(self.Opened(self._ids[event.option_index]))

@@ -1,4 +1,4 @@
-"""A slider: a value on a scale, moved by keys or mouse."""
+"""A slider: a value on a scale, moved by keys or by mouse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = 10  # steps
 
 
 class Slider(Widget, can_focus=True):
-    """One value on a scale. Posts `Changed` when the user moves it, not when the program does (`show`)."""
+    """One value on a scale. Posts `Moved` when the user moves it, not when the program does (`show`)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "move(-1)", "Less", show=False),
@@ -29,8 +29,8 @@ class Slider(Widget, can_focus=True):
     ]
     value: reactive[float] = reactive(0.0)
 
-    class Changed(Message):
-        """The user moved it."""
+    class Moved(Message):
+        """The user has moved the slider."""
 
         def __init__(self, slider: Slider, value: float) -> None:
             super().__init__()
@@ -49,33 +49,31 @@ class Slider(Widget, can_focus=True):
         self.set_reactive(Slider.value, value)
 
     def show(self, value: float) -> None:
-        """Stand at a value without telling anybody; one beyond the scale stands at its end."""
+        """Show a value without posting a message; one beyond the scale shows at its end."""
         self.value = value
 
     def action_move(self, by: int) -> None:
-        """So many steps further."""
+        """Move by a number of steps."""
         self._choose(self.scale.moved(self.value, by))
 
     def _choose(self, value: float) -> None:
         if value != self.value:
             self.value = value
-            self.post_message(self.Changed(self, value))
+            self.post_message(self.Moved(self, value))
 
     # --- mouse -------------------------------------------------------------------------------------------------------
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Go there, and follow until the button is let go."""
+        """Move to the pointer, and follow it until the button is released."""
         self._dragging = True
         self.capture_mouse()
         self._go(event.x)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Follow."""
         if self._dragging:
             self._go(event.x)
 
     def on_mouse_up(self) -> None:
-        """Stay."""
         self._dragging = False
         self.release_mouse()
 
@@ -83,12 +81,12 @@ class Slider(Widget, can_focus=True):
         self._choose(self.scale.at(x / max(1, self.size.width - 1)))
 
     def render(self) -> Content:
-        """The track with the knob, and the names of the marks below it."""
+        """Draw the track with its knob, and below it the names of the marks."""
         return Content("\n".join(drawn(self.scale, self.value, self.size.width, plain=self._plain)))
 
 
 def drawn(scale: Scale, value: float, width: int, *, plain: bool) -> list[str]:
-    """Two lines of `width` characters: the track, and below it ends and marks by name as far as there is room."""
+    """Return two lines of `width` characters: the track, and its ends and marks by name as far as they fit."""
     line, tick, knob = ("-", "+", "O") if plain else ("─", "┬", "●")
     track, names = [line] * width, [" "] * width
     _write(names, 0, f"{scale.low:g}")
@@ -107,7 +105,7 @@ def _column(scale: Scale, value: float, width: int) -> int:
 
 
 def _write(row: list[str], at: int, text: str) -> None:
-    """Write where nothing stands yet, with a space on both sides; else not at all."""
+    """Write `text` if the place is free, with a space on both sides; else leave it out."""
     end = at + len(text)
     if at >= 0 and end <= len(row) and all(c == " " for c in row[max(0, at - 1) : end + 1]):
         row[at:end] = text

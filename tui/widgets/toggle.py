@@ -1,4 +1,4 @@
-"""A switch that is on or off, and says so without colour."""
+"""A switch that is on or off, readable without colour."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from textual.widget import Widget
 
 
 class Toggle(Widget, can_focus=True):
-    """A switch with its words. Posts `Changed` when the user turns it, not when the program does (`show`)."""
+    """A switch with its words. Posts `Turned` when the user turns it, not when the program does (`show`)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "turn", "On or off", show=False)]
     value: reactive[bool] = reactive(False)
 
-    class Changed(Message):
-        """The user turned it."""
+    class Turned(Message):
+        """The user has turned the switch."""
 
         def __init__(self, toggle: Toggle, value: bool) -> None:
             super().__init__()
@@ -34,18 +34,16 @@ class Toggle(Widget, can_focus=True):
         self._words = words
 
     def show(self, value: bool) -> None:
-        """Be on or off without telling anybody."""
+        """Show on or off without posting a message."""
         self.value = value
 
     def action_turn(self) -> None:
-        """The other way."""
         self.value = not self.value
-        self.post_message(self.Changed(self, self.value))
+        self.post_message(self.Turned(self, self.value))
 
     def on_click(self) -> None:
-        """As by key."""
         self.action_turn()
 
     def render(self) -> Content:
-        """A box with a cross in it, or without, and what it is about."""
+        """Draw a box, crossed if it is on, and the words beside it."""
         return Content(f"[{'x' if self.value else ' '}] {self._words}")

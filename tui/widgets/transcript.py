@@ -1,7 +1,7 @@
-"""The messages of a conversation in one scrolling widget that draws what is in view, and no more.
+"""The messages of a conversation, in one scrolling widget that draws only what is in view.
 
 A message is laid out when it comes near the view; until then its height is a guess from its length. When a guess above
-the view turns out wrong, the scroll position moves along, so that the words in view stay where they are.
+the view turns out wrong, the scroll position follows, so that the words in view stay where they are.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from textual.timer import Timer
 
 from ..draw.entry import Entry
 from ..draw.markdown import wrap
-from ..draw.theme import Look
+from ..draw.theme import TextTheme
 
-FRAME_S = 1 / 20  # between two drawings of a growing answer, at least
-SHARE = 0.25  # of the time, at most, that drawing it may take: keys come first
+FRAME_S = 1 / 20  # at least, between two drawings of a growing answer
+SHARE = 0.25  # of the time, at most, goes into drawing it: keys come first
 LONGEST_FRAME_S = 0.3  # however slow the terminal
-KEPT = 64  # messages whose lines are kept; others are drawn again when they come into view
-KEPT_STRIPS = 256  # drawn lines, a few screens; the collector walks some 20 objects of each while keys wait
+KEPT = 64  # messages whose lines are kept; others are drawn again when they scroll into view
+KEPT_STRIPS = 256  # drawn lines, a few screens; the collector visits some 20 objects of each while keys wait
 WELCOME = (
     "Ask something below. This machine and the server, if there is one, answer together; the sign and the colour of "
     "the words say who wrote them.\n\n"
@@ -41,7 +41,7 @@ WELCOME = (
 
 
 class Transcript(ScrollView, can_focus=True):
-    """The conversation. Its state: `_entries`, their `_heights` and `_drawn` lines, and which one is selected."""
+    """The messages: `_entries`, their `_heights` and `_drawn` lines, and the one that is `selected`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "line(-1)", "Up", show=False),
@@ -53,16 +53,16 @@ class Transcript(ScrollView, can_focus=True):
     ]
 
     class Selected(Message):
-        """Another message is selected."""
+        """The user has selected another message."""
 
-    def __init__(self, look: Callable[[], Look], *, id: str | None = None) -> None:
+    def __init__(self, theme: Callable[[], TextTheme], *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._look = look
+        self._theme = theme
         self._entries: list[Entry] = []
         self._heights: list[int] = []
         self._starts: list[int] = [0]
         self._drawn: LRUCache[Entry, list[Text]] = LRUCache(KEPT)
-        # By what they show and where; the line itself is kept with it, so that its id is nobody else's.
+        # By the id of the line and its place; the line is kept with the strip, so that no other one gets its id.
         self._strips: LRUCache[tuple[int, int, bool], tuple[Text, Strip]] = LRUCache(KEPT_STRIPS)
         self._base: Style | None = None
         self._touched: set[int] = set()
@@ -70,7 +70,7 @@ class Transcript(ScrollView, can_focus=True):
         self._cost_s = 0.0
         self._follow = True  # the end stays in view
         self._moving = False
-        self._drawn_for: tuple[int, Look] | None = None
+        self._drawn_for: tuple[int, TextTheme] | None = None
         self.selected: Entry | None = None
 
     # --- what is shown ----------------------------------------------------------------------------------------------
@@ -81,30 +81,30 @@ class Transcript(ScrollView, can_focus=True):
         return self._entries
 
     def show(self, entries: list[Entry]) -> None:
-        """Show these messages, from the end."""
+        """Show these messages, scrolled to the end."""
         self._entries, self.selected, self._follow = entries, None, True
         self._forget()
 
     def add(self, entry: Entry) -> None:
-        """Put a message at the end, and go there."""
+        """Add a message at the end, and scroll there."""
         self._entries.append(entry)
         self._heights.append(self._guess(entry))
         self._follow = True
         self._lay_out()
 
     def touch(self, entry: Entry) -> None:
-        """Its words have changed; it is drawn within a frame, however often this is called."""
+        """Draw an entry again within a frame, however often this is called."""
         if self._timer is None and self.is_mounted:
             self._timer = self.set_timer(self._pause_s(), self._frame)
         self._touched.add(id(entry))
 
     def settle(self, entry: Entry) -> None:
-        """Its words have changed for the last time: draw it now."""
+        """Draw an entry again now."""
         self._touched.add(id(entry))
         self._frame()
 
     def _frame(self) -> None:
-        """Draw what has changed."""
+        """Draw the entries that have changed."""
         if self._timer is not None:
             self._timer.stop()
             self._timer = None
@@ -124,7 +124,7 @@ class Transcript(ScrollView, can_focus=True):
         self._cost_s = time.perf_counter() - began
 
     def select(self, step: int) -> None:
-        """Select the message before or after."""
+        """Select the message before (-1) or after (1) the selected one."""
         if not self._entries:
             return
         at = self._entries.index(self.selected) + step if self.selected in self._entries else len(self._entries) - 1
@@ -149,25 +149,25 @@ class Transcript(ScrollView, can_focus=True):
         self._drawn.discard(entry)
 
     def _forget(self) -> None:
-        """Everything is to be drawn anew."""
+        """Forget all that was drawn, and draw again."""
         self._drawn.clear()
         self._strips.clear()
         self._heights = [self._guess(entry) for entry in self._entries]
-        self._drawn_for = (self._width(), self._look())
+        self._drawn_for = (self._width(), self._theme())
         self._lay_out()
 
     def _lines(self, index: int) -> list[Text]:
         entry = self._entries[index]
         lines = self._drawn.get(entry)
         if lines is None:
-            lines = self._drawn[entry] = entry.draw(self._width(), self._look())
+            lines = self._drawn[entry] = entry.draw(self._width(), self._theme())
         return lines
 
     def _measure(self, index: int) -> None:
         self._heights[index] = len(self._lines(index))
 
     def _place(self) -> tuple[int, int]:
-        """The message at the top of the view, and how many of its lines are above."""
+        """Return the index of the message at the top of the view, and how many of its lines are above."""
         top = round(self.scroll_y)
         index = max(0, min(len(self._entries) - 1, bisect_right(self._starts, top) - 1))
         return index, top - self._starts[index]
@@ -176,7 +176,7 @@ class Transcript(ScrollView, can_focus=True):
         self._starts = [0, *accumulate(self._heights)]
 
     def _lay_out(self) -> None:
-        """Measure what is in view or near it, and keep the view where it is: at the end, or at the same words."""
+        """Measure the messages in and near the view, and keep the view at the end, or at the same words."""
         if self._moving:
             return
         self._moving = True
@@ -207,7 +207,7 @@ class Transcript(ScrollView, can_focus=True):
             index += 1
 
     def _bring(self, index: int) -> None:
-        """Scroll so that a message begins in view."""
+        """Scroll a message to the top of the view."""
         self._follow = False
         self._measure_up(index, max(1, self.size.height))
         self._restart()
@@ -215,11 +215,11 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def max_scroll_y(self) -> int:
-        """How far down one can scroll: to the last line, not to the end of the room kept for more."""
+        """The lowest scroll position: the last line, not the end of the reserved room."""
         return max(0, self._starts[-1] - self.size.height)
 
     def _grow(self) -> None:
-        """Tell Textual how much there is. While an answer grows that is rounded up: each change lays the screen out."""
+        """Tell Textual the height, rounded up while an answer grows: each change lays the whole screen out."""
         height, page = self._starts[-1], max(1, self.size.height)
         if any(entry.live for entry in self._entries[-1:]):
             height = max(-(-height // page) * page, height)
@@ -231,7 +231,7 @@ class Transcript(ScrollView, can_focus=True):
         self.scroll_to(y=max(0, y), animate=False, force=True)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Somebody scrolled: lay out what came near, and know whether the end is still in view."""
+        """Lay out the messages that came near the view, and note whether the end is still in view."""
         super().watch_scroll_y(old_value, new_value)
         if not self._moving and round(old_value) != round(new_value):
             self._follow = new_value >= self._starts[-1] - self.size.height
@@ -239,19 +239,18 @@ class Transcript(ScrollView, can_focus=True):
                 self._lay_out()
 
     def on_resize(self, event: Resize) -> None:
-        """Another width: lines break elsewhere."""
         del event
-        self.refresh_look()
+        self.refresh_theme()
 
     def notify_style_update(self) -> None:
-        """Another background."""
+        """Drop the strips, which have the old background."""
         super().notify_style_update()
         self._base = None
         self._strips.clear()
 
-    def refresh_look(self) -> None:
-        """Draw anew if width or look have changed."""
-        if self._drawn_for != (self._width(), self._look()):
+    def refresh_theme(self) -> None:
+        """Draw again if the width or the theme has changed."""
+        if self._drawn_for != (self._width(), self._theme()):
             index, _ = self._place() if self._entries and len(self._starts) > 1 else (0, 0)
             follow = self._follow
             self._forget()
@@ -263,15 +262,15 @@ class Transcript(ScrollView, can_focus=True):
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def action_line(self, step: int) -> None:
-        """Scroll by a line."""
+        """Scroll by lines."""
         self.scroll_to(y=self.scroll_y + step, animate=False)
 
     def action_page(self, step: int) -> None:
-        """Scroll by a page."""
+        """Scroll by pages."""
         self.scroll_to(y=self.scroll_y + step * max(1, self.size.height - 1), animate=False)
 
     def action_end(self, which: int) -> None:
-        """Go to the first line, or to the last and stay there."""
+        """Scroll to the first line (0), or to the last one and follow it (1)."""
         self._follow = bool(which)
         if which:
             self._lay_out()
@@ -281,12 +280,12 @@ class Transcript(ScrollView, can_focus=True):
     # --- drawing ----------------------------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        """One line of the view."""
+        """Draw one line of the view."""
         y += round(self.scroll_y)
         style, width = self._base or self.rich_style, self._width()
-        self._base = style  # Textual walks up the tree for it, which a frame has no time for on each line
+        self._base = style  # Textual computes it from all ancestors, too slowly for each line of a frame
         if not self._entries:
-            lines = wrap(Text(WELCOME, self._look().dim), width)
+            lines = wrap(Text(WELCOME, self._theme().dim), width)
             strip = Strip(lines[y - 1].render(self.app.console)) if 0 < y <= len(lines) else Strip.blank(0)
             return strip.crop_extend(0, width, style).apply_style(style)
         if not 0 <= y < self._starts[-1]:
@@ -305,7 +304,7 @@ class Transcript(ScrollView, can_focus=True):
         return found[1]
 
     def _strip(self, entry: Entry, content: Text, row: int, y: int) -> Strip:
-        line = entry.gutter(row, self._look()).append_text(content)
+        line = entry.gutter(row, self._theme()).append_text(content)
         if entry is self.selected and row == 0:
             line.stylize("reverse", 0, 1)
         chosen = self.text_selection
@@ -318,24 +317,23 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def allow_select(self) -> bool:
-        """Text can be selected with the mouse."""
+        """Whether the mouse can select text."""
         return True
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The words under the mouse's selection."""
+        """Return the text of the mouse's selection."""
         rows = [row for i in range(len(self._entries)) for row in self._rows(i, selection)]
         return selection.extract("\n".join(rows)), "\n"
 
     def _rows(self, index: int, selection: Selection) -> list[str]:
-        """Lines of a message; of one outside the selection only how many they are matters."""
+        """Return the lines of a message; outside the selection only their number matters."""
         first = 0 if selection.start is None else selection.start.y
         last = self._starts[-1] if selection.end is None else selection.end.y
         if self._starts[index + 1] <= first or self._starts[index] > last:
             return [""] * self._heights[index]
-        entry, look = self._entries[index], self._look()
-        return [entry.gutter(row, look).plain + line.plain for row, line in enumerate(self._lines(index))]
+        entry, theme = self._entries[index], self._theme()
+        return [entry.gutter(row, theme).plain + line.plain for row, line in enumerate(self._lines(index))]
 
     def selection_updated(self, selection: Selection | None) -> None:
-        """Show the selection."""
         del selection
         self.refresh()

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
+from textual.message import Message
 
 from disco_daemon.client.stream import Link
 from disco_tui.data.store import Store, StoreError
 from disco_tui.draw.entry import Entry
-from disco_tui.draw.message_cache import Shelf
-from disco_tui.screens.conversation import Talks
+from disco_tui.draw.message_cache import MessageCache
+from disco_tui.screens.conversations import AnswerEnded, Conversations
 from tests.fixtures.tui import Dictated, dictated
 
 PATIENCE_S = 60.0
@@ -48,7 +49,11 @@ class Talking:
     def __init__(self, daemon: Dictated, link: Link, store: Slow) -> None:
         self.daemon, self.store = daemon, store
         self.ended: list[Entry] = []
-        self.talks = Talks(link, store, lambda entry: None, self.ended.append, ready=_at_once)
+        self.conversations = Conversations(link, store, post=self._post, ready=_at_once)
+
+    def _post(self, message: Message) -> None:
+        if isinstance(message, AnswerEnded):
+            self.ended.append(message.entry)
 
     async def until(self, true: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -57,15 +62,15 @@ class Talking:
 
     async def ending(self) -> Entry:
         """An answer whose end is being written."""
-        _, answer = self.talks.ask("Why?")
+        _, answer = self.conversations.ask("Why?")
         self.daemon.say("So.")
         self.daemon.end()
         await self.until(self.store.begun.is_set)
         return answer
 
     def stored(self) -> list[tuple[str, str | None]]:
-        assert self.talks.current is not None
-        return [(turn.text, turn.finish) for turn in self.store.turns(self.talks.current.id)]
+        assert self.conversations.current is not None
+        return [(turn.text, turn.finish) for turn in self.store.turns(self.conversations.current.id)]
 
 
 @pytest.fixture
@@ -77,14 +82,16 @@ async def talking() -> AsyncIterator[Talking]:
                 yield found
             finally:
                 store.go.set()
-                await found.talks.close()
+                await found.conversations.close()
 
 
 async def test_the_loop_goes_on_while_the_end_of_an_answer_is_written(talking: Talking) -> None:
     answer = await talking.ending()
     assert talking.store.threads != [threading.get_ident()]
     assert (answer.live, answer.finish, answer.text) == (False, "stop", "So.")
-    assert talking.talks.running is not None, "nobody can ask before it is written: the order of the calls is kept"
+    assert talking.conversations.running is not None, (
+        "nobody can ask before it is written: the order of the calls is kept"
+    )
     assert talking.ended == []
     talking.store.go.set()
     await talking.until(lambda: talking.ended)
@@ -94,10 +101,10 @@ async def test_the_loop_goes_on_while_the_end_of_an_answer_is_written(talking: T
 
 async def test_who_leaves_while_it_is_written_waits_for_it(talking: Talking) -> None:
     await talking.ending()
-    leaving = asyncio.create_task(talking.talks.close())
+    leaving = asyncio.create_task(talking.conversations.close())
     await asyncio.sleep(0)
     leaving.cancel()  # even those in a hurry
-    running = talking.talks.running
+    running = talking.conversations.running
     assert running is not None
     running.task.cancel()
     await asyncio.sleep(0)
@@ -122,15 +129,15 @@ async def test_a_disk_that_is_full_at_the_end_is_the_answers_failure(talking: Ta
 
 async def test_what_was_said_rests_in_the_store_and_is_still_said(talking: Talking) -> None:
     talking.store.go.set()
-    question, answer = talking.talks.ask("Why?")
+    question, answer = talking.conversations.ask("Why?")
     talking.daemon.say("So.")
     talking.daemon.end()
     await talking.until(lambda: talking.ended)
-    assert not question.awake
-    assert not answer.awake
-    talking.talks.shelf.clear()
+    assert not question.loaded
+    assert not answer.loaded
+    talking.conversations.cache.clear()
     assert (question.text, answer.text, answer.finish) == ("Why?", "So.", "stop")
-    talking.talks.ask("And why that?")
+    talking.conversations.ask("And why that?")
     await talking.until(lambda: len(talking.daemon.asked) == 2)
     said = [(message["role"], message["content"]) for message in talking.daemon.asked[-1]["messages"]]
     assert said == [("user", "Why?"), ("assistant", "So."), ("user", "And why that?")]
@@ -141,18 +148,18 @@ async def test_words_that_are_not_in_the_store_stay_in_memory_and_are_sent(talki
     answer = await talking.ending()
     talking.store.go.set()
     await talking.until(lambda: talking.ended)
-    assert answer.awake
-    talking.talks.shelf.clear()
+    assert answer.loaded
+    talking.conversations.cache.clear()
     assert answer.text == "So."
     talking.store.broken = False
-    talking.talks.ask("And why that?")
+    talking.conversations.ask("And why that?")
     await talking.until(lambda: len(talking.daemon.asked) == 2)
     assert talking.daemon.asked[-1]["messages"][1]["content"] == "So."
 
 
-def test_a_shelf_says_why_it_has_no_words() -> None:
+def test_a_cache_says_why_it_has_no_words() -> None:
     store = Store(None)
-    shelf = Shelf(store)
-    assert "removed" in (shelf(7).disco or {})["error"]
+    cache = MessageCache(store)
+    assert "removed" in (cache(7).disco or {})["error"]
     store.close()
-    assert "cannot be read" in (shelf(7).disco or {})["error"]
+    assert "cannot be read" in (cache(7).disco or {})["error"]
