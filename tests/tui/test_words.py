@@ -159,6 +159,10 @@ def test_marks_change_no_word(text: str, sides: list[tuple[int, str]]) -> None:
     assert unmarked(marked(text, sorted(sides))) == fit(text)
 
 
+def test_a_seam_leaves_tabs_as_wide_as_they_were() -> None:
+    assert unmarked(marked("ab\tc\td", [(1, "device"), (4, "server")])) == "ab  c   d"
+
+
 def test_code_blocks_are_found_as_they_were_written() -> None:
     assert code_blocks("x\n```py\na\n  b\n```\ny\n\n    indented\n") == ["a\n  b", "indented"]
 

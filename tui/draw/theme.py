@@ -81,15 +81,16 @@ def marked(text: str, sides: Sequence[tuple[int, str]]) -> str:
     A mark goes before the next letter or digit, so that it never splits Markdown's own signs; if none is left, there is
     nothing to tint, and no mark.
     """
-    pieces, at = [], 0
+    whole, pieces, at, done = fit(text), [], 0, 0
     for start, side in sides:
         found = _LETTER.search(text, max(start, at))
         if found is None:
             break
-        place = found.start()
-        pieces += [fit(text[at:place]), MARKS.get(side, "")]
-        at = place
-    return "".join([*pieces, fit(text[at:])])
+        at = found.start()
+        place = len(fit(text[:at]))  # cut after it is made safe: the width of a tab depends on what is before it
+        pieces += [whole[done:place], MARKS.get(side, "")]
+        done = place
+    return "".join([*pieces, whole[done:]])
 
 
 def unmarked(text: str) -> str:
