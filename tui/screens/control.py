@@ -292,8 +292,8 @@ class ControlScreen(Screen[None]):
 
     # --- what the user wants -----------------------------------------------------------------------------------------
 
-    @on(Slider.Moved)
-    def _slid(self, event: Slider.Moved) -> None:
+    @on(Slider.Slid)
+    def _slid(self, event: Slider.Slid) -> None:
         """Predict the effect at once; the change is sent when the slider stands still."""
         self._show_effect()
         self._ask_whatif()

@@ -17,7 +17,7 @@ PAGE = 10  # steps
 
 
 class Slider(Widget, can_focus=True):
-    """One value on a scale. Posts `Moved` when the user moves it, not when the program does (`show`)."""
+    """One value on a scale. Posts `Slid` when the user moves it, not when the program does (`show`)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "move(-1)", "Less", show=False),
@@ -29,7 +29,7 @@ class Slider(Widget, can_focus=True):
     ]
     value: reactive[float] = reactive(0.0)
 
-    class Moved(Message):
+    class Slid(Message):
         """The user has moved the slider."""
 
         def __init__(self, slider: Slider, value: float) -> None:
@@ -59,7 +59,7 @@ class Slider(Widget, can_focus=True):
     def _choose(self, value: float) -> None:
         if value != self.value:
             self.value = value
-            self.post_message(self.Moved(self, value))
+            self.post_message(self.Slid(self, value))
 
     # --- mouse -------------------------------------------------------------------------------------------------------
 
