@@ -171,7 +171,7 @@ def test_no_token_is_shown_before_it_came_and_the_level_is_never_below_nothing(
     assert released == sorted(released)
     assert len(put) >= len(released)
     assert all(came <= shown for came, shown in zip(put, released, strict=False))
-    levels = token_timeline.levels(token_timeline.Trace.of(told))
+    levels = token_timeline.levels(token_timeline.TokenTimes.of(told))
     assert all(level >= 0 for _, level in levels)
     assert [t for t, _ in levels] == sorted({*put, *released})
     if levels:
