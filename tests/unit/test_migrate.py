@@ -36,18 +36,24 @@ DEAR = Costs(device_prefill=2e-6, device_decode=6e-6, server_prefill=1.5e-7, ser
 TO_DEVICE = Prospect(SERVER, DEVICE, 100, 20, 0, 200.0, 30.0, 20.0, 2.0, 3.0, 0.0, True)
 TO_SERVER = Prospect(DEVICE, SERVER, 100, 20, 0, 200.0, 20.0, 60.0, 2.0, 3.0, 0.0, False)
 
+
+def none_or_up_to(most: float) -> st.SearchStrategy[float]:
+    """Nothing, or as much that what it costs has all the digits of a float: below 1e-308 there are fewer."""
+    return st.just(0.0) | st.floats(1e-9, most)
+
+
 amounts = st.floats(1e-9, 1e-4)
 costs = st.builds(Costs, amounts, amounts, amounts, amounts)
 lengths = st.integers(0, 4000)
-speeds = st.floats(0.0, 500.0)
-waits = st.floats(0.0, 60.0)
+speeds = none_or_up_to(500.0)
+waits = none_or_up_to(60.0)
 
 
 @st.composite
 def prospects(draw: st.DrawFn) -> Prospect:
     source = draw(st.sampled_from(Side))
     return Prospect(
-        source, source.other, draw(lengths), draw(lengths), draw(lengths), draw(st.floats(0, 4000)),
+        source, source.other, draw(lengths), draw(lengths), draw(lengths), draw(none_or_up_to(4000.0)),
         draw(speeds), draw(speeds), draw(waits), draw(waits), draw(st.floats(0, 1)), draw(st.booleans()),
     )  # fmt: skip
 
