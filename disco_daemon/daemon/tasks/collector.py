@@ -11,7 +11,7 @@ from collections.abc import Callable
 COLLECT_S = 1.0  # between two looks whether a full collection is due
 COLLECT_FROM = 5_000  # new objects; fewer are no reason for a collection
 COLLECT_AT_LATEST_S = 30.0  # from one collection to the next, though readers have to wait for it
-COLLECT_SHARE = 1 / 500  # of the time may go into them at most: where one takes longer, the next one comes later
+COLLECT_SHARE = 1 / 2000  # of the time may go into them at most: where one takes longer, the next one comes later
 
 
 async def collect_at_leisure(n_waiting: Callable[[], int]) -> None:
