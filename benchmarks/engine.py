@@ -20,8 +20,8 @@ from disco_daemon.bench.engine import (
     RUNNING,
     Bench,
     Count,
+    EngineSetup,
     Progress,
-    Setup,
     about,
     breaks_off,
     measure,
@@ -53,7 +53,7 @@ def counter(door: Door) -> Count:
     return count
 
 
-async def bench_engine(setup: Setup, progress: Progress) -> dict[str, Any]:
+async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
     """Measure both in turns. Raises BenchError."""
     llama_server.require()
     model = setup.model
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=at_least(1), default=5, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of both sides (default: one fewer than the cores)")
     args = parser.parse_args(argv)
-    figures = measured(bench_engine(Setup(repeats=args.repeats, threads=args.threads), progress))
+    figures = measured(bench_engine(EngineSetup(repeats=args.repeats, threads=args.threads), progress))
     return printed(figures, table, as_json=args.json)
 
 

@@ -39,7 +39,7 @@ from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, measured, positive, printed, progress, run_script
 from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.engine import story
-from disco_daemon.bench.streamed import Chat, Door, Heard, ask, at_rest, device_state
+from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.program import verb
 from disco_daemon.simulate.figures import require_plots
@@ -160,7 +160,7 @@ async def play(door: Door, requests: Sequence[Request]) -> list[Served]:
 
 
 async def _one(door: Door, request: Request, due: float) -> Served:
-    heard = Heard()
+    heard = StreamedAnswer()
     await asyncio.sleep(due - time.perf_counter())
     try:
         await ask(door, request.chat, request.max_tokens, heard)
@@ -177,7 +177,7 @@ async def measured_capacity(door: Door, requests: Sequence[Request]) -> float:
 
     An answer counts by the share of its tokens that came after RAMP_S. Raises BenchError where nothing came in time.
     """
-    todo, heard = iter(requests), list[Heard]()
+    todo, heard = iter(requests), list[StreamedAnswer]()
     begin = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as group:
@@ -194,7 +194,7 @@ async def measured_capacity(door: Door, requests: Sequence[Request]) -> float:
     return found
 
 
-async def _keep_asking(door: Door, todo: Iterator[Request], heard: list[Heard], until: float) -> None:
+async def _keep_asking(door: Door, todo: Iterator[Request], heard: list[StreamedAnswer], until: float) -> None:
     """One request after the other."""
     while time.perf_counter() < until and (request := next(todo, None)) is not None:
         heard.append(await ask(door, request.chat, request.max_tokens))

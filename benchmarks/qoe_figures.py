@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_daemon.bench.child import BenchError
-from disco_daemon.bench.streamed import Heard
+from disco_daemon.bench.streamed import StreamedAnswer
 from disco_daemon.delivery.qoe import qoe
 from disco_daemon.simulate.scheduler.qoe import HIGH_QOE, rate_at
 
@@ -26,7 +26,7 @@ class Served:
     """The outcome of a request that was `due` (s of `time.perf_counter`); `failed` says why nothing or not all did."""
 
     due: float
-    heard: Heard
+    heard: StreamedAnswer
     failed: str | None = None
 
     @property
@@ -40,13 +40,13 @@ class Served:
         return len(self.heard.times) if self.failed else self.heard.n_tokens
 
 
-def token_times(heard: Heard) -> NDArray[np.float64]:
+def token_times(heard: StreamedAnswer) -> NDArray[np.float64]:
     """When each token of a whole answer came; where a piece has several, each piece has its equal share of them."""
     n = max(1, heard.n_tokens)
     return np.array(heard.times)[np.arange(n) * len(heard.times) // n]
 
 
-def rate_between(heard: Sequence[Heard], begin: float, end: float) -> float:
+def rate_between(heard: Sequence[StreamedAnswer], begin: float, end: float) -> float:
     """Answers/s in (begin, end], s; one that was under way before or after counts by the share of its tokens."""
     return sum(h.n_between(begin, end) / h.n_tokens for h in heard if h.n_tokens) / (end - begin)
 

@@ -26,7 +26,7 @@ import tomlkit
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import measured, printed, progress, run_script
 from disco_daemon.bench.demo import PASSAGE
-from disco_daemon.bench.streamed import Chat, Door, Heard, ask, at_rest, device_state
+from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.program import verb
 
@@ -44,7 +44,7 @@ TASKS = {
 }
 
 
-def rate(heard: Heard) -> float:
+def rate(heard: StreamedAnswer) -> float:
     """Token/s from the first token to the end."""
     return (heard.n_tokens - 1) / (heard.ended - heard.first)
 
@@ -69,7 +69,7 @@ async def measure(doors: Mapping[str, Door], repeats: int) -> dict[str, Any]:
     return found
 
 
-async def _asked(door: Door, prompt: str) -> Heard:
+async def _asked(door: Door, prompt: str) -> StreamedAnswer:
     chat: Chat = [{"role": "user", "content": prompt}]
     return await ask(door, chat, MAX_TOKENS)
 

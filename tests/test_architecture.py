@@ -44,6 +44,15 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not left, "these are in a circle, or lead to one"
 
 
+def test_a_class_name_stands_for_one_thing() -> None:
+    defined: dict[str, list[str]] = {}
+    for path in sorted(path for package in ("disco_daemon", "tui") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in defined.items() if len(where) > 1} == {}
+
+
 def room(module: str) -> str:
     return module.split(".")[1]
 

@@ -28,7 +28,18 @@ from ..models.default import fetch_default_model
 from ..program import verb
 from .child import BenchError, child
 from .demo import PASSAGE
-from .streamed import Chat, Door, Heard, ask, at_rest, device_state, rate_together, rate_whole, state_of, worst_gap
+from .streamed import (
+    Chat,
+    Door,
+    StreamedAnswer,
+    ask,
+    at_rest,
+    device_state,
+    rate_together,
+    rate_whole,
+    state_of,
+    worst_gap,
+)
 
 OURS = "ours"
 REQUEST_S = 300.0  # one answer, s
@@ -47,7 +58,7 @@ Figures = dict[str, list[float]]  # of each server, ours first; one for each rep
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class EngineSetup:
     """The measurements: `concurrent` answers of `max_tokens` tokens each, first tokens of prompts of `lengths` tokens.
 
     `threads` 0: one fewer than the cores, at least 1. `n_ctx` tokens of KV cache for each server.
@@ -165,7 +176,7 @@ class Bench:
     """The doors, ours first, and the numbers of the prompts already used: none is asked twice at the same door."""
 
     doors: Mapping[str, Door]
-    setup: Setup
+    setup: EngineSetup
     count: Count
     progress: Progress
     fresh: Iterator[int] = field(default_factory=itertools.count)
@@ -213,7 +224,9 @@ class Bench:
     def _figures(self) -> Figures:
         return {name: [] for name in self.doors}
 
-    async def _at_once(self, door: Door, chats: Sequence[Chat], states: list[dict[str, Any]] | None) -> list[Heard]:
+    async def _at_once(
+        self, door: Door, chats: Sequence[Chat], states: list[dict[str, Any]] | None
+    ) -> list[StreamedAnswer]:
         """Ask all of it at once; meanwhile look at our state now and then, if it is wanted."""
         async with _group() as group:
             tasks = [group.create_task(ask(door, chat, self.setup.max_tokens)) for chat in chats]
@@ -275,7 +288,7 @@ class Bench:
         }
 
     async def _disturbed(self, door: Door, chats: Sequence[Chat], long: Chat) -> tuple[float, float]:
-        running = [Heard() for _ in chats]
+        running = [StreamedAnswer() for _ in chats]
         async with _group() as group:
             for chat, heard in zip(chats, running, strict=True):
                 group.create_task(ask(door, chat, RUN_TOKENS, heard))
@@ -306,7 +319,7 @@ async def _group() -> AsyncIterator[asyncio.TaskGroup]:
         raise errors.exceptions[0] from errors
 
 
-async def bench_engine(setup: Setup, progress: Progress) -> dict[str, Any]:
+async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
     """Measure our engine alone. Raises BenchError."""
     model = setup.model
     if model is None:
@@ -326,7 +339,7 @@ def breaks_off() -> Iterator[None]:
         raise BenchError(msg) from error
 
 
-def about(setup: Setup, model: Path) -> dict[str, Any]:
+def about(setup: EngineSetup, model: Path) -> dict[str, Any]:
     """Describe machine and setting."""
     host = {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()}
     settings = {"threads": setup.n_threads, "n_ctx": setup.n_ctx, "repeats": setup.repeats, "model": model.name}
@@ -345,7 +358,9 @@ async def measure(bench: Bench) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened(setup: Setup, servers: Mapping[str, Start], progress: Progress) -> AsyncIterator[dict[str, Door]]:
+async def opened(
+    setup: EngineSetup, servers: Mapping[str, Start], progress: Progress
+) -> AsyncIterator[dict[str, Door]]:
     """Run the servers, and open a door to each."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-engine-")))
@@ -361,7 +376,7 @@ async def opened(setup: Setup, servers: Mapping[str, Start], progress: Progress)
         yield doors
 
 
-def up(folder: Path, setup: Setup, model: Path) -> list[str]:
+def up(folder: Path, setup: EngineSetup, model: Path) -> list[str]:
     """Write the configuration of our daemon, and return the command that starts it."""
     settings = {"device": {"n_ctx": setup.n_ctx}, "delivery": {"mode": "off"}}
     config = folder / "ours.toml"

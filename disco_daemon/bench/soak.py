@@ -30,7 +30,7 @@ from ..models.default import fetch_default_model
 from ..program import verb
 from .child import BenchError, child
 from .proxy import Proxy
-from .soak_clients import KEY, PRIVATE, Clients, Verdict
+from .soak_clients import KEY, PRIVATE, Clients, SoakVerdict
 
 FAULT_S = 2.0  # from one fault to the next
 STALL_S = 3.0  # longer than a source may say nothing (`handoff.stall_s`)
@@ -50,7 +50,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SoakSetup:
     """`minutes` of `clients` at a time, seeded; a fault every `fault_s`, s."""
 
     minutes: float = 30.0
@@ -63,7 +63,7 @@ class Setup:
 class Soak:
     """The daemon under test at `url`, its process, and what is between it and its server."""
 
-    setup: Setup
+    setup: SoakSetup
     url: str
     process: psutil.Process
     proxy: Proxy
@@ -289,7 +289,7 @@ class Soak:
         return int(pid)
 
 
-async def bench_soak(setup: Setup, progress: Progress) -> dict[str, Any]:
+async def bench_soak(setup: SoakSetup, progress: Progress) -> dict[str, Any]:
     """Run it all. Raises BenchError."""
     model = await asyncio.to_thread(fetch_default_model, progress)
     drawn = random.Random(setup.seed)
@@ -308,7 +308,7 @@ async def bench_soak(setup: Setup, progress: Progress) -> dict[str, Any]:
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=connector, timeout=timeout, headers=head)
             )
-            clients = Clients(session, url, drawn, Verdict())
+            clients = Clients(session, url, drawn, SoakVerdict())
             progress("asking the server what each answer is")
             await clients.learn(behind)
             process = _process_of(folder)

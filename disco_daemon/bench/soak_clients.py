@@ -43,7 +43,7 @@ class Broken(Exception):
 
 
 @dataclass(slots=True)
-class Verdict:
+class SoakVerdict:
     """Counts of questions by kind, and of answers: whole, reported as broken off, moved; and the `broken` promises."""
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -54,7 +54,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Heard:
+class SoakAnswer:
     """One answer as far as it came; `error`: why it is not whole, or cannot be had."""
 
     text: str = ""
@@ -63,7 +63,7 @@ class Heard:
     moved: bool = False
 
 
-def judged(heard: Heard, reference: str, *, left: bool) -> str | None:
+def judged(heard: SoakAnswer, reference: str, *, left: bool) -> str | None:
     """Return the fault of an answer whose whole text is `reference`, or None. `left`: the client went."""
     if not reference.startswith(heard.text):
         return f"no beginning of the answer: {heard.text!r}, not {reference!r}"
@@ -79,7 +79,7 @@ def judged(heard: Heard, reference: str, *, left: bool) -> str | None:
 class Clients:
     """Asks the daemon at `url`, draws what, and judges what comes."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, drawn: random.Random, verdict: Verdict) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, drawn: random.Random, verdict: SoakVerdict) -> None:
         self._session, self._url, self._drawn = session, url, drawn
         self.verdict = verdict
         self._references: dict[str, str] = {}
@@ -157,7 +157,7 @@ class Clients:
 
     async def _answer(self, question: str, more: dict[str, Any], leave_after: int | None = None) -> None:
         """Stream one answer and judge it."""
-        heard, left = Heard(), False
+        heard, left = SoakAnswer(), False
         body = {"model": "disco", "messages": _messages(question), "max_tokens": MAX_TOKENS, "temperature": 0}
         n_pieces = 0
         async with self._session.post(f"{self._url}/chat/completions", json=body | {"stream": True} | more) as response:
@@ -176,7 +176,7 @@ class Clients:
         body = {"model": "disco", "messages": _messages(question), "max_tokens": MAX_TOKENS, "temperature": 0}
         async with self._session.post(f"{self._url}/chat/completions", json=body) as response:
             data = await response.read()
-        heard = Heard()
+        heard = SoakAnswer()
         if response.status != 200:
             heard.error = _error_of(data)
         else:
@@ -186,7 +186,7 @@ class Clients:
             heard.moved = bool(found["disco"]["handoffs"])
         self._judge(heard, question, left=False)
 
-    def _judge(self, heard: Heard, question: str, *, left: bool) -> None:
+    def _judge(self, heard: SoakAnswer, question: str, *, left: bool) -> None:
         if (wrong := judged(heard, self._references[question], left=left)) is not None:
             raise Broken(wrong)
         self.verdict.n_moved += heard.moved
@@ -228,7 +228,7 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
             yield json.loads(line[6:])
 
 
-def _take(chunk: dict[str, Any], heard: Heard) -> int:
+def _take(chunk: dict[str, Any], heard: SoakAnswer) -> int:
     """Add one chunk to the answer, and return its number of pieces of text."""
     if "error" in chunk:
         heard.error = _error_of(json.dumps(chunk).encode())

@@ -37,7 +37,7 @@ class Door:
 
 
 @dataclass(slots=True)
-class Heard:
+class StreamedAnswer:
     """One streamed answer as it came here; times in s of `time.perf_counter`.
 
     `settled` is set once it runs: after SETTLED pieces, or at its end.
@@ -77,9 +77,9 @@ class Heard:
         return sum(begin < t <= end for t in self.times) * self.n_tokens / max(1, len(self.times))
 
 
-async def ask(door: Door, chat: Chat, max_tokens: int, heard: Heard | None = None) -> Heard:
+async def ask(door: Door, chat: Chat, max_tokens: int, heard: StreamedAnswer | None = None) -> StreamedAnswer:
     """Stream one greedy answer; into `heard` while it comes, if that is given. Raises BenchError."""
-    heard = heard or Heard()
+    heard = heard or StreamedAnswer()
     body = {
         "model": MODEL, "messages": chat, "max_tokens": max_tokens, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True},
@@ -100,7 +100,7 @@ async def ask(door: Door, chat: Chat, max_tokens: int, heard: Heard | None = Non
     return heard
 
 
-def _take(heard: Heard, chunk: dict[str, Any], now: float, door: Door) -> None:
+def _take(heard: StreamedAnswer, chunk: dict[str, Any], now: float, door: Door) -> None:
     if "error" in chunk:
         msg = f"{door.name}: the stream carried an error: {chunk['error']}"
         raise BenchError(msg)
@@ -144,7 +144,7 @@ async def at_rest(door: Door) -> dict[str, Any]:
 # --- what the times say ----------------------------------------------------------------------------------------------
 
 
-def rate_together(answers: Sequence[Heard]) -> float | None:
+def rate_together(answers: Sequence[StreamedAnswer]) -> float | None:
     """Token/s of all answers while all of them run: from the last one's first piece to the first one's last.
 
     Pure decoding. None where too few tokens came in that time, as when some had to wait for others to end.
@@ -154,7 +154,7 @@ def rate_together(answers: Sequence[Heard]) -> float | None:
     return n / (end - begin) if n > MIN_TOGETHER * sum(a.n_tokens for a in answers) else None
 
 
-def rate_whole(answers: Sequence[Heard]) -> float:
+def rate_whole(answers: Sequence[StreamedAnswer]) -> float:
     """Token/s of all answers from the first request to the end of the last answer: with prefill and waiting."""
     return sum(a.n_tokens for a in answers) / (max(a.ended for a in answers) - min(a.sent for a in answers))
 

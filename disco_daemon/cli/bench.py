@@ -93,17 +93,17 @@ def run(args: argparse.Namespace) -> int:
 
 def run_engine(args: argparse.Namespace) -> int:
     """Time the device; progress goes to stderr."""
-    from disco_daemon.bench.engine import Setup, bench_engine, table
+    from disco_daemon.bench.engine import EngineSetup, bench_engine, table
 
-    figures = measured(bench_engine(Setup(repeats=args.repeats, threads=args.threads), progress))
+    figures = measured(bench_engine(EngineSetup(repeats=args.repeats, threads=args.threads), progress))
     return printed(figures, table, as_json=args.json)
 
 
 def run_soak(args: argparse.Namespace) -> int:
     """Break things; progress goes to stderr. 1 where a promise was broken."""
-    from disco_daemon.bench.soak import Setup, bench_soak, table
+    from disco_daemon.bench.soak import SoakSetup, bench_soak, table
 
-    figures = measured(bench_soak(Setup(args.minutes, args.clients, seed=args.seed), progress))
+    figures = measured(bench_soak(SoakSetup(args.minutes, args.clients, seed=args.seed), progress))
     code = printed(figures, table, as_json=args.json)
     return code or int(bool(figures and figures["broken"]))
 

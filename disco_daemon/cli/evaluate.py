@@ -13,7 +13,7 @@ from .terminal import make_console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..simulate.dispatch.evaluate import Cell, Setup
+    from ..simulate.dispatch.evaluate import Cell, EvaluationSetup
     from ..simulate.dispatch.player import Phone
 
 ONLINE_POLICIES = "paper,paper-paced,optimal"
@@ -184,9 +184,9 @@ def _select(args: argparse.Namespace) -> list[str]:
     return [f"*/{trace}" for trace in SERVICES.values()] if args.handoff else ["*"]
 
 
-def _setup(args: argparse.Namespace) -> Setup:
+def _setup(args: argparse.Namespace) -> EvaluationSetup:
     from ..errors import ConfigError
-    from ..simulate.dispatch.evaluate import PHONES, Setup
+    from ..simulate.dispatch.evaluate import PHONES, EvaluationSetup
     from ..types import Side
 
     sides = tuple(Side) if args.constraint == "both" else (Side(args.constraint),)
@@ -197,7 +197,7 @@ def _setup(args: argparse.Namespace) -> Setup:
         msg = f"--budgets takes numbers, --devices NAME:PREFILL_TPS:DECODE_TPS: {e}"
         raise ConfigError(msg) from e
     default = ONLINE_POLICIES if args.online else HANDOFF_POLICIES if args.handoff else DEFAULT_POLICIES
-    return Setup(
+    return EvaluationSetup(
         policies=tuple((args.policies or default).split(",")),
         phones=tuple(_started(p, args.start) for p in phones),
         constraints=sides,

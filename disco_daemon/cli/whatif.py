@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..config.schema import Config
     from ..dispatch.policy import Policy
-    from ..simulate.dispatch.whatif import Cell, WhatIf
+    from ..simulate.dispatch.whatif import WhatIf, WhatIfPoint
 
 RATES = "0.01,0.1,1,10,100,1000"
 DAY_S = 86_400.0  # of a day
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from ..config.layers import config_path, load
     from ..daemon.whatif import terms
     from ..simulate.dispatch.recorded import Recorded
-    from ..simulate.dispatch.whatif import Setting, WhatIf
+    from ..simulate.dispatch.whatif import WhatIf, WhatIfSetting
     from ..simulate.dispatch.whatif_report import Findings, as_json, draw, summary
     from ..simulate.figures import require_plots
     from ..store.past import outcomes
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plots:
         require_plots()
     config = load()
-    now = Setting(config.device.usd_per_kwh, config.policy.budget)
+    now = WhatIfSetting(config.device.usd_per_kwh, config.policy.budget)
     rates, budgets = _numbers(args.rates, "--rates", now.usd_per_kwh), _numbers(args.budgets, "--budgets", now.budget)
     since = 0.0 if args.days is None else time.time() - args.days * DAY_S
     recorded = Recorded.of(outcomes(_path(args, config), since))
@@ -73,7 +73,7 @@ def _policies(names: str, config: Config) -> list[Policy]:
         raise ConfigError(msg) from e
 
 
-def _ms(model: WhatIf, cells: Sequence[Cell]) -> float:
+def _ms(model: WhatIf, cells: Sequence[WhatIfPoint]) -> float:
     """Return the time of one setting once all is fitted, ms: the shortest, least disturbed by other work."""
     took = []
     for cell in cells[:20]:

@@ -23,7 +23,7 @@ from ..types import finite
 
 if TYPE_CHECKING:
     from ..simulate.dispatch.recorded import Recorded
-    from ..simulate.dispatch.whatif import Terms, WhatIf
+    from ..simulate.dispatch.whatif import WhatIf, WhatIfTerms
 
 REBUILD_AFTER = 200  # requests; as long as the window of what the daemon learns from
 REBUILD_S = 600.0  # and no later than this, if there was a request since
@@ -42,7 +42,7 @@ class _Past:
     """The history as read, and a model of it for each policy, the latest used last."""
 
     recorded: Recorded
-    terms: Terms
+    terms: WhatIfTerms
     models: dict[Policy, WhatIf] = field(default_factory=dict)
 
     def model(self, policy: Policy) -> WhatIf:
@@ -157,20 +157,20 @@ def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:
     }
 
 
-def terms(config: Config, recorded: Recorded, own: Path) -> Terms:
+def terms(config: Config, recorded: Recorded, own: Path) -> WhatIfTerms:
     """Return today's prices, with the power that computing drew as booked, else as set.
 
     `own` is the folder of the user's own price lists.
     """
     from ..config.pricelist import load as load_prices
     from ..money.prices import Prices
-    from ..simulate.dispatch.whatif import Terms
+    from ..simulate.dispatch.whatif import WhatIfTerms
     from ..types import Side
     from .money import price_of
 
     catalog = load_prices(own)
     price, scarcer = price_of(config, catalog), config.policy.scarcer
-    return Terms(
+    return WhatIfTerms(
         Prices(price.input, price.output, recorded.watts or config.device.watts, config.device.usd_per_kwh),
         fitted_at=config.policy.budget,
         scarcer=None if scarcer == "auto" else Side(scarcer),

@@ -6,18 +6,18 @@ import pytest
 
 from benchmarks.engine import PEER, bench_engine
 from disco_daemon.bench import engine
-from disco_daemon.bench.engine import OURS, Setup, table
+from disco_daemon.bench.engine import OURS, EngineSetup, table
 
 
 @pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
+def setup(monkeypatch: pytest.MonkeyPatch) -> EngineSetup:
     for name, value in {"CHAT_TOKENS": 80, "TURN_TOKENS": 8, "LONG_PROMPT": 256, "RUN_TOKENS": 64}.items():
         monkeypatch.setattr(engine, name, value)
-    return Setup(repeats=1, concurrent=(1, 2), lengths=(32,), n_ctx=2048, max_tokens=12)
+    return EngineSetup(repeats=1, concurrent=(1, 2), lengths=(32,), n_ctx=2048, max_tokens=12)
 
 
 @pytest.mark.slow
-async def test_the_device_is_measured_alone(setup: Setup) -> None:
+async def test_the_device_is_measured_alone(setup: EngineSetup) -> None:
     figures = await engine.bench_engine(setup, lambda _: None)
     assert list(figures["throughput"]["2"]["tps"]) == [OURS]
     assert figures["ttft"]["32"]["prompts"][OURS]["prompt_tokens"] == pytest.approx(32, abs=4)
@@ -28,7 +28,7 @@ async def test_the_device_is_measured_alone(setup: Setup) -> None:
 
 
 @pytest.mark.slow
-async def test_both_servers_answer_the_same_prompts(setup: Setup) -> None:
+async def test_both_servers_answer_the_same_prompts(setup: EngineSetup) -> None:
     pytest.importorskip("xllamacpp")
     said: list[str] = []
     figures = await bench_engine(setup, said.append)

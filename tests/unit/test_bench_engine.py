@@ -20,20 +20,20 @@ from benchmarks.engine import PEER
 from disco_daemon.bench import engine, streamed
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import run_script
-from disco_daemon.bench.engine import OURS, Bench, Setup
+from disco_daemon.bench.engine import OURS, Bench, EngineSetup
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange
-from disco_daemon.bench.streamed import Chat, Door, Heard, ask, rate_together, rate_whole, worst_gap
+from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, rate_together, rate_whole, worst_gap
 from tests.fixtures.upstream import Upstream
 
 TEMPLATE = 9  # tokens that a chat template adds, in these tests
 
 
-def answer(begin: float, end: float, n_pieces: int, n_tokens: int | None = None) -> Heard:
+def answer(begin: float, end: float, n_pieces: int, n_tokens: int | None = None) -> StreamedAnswer:
     """Pieces evenly from `begin` to `end`."""
     step = (end - begin) / (n_pieces - 1)
     times = [begin + i * step for i in range(n_pieces)]
-    return Heard(0.0, times, "", "length", {"completion_tokens": n_tokens or n_pieces}, end)
+    return StreamedAnswer(0.0, times, "", "length", {"completion_tokens": n_tokens or n_pieces}, end)
 
 
 async def words(chat: Chat) -> int:
@@ -76,7 +76,7 @@ class Stage:
         self.servers: dict[str, Scripted] = {}
         self.said: list[str] = []
 
-    async def bench(self, setup: Setup, names: tuple[str, ...] = (OURS, PEER), **changes: Any) -> Bench:
+    async def bench(self, setup: EngineSetup, names: tuple[str, ...] = (OURS, PEER), **changes: Any) -> Bench:
         """Start the servers."""
         doors = {}
         for name in names:
@@ -206,7 +206,7 @@ async def test_faults_of_a_server_end_the_measurement() -> None:
 
 
 async def test_throughput_asks_both_the_same_things_in_turn(stage: Stage) -> None:
-    bench = await stage.bench(Setup(repeats=3, max_tokens=200))
+    bench = await stage.bench(EngineSetup(repeats=3, max_tokens=200))
     found = await bench.throughput(4)
     assert sorted(stage.prompts(OURS)) == sorted(stage.prompts(PEER))
     assert len(set(stage.prompts(OURS))) == 12
@@ -218,7 +218,7 @@ async def test_throughput_asks_both_the_same_things_in_turn(stage: Stage) -> Non
 
 
 async def test_alone_there_are_figures_and_no_ratios(stage: Stage) -> None:
-    bench = await stage.bench(Setup(repeats=2, max_tokens=200), names=(OURS,))
+    bench = await stage.bench(EngineSetup(repeats=2, max_tokens=200), names=(OURS,))
     found = await bench.throughput(2)
     assert set(found) == {"measure", "tps", "whole_tps", "ended_early", "raw"}
     assert list(found["tps"]) == [OURS]
@@ -238,7 +238,7 @@ async def test_a_server_that_counts_no_prompts_is_asked_what_two_of_them_took() 
 
 async def test_pythons_share_is_read_while_eight_answers_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LOOK_S", 0.001)
-    bench = await stage.bench(Setup(repeats=1, max_tokens=200))
+    bench = await stage.bench(EngineSetup(repeats=1, max_tokens=200))
     stage.servers[OURS].device = {"engine": {"python_share": 0.04}}
     stage.servers[PEER].device = {"engine": {"python_share": 0.9}}
     await bench.throughput(engine.SHARE_AT)
@@ -247,7 +247,7 @@ async def test_pythons_share_is_read_while_eight_answers_run(stage: Stage, monke
 
 
 async def test_answers_that_end_early_are_told(stage: Stage) -> None:
-    bench = await stage.bench(Setup(repeats=1, max_tokens=200), tokens=20)
+    bench = await stage.bench(EngineSetup(repeats=1, max_tokens=200), tokens=20)
     assert (await bench.throughput(2))["ended_early"] == {OURS: 2, PEER: 2}
 
 
@@ -256,13 +256,13 @@ async def test_where_one_side_cannot_run_all_at_once_the_whole_rate_counts(
 ) -> None:
     rates: Any = itertools.cycle([None, 50.0])
     monkeypatch.setattr(engine, "rate_together", lambda _: next(rates))
-    found = await (await stage.bench(Setup(repeats=1, max_tokens=20))).throughput(2)
+    found = await (await stage.bench(EngineSetup(repeats=1, max_tokens=20))).throughput(2)
     assert found["measure"] == "whole"
     assert (found["ratio"], found["tps"]) == (found["whole_ratio"], found["whole_tps"])
 
 
 async def test_ttft_takes_short_prompts_more_often(stage: Stage) -> None:
-    bench = await stage.bench(Setup(repeats=2))
+    bench = await stage.bench(EngineSetup(repeats=2))
     found = await bench.ttft(32)
     assert len(stage.prompts(OURS)) == len(set(stage.prompts(OURS))) == 2 * engine.TTFT_TRIES
     assert set(found["s"]) == {OURS, PEER}
@@ -271,7 +271,7 @@ async def test_ttft_takes_short_prompts_more_often(stage: Stage) -> None:
 
 
 async def test_the_second_turn_is_the_first_and_its_answer_and_more(stage: Stage) -> None:
-    bench = await stage.bench(Setup(repeats=1))
+    bench = await stage.bench(EngineSetup(repeats=1))
     found = await bench.second_turn()
     first, second = (e.body["messages"] for e in stage.servers[OURS].exchanges)
     assert second[:2] == first
@@ -281,7 +281,7 @@ async def test_the_second_turn_is_the_first_and_its_answer_and_more(stage: Stage
 
 
 async def test_the_gap_of_running_answers_is_held_against_a_chunk(stage: Stage) -> None:
-    bench = await stage.bench(Setup(repeats=1), stalled=True)
+    bench = await stage.bench(EngineSetup(repeats=1), stalled=True)
     found = await bench.worst_tbt()
     assert min(found["s"].values()) > 0
     assert found["chunk_s"] == 0.5
@@ -289,7 +289,7 @@ async def test_the_gap_of_running_answers_is_held_against_a_chunk(stage: Stage) 
 
 
 async def test_without_a_running_answer_there_is_no_gap(stage: Stage) -> None:
-    bench = await stage.bench(Setup(repeats=1), tokens=4)
+    bench = await stage.bench(EngineSetup(repeats=1), tokens=4)
     with pytest.raises(BenchError, match="were over"):
         await bench.worst_tbt()
 
@@ -326,6 +326,6 @@ def test_a_script_says_what_to_install(
 
 def test_threads_default_to_one_fewer_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    assert (Setup().n_threads, Setup(threads=2).n_threads) == (7, 2)
+    assert (EngineSetup().n_threads, EngineSetup(threads=2).n_threads) == (7, 2)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert Setup().n_threads == 1
+    assert EngineSetup().n_threads == 1

@@ -35,7 +35,7 @@ from disco_daemon.bench import streamed
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange
-from disco_daemon.bench.streamed import Door, Heard
+from disco_daemon.bench.streamed import Door, StreamedAnswer
 from tests.fixtures.upstream import PATIENCE_S, Upstream
 
 STEP_S = 1 / PACE_TPS
@@ -45,7 +45,7 @@ def served(ttft_s: float, n: int, due: float = 100.0, *, failed: str | None = No
     """An answer of `n` tokens at the reader's very pace."""
     times = [due + ttft_s + i * STEP_S for i in range(n)]
     usage = {"completion_tokens": n, "prompt_tokens": 50}
-    return Served(due, Heard(due, times, "", finish, usage, times[-1] if times else due), failed)
+    return Served(due, StreamedAnswer(due, times, "", finish, usage, times[-1] if times else due), failed)
 
 
 def curve(scheduler: str, qoes: list[float], tps: float = 100.0, **more: Any) -> list[Curve]:
@@ -143,7 +143,7 @@ def test_unknown_arrivals_are_refused() -> None:
 
 
 def test_a_token_counts_when_its_piece_came() -> None:
-    heard = Heard(0.0, [1.0, 2.0, 3.0], "", "length", {"completion_tokens": 6}, 3.0)
+    heard = StreamedAnswer(0.0, [1.0, 2.0, 3.0], "", "length", {"completion_tokens": 6}, 3.0)
     assert token_times(heard).tolist() == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     heard.usage = {"completion_tokens": 4}  # the end of the sequence is a token without a piece
     assert token_times(heard).tolist() == [1.0, 1.0, 2.0, 3.0]

@@ -14,8 +14,9 @@ from disco_daemon.config.schema import Config, PolicySettings, ServerSettings
 from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, HistoryReplay, as_json
 from disco_daemon.errors import RequestError, Unavailable
 from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, Recorded
-from disco_daemon.simulate.dispatch.whatif import Terms, WhatIf
+from disco_daemon.simulate.dispatch.whatif import WhatIf, WhatIfTerms
 from disco_daemon.store import History
+from tests.fixtures.clock import StoppedClock
 from tests.unit.test_whatif import PRICES, history, model
 
 WAIT_S = 30.0
@@ -23,26 +24,11 @@ SERVER = ServerSettings(base_url="http://127.0.0.1:9/v1", model="m", input_usd_p
 CONFIG = Config(server=SERVER)
 
 
-class Stopped:
-    """A clock that stands where the test puts it."""
-
-    at = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-    def wall(self) -> float:
-        return self.at
-
-    async def sleep_until(self, when: float) -> None:
-        raise AssertionError(when)
-
-
 class Setup:
     """A history of `n` requests, and its replay; `served` is what the daemon says it has served."""
 
     def __init__(self, path: Path, n: int) -> None:
-        self.path, self.served, self.clock = path / "h.sqlite", 0, Stopped()
+        self.path, self.served, self.clock = path / "h.sqlite", 0, StoppedClock()
         self.write(n)
         self.replay = HistoryReplay(self.path, path / "servers", self.clock, lambda: self.served)
 
@@ -126,7 +112,7 @@ async def test_too_little_is_said_as_such_and_may_be_enough_a_request_later(tmp_
 
 
 async def test_no_history_at_all_is_unavailable(tmp_path: Path) -> None:
-    replay = HistoryReplay(tmp_path / "none.sqlite", tmp_path, Stopped(), lambda: 0)
+    replay = HistoryReplay(tmp_path / "none.sqlite", tmp_path, StoppedClock(), lambda: 0)
     with pytest.raises(Unavailable):
         await replay.predict(CONFIG, 1.0, 0.5)
     replay.close()
@@ -151,6 +137,6 @@ def test_a_day_is_a_day_of_the_history_and_no_less_than_one() -> None:
     cell = model(past=past).predict(1.0, 0.5)
     assert (short["usd_per_day"], short["wh_per_day"]) == (cell.server_usd, cell.device_wh)
     long = replace(recorded, days=10.0)
-    spread = as_json(WhatIf(long, Terms(PRICES), model(past=past).policy), 1.0, 0.5)
+    spread = as_json(WhatIf(long, WhatIfTerms(PRICES), model(past=past).policy), 1.0, 0.5)
     assert spread["usd_per_day"] == pytest.approx(cell.server_usd / 10)
     assert spread["wh_per_day"] == pytest.approx(cell.device_wh / 10)

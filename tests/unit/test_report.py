@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
-from disco_daemon.simulate.dispatch.evaluate import LIMITS, POLICIES, Cell, Setup, evaluate
+from disco_daemon.simulate.dispatch.evaluate import LIMITS, POLICIES, Cell, EvaluationSetup, evaluate
 from disco_daemon.simulate.dispatch.handoff import VARIANTS, evaluate_handoffs
 from disco_daemon.simulate.dispatch.handoff_report import PUBLISHED_MOST, draw_handoff, handoff_summary
 from disco_daemon.simulate.dispatch.report import SERVICES, STYLES, draw, draw_overhead, summary
@@ -37,7 +37,7 @@ def write_traces(folder: Path) -> None:
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     folder = tmp_path_factory.mktemp("traces")
     write_traces(folder)
-    setup = Setup(EVALUATED, budgets=(0.2, 0.5), n_requests=200, n_seeds=2)
+    setup = EvaluationSetup(EVALUATED, budgets=(0.2, 0.5), n_requests=200, n_seeds=2)
     return list(evaluate(read_traces(folder), read_requests(folder), setup))
 
 
@@ -208,7 +208,7 @@ def test_without_matplotlib_the_error_says_what_to_install(
 def moved(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     folder = tmp_path_factory.mktemp("traces")
     write_traces(folder)
-    setup = Setup(("paper", "optimal"), budgets=(0.2, 0.5), n_requests=100, n_seeds=1)
+    setup = EvaluationSetup(("paper", "optimal"), budgets=(0.2, 0.5), n_requests=100, n_seeds=1)
     return list(evaluate_handoffs(read_traces(folder), read_requests(folder), setup))
 
 

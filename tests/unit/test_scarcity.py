@@ -14,19 +14,7 @@ from disco_daemon.dispatch.planner import Planner
 from disco_daemon.money.exchange import Regime
 from disco_daemon.money.spending import Spending
 from disco_daemon.types import Side
-
-
-class Stopped:
-    at = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-    def wall(self) -> float:
-        return self.at
-
-    async def sleep_until(self, when: float) -> None:
-        raise AssertionError(when)
+from tests.fixtures.clock import StoppedClock
 
 
 class Prices:
@@ -41,7 +29,7 @@ class Prices:
 
 class Scene:
     def __init__(self, **policy: Any) -> None:
-        self.clock, self.prices = Stopped(), Prices()
+        self.clock, self.prices = StoppedClock(), Prices()
         self.planner = Planner(make_policy("optimal"), Side.SERVER, 0.5)
         self.learner = Learner(self.planner, cast("Any", None), self.clock, "")
         self.side = self.scarce(PolicySettings(**policy))

@@ -32,7 +32,7 @@ from disco_daemon.simulate.dispatch.evaluate import (
     USD_PER_KWH,
     WATTS,
     Cell,
-    Setup,
+    EvaluationSetup,
     as_json,
     evaluate,
     measure,
@@ -455,7 +455,7 @@ def test_the_cvar_is_the_mean_of_the_worst_percent_of_each_seed() -> None:
 
 # --- whole evaluations ----------------------------------------------------------------------------------------------
 
-SMALL = Setup(
+SMALL = EvaluationSetup(
     policies=(*POLICIES, *LIMITS), phones=(PHONE,), budgets=(0.2, 0.6), n_seeds=2, n_requests=1500,
 )  # fmt: skip
 TRACES = [LatencyTrace("x", "a", ttfts(11, 200))]
@@ -503,7 +503,7 @@ def test_with_the_window_any_200_requests_keep_their_promise() -> None:
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"unknown policy 'fast'; choose from all-device, .*, best-p99"):
-        Setup(policies=("optimal", "fast"))
+        EvaluationSetup(policies=("optimal", "fast"))
 
 
 def test_online_only_learners_play_and_always_the_same() -> None:

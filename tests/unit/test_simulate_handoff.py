@@ -13,8 +13,8 @@ from disco_daemon.simulate.dispatch.evaluate import (
     SERVER_USD,
     USD_PER_KWH,
     Cell,
+    EvaluationSetup,
     Scene,
-    Setup,
     as_json,
     make,
     measure,
@@ -26,7 +26,7 @@ from disco_daemon.simulate.dispatch.handoff import (
     NONE,
     NOT_RUN,
     VARIANTS,
-    Terms,
+    HandoffTerms,
     dear_usd_per_kwh,
     evaluate_handoffs,
     move,
@@ -38,7 +38,7 @@ from disco_daemon.types import Side
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 PHONE = Phone("phone", prefill_tps=80.0, decode_tps=20.0, start_s=0.05)
-SETUP = Setup(("paper",), phones=(PHONE,), budgets=(0.3, 0.8), n_seeds=2, n_requests=150)
+SETUP = EvaluationSetup(("paper",), phones=(PHONE,), budgets=(0.3, 0.8), n_seeds=2, n_requests=150)
 
 
 def requests() -> Requests:
@@ -58,15 +58,15 @@ def played_by(constrained: Side, name: str = "paper") -> Played:
     return play_policy(SCENE, PHONE, constrained, make(name, SETUP), name, SETUP)
 
 
-def terms(variant: str, constrained: Side, server_tps: float = 60.0) -> Terms:
-    return Terms(SCENE, PHONE, costs_of(constrained), variant, constrained.other, server_tps)
+def terms(variant: str, constrained: Side, server_tps: float = 60.0) -> HandoffTerms:
+    return HandoffTerms(SCENE, PHONE, costs_of(constrained), variant, constrained.other, server_tps)
 
 
 # --- one request at a time ------------------------------------------------------------------------------------------
 
 
 def told(
-    t: Terms, prompt: int, output: int, source_won: bool, ran: dict[Side, bool], lead_s: float, server_s: float
+    t: HandoffTerms, prompt: int, output: int, source_won: bool, ran: dict[Side, bool], lead_s: float, server_s: float
 ) -> tuple[float, bool, int]:
     """$, whether it moved, and how many tokens came too late for the reader: token by token, in plain words."""
     usd = sum(prompt * t.costs.prefill(side) for side in Side if ran[side])

@@ -16,13 +16,20 @@ from disco_daemon.errors import ConfigError
 from disco_daemon.scheduler.jobs import Capacity, Job
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.simulate.scheduler import report
-from disco_daemon.simulate.scheduler.machine import EXPECTED_TTFT_S, OPT_66B, Machine, Played, Simulation, Workload
+from disco_daemon.simulate.scheduler.machine import (
+    EXPECTED_TTFT_S,
+    OPT_66B,
+    Machine,
+    SimulatedRun,
+    Simulation,
+    Workload,
+)
 from disco_daemon.simulate.scheduler.qoe import (
     ARRIVALS_CV,
     READERS,
     SCHEDULERS,
     Curve,
-    Setting,
+    QoeSetting,
     azure_lengths,
     gains,
     measure,
@@ -44,7 +51,7 @@ def requests(arrived: Sequence[float], prompt: Sequence[int], output: Sequence[i
     return Workload(np.array(arrived), np.array(prompt), np.array(output), np.full(len(arrived), pace))
 
 
-def play(machine: Machine, load: Workload, name: str = "fcfs", quantum: int = 10) -> Played:
+def play(machine: Machine, load: Workload, name: str = "fcfs", quantum: int = 10) -> SimulatedRun:
     latency = IterationLatency(machine.latency)
     return Simulation(machine, load, scheduler(name, latency), latency, quantum).run()
 
@@ -164,7 +171,7 @@ def test_the_scheduler_learns_the_latency_from_the_iterations() -> None:
 def test_the_capacity_is_what_fcfs_serves() -> None:
     lengths = sharegpt_lengths()
     rate = OPT_66B.capacity_rps(lengths.prompt, lengths.output)
-    load = workload(Setting("text", "poisson", 1200), lengths, 3 * rate, seed=2)
+    load = workload(QoeSetting("text", "poisson", 1200), lengths, 3 * rate, seed=2)
     played = play(OPT_66B, load)
     done = np.sort([t[-1] for t in played.tokens_s])
     served = 600 / (done[800] - done[200])  # away from the beginning and the end
@@ -175,7 +182,7 @@ def test_the_capacity_is_what_fcfs_serves() -> None:
 
 
 def test_the_requests_of_a_seed_are_the_same_at_every_rate() -> None:
-    lengths, setting = sharegpt_lengths(), Setting("text", "gamma", 50)
+    lengths, setting = sharegpt_lengths(), QoeSetting("text", "gamma", 50)
     slow, fast = workload(setting, lengths, 1.0, 7), workload(setting, lengths, 2.0, 7)
     assert slow.arrived_s == pytest.approx(2 * fast.arrived_s)
     assert (slow.output == fast.output).all()
@@ -185,20 +192,20 @@ def test_the_requests_of_a_seed_are_the_same_at_every_rate() -> None:
 
 @pytest.mark.parametrize("arrivals", ARRIVALS_CV)
 def test_gaps_have_the_mean_and_the_variation_asked_for(arrivals: str) -> None:
-    gaps = np.diff(workload(Setting("voice", arrivals, 40_000), sharegpt_lengths(), 4.0, 1).arrived_s)
+    gaps = np.diff(workload(QoeSetting("voice", arrivals, 40_000), sharegpt_lengths(), 4.0, 1).arrived_s)
     assert gaps.mean() == pytest.approx(0.25, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(ARRIVALS_CV[arrivals], rel=0.05)
 
 
 def test_readers_have_the_paces_of_their_table() -> None:
-    load = workload(Setting("text", "poisson", 20_000), sharegpt_lengths(), 1.0, 1)
+    load = workload(QoeSetting("text", "poisson", 20_000), sharegpt_lengths(), 1.0, 1)
     shares, paces = READERS["text"]
     for share, pace in zip(shares, paces, strict=True):
         assert (load.pace_tps == pace).mean() == pytest.approx(share, abs=0.02)
 
 
-@pytest.mark.parametrize("setting", [Setting("deaf", "poisson"), Setting("text", "never")])
-def test_unknown_readers_or_arrivals_are_an_error(setting: Setting) -> None:
+@pytest.mark.parametrize("setting", [QoeSetting("deaf", "poisson"), QoeSetting("text", "never")])
+def test_unknown_readers_or_arrivals_are_an_error(setting: QoeSetting) -> None:
     with pytest.raises(ConfigError, match="readers are text, voice, arrivals poisson, gamma"):
         workload(setting, sharegpt_lengths(), 1.0, 0)
 
@@ -238,8 +245,8 @@ def test_a_trace_without_lengths_is_an_error(tmp_path: Path, text: str | None) -
 
 
 def test_measures_are_of_the_readers_side() -> None:
-    at_once = Played(np.array([1.0]), np.array([5.0]), (1.0 + EXPECTED_TTFT_S + np.arange(10) / 5.0,), 0, 1)
-    late = Played(np.array([1.0]), np.array([5.0]), (10.0 + np.arange(10) / 50.0,), 3, 1)
+    at_once = SimulatedRun(np.array([1.0]), np.array([5.0]), (1.0 + EXPECTED_TTFT_S + np.arange(10) / 5.0,), 0, 1)
+    late = SimulatedRun(np.array([1.0]), np.array([5.0]), (10.0 + np.arange(10) / 50.0,), 3, 1)
     one, two = measure([at_once]), measure([at_once, late])
     assert one["qoe_mean"] == pytest.approx(1.0)
     assert one["qoe_perfect"] == 1.0
@@ -252,7 +259,7 @@ def test_measures_are_of_the_readers_side() -> None:
 
 
 def test_throughput_is_of_the_time_in_which_requests_arrive() -> None:
-    played = Played(np.array([0.0, 4.0]), np.array([5.0, 5.0]), (np.arange(1.0, 9.0), np.array([5.0])), 0, 1)
+    played = SimulatedRun(np.array([0.0, 4.0]), np.array([5.0, 5.0]), (np.arange(1.0, 9.0), np.array([5.0])), 0, 1)
     assert played.throughput_tps() == pytest.approx(3 / 4)
 
 

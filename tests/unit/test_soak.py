@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.bench.proxy import Proxy
-from disco_daemon.bench.soak_clients import Broken, Heard, _error_of, judged
+from disco_daemon.bench.soak_clients import Broken, SoakAnswer, _error_of, judged
 
 WHOLE = "one two three"
 
@@ -17,17 +17,17 @@ WHOLE = "one two three"
 @pytest.mark.parametrize(
     ("heard", "left", "wrong"),
     [
-        (Heard(WHOLE, "stop"), False, None),
-        (Heard("one two", "length"), False, "length after 7 of 13"),
-        (Heard("one two"), False, "the end was not told"),
-        (Heard("one two"), True, None),
-        (Heard("one two", None, "the server broke"), False, None),
-        (Heard("", None, "overloaded"), False, None),
-        (Heard("one one two", None, "broke"), False, "no beginning"),
-        (Heard("one two three four", "stop"), True, "no beginning"),
+        (SoakAnswer(WHOLE, "stop"), False, None),
+        (SoakAnswer("one two", "length"), False, "length after 7 of 13"),
+        (SoakAnswer("one two"), False, "the end was not told"),
+        (SoakAnswer("one two"), True, None),
+        (SoakAnswer("one two", None, "the server broke"), False, None),
+        (SoakAnswer("", None, "overloaded"), False, None),
+        (SoakAnswer("one one two", None, "broke"), False, "no beginning"),
+        (SoakAnswer("one two three four", "stop"), True, "no beginning"),
     ],
 )
-def test_an_answer_is_whole_or_a_beginning_whose_end_is_told(heard: Heard, left: bool, wrong: str | None) -> None:
+def test_an_answer_is_whole_or_a_beginning_whose_end_is_told(heard: SoakAnswer, left: bool, wrong: str | None) -> None:
     said = judged(heard, WHOLE, left=left)
     assert (said is None) if wrong is None else (said is not None and wrong in said)
 

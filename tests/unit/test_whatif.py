@@ -24,7 +24,7 @@ from disco_daemon.money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH, thresh
 from disco_daemon.money.prices import J_PER_KWH, Prices
 from disco_daemon.simulate.dispatch import recorded as recorded_module
 from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, MIN_SEEN, Recorded
-from disco_daemon.simulate.dispatch.whatif import Cell, Setting, Terms, WhatIf, whatif
+from disco_daemon.simulate.dispatch.whatif import WhatIf, WhatIfPoint, WhatIfSetting, WhatIfTerms, whatif
 from disco_daemon.simulate.dispatch.whatif_report import Findings, as_json, draw, pareto, picture, summary
 from disco_daemon.store import History
 from disco_daemon.store.migrations import MIGRATIONS, migrate
@@ -80,7 +80,7 @@ def history(n: int = 300, seed: int = 0, asked: float = 0.6, shadow: float = 0.5
 
 
 def model(policy: str = "optimal", past: list[Outcome] | None = None, **terms: Any) -> WhatIf:
-    return WhatIf(Recorded.of(past or history()), Terms(**{"prices": PRICES} | terms), make_policy(policy))
+    return WhatIf(Recorded.of(past or history()), WhatIfTerms(**{"prices": PRICES} | terms), make_policy(policy))
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_a_server_hardly_seen_is_not_made_up() -> None:
 
 # --- predicting ---------------------------------------------------------------------------------------------------
 
-NOW = Setting(0.3, 0.5)
+NOW = WhatIfSetting(0.3, 0.5)
 BUDGETS = np.linspace(0, 1, 21).tolist()
 MONOTONE = ("optimal", "paper", "stochastic-concurrent")
 rates = st.floats(math.log(MIN_USD_PER_KWH), math.log(MAX_USD_PER_KWH)).map(math.exp)
@@ -357,7 +357,7 @@ def test_a_race_costs_what_both_sides_process() -> None:
     assert cell.cost_usd == pytest.approx(bill + joules / J_PER_KWH * 0.3)
 
 
-def _pair(setting: Setting) -> tuple[float, float]:
+def _pair(setting: WhatIfSetting) -> tuple[float, float]:
     return setting.usd_per_kwh, setting.budget
 
 
@@ -435,10 +435,10 @@ def test_a_setting_out_of_range_is_refused(optimal: WhatIf, setting: tuple[float
 
 
 def test_whatif_is_one_cell_per_setting_and_repeats_itself() -> None:
-    past, wanted = history(100), [NOW, Setting(300.0, 0.2)]
-    cells = whatif(past, wanted, Terms(PRICES))
+    past, wanted = history(100), [NOW, WhatIfSetting(300.0, 0.2)]
+    cells = whatif(past, wanted, WhatIfTerms(PRICES))
     assert [(c.usd_per_kwh, c.budget, c.constrained) for c in cells] == [(0.3, 0.5, "server"), (300.0, 0.2, "device")]
-    assert cells == whatif(past, wanted, Terms(PRICES))
+    assert cells == whatif(past, wanted, WhatIfTerms(PRICES))
 
 
 @pytest.mark.parametrize("side", list(Side))
@@ -479,8 +479,8 @@ def findings(optimal: WhatIf) -> Findings:
     return Findings(optimal, tuple(cells), NOW, "optimal")
 
 
-def cell(mean: float, usd: float, wh: float) -> Cell:
-    return Cell("optimal", 0.3, 0.5, "server", mean, mean, usd, wh, 0.5, 0.5, 0.0)
+def cell(mean: float, usd: float, wh: float) -> WhatIfPoint:
+    return WhatIfPoint("optimal", 0.3, 0.5, "server", mean, mean, usd, wh, 0.5, 0.5, 0.0)
 
 
 def test_the_front_is_what_nothing_beats() -> None:
@@ -541,7 +541,7 @@ def test_notes_say_what_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "counts as nothing" in text
 
 
-def _one(told: WhatIf) -> tuple[Cell, ...]:
+def _one(told: WhatIf) -> tuple[WhatIfPoint, ...]:
     return (told.predict(*_pair(NOW)),)
 
 

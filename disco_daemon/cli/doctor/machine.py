@@ -19,6 +19,7 @@ from ...money.exchange import DEFAULT_FLOOR
 from ...onboarding.asking import within
 from ...power.reading import Charge, Covers, Thermal
 from ...power.sensors import GUESS, PowerState
+from ...program import is_binary
 from ...service.managers import Manager, ServiceError, of_this_machine
 from ...service.spec import Spec
 from .finding import Finding, ok, warn, wrong
@@ -32,11 +33,6 @@ CPUINFO = Path("/proc/cpuinfo")
 _X86 = {"AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX512_VNNI": "avx512_vnni"}
 _ARM = {"DOTPROD": "asimddp", "MATMUL_INT8": "i8mm"}
 _APPLE = {"DOTPROD": "hw.optional.arm.FEAT_DotProd", "MATMUL_INT8": "hw.optional.arm.FEAT_I8MM"}
-
-
-def frozen() -> bool:
-    """Whether this is the single binary, which brings its own Python and engine."""
-    return bool(getattr(sys, "frozen", False))
 
 
 # --- Python -----------------------------------------------------------------------------------------------------------
@@ -62,7 +58,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3], *, bits: int = sys.m
 def compiler(*, engine_works: bool) -> Finding:
     """Check for a C++ compiler, which builds llama.cpp once; an engine that works needs none."""
     name = "compiler"
-    if frozen():
+    if is_binary():
         return ok(name, "none is needed: the engine is in this program")
     found = _compiler()
     if found:
@@ -130,7 +126,7 @@ def processor(cpu: Processor, built: Bindings | None) -> Finding:
     if built is None or not missing:
         return ok("processor", found)
     told = f"{found}; llama.cpp was built without {' '.join(missing)}"
-    if frozen():
+    if is_binary():
         return ok("processor", told, "a build from source, by install.sh, is made for this processor, and faster")
     pip = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
     mend = f"`{pip} llama-cpp-python=={built.version}` builds it for this one: prompts are read faster"

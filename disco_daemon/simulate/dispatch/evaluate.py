@@ -79,7 +79,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class EvaluationSetup:
     """The setting of an evaluation. `windowed`: the pacer keeps its 200-request promise, which costs some gain."""
 
     policies: Sequence[str]
@@ -104,7 +104,7 @@ class Setup:
         return len(self.phones) * len(self.constraints)
 
 
-def make(name: str, setup: Setup) -> Policy:
+def make(name: str, setup: EvaluationSetup) -> Policy:
     """The policy of that name for the simulator."""
     match name:
         case "all-device":
@@ -136,7 +136,7 @@ class Scene:
     tested_lengths: LengthDistribution
 
     @classmethod
-    def of(cls, trace: LatencyTrace, requests: Requests, setup: Setup) -> Scene:
+    def of(cls, trace: LatencyTrace, requests: Requests, setup: EvaluationSetup) -> Scene:
         """Fit on the first halves of the trace and the lengths, and draw from the second ones."""
         past, future = trace.halves()
         seen, unseen = requests.halves()
@@ -174,7 +174,10 @@ def _answers(output: NDArray[np.int64]) -> OutputLengths:
 
 
 def evaluate(
-    traces: Sequence[LatencyTrace], requests: Requests, setup: Setup, advance: Callable[[], None] = lambda: None
+    traces: Sequence[LatencyTrace],
+    requests: Requests,
+    setup: EvaluationSetup,
+    advance: Callable[[], None] = lambda: None,
 ) -> Iterator[Cell]:
     """All cells, in the order of their names; `advance` is called after each group of a trace, phone and constraint."""
     for trace in traces:
@@ -186,7 +189,7 @@ def evaluate(
                 advance()
 
 
-def _cells(scene: Scene, phone: Phone, constrained: Side, name: str, setup: Setup) -> Iterator[Cell]:
+def _cells(scene: Scene, phone: Phone, constrained: Side, name: str, setup: EvaluationSetup) -> Iterator[Cell]:
     budgets = np.array(setup.budgets)
     if name == "best-p99":
         yield from _best_p99(scene, phone, constrained, setup)
@@ -200,7 +203,9 @@ def _cells(scene: Scene, phone: Phone, constrained: Side, name: str, setup: Setu
         yield measure(scene.stream, scene.trace.name, phone, constrained, name, budget, played, i)
 
 
-def play_policy(scene: Scene, phone: Phone, constrained: Side, policy: Policy, name: str, setup: Setup) -> Played:
+def play_policy(
+    scene: Scene, phone: Phone, constrained: Side, policy: Policy, name: str, setup: EvaluationSetup
+) -> Played:
     """Play the test half with `policy` at every budget of the set-up; `name` says what it is fitted to."""
     budgets = np.array(setup.budgets)
     tables = [policy.fit(scene.policy_input(phone, constrained, b, name)) for b in setup.budgets]
@@ -253,7 +258,7 @@ def paid(stream: Stream, played: Played, costs: Costs) -> FloatArray:
     return total
 
 
-def _best_p99(scene: Scene, phone: Phone, constrained: Side, setup: Setup) -> Iterator[Cell]:
+def _best_p99(scene: Scene, phone: Phone, constrained: Side, setup: EvaluationSetup) -> Iterator[Cell]:
     """A bound on one figure only: the others are not defined."""
     lengths, nan = scene.tested_lengths, float("nan")
     for budget in setup.budgets:

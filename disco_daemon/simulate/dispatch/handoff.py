@@ -27,8 +27,8 @@ from .evaluate import (
     USD_PER_KWH,
     WATTS,
     Cell,
+    EvaluationSetup,
     Scene,
-    Setup,
     make,
     measure,
     paid,
@@ -59,7 +59,7 @@ def dear_usd_per_kwh(phones: Sequence[Phone], times: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class HandoffTerms:
     """All that a decision about one phone and one trace rests on, but for the request."""
 
     scene: Scene
@@ -145,7 +145,7 @@ class Moved:
     gap_s: FloatArray
 
 
-def move(terms: Terms, stream: Stream, played: Played) -> Moved:
+def move(terms: HandoffTerms, stream: Stream, played: Played) -> Moved:
     """Hand over every answer of `played` for which that is worth it, and charge it."""
     source_tps, target_tps = terms.tps
     running = played.device_won if terms.target is Side.SERVER else ~played.device_won
@@ -164,7 +164,9 @@ def move(terms: Terms, stream: Stream, played: Played) -> Moved:
     return Moved(cost, done, delayed, 1 / READER_TPS + late)
 
 
-def _decisions(terms: Terms, stream: Stream, played: Played, running: BoolArray) -> tuple[FloatArray, FloatArray]:
+def _decisions(
+    terms: HandoffTerms, stream: Stream, played: Played, running: BoolArray
+) -> tuple[FloatArray, FloatArray]:
     """`decide` of each request that runs on the dearer side; equal ones are decided once."""
     prompt = np.broadcast_to(stream.prompt[:, None, :], running.shape)
     left = np.full(running.shape, NOT_RUN)
@@ -179,7 +181,7 @@ def _decisions(terms: Terms, stream: Stream, played: Played, running: BoolArray)
     return at, wait
 
 
-def _overlap(terms: Terms, at: FloatArray, wait: FloatArray) -> FloatArray:
+def _overlap(terms: HandoffTerms, at: FloatArray, wait: FloatArray) -> FloatArray:
     """Tokens that the source makes until the target's first one, were the answer long enough."""
     if terms.variant == "paper" or (terms.variant == "paused" and terms.target is Side.DEVICE):
         return np.zeros_like(at)
@@ -189,7 +191,7 @@ def _overlap(terms: Terms, at: FloatArray, wait: FloatArray) -> FloatArray:
 
 
 def _extra(
-    terms: Terms,
+    terms: HandoffTerms,
     stream: Stream,
     played: Played,
     at: FloatArray,
@@ -220,7 +222,7 @@ def _extra(
 def evaluate_handoffs(
     traces: Sequence[LatencyTrace],
     requests: Requests,
-    setup: Setup,
+    setup: EvaluationSetup,
     advance: Callable[[], None] = lambda: None,
     *,
     dearer: float = 2.0,
@@ -246,7 +248,7 @@ def evaluate_handoffs(
 
 
 def _cells(
-    scene: Scene, phone: Phone, constrained: Side, costs: Costs, name: str, setup: Setup, server_tps: float
+    scene: Scene, phone: Phone, constrained: Side, costs: Costs, name: str, setup: EvaluationSetup, server_tps: float
 ) -> Iterator[Cell]:
     played = play_policy(scene, phone, constrained, make(name, setup), name, setup)
     base = [
@@ -259,7 +261,7 @@ def _cells(
     if costs.cheaper is None:
         return
     for variant in VARIANTS:
-        moved = move(Terms(scene, phone, costs, variant, costs.cheaper, server_tps), scene.stream, played)
+        moved = move(HandoffTerms(scene, phone, costs, variant, costs.cheaper, server_tps), scene.stream, played)
         yield from (_cell(cell, variant, moved, i) for i, cell in enumerate(base))
 
 

@@ -18,7 +18,7 @@ from ...dispatch.policy import Policy
 from ...errors import ConfigError
 from ...types import Attempt, Outcome, Plan, Readiness, Side, Usage
 from ..traces import LatencyTrace, Requests
-from .evaluate import Cell, Setup, make, measure
+from .evaluate import Cell, EvaluationSetup, make, measure
 from .player import Phone, Played, Stream
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long, as the daemon does
@@ -40,7 +40,7 @@ class Seen:
 def evaluate_online(
     traces: Sequence[LatencyTrace],
     requests: Requests,
-    setup: Setup,
+    setup: EvaluationSetup,
     advance: Callable[[], None] = lambda: None,
     *,
     shadow: bool = True,

@@ -40,7 +40,7 @@ MOVE_BUCKETS = 24  # prompt lengths for which a move is decided
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class WhatIfSetting:
     """The settings that a user can turn: the exchange rate λ, $/kWh, and the budget ratio b."""
 
     usd_per_kwh: float
@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class WhatIfPoint:
     """The outcome of the whole history under one setting. TTFTs in s.
 
     `server_usd` is the server's bill, $, and `device_wh` this machine's energy, Wh, both the sum over all requests.
@@ -75,7 +75,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class WhatIfTerms:
     """Terms that do not depend on the setting. `fitted_at` is the budget that tables are fitted at: the one in force.
 
     `scarcer` is the side that the user says is scarce, None for the dearer one. With `moves`, running answers go to the
@@ -102,8 +102,12 @@ class _Race:
 
 
 def whatif(
-    requests: Sequence[Outcome], settings: Sequence[Setting], terms: Terms, policy: str = "optimal", seed: int = 0
-) -> list[Cell]:
+    requests: Sequence[Outcome],
+    settings: Sequence[WhatIfSetting],
+    terms: WhatIfTerms,
+    policy: str = "optimal",
+    seed: int = 0,
+) -> list[WhatIfPoint]:
     """One cell per setting. Raises ConfigError where the history says too little, ValueError for an unknown policy."""
     model = WhatIf(Recorded.of(requests, seed), terms, make_policy(policy))
     return [model.predict(setting.usd_per_kwh, setting.budget) for setting in settings]
@@ -115,7 +119,7 @@ class WhatIf:
     All that changes: the tables and the budgets they need by scarcer side, and the lengths at which answers move.
     """
 
-    def __init__(self, recorded: Recorded, terms: Terms, policy: Policy) -> None:
+    def __init__(self, recorded: Recorded, terms: WhatIfTerms, policy: Policy) -> None:
         self.recorded, self.terms, self.policy = recorded, terms, policy
         self._device_s = recorded.phone.ttft_s(recorded.fresh)
         self._tokens = float(recorded.prompt.sum())
@@ -136,7 +140,7 @@ class WhatIf:
         phone = self.recorded.phone
         return self.terms.scarcer or self._prices(usd_per_kwh).scarcer(phone.prefill_tps, phone.decode_tps)
 
-    def predict(self, usd_per_kwh: float, budget: float) -> Cell:
+    def predict(self, usd_per_kwh: float, budget: float) -> WhatIfPoint:
         """Return what that setting would have made of the history. Raises ValueError for what is out of range."""
         if not (usd_per_kwh >= 0 and 0 <= budget <= 1):
             msg = f"a rate is >= 0 $/kWh and a budget in [0, 1]: {usd_per_kwh}, {budget}"
@@ -145,7 +149,7 @@ class WhatIf:
         waits = self._waits(side, self._handed_out(side, budget), self.recorded.draw)
         race = self._race(*waits)
         moved, bill, joules = self._booked(race, side, usd_per_kwh)
-        return Cell(
+        return WhatIfPoint(
             policy=self.policy.name,
             usd_per_kwh=usd_per_kwh,
             budget=budget,

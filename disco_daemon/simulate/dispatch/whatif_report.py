@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...money.prices import J_PER_WH
 from ...types import Side
 from ..figures import aligned, label, panels, require_plots, save
-from .whatif import Cell, Setting, WhatIf
+from .whatif import WhatIf, WhatIfPoint, WhatIfSetting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,16 +34,16 @@ class Findings:
     """Cells of one history by policy, rate and budget; `now` is the setting in force, `policy` its policy."""
 
     model: WhatIf
-    cells: tuple[Cell, ...]
-    now: Setting
+    cells: tuple[WhatIfPoint, ...]
+    now: WhatIfSetting
     policy: str
 
-    def in_force(self, cell: Cell) -> bool:
+    def in_force(self, cell: WhatIfPoint) -> bool:
         """Whether the cell is of the setting in force."""
         return (cell.policy, cell.usd_per_kwh, cell.budget) == (self.policy, self.now.usd_per_kwh, self.now.budget)
 
 
-def pareto(cells: Sequence[Cell]) -> list[bool]:
+def pareto(cells: Sequence[WhatIfPoint]) -> list[bool]:
     """Return a mask of the cells that no other one beats, by being as good in all three figures and better in one."""
     points = np.array([[c.mean_ttft_s, c.server_usd, c.device_wh] for c in cells])
     no_worse = np.all(points[:, None] <= points, axis=2)
@@ -145,7 +145,7 @@ def _figures(*seconds: float) -> list[str]:
     return [f"{s:.3f}" for s in seconds]
 
 
-def _row(cell: Cell, rates: str, mark: str) -> list[str]:
+def _row(cell: WhatIfPoint, rates: str, mark: str) -> list[str]:
     shares = (f"{100 * share:.1f}" for share in (cell.used, cell.device_won, cell.moved))
     return [
         cell.policy, rates, f"{cell.budget:g}", cell.constrained, *_figures(cell.mean_ttft_s, cell.p99_ttft_s),
@@ -153,17 +153,17 @@ def _row(cell: Cell, rates: str, mark: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _groups(cells: Sequence[Cell]) -> list[list[list[Cell]]]:
+def _groups(cells: Sequence[WhatIfPoint]) -> list[list[list[WhatIfPoint]]]:
     """The cells of each policy and rate, neighbouring rates together that come to the same at every budget."""
     by_rate = [list(own) for _, own in groupby(cells, key=lambda c: (c.policy, c.usd_per_kwh))]
     return [list(same) for _, same in groupby(by_rate, key=_but_for_the_rate)]
 
 
-def _but_for_the_rate(cells: Sequence[Cell]) -> list[Cell]:
+def _but_for_the_rate(cells: Sequence[WhatIfPoint]) -> list[WhatIfPoint]:
     return [replace(cell, usd_per_kwh=0.0) for cell in cells]
 
 
-def _rates(group: Sequence[Sequence[Cell]]) -> str:
+def _rates(group: Sequence[Sequence[WhatIfPoint]]) -> str:
     first, last = group[0][0].usd_per_kwh, group[-1][0].usd_per_kwh
     return f"{first:g}" if first == last else f"{first:g} to {last:g}"
 

@@ -85,7 +85,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Played:
+class SimulatedRun:
     """The outcome of a run: the times of each request's tokens, and the totals of the engine."""
 
     arrived_s: FloatArray  # [n]
@@ -162,7 +162,7 @@ class Simulation:
         self._n_held = self._n_swapped = 0  # cells in the KV cache and in the host's memory
         self._owed_s = 0.0  # of swapping, beside the next iteration
 
-    def run(self) -> Played:
+    def run(self) -> SimulatedRun:
         """All requests to their end. Raises RuntimeError where the scheduler overfills or starves the engine."""
         while self._admit():
             self._place(self._decide())
@@ -172,7 +172,7 @@ class Simulation:
         ends, load = np.array(self._ends), self._workload
         spans = (self._finished[i].spans for i in range(len(load.arrived_s)))
         tokens = tuple(np.concatenate([ends[a:b] for a, b in own]) for own in spans)
-        return Played(load.arrived_s, load.pace_tps, tokens, self._n_preempted, self._n_decisions)
+        return SimulatedRun(load.arrived_s, load.pace_tps, tokens, self._n_preempted, self._n_decisions)
 
     # --- who runs -----------------------------------------------------------------------------------------------------
 

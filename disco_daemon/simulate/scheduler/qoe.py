@@ -32,7 +32,7 @@ from ...scheduler.baselines import Fcfs, RoundRobin
 from ...scheduler.jobs import TokenScheduler
 from ...scheduler.latency import IterationLatency
 from ..traces import Requests
-from .machine import OPT_66B, Machine, Played, Simulation, Workload
+from .machine import OPT_66B, Machine, SimulatedRun, Simulation, Workload
 
 AZURE_FILE = "arrivals_azure2023_conv.csv"
 MAX_CONTEXT = 2048  # of OPT; longer requests are left out
@@ -64,7 +64,7 @@ Curve = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class QoeSetting:
     """One experiment: who reads, how requests arrive, how many, and how often it is repeated."""
 
     readers: str
@@ -94,7 +94,7 @@ def simulate_qoe(
     lengths = sharegpt_lengths() if lengths is None else lengths
     curves: list[Curve] = []
     for readers, arrivals in settings:
-        setting = Setting(readers, arrivals, n_requests, tuple(seeds))
+        setting = QoeSetting(readers, arrivals, n_requests, tuple(seeds))
         for load in loads:
             curves += points(setting, load, lengths, schedulers, machine, tick)
     found = [gains([c for c in curves if (c["readers"], c["arrivals"]) == s]) for s in settings]
@@ -115,7 +115,7 @@ def simulate_qoe(
 
 
 def points(
-    setting: Setting,
+    setting: QoeSetting,
     load: float,
     lengths: Requests,
     schedulers: Sequence[str],
@@ -191,7 +191,7 @@ def azure_lengths(folder: Path) -> Requests:
     return Requests(fits[:, 0].astype(np.int64), fits[:, 1].astype(np.int64))
 
 
-def workload(setting: Setting, lengths: Requests, rate_rps: float, seed: int) -> Workload:
+def workload(setting: QoeSetting, lengths: Requests, rate_rps: float, seed: int) -> Workload:
     """Requests drawn at random; those of a seed are the same at every rate, but nearer to each other.
 
     Raises ConfigError for readers or arrivals that are not known.
@@ -211,7 +211,7 @@ def workload(setting: Setting, lengths: Requests, rate_rps: float, seed: int) ->
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def measure(runs: Sequence[Played]) -> dict[str, float]:
+def measure(runs: Sequence[SimulatedRun]) -> dict[str, float]:
     """Return the figures of a scheduler at one rate; quantiles over the requests of all runs (seeds)."""
     columns = {
         "qoe_{}": [r.qoes() for r in runs],
