@@ -1,0 +1,156 @@
+"""The work on an answer: its plan, the tokens that endpoints make, the orders that they get, and what they used."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from .request import Json, Side
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Start delay of each endpoint, s; `inf` = not started unless the other one fails."""
+
+    device_s: float
+    server_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.device_s >= 0 and self.server_s >= 0):
+            msg = f"start delays must be >= 0: {self}"
+            raise ValueError(msg)
+
+    def delay(self, side: Side) -> float:
+        """Start delay of one side, s."""
+        return self.device_s if side is Side.DEVICE else self.server_s
+
+    def restricted(self, available: frozenset[Side]) -> Plan:
+        """The same plan when only `available` can serve: one alone starts at once, for it has nobody to wait for."""
+        delays = {side: self.delay(side) if side in available else math.inf for side in Side}
+        if len(available) == 1 or (available and all(math.isinf(d) for d in delays.values())):
+            delays[next(side for side in Side if side in available)] = 0.0
+        return Plan(delays[Side.DEVICE], delays[Side.SERVER])
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What an endpoint would meet a request with right now.
+
+    `load_s` until it can begin (a model that is still loading), `n_busy` answers it is working on already, `down_s`
+    for which it asks not to be asked at all (a rate limit's Retry-After). `prefill_tps` is what it measured, token/s.
+    `cached` tokens of the prompt in question are in its KV cache. Prompt and answer together may have `n_ctx` tokens;
+    None where that is not known.
+    """
+
+    load_s: float = 0.0
+    n_busy: int = 0
+    down_s: float = 0.0
+    prefill_tps: float | None = None
+    cached: int = 0
+    n_ctx: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLength:
+    """Length of a rendered prompt, tokens; `cached` of them are in the device's KV cache already.
+
+    Not `counted`: estimated, since nobody who could count is there.
+    """
+
+    tokens: int
+    cached: int = 0
+    counted: bool = True
+
+
+class Token(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …).
+
+    `ids` are the token ids in the vocabulary of the endpoint that made it, where they are known and where the text up
+    to here is exactly theirs; a piece in the middle of something has none, and the next one carries all since.
+
+    Tokens stay as long as their answer, hundreds of thousands with many readers, and can be in no cycle: the garbage
+    collector does not walk them.
+    """
+
+    text: str
+    n_tokens: int = 1
+    delta: Json | None = None
+    logprobs: Json | None = None
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What a text of `n_tokens` means: little-endian float32 numbers, of length 1; it took `busy_s` to compute, s."""
+
+    vector: bytes
+    n_tokens: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A held answer has prefilled all it was given, and waits for more or for the word to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The regular end of an answer. `reason` as in OpenAI's `finish_reason`.
+
+    `full`: nobody wanted an end there, the endpoint's context has no room for more.
+    """
+
+    reason: str
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Order: go back to the end of what was given, keep its prefill, and wait; tokens made so far are thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Order: add answer text that came from elsewhere, and its token ids where known; with `go` generate from there."""
+
+    text: str
+    ids: tuple[int, ...] = ()
+    go: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Order: the reader takes `pace_tps` token/s from now on; None: as fast as they come."""
+
+    pace_tps: float | None
+
+
+Order = Hold | Append | Pace  # from the conductor to an answer that an endpoint works on
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The endpoint's own scheduler lets the answer wait (`paused`), or go on again: meanwhile it says nothing."""
+
+    paused: bool
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
+
+    `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
+    the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
+    `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
+    it; else it is what its text tells. `load_s` is how long it had to wait for its model.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    busy_s: float = 0.0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    told: bool = False
+    load_s: float = 0.0

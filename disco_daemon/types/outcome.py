@@ -1,0 +1,175 @@
+"""The record of an answer that has ended: the input of history, ledger, estimators and metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .generation import Plan, Usage
+from .request import Delivery, Side
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one start of one endpoint went. Times in s; `ttft_s` counts from that start.
+
+    `censored` means that no first token was seen: the true TTFT is only known to exceed `ttft_s`. It waited `load_s`
+    for its model, and met `n_busy` other answers. `continued`: it went on with an answer begun elsewhere. `disturbed`:
+    this machine slept or this process stood still meanwhile, so the times say nothing about it. `unseen_tokens` a
+    server may have made, and billed, after it was closed: an estimate. `bill_usd` is what the server bills, $,
+    `energy_j` what this machine spent, J.
+    """
+
+    side: Side
+    model: str
+    started_s: float
+    ttft_s: float
+    censored: bool
+    usage: Usage
+    error: str | None = None
+    load_s: float = 0.0
+    n_busy: int = 0
+    continued: bool = False
+    disturbed: bool = False
+    unseen_tokens: int = 0
+    bill_usd: float = 0.0
+    energy_j: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffRecord:
+    """One move of a running answer, done or dropped.
+
+    `at` tokens and `at_char` characters of the answer are from before the target took over (or, dropped, from before
+    it was begun); `reason` is `cost`, `failure`, `stall`, or `context` where the source's was full. `took_s` is from
+    the decision to the target's first joined token; `overlap` tokens of the source were thrown away. `dropped` says
+    why it did not happen: the source went on.
+    """
+
+    at: int
+    source: Side
+    target: Side
+    reason: str
+    took_s: float
+    overlap: int = 0
+    dropped: str | None = None
+    at_char: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a delivered answer was to read: Andes' QoE in [0, 1], the largest gap and TBT quantiles in s.
+
+    `stalled` counts the tokens that came after the reader had digested all before them, the first one aside. `ttlt_s`
+    is the end of digestion, from the request on.
+    """
+
+    qoe: float
+    ttlt_s: float
+    largest_gap_s: float
+    stalled: int
+    tbt_p50_s: float
+    tbt_p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One finished answer, the input of history, ledger, estimators and metrics.
+
+    `arrivals_s` is when each token was shown, by the clock of the daemon, s; the history does not keep it.
+    """
+
+    request_id: str
+    created: float
+    model: str
+    policy: str
+    plan: Plan
+    prompt_tokens: int
+    winner: Side | None
+    finish_reason: str | None
+    error: str | None
+    ttft_s: float | None
+    duration_s: float
+    handoffs: int
+    tokens: Mapping[Side, int]
+    attempts: tuple[Attempt, ...]
+    cost_usd: float
+    energy_j: float
+    prompt: str | None = None
+    answer: str | None = None
+    moves: tuple[HandoffRecord, ...] = ()
+    reading: Reading | None = None
+    delivery: Delivery = Delivery.RESERVE
+    arrivals_s: Sequence[float] = ()
+
+    @property
+    def server_usd(self) -> float:
+        """What the server bills for it, $."""
+        return math.fsum(a.bill_usd for a in self.attempts)
+
+    @property
+    def billed(self) -> tuple[int, int]:
+        """Prompt and answer tokens as the endpoints count them: OpenAI's `usage`."""
+        used = next((a.usage for a in self.attempts if a.side is self.winner), Usage())
+        return used.prompt_tokens + used.cached_tokens or self.prompt_tokens, sum(self.tokens.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the billed prompt, the tokens that were in the device's KV cache."""
+        return next((a.usage.cached_tokens for a in self.attempts if a.side is self.winner), 0)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the billed answer, the tokens that were thoughts."""
+        return next((a.usage.reasoning_tokens for a in self.attempts if a.side is self.winner), 0)
+
+    def _named_attempts(self) -> list[tuple[str, Attempt]]:
+        """Attempts as `device`, `server`; later ones of the same side as `device#2` and so on."""
+        seen: dict[Side, int] = {}
+        named = []
+        for attempt in self.attempts:
+            n = seen[attempt.side] = seen.get(attempt.side, 0) + 1
+            named.append((attempt.side.value if n == 1 else f"{attempt.side}#{n}", attempt))
+        return named
+
+    def to_json(self) -> dict[str, Any]:
+        """The `disco` object of the last chunk (docs/design.md#interfaces)."""
+        return {
+            "request_id": self.request_id,
+            "ttft_s": self.ttft_s,
+            "winner": self.winner,
+            "plan": {"device_s": finite(self.plan.device_s), "server_s": finite(self.plan.server_s)},
+            "prompt_tokens": self.prompt_tokens,
+            "endpoints": {
+                name: {
+                    "model": a.model,
+                    "started_s": round(a.started_s, 6),
+                    "ttft_s": round(a.ttft_s, 6),
+                    "censored": a.censored,
+                    "prompt_tokens": a.usage.prompt_tokens,
+                    "cached_tokens": a.usage.cached_tokens,
+                    "completion_tokens": a.usage.completion_tokens,
+                    "unseen_tokens": a.unseen_tokens,
+                    "bill_usd": a.bill_usd,
+                    "energy_j": a.energy_j,
+                    "error": a.error,
+                }
+                for name, a in self._named_attempts()
+            },
+            "tokens": {side.value: self.tokens.get(side, 0) for side in Side},
+            "handoffs": self.handoffs,
+            "moves": [asdict(move) for move in self.moves],
+            "cost_usd": self.cost_usd,
+            "server_usd": self.server_usd,
+            "energy_j": self.energy_j,
+            "delivery": self.delivery.value,
+            "qoe": None if self.reading is None else self.reading.qoe,
+            "reading": None if self.reading is None else asdict(self.reading),
+        }
+
+
+def finite(x: float) -> float | None:
+    """`x`, or None where it is infinite: JSON has no infinity."""
+    return x if math.isfinite(x) else None

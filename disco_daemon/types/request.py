@@ -1,0 +1,161 @@
+"""The question: what is to be answered, by which sides, and how the tokens are drawn and delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+Json = Mapping[str, Any]
+
+
+class Side(StrEnum):
+    """One of the two endpoints."""
+
+    DEVICE = "device"
+    SERVER = "server"
+
+    @property
+    def other(self) -> Side:
+        """The opposite endpoint."""
+        return Side.SERVER if self is Side.DEVICE else Side.DEVICE
+
+
+BOTH = frozenset(Side)
+
+
+class Delivery(StrEnum):
+    """How tokens are released to the reader (docs/design.md#delivery)."""
+
+    RESERVE = "reserve"  # at once, but for a few held back while a handoff is possible
+    PACED = "paced"  # at most as fast as they are read
+    OFF = "off"  # at once
+
+
+class Continuation(StrEnum):
+    """How well an endpoint continues a partial answer."""
+
+    NONE = "none"
+    UNTRIED = "untried"  # nobody knows: tried when all else has failed, checked at the seam, never for money
+    GUARDED = "guarded"  # it should, but may start the answer again: its text is checked at the seam
+    EXACT = "exact"
+
+
+# Parameters whose meaning must not be lost: an endpoint either honours them or refuses, and an answer under them is
+# never continued by the other side. Everything else unknown is a hint that may be ignored.
+_NEEDS = frozenset(
+    {
+        "tools", "tool_choice", "functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "modalities",
+        "audio", "web_search_options",
+    }
+)  # fmt: skip
+_NO_NEED: tuple[Any, ...] = (None, False, 0, "none", [], {}, ["text"])
+# Constraints on the answer's form, by the names that servers have for them (OpenAI, vLLM, llama-server, SGLang, TGI).
+# An empty schema is one, too: any JSON.
+_FORMS = frozenset(
+    {"response_format", "structured_outputs", "json_schema", "structural_tag", "grammar", "regex", "ebnf"}
+)
+_GUIDED = "guided_"  # vLLM's older names begin so: guided_json, guided_regex, guided_choice, guided_grammar
+_GUIDED_HINTS = ("guided_decoding_backend", "guided_whitespace_pattern")  # how, not what
+_NO_FORM: tuple[Any, ...] = (None, False, "")
+
+
+def _is_need(key: str, value: Any) -> bool:
+    """Whether a parameter constrains the answer."""
+    if key in _NEEDS:
+        return value not in _NO_NEED
+    if key == "response_format":
+        return value is not None and value != {"type": "text"}
+    if key in _FORMS or (key.startswith(_GUIDED) and key not in _GUIDED_HINTS):
+        return value not in _NO_FORM
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. `None` means "the endpoint's default"; `max_tokens` in tokens."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One question, endpoint-neutral.
+
+    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. `extra` holds OpenAI
+    parameters that this daemon hands to a server unread (tools, response_format, …). `answer_so_far` is what the
+    reader already has: an endpoint must continue right after it, never repeat it.
+    `answer_ids` are its token ids by the device's tokenizer, if known: then nothing is tokenized again.
+    `max_tokens_key` is the name the client used for the limit, since some servers know only one of the two.
+    `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model.
+    `delivery` and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the
+    first token after `expected_ttft_s`, s. An endpoint is told all three.
+    `adapter` is the name of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on
+    this machine, and of its keys and values nothing goes to disk.
+    """
+
+    request_id: str
+    messages: tuple[Json, ...]
+    sampling: Sampling = Sampling()
+    extra: Json = field(default_factory=dict)
+    allowed: frozenset[Side] = BOTH
+    text_only: bool = True
+    max_tokens_key: str = "max_tokens"
+    answer_so_far: str = ""
+    answer_ids: tuple[int, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    delivery: Delivery | None = None
+    pace_tps: float | None = None
+    expected_ttft_s: float | None = None
+    adapter: str = ""
+    private: bool = False
+
+    @property
+    def response_format(self) -> dict[str, Any] | None:
+        """OpenAI's `response_format`, unless it is plain text; None also for what has no such shape."""
+        wanted = self.extra.get("response_format")
+        return dict(wanted) if isinstance(wanted, Mapping) and wanted.get("type") != "text" else None
+
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """What the client tells the chat template, of `chat_template_kwargs` and `reasoning_effort`.
+
+        As vLLM does (its pull request 43401): an effort of `none` means not to think, any other one to think, unless
+        the client says it itself.
+        """
+        given, effort = self.extra.get("chat_template_kwargs"), self.extra.get("reasoning_effort")
+        args = dict(given) if isinstance(given, Mapping) else {}
+        if isinstance(effort, str):
+            args = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | args
+        return args
+
+    @property
+    def needs(self) -> list[str]:
+        """Parameters that constrain the answer (tools, schemas, log-probabilities …), sorted."""
+        return sorted(key for key, value in self.extra.items() if _is_need(key, value))
+
+    @property
+    def n_chars(self) -> int:
+        """Characters of text in the prompt and the answer so far, for an estimate while no tokenizer is loaded."""
+        raw = (len(self.prompt) if isinstance(self.prompt, str) else 0) + len(self.answer_so_far)
+        return raw + sum(len(m["content"]) for m in self.messages if isinstance(m.get("content"), str))
+
+
+class Refusal(str):
+    """Why an endpoint does not take a request; `param` is the parameter that is to blame."""
+
+    __slots__ = ("param",)
+    param: str
+
+    def __new__(cls, message: str, param: str) -> Self:
+        """A text that knows its parameter."""
+        refusal = super().__new__(cls, message)
+        refusal.param = param
+        return refusal
