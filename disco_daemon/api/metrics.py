@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from ..arrays import FloatArray
-from ..types import Attempt, HandoffRecord, Outcome, Reading, Side
+from ..types import Attempt, HandoffRecord, LedgerEntry, Outcome, Reading, Side
 from .health import HealthSnapshot, Present
 
 MAX_WORDS = 32  # values of one label; a server chooses its finish reasons, and each one is a time series for ever
@@ -82,9 +82,7 @@ class Metrics:
 
     def observe(self, outcome: Outcome) -> None:
         """Count one finished answer, however it ended."""
-        winner = "none" if outcome.winner is None else outcome.winner.value
-        finish, error = self._word("finish", outcome.finish_reason), self._word("error", outcome.error)
-        self._answers.labels(winner, finish, error).inc()
+        winner = self._observe_end(outcome.winner, outcome.finish_reason, outcome.error)
         if outcome.ttft_s is not None:
             self._ttft.labels(winner).observe(outcome.ttft_s)
         if outcome.reading is not None:
@@ -97,9 +95,13 @@ class Metrics:
             self._tokens.labels(side.value, "delivered").inc(n_tokens)
         for attempt in outcome.attempts:
             self._observe_attempt(attempt)
-        self._cost.inc(outcome.cost_usd)
-        self._bill.inc(outcome.server_usd)
-        self._energy.inc(outcome.energy_j)
+        self._spend(outcome.cost_usd, outcome.server_usd, outcome.energy_j)
+
+    def book(self, entry: LedgerEntry) -> None:
+        """Count a cost without an answer: under its kind, as an attempt, and by its amounts."""
+        self._observe_end(entry.served, entry.finish_reason, entry.attempt.error)
+        self._observe_attempt(entry.attempt)
+        self._spend(entry.cost_usd, entry.attempt.bill_usd, entry.attempt.energy_j)
 
     def observe_lag(self, late_s: float) -> None:
         """Observe the lateness of the event loop, s."""
@@ -120,6 +122,17 @@ class Metrics:
     def _histogram(self, name: str, told: str, buckets: tuple[float, ...], label: str = "endpoint") -> Histogram:
         labels = (label,) if label else ()
         return Histogram(name, told, labels, buckets=buckets, registry=self._registry)
+
+    def _observe_end(self, side: Side | None, finish: str | None, error: str | None) -> str:
+        """Count one end, and return the label of its side."""
+        endpoint = "none" if side is None else side.value
+        self._answers.labels(endpoint, self._word("finish", finish), self._word("error", error)).inc()
+        return endpoint
+
+    def _spend(self, cost_usd: float, bill_usd: float, energy_j: float) -> None:
+        self._cost.inc(cost_usd)
+        self._bill.inc(bill_usd)
+        self._energy.inc(energy_j)
 
     def _read(self, reading: Reading, winner: str) -> None:
         self._qoe.labels(winner).observe(reading.qoe)

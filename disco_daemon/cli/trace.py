@@ -58,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
 def _row(root: str, key: str, request_id: str) -> dict[str, Any] | None:
     """Return the history's row of a request whose trace is gone; of the latest one, if none is named."""
     from ..client import once as client
+    from ..types import EntryKind
 
     rows: list[dict[str, Any]] = client.get(root, f"/disco/v1/history?limit={RECENT}", key)["data"]
-    answers = (row for row in rows if row["policy"] not in ("probe", "embedding"))
+    answers = (row for row in rows if row["policy"] not in tuple(EntryKind))
     return next((row for row in answers if request_id in (LATEST, row["request_id"])), None)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ..clock import Clock
 from ..endpoints.base import Endpoint
 from ..errors import RequestError, Unavailable
-from ..types import Delivery, Embedding, GenerationRequest, Outcome, PromptLength, Refusal, Side
+from ..types import Delivery, Embedding, GenerationRequest, LedgerEntry, Outcome, PromptLength, Refusal, Side
 from .answer_run import AnswerRun
 from .context import AnswerContext, Sink
 from .embedding import EmbeddingRun
@@ -31,11 +31,12 @@ class Conductor:
 
     State: `in_flight`, the places taken, by requests that are counted, answered or embedded; `answering` and
     `embedding`, those under way by request id; `n_served`; and `closing`, which is set when no more are taken. `record`
-    gets the outcome of each, and the context that it had.
+    gets the outcome of each answer, and the context that it had; `book` gets the cost of each request for embeddings.
     """
 
     keeper: Keeper
     record: Callable[[AnswerContext, Outcome], None]
+    book: Callable[[LedgerEntry], None]
     answering: dict[str, AnswerRun] = field(default_factory=dict)
     embedding: dict[str, EmbeddingRun] = field(default_factory=dict)
     in_flight: int = 0
@@ -88,7 +89,7 @@ class Conductor:
         with self._admitted() as context:
             run = self.embedding[request_id] = EmbeddingRun(context, texts, model, request_id)
             try:
-                async with aclosing(run.embedded(lambda outcome: self.record(context, outcome))) as found:
+                async with aclosing(run.embedded(self.book)) as found:
                     async for embedding in found:
                         yield embedding
             finally:

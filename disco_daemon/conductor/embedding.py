@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
 from ..money.spending import CapRefusal, CostBound, Reservation
-from ..types import Attempt, Embedding, Outcome, Plan, Side, Usage
+from ..types import Attempt, Embedding, EntryKind, LedgerEntry, Side, Usage
 from .context import AnswerContext
 from .spending import CHARS_PER_TOKEN, capped
-
-POLICY = "embedding"  # of an outcome that is no answer: nothing was planned
-FINISHED = "embedding"  # its finish_reason
 
 
 class EmbeddingRun:
@@ -34,8 +30,8 @@ class EmbeddingRun:
         self._patience: asyncio.Timeout | None = None
         self._given_up: DiscoError | None = None
 
-    async def embedded(self, record: Callable[[Outcome], None]) -> AsyncGenerator[Embedding, None]:
-        """The embeddings, in order. Raises DiscoError; close it to stop."""
+    async def embedded(self, book: Callable[[LedgerEntry], None]) -> AsyncGenerator[Embedding, None]:
+        """The embeddings, in order; `book` gets their cost in the end. Raises DiscoError; close it to stop."""
         context = self.context
         device = context.endpoints.get(Side.DEVICE)
         if not isinstance(device, Embedder):
@@ -43,8 +39,7 @@ class EmbeddingRun:
             raise RequestError(msg, code="unsupported")
         grant = self._reserved()
         context.energy.begin(self._request_id, self._began)
-        finish: str | None = "cancelled"
-        error: str | None = None
+        cancelled, error = True, None
         try:
             for text in self._texts:
                 found = await self._next(device, text)
@@ -52,12 +47,12 @@ class EmbeddingRun:
                 self._usage.prompt_tokens += found.n_tokens
                 self._usage.busy_s += found.busy_s
                 yield found
-            finish = FINISHED
+            cancelled = False
         except DiscoError as e:
-            finish, error = None, e.code or type(e).__name__
+            cancelled, error = False, e.code or type(e).__name__
             raise
         finally:
-            record(self._outcome(grant, device.model, finish, error))
+            book(self._settled(grant, device.model, error, cancelled=cancelled))
 
     def give_up(self, error: DiscoError) -> None:
         """End it here, with that error."""
@@ -92,20 +87,15 @@ class EmbeddingRun:
             raise capped(grant)
         return grant
 
-    def _outcome(self, grant: Reservation, model: str, finish: str | None, error: str | None) -> Outcome:
-        """Book the cost, and return the outcome."""
+    def _settled(self, grant: Reservation, model: str, error: str | None, *, cancelled: bool) -> LedgerEntry:
+        """Settle what was reserved by the real cost, and return its entry."""
         context, usage = self.context, self._usage
         took_s = context.clock.now() - self._began
-        # Disturbed: the time is no TTFT, and there is nothing to learn from.
-        attempt = context.spending.prices.booked(
-            Attempt(Side.DEVICE, model, 0.0, took_s, True, usage, error, disturbed=True)
-        )
+        attempt = context.spending.prices.booked(Attempt(Side.DEVICE, model, 0.0, took_s, True, usage, error))
         context.energy.prefilled(self._request_id, self._began + took_s, usage.prompt_tokens)
         context.energy.end(self._request_id, self._began + took_s)
         context.spending.settle(grant, attempt)
-        return Outcome(
-            self._request_id, self._created, self._model, POLICY, Plan(0.0, math.inf), usage.prompt_tokens,
-            winner=Side.DEVICE if error is None else None, finish_reason=finish, error=error, ttft_s=None,
-            duration_s=took_s, handoffs=0, tokens={}, attempts=(attempt,),
-            cost_usd=context.spending.prices.cost_usd(attempt), energy_j=attempt.energy_j,
+        return LedgerEntry(
+            EntryKind.EMBEDDING, self._request_id, self._created, self._model, attempt,
+            cost_usd=context.spending.prices.cost_usd(attempt), duration_s=took_s, cancelled=cancelled,
         )  # fmt: skip

@@ -26,7 +26,7 @@ from ..money.spending import Speeds, Spending
 from ..net import without_credentials
 from ..profiling.saved import Measured
 from ..store import History
-from ..types import Delivery, Side
+from ..types import Delivery, LedgerEntry, Side
 from .device import load_measured, make_autotuner
 from .endpoints import make_endpoints
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
@@ -53,6 +53,11 @@ class Shared:
     privacy: Privacy
     traces: Traces
     price_lists: Path
+
+    def book(self, entry: LedgerEntry) -> None:
+        """Book a cost without an answer with the history and the metrics; neither blocks."""
+        self.history.book(entry)
+        self.metrics.book(entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +205,7 @@ class Assembly:
         if not isinstance(server, Server):
             return None
         shared = self.shared
-        account = ProbeAccount(
-            spending, config.server.model, shared.history, shared.metrics, shared.clock, shared.privacy
-        )
+        account = ProbeAccount(spending, config.server.model, shared.book, shared.clock, shared.privacy)
         return Prober(
             server,
             shared.history,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..api.metrics import Metrics
 from ..clock import Clock, local_zone
 from ..conductor import Privacy
 from ..config.pricelist import load
@@ -21,7 +20,7 @@ from ..money.prices import J_PER_WH
 from ..money.spending import CostBound, Speeds, Spending
 from ..power.sensors import Sensors, of_this_machine
 from ..store import History
-from ..types import Attempt, Outcome, Plan, Side, Usage
+from ..types import Attempt, EntryKind, LedgerEntry, Side, Usage
 from .device import n_gpu_layers
 
 log = logging.getLogger("disco.money")
@@ -99,12 +98,14 @@ def restore(spending: Spending, history: History, clock: Clock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAccount:
-    """Admits probes of the server, and books what they cost; `model` is the server's."""
+    """Admits probes of the server, and books their cost in the caps and, by `enter`, in the ledger.
+
+    `model` is the server's.
+    """
 
     spending: Spending
     model: str
-    history: History
-    metrics: Metrics
+    enter: Callable[[LedgerEntry], None]
     clock: Clock
     privacy: Privacy
 
@@ -114,22 +115,11 @@ class ProbeAccount:
 
     def book(self, spent: Usage) -> None:
         """Book a probe as a row of its own in the ledger, if it has cost anything."""
-        # Disturbed: its time is no TTFT.
-        attempt = self.spending.prices.booked(Attempt(Side.SERVER, self.model, 0.0, 0.0, True, spent, disturbed=True))
+        attempt = self.spending.prices.booked(Attempt(Side.SERVER, self.model, 0.0, 0.0, True, spent))
         if attempt.bill_usd or spent.completion_tokens:
-            self.spending.book(attempt, self.clock.wall())
-            outcome = _probe_outcome(attempt, self.clock)
-            self.history.record(outcome)
-            self.metrics.observe(outcome)
-
-
-def _probe_outcome(attempt: Attempt, clock: Clock) -> Outcome:
-    """Return a probe's row in the ledger; it has no request and no answer."""
-    return Outcome(
-        "probe", clock.wall(), attempt.model, "probe", Plan(math.inf, 0.0), attempt.usage.prompt_tokens, winner=None,
-        finish_reason="probe", error=None, ttft_s=None, duration_s=0.0, handoffs=0, tokens={}, attempts=(attempt,),
-        cost_usd=attempt.bill_usd, energy_j=0.0,
-    )  # fmt: skip
+            now = self.clock.wall()
+            self.spending.book(attempt, now)
+            self.enter(LedgerEntry(EntryKind.PROBE, "probe", now, self.model, attempt, attempt.bill_usd, 0.0))
 
 
 def make_sensors(config: Config) -> Sensors:

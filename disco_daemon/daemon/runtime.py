@@ -34,7 +34,7 @@ class Runtime:
     def __init__(self, assembly: Assembly, config: Config, path: Path, flags: Mapping[str, Any] | None = None) -> None:
         self.parts = assembly.make(config, self._busy)
         self.keeper = Keeper(self.parts.context)
-        self.conductor = Conductor(self.keeper, self._record)
+        self.conductor = Conductor(self.keeper, self._record, assembly.shared.book)
         self._assembly, self._path, self._flags = assembly, path, flags
         self._privacy = assembly.shared.privacy
         self._tasks: list[asyncio.Task[None]] = []

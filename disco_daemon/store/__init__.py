@@ -1,5 +1,5 @@
 """The history on disk. `History` is its only interface; no other room sees SQL."""
 
-from .db import History
+from .history import History
 
 __all__ = ["History"]

@@ -13,7 +13,8 @@ from typing import Any
 from disco_daemon.errors import Unavailable
 from disco_daemon.sqlitefile import ForeignFileError, require_ours
 
-from .migrations import HISTORY, MIGRATIONS, schema_version
+from .migrations import HISTORY, schema_version
+from .schema import MIGRATIONS
 
 NEWEST = len(MIGRATIONS)  # the schema that this version writes
 TIMEOUT_S = 2.0  # for a daemon's transaction, which takes milliseconds

@@ -1,7 +1,4 @@
-"""Opens the file: private, in WAL mode, migrated to the newest schema.
-
-The schema is a numbered list of scripts. Append only: what a released version has run is never edited.
-"""
+"""Opens the file: private, in WAL mode, migrated to the newest schema by the scripts of `schema`."""
 
 from __future__ import annotations
 
@@ -14,127 +11,13 @@ from pathlib import Path
 from disco_daemon.errors import ConfigError
 from disco_daemon.sqlitefile import FileKind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
 
+from .schema import MIGRATIONS
+
 _log = logging.getLogger("disco.store")
 
 FREE_PAGES_KEPT = 256  # 1 MiB of free pages is reused by the next rows; more is given back to the file system
 WAL_LIMIT_BYTES = 4 << 20  # SQLite checkpoints at 1000 pages of 4 KiB; a larger log is cut back to this
 
-# Times in s (`created` is Unix time), money in US dollars, energy in J. A plan delay of NULL means "not planned" (inf).
-# AUTOINCREMENT: an id is never used twice, so paging by id stays right while old rows go.
-_V1 = """
-CREATE TABLE requests (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,
-  request_id TEXT NOT NULL,
-  created REAL NOT NULL,
-  model TEXT NOT NULL,
-  policy TEXT NOT NULL,
-  plan_device_s REAL,
-  plan_server_s REAL,
-  prompt_tokens INTEGER NOT NULL,
-  winner TEXT,
-  finish_reason TEXT,
-  error TEXT,
-  ttft_s REAL,
-  duration_s REAL NOT NULL,
-  handoffs INTEGER NOT NULL,
-  device_tokens INTEGER NOT NULL,
-  server_tokens INTEGER NOT NULL,
-  cost_usd REAL NOT NULL,
-  energy_j REAL NOT NULL,
-  prompt TEXT,
-  answer TEXT
-);
-CREATE TABLE ttft_samples (
-  id INTEGER PRIMARY KEY,
-  request INTEGER NOT NULL REFERENCES requests (id) ON DELETE CASCADE,
-  created REAL NOT NULL,
-  side TEXT NOT NULL,
-  model TEXT NOT NULL,
-  started_s REAL NOT NULL,
-  ttft_s REAL NOT NULL,
-  censored INTEGER NOT NULL,
-  prompt_tokens INTEGER NOT NULL,
-  processed_tokens INTEGER NOT NULL,
-  completion_tokens INTEGER NOT NULL,
-  busy_s REAL NOT NULL,
-  error TEXT
-);
-CREATE INDEX ttft_samples_by_request ON ttft_samples (request);
-CREATE INDEX ttft_samples_by_endpoint ON ttft_samples (side, model);
-"""
-
-# The conditions of each attempt, and the learned state: `state` is the estimators' own JSON, for these `endpoints`.
-_V2 = """
-ALTER TABLE ttft_samples ADD COLUMN load_s REAL NOT NULL DEFAULT 0;
-ALTER TABLE ttft_samples ADD COLUMN n_busy INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE ttft_samples ADD COLUMN continued INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE ttft_samples ADD COLUMN disturbed INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE estimators (
-  endpoints TEXT PRIMARY KEY,
-  saved REAL NOT NULL,
-  state TEXT NOT NULL
-);
-"""
-
-# How the answer read (NULL: it had no tokens, or an older version wrote the row), its handoffs as JSON, and the probe's
-# findings on each server.
-_V3 = """
-ALTER TABLE requests ADD COLUMN qoe REAL;
-ALTER TABLE requests ADD COLUMN ttlt_s REAL;
-ALTER TABLE requests ADD COLUMN largest_gap_s REAL;
-ALTER TABLE requests ADD COLUMN stalled INTEGER;
-ALTER TABLE requests ADD COLUMN tbt_p50_s REAL;
-ALTER TABLE requests ADD COLUMN tbt_p99_s REAL;
-ALTER TABLE requests ADD COLUMN delivery TEXT;
-ALTER TABLE requests ADD COLUMN moves TEXT;
-CREATE TABLE profiles (
-  name TEXT PRIMARY KEY,
-  updated REAL NOT NULL,
-  state TEXT NOT NULL
-);
-"""
-
-# The ledger: the cost of every start, and the sums of each day, which outlive their rows. Triggers keep the sums in the
-# transaction that writes a row, so that rows and sums agree whenever the process dies. The sums are whole numbers of
-# millionths of a micro-$, and of micro-J, since a sum of floats depends on its order. `day` is a local date; `gone_*`
-# is the part of a sum whose rows were deleted to make room. A change of time zone moves no row. Rows of an older
-# version that still runs have no day.
-_V4 = """
-ALTER TABLE requests ADD COLUMN server_usd REAL NOT NULL DEFAULT 0;
-ALTER TABLE requests ADD COLUMN day TEXT;
-ALTER TABLE ttft_samples ADD COLUMN bill_usd REAL NOT NULL DEFAULT 0;
-ALTER TABLE ttft_samples ADD COLUMN energy_j REAL NOT NULL DEFAULT 0;
-ALTER TABLE ttft_samples ADD COLUMN unseen_tokens INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE ledger (
-  day TEXT PRIMARY KEY,
-  requests INTEGER NOT NULL DEFAULT 0,
-  picousd INTEGER NOT NULL DEFAULT 0,
-  microj INTEGER NOT NULL DEFAULT 0,
-  gone_requests INTEGER NOT NULL DEFAULT 0,
-  gone_picousd INTEGER NOT NULL DEFAULT 0,
-  gone_microj INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-UPDATE requests SET day = date(created, 'unixepoch', 'localtime');
-INSERT INTO ledger (day, requests, microj)
-  SELECT day, count(*), sum(CAST(round(energy_j * 1e6) AS INTEGER)) FROM requests WHERE day IS NOT NULL GROUP BY day;
-CREATE TRIGGER booked AFTER INSERT ON requests BEGIN
-  INSERT INTO ledger (day, requests, picousd, microj) VALUES (
-    coalesce(NEW.day, ''), 1, CAST(round(NEW.server_usd * 1e12) AS INTEGER), CAST(round(NEW.energy_j * 1e6) AS INTEGER)
-  ) ON CONFLICT (day) DO UPDATE SET
-    requests = requests + excluded.requests,
-    picousd = picousd + excluded.picousd,
-    microj = microj + excluded.microj;
-END;
-CREATE TRIGGER gone AFTER DELETE ON requests BEGIN
-  UPDATE ledger SET
-    gone_requests = gone_requests + 1,
-    gone_picousd = gone_picousd + CAST(round(OLD.server_usd * 1e12) AS INTEGER),
-    gone_microj = gone_microj + CAST(round(OLD.energy_j * 1e6) AS INTEGER)
-  WHERE day = coalesce(OLD.day, '');
-END;
-"""
-
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
 HISTORY = FileKind(0x64736368, frozenset({"requests", "ttft_samples"}), b"CREATE TABLE requests (")
 
 

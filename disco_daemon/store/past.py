@@ -28,8 +28,9 @@ _SAMPLES = "SELECT * FROM ttft_samples WHERE request >= ? ORDER BY request, id"
 def outcomes(path: Path, since: float = 0.0, limit: int = MOST) -> list[Outcome]:
     """Return the newest `limit` requests since a Unix time, s, oldest first; a daemon may be writing meanwhile.
 
-    What a row does not have keeps its default: texts, moves, the reading. Tokens that an uncancelled device did not
-    process were in its cache. Raises Unavailable if the file cannot be read.
+    Embeddings and probes have rows, too, and come as outcomes without a TTFT. What a row does not have keeps its
+    default: texts, moves, the reading. Tokens that an uncancelled device did not process were in its cache. Raises
+    Unavailable if the file cannot be read.
     """
     uri = f"{path.resolve().as_uri()}?mode=ro"
     try:

@@ -15,7 +15,7 @@ from .generation import (
     Token,
     Usage,
 )
-from .outcome import Attempt, HandoffRecord, Outcome, Reading, finite
+from .outcome import Attempt, EntryKind, HandoffRecord, LedgerEntry, Outcome, Reading, finite
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Json, Refusal, Sampling, Side
 
 __all__ = [
@@ -26,11 +26,13 @@ __all__ = [
     "Continuation",
     "Delivery",
     "Embedding",
+    "EntryKind",
     "Finish",
     "GenerationRequest",
     "HandoffRecord",
     "Hold",
     "Json",
+    "LedgerEntry",
     "Order",
     "Outcome",
     "Pace",

@@ -1,10 +1,11 @@
-"""The record of an answer that has ended: the input of history, ledger, estimators and metrics."""
+"""The records of finished work: an answer's outcome, and the ledger entry of a cost without an answer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from .generation import Plan, Usage
@@ -168,6 +169,44 @@ class Outcome:
             "qoe": None if self.reading is None else self.reading.qoe,
             "reading": None if self.reading is None else asdict(self.reading),
         }
+
+
+class EntryKind(StrEnum):
+    """The works that cost something and answer nobody: texts made vectors, and the daemon's questions to a server."""
+
+    EMBEDDING = "embedding"
+    PROBE = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One finished work without an answer, for history, ledger and metrics. Nothing is learned from it.
+
+    `model` is the name in the request; a probe has the server's. `attempt` is the work with its price: it shows no
+    first token, so it is censored. `cancelled`: the client left before the end.
+    """
+
+    kind: EntryKind
+    request_id: str
+    created: float
+    model: str
+    attempt: Attempt
+    cost_usd: float
+    duration_s: float
+    cancelled: bool = False
+
+    @property
+    def served(self) -> Side | None:
+        """The side that a client was served by; None where it failed, and for a probe, which has no client."""
+        failed = self.attempt.error is not None
+        return None if failed or self.kind is EntryKind.PROBE else self.attempt.side
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The kind, or `cancelled`; None where it failed."""
+        if self.attempt.error is not None:
+            return None
+        return "cancelled" if self.cancelled else self.kind.value
 
 
 def finite(x: float) -> float | None:

@@ -157,9 +157,8 @@ async def played(on: AnswerContext, request: GenerationRequest | None = None) ->
     page, outcomes = Page(), list[Outcome]()
     with contextlib.suppress(EndpointError):
         keeper = SimpleNamespace(context=on, held=lambda: contextlib.nullcontext(on))
-        await Conductor(cast(Any, keeper), lambda _, outcome: outcomes.append(outcome)).run(
-            request or asked(), "disco", page
-        )
+        conductor = Conductor(cast(Any, keeper), lambda _, outcome: outcomes.append(outcome), lambda entry: None)
+        await conductor.run(request or asked(), "disco", page)
     return page.text, outcomes[-1]
 
 

@@ -76,7 +76,7 @@ def never(but: Endpoint) -> float:
 async def conductor(first: AnswerContext) -> AsyncIterator[Conductor]:
     keeper = Keeper(first)
     await keeper.start()
-    yield Conductor(keeper, lambda context, outcome: None)
+    yield Conductor(keeper, lambda context, outcome: None, lambda entry: None)
     await keeper.end()
 
 

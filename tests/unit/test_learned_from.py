@@ -107,7 +107,7 @@ async def answered(*endpoints: Faulty, **how: Any) -> Outcome:
     outcomes = list[Outcome]()
     keeper = Keeper(context(*endpoints, **how))
     await keeper.start()
-    conductor = Conductor(keeper, lambda _, outcome: outcomes.append(outcome))
+    conductor = Conductor(keeper, lambda _, outcome: outcomes.append(outcome), lambda entry: None)
     request = GenerationRequest("r", ({"role": "user", "content": "Yes?"},))
     await conductor.run(request, "disco", Nobody())
     await keeper.end()

@@ -20,7 +20,8 @@ import pytest
 from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.store import History
 from disco_daemon.store.claim import claimed
-from disco_daemon.store.migrations import MIGRATIONS, migrate, open_database
+from disco_daemon.store.migrations import migrate, open_database
+from disco_daemon.store.schema import MIGRATIONS, rows_of
 from disco_daemon.types import Attempt, Delivery, HandoffRecord, Outcome, Plan, Reading, Side, Usage
 from disco_tui.data.store import Store
 
@@ -411,6 +412,18 @@ def test_two_daemons_write_at_once_and_all_rows_arrive(path: Path) -> None:
 # Migrations
 
 
+def test_every_column_gets_a_value_of_each_outcome(path: Path) -> None:
+    """A column that is added to the schema and forgotten in the rows would hold its default for ever."""
+    with closing(open_database(path, 1.0)) as connection:
+        columns = {
+            table: {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            for table in ("requests", "ttft_samples")
+        }
+    request, samples = rows_of(OUTCOME, keep_text=True)
+    assert {"id", *request} == columns["requests"]
+    assert [{"id", "request", *sample} for sample in samples] == [columns["ttft_samples"]] * 2
+
+
 def test_all_of_a_migration_happens_or_nothing(path: Path) -> None:
     with History(path) as history:
         put(history, OUTCOME)
@@ -739,6 +752,6 @@ def test_a_queue_holds_no_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """It is bounded in outcomes; an answer of thousands of tokens must not take more of it than a short one."""
     history = History(tmp_path / "history.sqlite")
     queued: list[object] = []
-    monkeypatch.setattr(history, "_put", queued.append)
+    monkeypatch.setattr(history._writer, "put", queued.append)
     history.record(replace(OUTCOME, arrivals_s=(1.0, 2.0)))
     assert queued == [OUTCOME]

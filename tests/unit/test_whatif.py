@@ -27,8 +27,9 @@ from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, MIN_SEEN, Reco
 from disco_daemon.simulate.dispatch.whatif import WhatIf, WhatIfPoint, WhatIfSetting, WhatIfTerms, whatif
 from disco_daemon.simulate.dispatch.whatif_report import Findings, as_json, draw, pareto, picture, summary
 from disco_daemon.store import History
-from disco_daemon.store.migrations import MIGRATIONS, migrate
+from disco_daemon.store.migrations import migrate
 from disco_daemon.store.past import outcomes
+from disco_daemon.store.schema import MIGRATIONS
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
