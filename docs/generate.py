@@ -82,6 +82,7 @@ def settings() -> str:
 
     from disco_daemon.config.layers import get_value
     from disco_daemon.config.schema import LIVE, SECTIONS, Config
+    from disco_daemon.dispatch.policies import described
 
     documents, defaults, lines = field_documents(), Config(), [SETTINGS]
     for section, cls in SECTIONS.items():
@@ -90,7 +91,8 @@ def settings() -> str:
         lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
             key = f"{section}.{field.name}"
-            meaning = linked(documents[f"{cls.__name__}.{field.name}"]) + (" ●" if key in LIVE else "")
+            text = documents[f"{cls.__name__}.{field.name}"].replace("{policies}", described())
+            meaning = linked(text) + (" ●" if key in LIVE else "")
             default = json.dumps(get_value(defaults, key))
             lines.append(f"| `{key}` | `{default}` | {values(field.type)} | {meaning} |")
         lines.append("")

@@ -20,6 +20,7 @@ from disco_daemon.cli.main import make_parser
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config, keys
 from disco_daemon.continuations import CONTINUATIONS
+from disco_daemon.dispatch.policies import REGISTRY
 from docs import generate
 from tests.fixtures.documents import ARCHITECTURE, HANDOFF, PAGES, RELIABILITY, ROOT, code, rows
 
@@ -125,6 +126,11 @@ def test_the_settings_page_lists_every_setting_with_its_default() -> None:
     assert len(tables) == len(shown)
     defaults = Config()
     assert shown == {key: json.dumps(config.get_value(defaults, key)) for key in sorted(keys())}
+
+
+def test_the_settings_page_names_every_policy() -> None:
+    (row,) = [row for row in rows(PAGES["settings.md"], "policy") if row[0] == "`policy.name`"]
+    assert all(re.search(rf"(?:^|[ ,]){entry.name}\b.*{re.escape(entry.note)}", row[3]) for entry in REGISTRY)
 
 
 def commands(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:

@@ -286,7 +286,7 @@ def _found(lines: Sequence[str], section: str, name: str) -> str:
 
 def _check(config: Config) -> None:
     """Check rules across settings. Raises ConfigError."""
-    from ..dispatch.names import POLICIES
+    from ..dispatch.policies import POLICIES
 
     choices = {
         "policy.name": (config.policy.name, POLICIES),

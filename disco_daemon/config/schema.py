@@ -153,8 +153,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[policy] When each side starts."""
 
     name: str = "optimal"
-    """optimal (learns both sides), paper (DiSCo), stochastic, stochastic-concurrent, race (both at once), all-device,
-    all-server, or delay (server first, the device after `policy.delay_s`): docs/policy.md."""
+    """{policies}: docs/policy.md."""  # the table in dispatch/policies.py; `make docs` writes it here
     budget: _Share = 0.5
     """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1. The device is booked
     with what it computes, not with what it has in its KV cache; the server with the whole prompt, whenever asked.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.dispatch.baselines import Stochastic
 from disco_daemon.dispatch.make import make_policy
-from disco_daemon.dispatch.names import FIXED, LEARNING, POLICIES
+from disco_daemon.dispatch.policies import FIXED, LEARNING, POLICIES
 from disco_daemon.dispatch.policy import PolicyInput
 from disco_daemon.dispatch.table import RequestContext, Table, edges_of
 from disco_daemon.estimation.context import Contexts

@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from ...arrays import FloatArray
 from ...delivery.qoe import qoe_steady
-from ...dispatch.baselines import Fixed, Stochastic
+from ...dispatch.make import make_policy
 from ...dispatch.migrate import Costs
 from ...dispatch.optimal import KAPPA, Optimal
 from ...dispatch.pacer import Pacer
 from ...dispatch.paper import Paper
+from ...dispatch.policies import REGISTRY
 from ...dispatch.policy import Policy, PolicyInput
 from ...errors import ConfigError
 from ...estimation.context import Contexts, conditioned
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, kaplan_meier
-from ...types import Plan, Side
+from ...types import Side
 from ..traces import LatencyTrace, Requests
 from .limits import best_p99, clairvoyant
 from .player import Phone, Played, Recent, Stream, play, play_paced
@@ -35,7 +36,6 @@ READER_TPS = 4.8  # token/s, reading; Andes §2.2
 SERVER_TPS = 60.0  # token/s between two tokens of a server; the traces have none for all services
 WATTS, USD_PER_KWH = 5.0, 0.30  # a phone under load, household electricity
 SERVER_USD = (0.15e-6, 0.60e-6)  # $ per input and output token: gpt-4o-mini
-INF = float("inf")
 
 PHONES = (
     Phone("pixel7pro-bloom1.1b", 31.32, 13.93),
@@ -43,10 +43,11 @@ PHONES = (
     Phone("xiaomi14-qwen0.5b", 79.90, 21.47),
 )
 LIMITS = ("clairvoyant", "best-p99")
-POLICIES = (
-    "all-device", "all-server", "stochastic", "stochastic-concurrent", "paper", "paper-paced", "optimal",
-    "optimal-unconditioned",
-)  # fmt: skip
+# Two policies are played in forms of the simulator's own (`make`), all others of the registry as the daemon makes them.
+PAPER, OPTIMAL = ("paper", "paper-paced"), ("optimal", "optimal-unconditioned")
+OTHERS = [entry for entry in REGISTRY if entry.is_simulated and entry.name not in (*PAPER, *OPTIMAL)]
+POLICIES = (*(entry.name for entry in sorted(OTHERS, key=lambda entry: entry.learns)), *PAPER, *OPTIMAL)
+PACED = frozenset({"paper-paced", *OPTIMAL, *(entry.name for entry in OTHERS if entry.is_paced)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +106,12 @@ class EvaluationSetup:
 
 
 def make(name: str, setup: EvaluationSetup) -> Policy:
-    """The policy of that name for the simulator."""
-    match name:
-        case "all-device":
-            return Fixed(name, Plan(0.0, INF))
-        case "all-server":
-            return Fixed(name, Plan(INF, 0.0))
-        case "stochastic" | "stochastic-concurrent":
-            return Stochastic(concurrent=name.endswith("concurrent"))
-        case "paper" | "paper-paced":
-            return Paper(setup.alpha, paced=name.endswith("paced"))
-        case _:
-            return Optimal(setup.kappa, MAX_BUCKETS)
+    """Make the policy of that name for the simulator: `paper` as published, `optimal` with a bucket for each length."""
+    if name in PAPER:
+        return Paper(setup.alpha, paced=name in PACED)
+    if name in OPTIMAL:
+        return Optimal(setup.kappa, MAX_BUCKETS)
+    return make_policy(name, alpha=setup.alpha, kappa=setup.kappa)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +204,7 @@ def play_policy(
     """Play the test half with `policy` at every budget of the set-up; `name` says what it is fitted to."""
     budgets = np.array(setup.budgets)
     tables = [policy.fit(scene.policy_input(phone, constrained, b, name)) for b in setup.budgets]
-    if not isinstance(policy, Optimal) and not (isinstance(policy, Paper) and policy.paced):
+    if name not in PACED:
         return play(scene.stream, phone, tables, budgets, constrained)
     lanes = np.repeat(budgets[:, None], setup.n_seeds, axis=1)
     pacer = Pacer(lanes, scene.lengths.mean, windowed=setup.windowed)

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...dispatch.optimal import Optimal
-from ...dispatch.paper import Paper
 from ...dispatch.planner import Planner
+from ...dispatch.policies import FIXED
 from ...dispatch.policy import Policy
 from ...errors import ConfigError
 from ...types import Attempt, Outcome, Plan, Readiness, Side, Usage
 from ..traces import LatencyTrace, Requests
-from .evaluate import Cell, EvaluationSetup, make, measure
+from .evaluate import POLICIES, Cell, EvaluationSetup, make, measure
 from .player import Phone, Played, Stream
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long, as the daemon does
-LEARNING = ("stochastic", "stochastic-concurrent", "paper", "paper-paced", "optimal")
+LEARNING = tuple(name for name in POLICIES if name not in (*FIXED, "optimal-unconditioned"))
 _BOTH = {side: Readiness() for side in Side}
 
 
@@ -86,8 +86,6 @@ def planner(policy: Policy, constrained: Side, budget: float, seed: int, *, wind
     """A planner that knows nothing yet, drawing from its own generator."""
     if isinstance(policy, Optimal):
         policy = Optimal(policy.kappa)  # the daemon's buckets, not the simulator's exact lengths
-    elif isinstance(policy, Paper):
-        policy = Paper(policy.alpha, paced=policy.paced)
     return Planner(policy, constrained, budget, draw=np.random.default_rng(seed + 1).random, windowed=windowed)
 
 

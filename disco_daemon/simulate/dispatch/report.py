@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...types import Side
 from ..figures import aligned, label, mean, number, panels, require_plots, save, unique
-from .evaluate import LIMITS, Cell
+from .evaluate import LIMITS, POLICIES, Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,8 +198,8 @@ def _geometric_mean(values: Iterable[float]) -> float:
 
 # --- figures ------------------------------------------------------------------------------------------------------
 
-# Colours of Okabe and Ito, told apart by the colour-blind; line style and marker tell them apart in print.
-STYLES = {
+# Colours of Okabe and Ito, which the colour-blind can distinguish; line style and marker distinguish them in print.
+OWN_STYLES = {
     "all-device": ("#999999", "", ":"),
     "all-server": ("#999999", "", "--"),
     "stochastic": ("#999999", "s", "-"),
@@ -209,6 +209,11 @@ STYLES = {
     "optimal": ("#D55E00", "D", "-"),
     "optimal-unconditioned": ("#CC79A7", "P", "--"),
     "clairvoyant": ("#000000", "", ":"),
+}
+MARKERS = "X*pdhH8<>"  # of policies without a style of their own
+STYLES = OWN_STYLES | {
+    name: ("#009E73", marker, "-")
+    for name, marker in zip((name for name in POLICIES if name not in OWN_STYLES), MARKERS, strict=False)
 }
 
 
