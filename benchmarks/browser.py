@@ -112,7 +112,7 @@ class Evil:
         self.after: Any = None
         app = web.Application()
         app.router.add_get("/", self._page)
-        app.router.add_post("/told", self._told)
+        app.router.add_post("/told", self._take_report)
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         self.port = 0
 
@@ -128,7 +128,7 @@ class Evil:
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(text=self.page, content_type="text/html", headers={"Connection": "close"})
 
-    async def _told(self, request: web.Request) -> web.Response:
+    async def _take_report(self, request: web.Request) -> web.Response:
         told = json.loads(await request.text())
         if told.get("end"):
             self.ended.set()
@@ -146,14 +146,14 @@ class Rebinding:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> int:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._server is not None
         self._server.close()
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first = await reader.read(65536)
         is_page = first.startswith(b"GET / HTTP") and b"upgrade" not in first.lower().split(b"upgrade-insecure")[0]
         port = self._evil.port if is_page else self._target
@@ -233,7 +233,7 @@ async def answers(root: str) -> Counter[str]:
     return found
 
 
-async def measured(browser: str) -> dict[str, Any]:
+async def measure(browser: str) -> dict[str, Any]:
     """All attempts: at the daemon, at it by a rebound name, and at the server without a guard."""
     found: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
@@ -245,13 +245,13 @@ async def measured(browser: str) -> dict[str, Any]:
         switch = await stack.enter_async_context(Rebinding(evil, urlsplit(root).port or 0))
         before = await answers(root)
 
-        async def answered() -> str:
+        async def new_answers() -> str:
             nonlocal before
             now = await answers(root)
             new, before = now - before, now
             return " ".join(f"{n}x{code}" for code, n in sorted(new.items())) or "-"
 
-        evil.after = answered
+        evil.after = new_answers
         home, rebound = f"http://evil.test:{evil.port}", f"http://rebound.test:{switch}"
         pages = {"foreign": (home, root), "rebound": (rebound, rebound), "unguarded": (home, bare.url[: -len("/v1")])}
         for kind, (page, target) in pages.items():
@@ -282,7 +282,7 @@ def main() -> int:
     if not args.browser:
         print("no Chromium was found: --browser PATH", file=sys.stderr)
         return 2
-    found = asyncio.run(measured(args.browser))
+    found = asyncio.run(measure(args.browser))
     show(found)
     tried = found["foreign"] + found["rebound"]
     got_in = [row["name"] for row in tried if re.search(r"x2\d\d", row["answered"])]

@@ -32,14 +32,14 @@ PROMPT, CONTEXT, N_ROWS, LIMIT_S = 512, 64, (1, 4, 8, 16), 900.0
 Figures = dict[str, float]
 
 
-def measured(model: Path, repeats: int) -> Figures:
+def measure(model: Path, repeats: int) -> Figures:
     """What the installed kernels take: `prefill` token/s, and ms by the number of answers."""
     llama = Llama(
         wire.Load(model_path=str(model), n_ctx=8192, n_threads=1, n_gpu_layers=0, n_cells=8192, exact=False),
         AbortFlag(),
     )
 
-    def took_s(rows: list[tuple[int, int, int, bool]]) -> float:
+    def decode_s(rows: list[tuple[int, int, int, bool]]) -> float:
         began = time.perf_counter()
         if rc := llama.decode(rows):
             msg = f"llama_decode returned {rc}"
@@ -49,13 +49,13 @@ def measured(model: Path, repeats: int) -> Figures:
     prompts = []
     for i in range(repeats):
         llama.clear()
-        prompts.append(took_s([(100 + (i + j) * 7 % 3000, j, 0, j == PROMPT - 1) for j in range(PROMPT)]))
+        prompts.append(decode_s([(100 + (i + j) * 7 % 3000, j, 0, j == PROMPT - 1) for j in range(PROMPT)]))
     figures = {"prefill": PROMPT / statistics.median(prompts)}
     for n in N_ROWS:
         llama.clear()
         for seq in range(n):
-            took_s([(100 + 3 * j + seq, j, seq, False) for j in range(CONTEXT)])
-        times = [took_s([(200 + i + seq, CONTEXT + i, seq, True) for seq in range(n)]) for i in range(4 * repeats)]
+            decode_s([(100 + 3 * j + seq, j, seq, False) for j in range(CONTEXT)])
+        times = [decode_s([(200 + i + seq, CONTEXT + i, seq, True) for seq in range(n)]) for i in range(4 * repeats)]
         figures[str(n)] = 1e3 * statistics.median(times)
     llama.close()
     return figures
@@ -92,7 +92,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = arguments.model or default_model_path()
     if arguments.measure:
-        print(json.dumps(measured(model, arguments.repeats)))
+        print(json.dumps(measure(model, arguments.repeats)))
         return
     if arguments.source is None:
         parser.error("--source is wanted")

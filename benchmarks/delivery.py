@@ -72,7 +72,7 @@ class _Peer:
     def __init__(self, delivery: Delivery) -> None:
         self._queue: asyncio.Queue[Token] = asyncio.Queue()
         self.feed = self._queue.put_nowait
-        relay = self._paced() if delivery is Delivery.PACED else self._relay()
+        relay = self._pace() if delivery is Delivery.PACED else self._relay()
         self._task = asyncio.get_running_loop().create_task(relay)
         self.n = 0
         self.late: list[float] = []
@@ -85,7 +85,7 @@ class _Peer:
             await self._queue.get()
             self.n += 1
 
-    async def _paced(self) -> None:
+    async def _run_paced(self) -> None:
         loop, due = asyncio.get_running_loop(), 0.0
         while True:
             await self._queue.get()
@@ -111,10 +111,10 @@ async def bench_delivery(
     rounds = [(await _relay_us(_Stream, tokens), await _relay_us(_Peer, tokens)) for _ in range(ROUNDS)]
     figures |= _beside("pass_through_us", *map(statistics.median, zip(*rounds, strict=True)))
     progress(f"pacing, {PACED_STREAMS} streams")
-    shares = [(await _paced(make, PACED_STREAMS, seconds))[0] for make in (_Stream, _Peer)]
+    shares = [(await _run_paced(make, PACED_STREAMS, seconds))[0] for make in (_Stream, _Peer)]
     figures |= _beside("pacing_cpu_share", *shares)
     progress(f"jitter, {JITTER_STREAMS} streams")
-    ours, peer = [(await _paced(make, JITTER_STREAMS, seconds))[1] for make in (_Stream, _Peer)]
+    ours, peer = [(await _run_paced(make, JITTER_STREAMS, seconds))[1] for make in (_Stream, _Peer)]
     for name, q in (("jitter_p50_ms", 50), ("jitter_p99_ms", 99)):
         figures |= _beside(name, _percentile(ours, q) * 1e3, _percentile(peer, q) * 1e3)
     return figures | {
@@ -156,7 +156,7 @@ async def _relay_us(make: Callable[[Delivery], Any], tokens: int) -> float:
     return spent / (tokens * RELAY_STREAMS) * 1e6
 
 
-async def _paced(make: Callable[[Delivery], Any], n: int, seconds: float) -> tuple[float, list[float]]:
+async def _run_paced(make: Callable[[Delivery], Any], n: int, seconds: float) -> tuple[float, list[float]]:
     """CPU share of `n` paced streams, and how late their releases were, s; sources at GENERATED_TPS, out of step."""
     loop = asyncio.get_running_loop()
     streams: list[list[Any]] = []

@@ -55,7 +55,7 @@ ODD: tuple[Any, ...] = (
 DULL = (b"\0", b"\xff", b"\r\n", b"{", b"}", b"[", b'"', b"\\u0000", b"1e999", b"9" * 30, b" " * 100, b"\r\n\r\n", b":")
 
 
-def changed(value: Any, rng: random.Random) -> Any:
+def mutate(value: Any, rng: random.Random) -> Any:
     """One place of a JSON value with something else in it, gone, or doubled."""
     value = copy.deepcopy(value)
     at = value
@@ -77,7 +77,7 @@ def changed(value: Any, rng: random.Random) -> Any:
     return value
 
 
-def scrambled(data: bytes, rng: random.Random) -> bytes:
+def scramble(data: bytes, rng: random.Random) -> bytes:
     """Some bytes changed, put in, or taken out."""
     for _ in range(rng.randint(1, 4)):
         i, j = sorted(rng.randrange(len(data) + 1) for _ in range(2))
@@ -90,14 +90,14 @@ def request(rng: random.Random) -> tuple[bytes, bool]:
     """One mutated message, and whether it was left whole as HTTP."""
     method, path, document = rng.choice(REAL)
     way = rng.random()
-    body = b"" if document is None else json.dumps(changed(document, rng) if way < 0.7 else document).encode()
+    body = b"" if document is None else json.dumps(mutate(document, rng) if way < 0.7 else document).encode()
     if body and 0.7 <= way < 0.85:
-        body = scrambled(body, rng)
+        body = scramble(body, rng)
     if document is None and way < 0.5:
-        path = "/" + "".join(chr(c) for c in scrambled(path[1:].encode(), rng) if 33 <= c < 127)
+        path = "/" + "".join(chr(c) for c in scramble(path[1:].encode(), rng) if 33 <= c < 127)
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
     sent = head.encode() + (b"Content-Length: %d\r\n" % len(body) if body else b"") + b"\r\n" + body
-    return (scrambled(sent, rng), False) if way >= 0.85 else (sent, True)
+    return (scramble(sent, rng), False) if way >= 0.85 else (sent, True)
 
 
 class Fuzz:
@@ -134,7 +134,7 @@ class Fuzz:
             self.wrong.append((f"{status} after {took_s:.2f} s", sent))
 
 
-async def fuzzed(n: int, seed: int, clients: int) -> dict[str, Any]:
+async def fuzz_daemon(n: int, seed: int, clients: int) -> dict[str, Any]:
     """Send them all."""
     with tempfile.TemporaryDirectory(prefix="disco-fuzz-") as name:
         folder = Path(name)
@@ -188,7 +188,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=8)
     args = parser.parse_args()
-    found = asyncio.run(fuzzed(args.requests, args.seed, args.clients))
+    found = asyncio.run(fuzz_daemon(args.requests, args.seed, args.clients))
     print(json.dumps(found))
     return 0 if found["ok"] else 1
 

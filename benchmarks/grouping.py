@@ -21,7 +21,7 @@ CONTEXT = 40  # tokens of each answer to begin with
 N_ROWS = (*range(2, MOST + 2), 12, 16)
 
 
-def measured(llama: Llama, n: int, at: int, *, apart: bool) -> float:
+def time_iteration(llama: Llama, n: int, at: int, *, apart: bool) -> float:
     """A token for each of `n` answers that have `at`, ms."""
     rows = [(100 + seq, at, seq, True) for seq in range(n)]
     began = time.perf_counter()
@@ -53,7 +53,7 @@ def main() -> None:
         both: dict[bool, list[float]] = {True: [], False: []}
         for i in range(arguments.repeats):
             for k, apart in enumerate((i % 2 == 0, i % 2 == 1)):
-                both[apart].append(measured(llama, n, CONTEXT + 2 * i + k, apart=apart))
+                both[apart].append(time_iteration(llama, n, CONTEXT + 2 * i + k, apart=apart))
         together, alone = statistics.median(both[False]), statistics.median(both[True])
         figures[str(n)] = {"together_ms": together, "apart_ms": alone, "ratio": together / alone}
         print(f"{n:>3} answers: together {together:7.2f} ms, one by one {alone:7.2f} ms, ratio {together / alone:.3f}")

@@ -216,7 +216,7 @@ async def _one_way(
     length = MAX_TOKENS
     whole: dict[str, str] = {}
 
-    async def unbroken(length: int) -> dict[str, str]:
+    async def ask_unbroken(length: int) -> dict[str, str]:
         heard = [(p, await _ask(session, url, _body(p, source, length))) for p in whole or asked]
         found = {p: h.text for p, h in heard if h.finish == "length"}  # others end before anybody can take over
         progress(f"{name}: {len(found)} unbroken answers of {length} tokens")
@@ -231,19 +231,19 @@ async def _one_way(
             progress(f"{name}: {n_moved} of {setup.count} moved, {len(answers)} answers")
         return prompt, heard
 
-    whole = await unbroken(length)
+    whole = await ask_unbroken(length)
     order = itertools.cycle(whole)
     while whole and (missing := setup.count - len(compared)) > 0 and len(answers) < MAX_TRIES * setup.count:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(prompt)) for prompt in itertools.islice(order, missing)]
         moved = [(p, h) for p, h in (t.result() for t in tasks) if h.move]
-        compared += [await _compared(session, url, target, whole[p], p, h, setup, length) for p, h in moved]
-        if 2 * len(moved) < missing and length < LONGEST and (longer := await unbroken(2 * length)):
+        compared += [await _compare(session, url, target, whole[p], p, h, setup, length) for p, h in moved]
+        if 2 * len(moved) < missing and length < LONGEST and (longer := await ask_unbroken(2 * length)):
             length, whole, order = 2 * length, longer, itertools.cycle(longer)
     return figures_of(answers, compared)
 
 
-async def _compared(
+async def _compare(
     session: aiohttp.ClientSession,
     url: str,
     target: str,

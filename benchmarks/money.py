@@ -183,7 +183,7 @@ class _Bench:
         self.meter.reset()
         async with self._daemon("ledger") as url:
             tally = await self._ask_all(url, questions(self.setup.requests, self.setup.seed), Tally())
-            ledger = await self._settled(url)
+            ledger = await self._settled_ledger(url)
         metered = self.meter.usd
         return {
             "ledger_usd": ledger["server_usd"],
@@ -201,7 +201,7 @@ class _Bench:
         self.meter.reset()
         async with self._daemon("cap", {"caps": {"usd_per_day": cap_usd}}) as url:
             tally = await self._ask_all(url, asked, Tally())
-            ledger = await self._settled(url)
+            ledger = await self._settled_ledger(url)
         dearest = max(q.usd for q in asked)
         over = self.meter.usd - cap_usd
         return {
@@ -218,14 +218,14 @@ class _Bench:
     async def kills(self) -> dict[str, Any]:
         """Kill the daemon in the middle, again and again; what the ledger lacks against what was under way."""
         drawn = random.Random(self.setup.seed)
-        rounds = [await self._killed(i, drawn) for i in range(self.setup.kills)]
+        rounds = [await self._kill_once(i, drawn) for i in range(self.setup.kills)]
         return {
             "rounds": rounds,
             "worst_beyond_running_usd": max((r["beyond_running_usd"] for r in rounds), default=0.0),
             "disagreeing": sum(r["beyond_running_usd"] > 1e-9 for r in rounds),
         }
 
-    async def _killed(self, i: int, drawn: random.Random) -> dict[str, Any]:
+    async def _kill_once(self, i: int, drawn: random.Random) -> dict[str, Any]:
         folder = self.folder / f"kill-{i}"
         folder.mkdir()
         self.meter.reset()
@@ -246,7 +246,7 @@ class _Bench:
             await process.wait()
         await self._until(lambda: not self.meter.server.open_streams)
         async with child(self._argv(folder, {}), folder, "again") as url:
-            ledger = await self._booked(url)
+            ledger = await self._ledger(url)
         lacking, most = self.meter.usd - ledger["server_usd"], self.meter.usd_of(running)
         self.progress(f"kill {i + 1} of {self.setup.kills}: {ledger['requests']} booked, {len(running)} were running")
         return {
@@ -322,12 +322,12 @@ class _Bench:
                     return
         tally.whole += 1
 
-    async def _settled(self, url: str) -> dict[str, Any]:
+    async def _settled_ledger(self, url: str) -> dict[str, Any]:
         """The ledger once all has ended and is written."""
         await self._until(lambda: not self.meter.server.open_streams)
         served = (await self._get(url, "state"))["served"]
         async with asyncio.timeout(REQUEST_S):
-            while (found := await self._booked(url))["requests"] < served:  # noqa: ASYNC110 - as above
+            while (found := await self._ledger(url))["requests"] < served:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(LOOK_S)  # the writer is a thread of the other process
         return found
 
@@ -337,7 +337,7 @@ class _Bench:
             while not true():  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(LOOK_S)
 
-    async def _booked(self, url: str) -> dict[str, Any]:
+    async def _ledger(self, url: str) -> dict[str, Any]:
         days = (await self._get(url, "ledger"))["data"]
         return {key: sum(day[key] for day in days) for key in ("requests", "server_usd")}
 

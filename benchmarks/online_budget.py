@@ -66,7 +66,7 @@ def cases(args: argparse.Namespace) -> Iterator[dict[str, object]]:
             yield {"side": side.value, "budget": budget}
 
 
-def repeated(trace: LatencyTrace, n: int) -> NDArray[np.float64]:
+def repeat(trace: LatencyTrace, n: int) -> NDArray[np.float64]:
     """A trace as long as `n` requests at least, around and around."""
     return np.tile(trace.ttft_s, -(-n // len(trace.ttft_s)))
 
@@ -87,7 +87,7 @@ def main() -> None:
     for trace in traces:
         for case in cases(args):
             for seed in range(args.seeds):
-                tokens = play(repeated(trace, args.requests), requests, args, seed, **case)
+                tokens = play(repeat(trace, args.requests), requests, args, seed, **case)
                 over.append(ratio(tokens) - float(str(case["budget"])))
                 window.append(worst_window(tokens) - float(str(case["budget"])))
         print(f"{trace.label:<50} overspend up to {100 * max(over):+.2f}, window {100 * max(window):+.2f}", flush=True)

@@ -172,7 +172,7 @@ async def _one(door: Door, request: Request, due: float) -> Served:
 # --- capacity ---------------------------------------------------------------------------------------------------------
 
 
-async def measured_capacity(door: Door, requests: Sequence[Request]) -> float:
+async def measure_capacity(door: Door, requests: Sequence[Request]) -> float:
     """Requests/s that a server answers with IN_FLIGHT of them at all times; their own times do not matter.
 
     An answer counts by the share of its tokens that came after RAMP_S. Raises BenchError where nothing came in time.
@@ -213,7 +213,7 @@ async def bench_qoe(setup: Setup, progress: Progress) -> dict[str, Any]:
     try:
         async with _doors(setup, model, progress) as doors:
             capacity = await _capacity(doors, setup, progress)
-            curves = await measured_curves(doors, setup, capacity, progress)
+            curves = await measure_curves(doors, setup, capacity, progress)
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
         msg = f"the measurement broke off: {error!r}"
         raise BenchError(msg) from error
@@ -231,12 +231,12 @@ async def _capacity(doors: Mapping[str, Door], setup: Setup, progress: Progress)
         return setup.capacity_rps
     door = doors.get(FCFS) or next(iter(doors.values()))
     progress(f"capacity: {IN_FLIGHT} answers at a time of {door.name}, about {CALIBRATION_S * 1.5:.0f} s")
-    found = await measured_capacity(door, workload(setup, "poisson", 1.0, N_CALIBRATION, 0))
+    found = await measure_capacity(door, workload(setup, "poisson", 1.0, N_CALIBRATION, 0))
     progress(f"capacity: {found:.2f} requests/s")
     return found
 
 
-async def measured_curves(
+async def measure_curves(
     doors: Mapping[str, Door], setup: Setup, capacity_rps: float, progress: Progress
 ) -> list[Curve]:
     """A point for each server, load and kind of arrivals; which server goes first changes from load to load."""

@@ -166,7 +166,7 @@ def table(figures: dict[str, Any]) -> str:
         ("preemptions a request", "preemptions_per_request", ""),
         ("lag of the daemon's loop, p99", "loop_lag_ms_p99", "ms"),
     )
-    lines += [f"{label:<46}{_shown(figures[key]):>10} {unit}".rstrip() for label, key, unit in rows]
+    lines += [f"{label:<46}{_as_text(figures[key]):>10} {unit}".rstrip() for label, key, unit in rows]
     if any(gain["rate_gain_is_bound"] for gain in next(iter(figures["by_arrivals"].values())).values()):
         lines.append(f"A rate is the first or last measured where the mean QoE does not cross {HIGH_QOE:g}.")
     host, peer = figures["host"], figures["peer"]
@@ -176,5 +176,5 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _shown(value: float | None) -> str:
+def _as_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"

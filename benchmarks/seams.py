@@ -60,7 +60,7 @@ def compare(joined: str, at: int, whole: str, rest: str) -> Compared:
     if joined == whole:
         return Compared(identical=True)
     before, after = joined[:at], joined[at:]
-    parted = _agreed(joined, whole)
+    parted = _n_agreeing(joined, whole)
     note = f"after {parted} of {len(whole)}: {whole[max(0, parted - CONTEXT) : parted + CONTEXT]!r} became "
     note += f"{joined[max(0, parted - CONTEXT) : parted + CONTEXT]!r}, seam at {at}"
     if rest.startswith(after) or after.startswith(rest):
@@ -68,23 +68,23 @@ def compare(joined: str, at: int, whole: str, rest: str) -> Compared:
         # however often the text itself repeats something. A server that rounds differently from time to time does not
         # begin two answers alike: then it remains unexplained.
         return Compared(identical=False, explained=whole.startswith(before), note=note)
-    doubled = _doubled(before, after)
-    lost = _skipped(after, rest) if not doubled else 0
+    doubled = _n_doubled(before, after)
+    lost = _n_skipped(after, rest) if not doubled else 0
     return Compared(False, lost, doubled, explained=False, note=note)
 
 
-def _agreed(a: str, b: str) -> int:
+def _n_agreeing(a: str, b: str) -> int:
     limit = min(len(a), len(b))
     return next((i for i in range(limit) if a[i] != b[i]), limit)
 
 
-def _doubled(before: str, after: str) -> int:
+def _n_doubled(before: str, after: str) -> int:
     """Count the characters at the end of `before` that are said again at the beginning of `after`."""
     longest = min(len(before), len(after))
     return next((n for n in range(longest, SHORTEST - 1, -1) if before.endswith(after[:n])), 0)
 
 
-def _skipped(after: str, rest: str) -> int:
+def _n_skipped(after: str, rest: str) -> int:
     """Count the characters at the beginning of `rest` that are missing in `after`."""
     head = after[: 4 * SHORTEST]
     at = rest.find(head) if len(head) == 4 * SHORTEST else -1

@@ -56,7 +56,7 @@ async def measure(doors: Mapping[str, Door], repeats: int) -> dict[str, Any]:
         rates: dict[str, list[float]] = {ON: [], OFF: []}
         before = device_state(await at_rest(doors[ON]))
         for repeat in range(repeats):
-            heard = {name: await _asked(doors[name], prompt) for name in ((ON, OFF) if repeat % 2 else (OFF, ON))}
+            heard = {name: await _ask(doors[name], prompt) for name in ((ON, OFF) if repeat % 2 else (OFF, ON))}
             if heard[ON].text != heard[OFF].text:
                 msg = f"the answers to {task} differ:\n{heard[OFF].text}\n---\n{heard[ON].text}"
                 raise BenchError(msg)
@@ -69,7 +69,7 @@ async def measure(doors: Mapping[str, Door], repeats: int) -> dict[str, Any]:
     return found
 
 
-async def _asked(door: Door, prompt: str) -> StreamedAnswer:
+async def _ask(door: Door, prompt: str) -> StreamedAnswer:
     chat: Chat = [{"role": "user", "content": prompt}]
     return await ask(door, chat, MAX_TOKENS)
 

@@ -137,7 +137,7 @@ class Load:
             self.full += [at - sent for times in streams for sent, at in times if begin <= sent <= end]
 
 
-async def asked(url: str, streams: int, tokens: int, per_s: float, seed: int) -> Load:
+async def run_load(url: str, streams: int, tokens: int, per_s: float, seed: int) -> Load:
     """Have so many answers streamed at the same time, and look at them when all are there."""
     body = json.dumps(
         {
@@ -162,7 +162,7 @@ async def asked(url: str, streams: int, tokens: int, per_s: float, seed: int) ->
                 return [(now(), piece) async for piece in response.content.iter_any()]
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(caught(ask(rng.uniform(0, streams / per_s)))) for _ in range(streams)]
+            tasks = [group.create_task(catch(ask(rng.uniform(0, streams / per_s)))) for _ in range(streams)]
     whole = []
     for task in tasks:
         try:
@@ -175,7 +175,7 @@ async def asked(url: str, streams: int, tokens: int, per_s: float, seed: int) ->
     return load
 
 
-async def caught(asking: Any) -> Any:
+async def catch(asking: Any) -> Any:
     """What comes of it, or why nothing did: one stream's end is not the others'."""
     try:
         return await asking
@@ -183,7 +183,7 @@ async def caught(asking: Any) -> Any:
         return e
 
 
-async def watched(process: psutil.Process | None, load: Any) -> Load:
+async def watch(process: psutil.Process | None, load: Any) -> Load:
     """A load, with the daemon's memory and CPU time meanwhile."""
     task, most = asyncio.ensure_future(load), 0
     began, before = time.monotonic(), sum(process.cpu_times()[:2]) if process else 0.0
@@ -209,7 +209,7 @@ def on_core(i: int) -> Iterator[int | None]:
         os.sched_setaffinity(0, cores)
 
 
-async def measured(streams: int, tokens: int, per_s: float, rounds: int) -> dict[str, Any]:
+async def measure(streams: int, tokens: int, per_s: float, rounds: int) -> dict[str, Any]:
     """Both loads in turn, the limit first."""
     loads = {"direct": Load(), "daemon": Load()}
     with tempfile.TemporaryDirectory(prefix="disco-bench-") as name:
@@ -224,7 +224,7 @@ async def measured(streams: int, tokens: int, per_s: float, rounds: int) -> dict
                 for kind, url in (("direct", server.url), ("daemon", daemon_url)):
                     gc.collect()
                     gc.disable()  # a pause of the instrument's own would count as a delay
-                    found = await watched(process if kind == "daemon" else None, asked(url, streams, tokens, per_s, i))
+                    found = await watch(process if kind == "daemon" else None, run_load(url, streams, tokens, per_s, i))
                     loads[kind].add(found)
                     print(f"round {i + 1} of {rounds}, {kind}: {row(found)}", file=sys.stderr)
             n_most = server.n_open_most
@@ -284,7 +284,7 @@ def figures(direct: Load, daemon: Load, streams: int, tokens: int, rounds: int) 
     }
 
 
-def told(found: dict[str, Any]) -> str:
+def summary(found: dict[str, Any]) -> str:
     """The same to be read, the limit first."""
     rows = [
         f"limit: p99 of what is added to a token < {MOST_ADDED_MS:g} ms, memory < {MOST_RSS_MIB:g} MiB, all whole",
@@ -322,12 +322,12 @@ def main() -> int:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
-        found = asyncio.run(measured(args.streams, args.tokens, args.arrivals, args.rounds))
+        found = asyncio.run(measure(args.streams, args.tokens, args.arrivals, args.rounds))
     except BenchError as e:
         print(e, file=sys.stderr)
         return 1
     if not args.json:
-        print(told(found))
+        print(summary(found))
     print(json.dumps(found))
     return 0 if found["ok"] else 1
 

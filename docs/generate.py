@@ -82,7 +82,7 @@ def settings() -> str:
 
     from disco_daemon.config.layers import get_value
     from disco_daemon.config.schema import LIVE, SECTIONS, Config
-    from disco_daemon.dispatch.policies import described
+    from disco_daemon.dispatch.policies import names_with_notes
 
     documents, defaults, lines = field_documents(), Config(), [SETTINGS]
     for section, cls in SECTIONS.items():
@@ -91,15 +91,15 @@ def settings() -> str:
         lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
             key = f"{section}.{field.name}"
-            text = documents[f"{cls.__name__}.{field.name}"].replace("{policies}", described())
-            meaning = linked(text) + (" ●" if key in LIVE else "")
+            text = documents[f"{cls.__name__}.{field.name}"].replace("{policies}", names_with_notes())
+            meaning = link(text) + (" ●" if key in LIVE else "")
             default = json.dumps(get_value(defaults, key))
             lines.append(f"| `{key}` | `{default}` | {values(field.type)} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def linked(text: str) -> str:
+def link(text: str) -> str:
     """Mentions of documents as links from within docs/."""
     return re.sub(r"docs/([\w-]+\.md(?:#[\w-]+)?)", r"[\1](\1)", text)
 
@@ -121,7 +121,7 @@ def routes() -> str:
             continue
         path = route.resource.canonical
         _, _, said = " ".join((inspect.getdoc(route.handler) or "").split()).partition(": ")
-        lines.append(f"| `{route.method} {_shown(path)}` | {said} | {ROUTES[route.method, path].value} |")
+        lines.append(f"| `{route.method} {_display_path(path)}` | {said} | {ROUTES[route.method, path].value} |")
     return "\n".join(lines)
 
 
@@ -131,12 +131,12 @@ def doors() -> str:
 
     lines = ["| besides the Unix socket | routes |", "| --- | --- |"]
     for where in At:
-        served = [f"`{method} {_shown(path)}`" for (method, path), at in ROUTES.items() if at is where]
+        served = [f"`{method} {_display_path(path)}`" for (method, path), at in ROUTES.items() if at is where]
         lines.append(f"| {where.value} | {', '.join(served)} |")
     return "\n".join(lines)
 
 
-def _shown(path: str) -> str:
+def _display_path(path: str) -> str:
     return path.replace("{request_id}", "ID").replace("{name}", "NAME")
 
 
@@ -262,7 +262,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
 }
 
 
-def replaced(text: str, name: str, content: str) -> str:
+def replace_block(text: str, name: str, content: str) -> str:
     """A document with another content in one of its blocks. Raises ValueError without exactly one of that name."""
     begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -279,7 +279,7 @@ def main() -> None:
         (ROOT / name).write_text(page(), "utf-8")
     for (name, block), content in BLOCKS.items():
         path = ROOT / name
-        path.write_text(replaced(path.read_text("utf-8"), block, content()), "utf-8")
+        path.write_text(replace_block(path.read_text("utf-8"), block, content()), "utf-8")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 @pytest.mark.parametrize(("name", "block"), generate.BLOCKS)
 def test_a_generated_block_is_up_to_date(name: str, block: str) -> None:
     text = (ROOT / name).read_text("utf-8")
-    assert text == generate.replaced(text, block, generate.BLOCKS[name, block]()), "run `make docs`"
+    assert text == generate.replace_block(text, block, generate.BLOCKS[name, block]()), "run `make docs`"
 
 
 def test_every_marked_block_is_generated() -> None:

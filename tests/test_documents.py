@@ -14,10 +14,10 @@ from tests.fixtures.documents import PAGES, README, ROOT, TOP
 
 def test_a_block_that_is_missing_or_there_twice_is_an_error() -> None:
     block = "<!-- generated: x -->\nold\n<!-- end: x -->\n"
-    assert generate.replaced(f"a\n{block}b\n", "x", "new") == f"a\n{block.replace('old', 'new')}b\n"
+    assert generate.replace_block(f"a\n{block}b\n", "x", "new") == f"a\n{block.replace('old', 'new')}b\n"
     for text in ("", block + block, block.replace("end", "and")):
         with pytest.raises(ValueError, match="expected one"):
-            generate.replaced(text, "x", "new")
+            generate.replace_block(text, "x", "new")
 
 
 def test_readme_fits_on_a_few_screens() -> None:

@@ -121,8 +121,8 @@ def freeze() -> Path:
         "--noupx", "--name", "disco", "--distpath", str(out), "--workpath", str(WORK / "work"), "--specpath", str(WORK),
     ]  # fmt: skip
     command += [f"--add-data={SITE / source}{os.pathsep}{folder}" for source, folder in DATA]
-    command += [f"--hidden-import={name}" for name in sorted({*PARTS, *hidden()})]
-    command += [f"--copy-metadata={name}" for name in METADATA if installed(name)]
+    command += [f"--hidden-import={name}" for name in sorted({*PARTS, *hidden_modules()})]
+    command += [f"--copy-metadata={name}" for name in METADATA if is_installed(name)]
     command += [f"--add-binary={path}{os.pathsep}llama_cpp/lib" for path in engine_libraries()]
     command += [f"--exclude-module={name}" for name in UNUSED]
     say("collecting the program")
@@ -132,7 +132,7 @@ def freeze() -> Path:
     return out / "disco"
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Whether there is metadata of it."""
     try:
         return bool(version(package))
@@ -148,7 +148,7 @@ def home_of(package: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
-def hidden() -> Iterator[str]:
+def hidden_modules() -> Iterator[str]:
     """The names of all modules of the packages that import some by name."""
     for package in LAZY:
         home = home_of(package)

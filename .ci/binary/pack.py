@@ -69,7 +69,7 @@ def pack(folder: Path, target: Path, version: str) -> Packed:
         sink.write(bytes(HEAD.size))
         for entry in entries(folder):
             name = os.fsencode(entry.name)
-            packed = compressed(entry.data) if entry.kind != A_LINK else entry.data
+            packed = compress(entry.data) if entry.kind != A_LINK else entry.data
             about = ENTRY.pack(entry.kind, len(name), zlib.adler32(entry.data), len(entry.data), len(packed))
             digest.update(about + name + entry.data)
             sink.write(about + name + packed)
@@ -81,7 +81,7 @@ def pack(folder: Path, target: Path, version: str) -> Packed:
     return Packed(made, n_files, n_bytes, target.stat().st_size)
 
 
-def compressed(data: bytes) -> bytes:
+def compress(data: bytes) -> bytes:
     """One LZ4 block, or the data itself where that is not smaller: equal lengths tell the launcher which it is."""
     import lz4.block
 

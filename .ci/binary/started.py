@@ -32,9 +32,9 @@ def engine(binary: Path) -> str:
             [str(binary), PART, CHECKUP], input=encode(None), env=env, capture_output=True, timeout=START_TIMEOUT_S,
             check=True,
         )  # fmt: skip
-    told = decode_reply(done.stdout.splitlines()[0])
-    assert isinstance(told, Bindings)
-    return f"llama.cpp {told.version}, {' '.join(told.features)}"
+    reply = decode_reply(done.stdout.splitlines()[0])
+    assert isinstance(reply, Bindings)
+    return f"llama.cpp {reply.version}, {' '.join(reply.features)}"
 
 
 def times(binary: Path) -> Iterator[str]:
@@ -42,13 +42,13 @@ def times(binary: Path) -> Iterator[str]:
     bare = median([sys.executable, "-c", "pass"], dict(os.environ))
     with home() as env:
         help_ = [str(binary), "--help"]
-        yield f"first     {told(took(help_, env), bare)}: `disco --help`, which unpacks the program"
+        yield f"first     {describe(run(help_, env), bare)}: `disco --help`, which unpacks the program"
         if forget(Path(env["HOME"])):
-            yield f"cold      {told(took(help_, env), bare)}: `disco --help`, nothing of it in memory"
-        yield f"warm      {told(median(help_, env), bare)}: `disco --help`"
+            yield f"cold      {describe(run(help_, env), bare)}: `disco --help`, nothing of it in memory"
+        yield f"warm      {describe(median(help_, env), bare)}: `disco --help`"
         with daemon(binary, env) as (url, _):
             status = [str(binary), "status", "--url", url]
-            yield f"          {told(median(status, env), bare)}: `disco status`, of a daemon that runs"
+            yield f"          {describe(median(status, env), bare)}: `disco status`, of a daemon that runs"
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ class Took:
     cpu_s: float
 
 
-def took(command: list[str], env: dict[str, str]) -> Took:
+def run(command: list[str], env: dict[str, str]) -> Took:
     """Run a command."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, env=env, stdout=subprocess.DEVNULL, check=True, timeout=START_TIMEOUT_S)
@@ -76,12 +76,12 @@ def took(command: list[str], env: dict[str, str]) -> Took:
 
 def median(command: list[str], env: dict[str, str]) -> Took:
     """The medians of some runs; the first one is not counted."""
-    took(command, env)
-    all_ = [took(command, env) for _ in range(N_WARM)]
+    run(command, env)
+    all_ = [run(command, env) for _ in range(N_WARM)]
     return Took(statistics.median(t.wall_s for t in all_), statistics.median(t.cpu_s for t in all_))
 
 
-def told(one: Took, bare: Took) -> str:
+def describe(one: Took, bare: Took) -> str:
     """Its times, and how often a bare Python could have been started meanwhile: on a busy machine both are slow."""
     ratios = f"{one.wall_s / bare.wall_s:.1f} and {one.cpu_s / bare.cpu_s:.1f} x `python -c pass`"
     return f"{1e3 * one.wall_s:5.0f} ms, {1e3 * one.cpu_s:4.0f} ms of the processor ({ratios})"

@@ -199,7 +199,7 @@ def _setup(args: argparse.Namespace) -> EvaluationSetup:
     default = ONLINE_POLICIES if args.online else HANDOFF_POLICIES if args.handoff else DEFAULT_POLICIES
     return EvaluationSetup(
         policies=tuple((args.policies or default).split(",")),
-        phones=tuple(_started(p, args.start) for p in phones),
+        phones=tuple(_with_start(p, args.start) for p in phones),
         constraints=sides,
         budgets=budgets,
         alpha=args.alpha,
@@ -217,7 +217,7 @@ def _phone(text: str) -> Phone:
     return Phone(name, float(prefill), float(decode))
 
 
-def _started(phone: Phone, start_s: float) -> Phone:
+def _with_start(phone: Phone, start_s: float) -> Phone:
     from dataclasses import replace
 
     return replace(phone, start_s=start_s)

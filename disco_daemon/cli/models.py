@@ -63,7 +63,7 @@ def _list(args: argparse.Namespace) -> int:
     shown = [(one, examine(one.path, quick=True)) for one in found]
     shown = [(one, file) for one, file in shown if is_model(file)]
     if args.json:
-        models = [_listed(one, file, in_use) for one, file in shown]
+        models = [_as_json(one, file, in_use) for one, file in shown]
         print(json.dumps({"folder": str(models_dir()), "models": models}))
     elif not shown:
         print(f"no models in {models_dir()}: `disco models fetch` gets the default one")
@@ -87,7 +87,7 @@ def _path_of(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _listed(found: FoundModel, file: ModelFile, in_use: Path | None) -> dict[str, Any]:
+def _as_json(found: FoundModel, file: ModelFile, in_use: Path | None) -> dict[str, Any]:
     from ..models.default import DEFAULT_MODEL
 
     return {
@@ -127,12 +127,12 @@ def _print_rows(rows: list[tuple[str, ...]]) -> None:
 
 
 def _use(args: argparse.Namespace) -> int:
-    path = _chosen(args.model)
+    path = _choose(args.model)
     _make_it_the_devices(path)
     return _print_use(args, path)
 
 
-def _chosen(wanted: str) -> Path:
+def _choose(wanted: str) -> Path:
     """Return the model file that is meant. Raises ConfigError."""
     from ..errors import ConfigError
     from ..models import places
@@ -146,7 +146,7 @@ def _chosen(wanted: str) -> Path:
     if path.is_dir():
         msg = f"{wanted} is a folder: name a GGUF file in it"
         raise ConfigError(msg)
-    return places.chosen(wanted, places.find()).path
+    return places.choose_model(wanted, places.find()).path
 
 
 def _make_it_the_devices(path: Path) -> None:
@@ -190,7 +190,7 @@ def _show(args: argparse.Namespace) -> int:
     from ..models.files import examine
 
     settings = load().device
-    path = _chosen(args.model) if args.model else _in_use()
+    path = _choose(args.model) if args.model else _in_use()
     if path is None:
         msg = "device.base_url is set: that server knows its model. Name a file to look at"
         raise ConfigError(msg)

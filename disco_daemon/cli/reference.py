@@ -59,7 +59,7 @@ def _synopsis(command: Command, own: list[argparse.Action]) -> str:
     for action in own:
         group = groups.get(id(action))
         if group is None:
-            parts.append(_name(action) if _required(action) else f"[{_name(action)}]")
+            parts.append(_name(action) if _is_required(action) else f"[{_name(action)}]")
         elif id(group) not in done:
             done.add(id(group))
             either = " | ".join(_name(one) for one in group._group_actions if one.help != argparse.SUPPRESS)
@@ -67,7 +67,7 @@ def _synopsis(command: Command, own: list[argparse.Action]) -> str:
     return " ".join(parts)
 
 
-def _required(action: argparse.Action) -> bool:
+def _is_required(action: argparse.Action) -> bool:
     return action.required if action.option_strings else action.nargs not in ("?", "*")
 
 

@@ -47,7 +47,7 @@ def _show(state: dict[str, Any]) -> None:
     device = state["endpoints"].get("device", {})
     parts = (
         _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _engine(device), _adapters(device),
-        _speed(state), _learned(state["learned"]), _money(state["money"]), _energy(state["energy"]), _history(state),
+        _speed(state), _estimators(state["learned"]), _money(state["money"]), _energy(state["energy"]), _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
         print(line)
@@ -153,7 +153,7 @@ def _energy(energy: dict[str, Any]) -> list[str]:
     return [f"energy       {prefill:.3g} mJ a prompt token, {decode:.3g} an answer's ({source})"]
 
 
-def _learned(known: dict[str, Any]) -> list[str]:
+def _estimators(known: dict[str, Any]) -> list[str]:
     """Print the estimators, with sample counts and the share of censored ones."""
     server, device, paced = known["server_ttft"], known["device_ttft"], known["realised"]
     quantiles = server["quantiles_s"]

@@ -46,7 +46,7 @@ def plainly() -> Iterator[None]:
 
 
 @contextmanager
-def undisguised() -> Iterator[None]:
+def raw_output() -> Iterator[None]:
     """Leave output as it is within this context, for a screen program that makes its text plain itself."""
     with _printing(direct(sys.stdout), direct(sys.stderr)):
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .terminal import undisguised
+from .terminal import raw_output
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
     root, key = client.daemon_at(args.url, load())
     path = None if args.no_store else args.store or data_path() / "conversations.sqlite"
     # An address stands for a daemon that runs already.
-    with undisguised():
+    with raw_output():
         return show(root, key, path, plain=args.plain, start=args.url is None and not args.no_start)

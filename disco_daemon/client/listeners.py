@@ -45,7 +45,7 @@ def of_linux(rows: str, host: str, port: int, local: Callable[[_Address], bool] 
             continue
         try:
             where, _, at = cells[1].partition(":")
-            address, user = _unpacked(where), int(cells[7])
+            address, user = _unpack(where), int(cells[7])
             if int(at, 16) == port and (address in wanted or (here and address.is_unspecified)):
                 users.add(user)
         except ValueError:  # the head of the table
@@ -53,7 +53,7 @@ def of_linux(rows: str, host: str, port: int, local: Callable[[_Address], bool] 
     return users
 
 
-def _unpacked(text: str) -> _Address:
+def _unpack(text: str) -> _Address:
     """Return an address from the kernel's text: words of four bytes in its own order. Raises ValueError."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":
@@ -123,7 +123,7 @@ def _listens(host: str, port: int) -> bool:
     return False
 
 
-def named(users: Iterable[int]) -> str:
+def names_of(users: Iterable[int]) -> str:
     """Return the users' names, for a sentence."""
     return ", ".join(sorted(map(_name, users)))
 

@@ -93,7 +93,7 @@ def way(root: str, *, wake: bool = True) -> Path | None:
     if (path := socketfile.found(port)) is not None:
         return path
     require_ours(root)
-    if wake and _woken(root):
+    if wake and _wake(root):
         return socketfile.found(port)
     return None
 
@@ -115,13 +115,13 @@ def require_ours(root: str) -> None:
     if users := listeners.strangers(hostname(root), port):
         msg = (
             f"what listens at {without_credentials(root)} is no daemon of yours but a program of "
-            f"{listeners.named(users)}; nothing was sent there. End it, or give your daemon another port: "
+            f"{listeners.names_of(users)}; nothing was sent there. End it, or give your daemon another port: "
             "`disco config set api.port N`"
         )
         raise DaemonError(msg, NOT_OURS)
 
 
-def _woken(root: str) -> bool:
+def _wake(root: str) -> bool:
     """Ask for the daemon's health, without a key; return whether there is an answer."""
     try:
         with _open(urllib.request.Request(root + "/health"), WAKE_TIMEOUT_S):  # noqa: S310

@@ -111,9 +111,9 @@ class Link:
         Raises DaemonError, after some pieces too, and whatever reading the first of `messages` raises.
         """
         told = {"sides": True} | dict(options.pop("disco", None) or {})
-        body = _encoded({"model": model, **options, "stream": True, "disco": told}, messages)
+        body = _encode({"model": model, **options, "stream": True, "disco": told}, messages)
         patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
-        async with self._asked("POST", "/v1/chat/completions", patience, data=body, headers=_JSON) as response:
+        async with self._request("POST", "/v1/chat/completions", patience, data=body, headers=_JSON) as response:
             async for line in _lines(response.content):
                 if line == b"data: [DONE]":
                     return
@@ -223,17 +223,17 @@ class Link:
         body: Any = None,
     ) -> dict[str, Any]:
         patience = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        async with self._asked(method, path, patience, params=query, json=body) as response:
+        async with self._request(method, path, patience, params=query, json=body) as response:
             try:
                 found = await response.json(content_type=None)
             except ValueError as e:
                 raise self._stranger() from e
         if not isinstance(found, dict):
             raise self._stranger()
-        return {key: _shown(value) for key, value in found.items()}
+        return {key: _make_plain(value) for key, value in found.items()}
 
     @asynccontextmanager
-    async def _asked(
+    async def _request(
         self, method: str, path: str, patience: aiohttp.ClientTimeout, **more: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the response to a request, if it is 200; errors then or later are a DaemonError."""
@@ -260,29 +260,29 @@ class Link:
         return DaemonError(f"what answers at {self._shown} is no disco daemon: give the address of one")
 
 
-def _shown(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     """Return a document whose texts are plain: some of them come from servers and model files, and all are shown."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, list):
-        return [_shown(item) for item in value]
+        return [_make_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: _shown(item) for key, item in value.items()}
+        return {key: _make_plain(item) for key, item in value.items()}
     return value
 
 
-def _encoded(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> bytes | AsyncGenerator[bytes, None]:
+def _encode(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> bytes | AsyncGenerator[bytes, None]:
     """Return a body with its messages; a long conversation is sent in parts, so that it is never whole in memory."""
     pieces = _pieces(body, messages)
     first, second = next(pieces), next(pieces, None)
     if second is None:
         return first
 
-    async def sent() -> AsyncGenerator[bytes, None]:
+    async def parts() -> AsyncGenerator[bytes, None]:
         for piece in chain((first, second), pieces):
             yield piece
 
-    return sent()
+    return parts()
 
 
 def _pieces(body: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:

@@ -137,7 +137,7 @@ def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
 
     Raises KeyRefusedError where the key is another origin's, or would travel in the clear; ConfigError for its file.
     """
-    key = found_key(config, env)
+    key = find_key(config, env)
     if key and (why := _not_for(config, config.server.base_url)):
         raise KeyRefusedError(why)
     return key
@@ -148,11 +148,11 @@ def key_for(config: Config, base_url: str, env: Mapping[str, str] | None = None)
 
     Raises ConfigError for its file.
     """
-    key = found_key(config, env)
+    key = find_key(config, env)
     return "" if not key or _not_for(config, base_url) else key
 
 
-def found_key(config: Config, env: Mapping[str, str] | None = None) -> str:
+def find_key(config: Config, env: Mapping[str, str] | None = None) -> str:
     """Return the key in the variable, else in the file, of any origin; not to be sent anywhere. Raises ConfigError."""
     env = os.environ if env is None else env
     if key := env.get(config.server.api_key_env, ""):
@@ -267,11 +267,11 @@ def _line_of(path: Path, problem: str) -> str:
     section = pointer[1] if pointer else ""
     name = unknown[1] if unknown else pointer[2] or "" if pointer else ""
     with suppress(OSError, UnicodeDecodeError):
-        return _found(path.read_text("utf-8").splitlines(), section, name)
+        return _find_line(path.read_text("utf-8").splitlines(), section, name)
     return ""
 
 
-def _found(lines: Sequence[str], section: str, name: str) -> str:
+def _find_line(lines: Sequence[str], section: str, name: str) -> str:
     """Return the line of a setting of that section, or of any if that is empty."""
     within = ""
     for number, line in enumerate(lines, 1):

@@ -20,10 +20,10 @@ def load(own: Path | None = None) -> Catalog:
 
     The folder need not exist. Blocks on disk. Raises ConfigError that names file, key and mend.
     """
-    return Catalog((*shipped(), *_own(own)))
+    return Catalog((*shipped_lists(), *_own(own)))
 
 
-def shipped() -> tuple[ServerProfile, ...]:
+def shipped_lists() -> tuple[ServerProfile, ...]:
     """Return the lists in profiles/servers, by name."""
     folder = files("disco_daemon.profiles") / "servers"
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)

@@ -192,7 +192,7 @@ class Assembly:
             mover=mover,
             clock=shared.clock,
             spending=spending,
-            disturbed=shared.loop_monitor.disturbed,
+            disturbed=shared.loop_monitor.was_disturbed,
             energy=wattmeter,
             shadow=config.policy.shadow,
             privacy=shared.privacy,

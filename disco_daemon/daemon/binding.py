@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ..config.layers import found_key, set_values, with_values
+from ..config.layers import find_key, set_values, with_values
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..net import origin
@@ -37,6 +37,6 @@ def bind_key(config: Config, path: Path, before: str = "") -> Config:
 
 def _has_key(config: Config) -> bool:
     try:
-        return bool(found_key(config))
+        return bool(find_key(config))
     except ConfigError:  # reported where the key is taken
         return False

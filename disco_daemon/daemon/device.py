@@ -17,7 +17,7 @@ from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
 from ..models.default import default_model_path, fetch_default_model
 from ..profiling.saved import Measured, load
-from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, chosen, key_of, n_cores
+from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_knobs, key_of, n_cores
 from ..program import is_binary
 from .tasks.autotuner import BUDGET_S, Autotuner
 
@@ -77,13 +77,13 @@ def knobs_for(config: Config, path: Path) -> Knobs:
     flash = {"auto": None, "on": True, "off": False}[settings.flash_attn]
     wanted = Wanted(settings.n_threads, settings.n_threads_batch, settings.n_ubatch, flash)
     profile = profiles().load(key_for(config, path))
-    return chosen(wanted, None if profile is None else profile.knobs, n_cores())
+    return choose_knobs(wanted, None if profile is None else profile.knobs, n_cores())
 
 
 def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int = FOREGROUND) -> TuneJob:
     """Return the job that tunes the configured device, from the defaults on."""
     settings = config.device
-    start = chosen(Wanted(), None, n_cores())
+    start = choose_knobs(Wanted(), None, n_cores())
     return TuneJob(
         str(path), n_cores(), start, is_exact(config), settings.kv_type, n_gpu_layers(settings), budget_s, nice=nice
     )  # fmt: skip
@@ -109,7 +109,7 @@ def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clo
     if not settings.autotune or settings.n_threads or profiles().load(key_for(config, path)) is not None:
         return None
 
-    def occupied() -> bool:
+    def is_occupied() -> bool:
         # With layers on the GPU its memory is taken, and threads hardly matter.
         ready = engine.state is EngineState.READY and engine.info is not None and not engine.info.n_gpu_layers
         return busy() or not ready or engine.in_flight > 0
@@ -119,7 +119,7 @@ def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clo
         engine.config = replace(engine.config, **engine_knobs(knobs_for(config, path)))
         log.info("%s; from the next start of the engine on (%s)", describe(tuned), where)
 
-    return Autotuner(job_for(config, path, nice=BACKGROUND), occupied, adopt, clock)
+    return Autotuner(job_for(config, path, nice=BACKGROUND), is_occupied, adopt, clock)
 
 
 def engine_knobs(knobs: Knobs) -> dict[str, Any]:

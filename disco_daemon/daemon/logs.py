@@ -21,12 +21,12 @@ _SECRET = re.compile(
 )
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Return `text` with stars in place of everything that looks like a secret."""
-    return _SECRET.sub(_starred, text)
+    return _SECRET.sub(_star, text)
 
 
-def _starred(found: re.Match[str]) -> str:
+def _star(found: re.Match[str]) -> str:
     if found["scheme"]:
         return "://***@"
     return f"{found['before'] or ''}***"
@@ -40,7 +40,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        return plain(redacted(super().format(record)))
+        return plain(redact(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as `logging` calls it
         """Keep a message on one line: a stranger's second line would look like one of ours."""
@@ -55,9 +55,9 @@ class JsonFormatter(logging.Formatter):
         """See `logging.Formatter`."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         told = {"time": at, "level": record.levelname.lower(), "logger": record.name}
-        told["message"] = plain(redacted(record.getMessage()))
+        told["message"] = plain(redact(record.getMessage()))
         if record.exc_info:
-            told["exception"] = plain(redacted(self.formatException(record.exc_info)))
+            told["exception"] = plain(redact(self.formatException(record.exc_info)))
         return json.dumps(told, ensure_ascii=False)
 
 

@@ -31,11 +31,11 @@ class ScarceSide:
     def set(self, scarcer: str, budget: float) -> None:
         """Go by other settings of the policy at once: `auto` or a side, and the budget ratio."""
         self._scarcer, self._budget = scarcer, budget
-        self._learner.constrain(self._wanted, budget)
+        self._learner.constrain(self._wanted_side, budget)
 
     def follow(self) -> None:
         """Follow the prices in force; the side changes at most once in MIN_CHANGE_S."""
-        wanted = self._wanted
+        wanted = self._wanted_side
         if wanted is not self._learner.planner.constrained:
             if self._clock.now() - self.changed_at < MIN_CHANGE_S:
                 return
@@ -43,5 +43,5 @@ class ScarceSide:
         self._learner.constrain(wanted, self._budget)
 
     @property
-    def _wanted(self) -> Side:
+    def _wanted_side(self) -> Side:
         return self._spending.regime.scarcer if self._scarcer == "auto" else Side(self._scarcer)

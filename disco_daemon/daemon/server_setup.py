@@ -10,7 +10,7 @@ from ..models.default import installed_models
 from ..net import without_credentials
 from ..onboarding.checking import Checked
 from ..onboarding.providers import ServerKey
-from ..onboarding.saving import Choice, shadowed
+from ..onboarding.saving import Choice, overriding_variables
 from ..onboarding.setup import Onboarding
 
 CHECK_TIMEOUT_S = 30.0  # one list of models and one answer, each with a time-out of its own
@@ -76,7 +76,7 @@ class ServerSetup:
             msg = f"{model!r} is none of the models here ({names}); `disco setup --local FILE` takes any GGUF file"
             raise RequestError(msg, code="invalid_setting", param="model")
         changes = setup.save(Choice(local="" if found is None or found["default"] else found["path"]))
-        return {"saved": sorted(changes), "shadowed": shadowed(changes, setup.env)}
+        return {"saved": sorted(changes), "shadowed": overriding_variables(changes, setup.env)}
 
     def _save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
         setup = self._setup
@@ -85,4 +85,4 @@ class ServerSetup:
             raise RequestError(msg, code="invalid_setting", param=str(problem.code))
         key = setup.key(base_url, api_key) if base_url else ServerKey()
         changes = setup.save(Choice(base_url, model, key))
-        return {"saved": sorted(changes), "shadowed": shadowed(changes, setup.env)}
+        return {"saved": sorted(changes), "shadowed": overriding_variables(changes, setup.env)}

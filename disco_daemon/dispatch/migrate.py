@@ -111,7 +111,7 @@ def margin(done: int) -> float:
     return HYSTERESIS[min(done, len(HYSTERESIS) - 1)]
 
 
-def worth(prospect: Prospect, costs: Costs, pace_tps: float, *, margin: float) -> bool:
+def is_worthwhile(prospect: Prospect, costs: Costs, pace_tps: float, *, margin: float) -> bool:
     """Whether to begin a handoff now, for a reader of `pace_tps` token/s; `margin` as the function of that name."""
     if prospect.target_tps < pace_tps or prospect.remaining < MIN_TOKENS:
         return False

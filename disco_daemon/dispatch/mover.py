@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..types import Readiness, Side
-from .migrate import Costs, Prospect, catch_up_s, margin, next_check, reserve, worth
+from .migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check, reserve
 from .planner import Planner
 
 DECODE_TPS = {Side.DEVICE: 30.0, Side.SERVER: 60.0}  # token/s until some have been seen: a laptop, a hosted model
@@ -91,7 +91,7 @@ class CostMover:
         costs = self._costs(device.prefill_tps, self.decode_tps[Side.DEVICE])
         if costs.cheaper is not view.target:
             return None
-        if not worth(self.prospect(view), costs, view.pace_tps, margin=margin(view.handoffs)):
+        if not is_worthwhile(self.prospect(view), costs, view.pace_tps, margin=margin(view.handoffs)):
             return None
         return self.reserve(view)
 

@@ -78,8 +78,8 @@ class Optimal:
 
     def _server(self, inputs: PolicyInput) -> Table:
         problem = _Problem.of(inputs, SERVER_KAPPA * self.kappa, self.max_buckets)
-        best = min(problem.taus(), key=lambda tau: _spent_best(problem, tau, inputs.budget)[1])
-        order, _ = _spent_best(problem, best, inputs.budget)
+        best = min(problem.taus(), key=lambda tau: _order_by_gain(problem, tau, inputs.budget)[1])
+        order, _ = _order_by_gain(problem, best, inputs.budget)
         spent = np.concatenate([[0.0], problem.tokens.ravel()[order].cumsum()])
         spent[-1] = 1.0
         rungs = np.unique(
@@ -213,12 +213,12 @@ class _Problem:
     def _bracket(self, cost: FloatArray, budget: float, near: float | None = None) -> tuple[float, float]:
         """Two prices around the one at which the budget binds, sought first around `near`."""
         if near is not None:
-            low, high = self._bisected(cost, budget, near / NEAR, near * NEAR, NEAR_BISECTIONS)
+            low, high = self._bisect(cost, budget, near / NEAR, near * NEAR, NEAR_BISECTIONS)
             if low > near / NEAR and high < near * NEAR:
                 return low, high
-        return self._bisected(cost, budget, *MU_RANGE, BISECTIONS)
+        return self._bisect(cost, budget, *MU_RANGE, BISECTIONS)
 
-    def _bisected(self, cost: FloatArray, budget: float, low: float, high: float, n: int) -> tuple[float, float]:
+    def _bisect(self, cost: FloatArray, budget: float, low: float, high: float, n: int) -> tuple[float, float]:
         for _ in range(n):
             price = math.sqrt(low * high)
             if self.choose(cost, price)[1] > budget:
@@ -258,7 +258,7 @@ def _grid(server: Survival) -> FloatArray:
     return np.unique(np.concatenate([[0.0], server.quantile(np.concatenate([BODY, TAIL])), steps[widest]]))
 
 
-def _spent_best(problem: _Problem, tau: float, budget: float) -> tuple[NDArray[np.intp], float]:
+def _order_by_gain(problem: _Problem, tau: float, budget: float) -> tuple[NDArray[np.intp], float]:
     """Cells in the order of their gain per token, and the objective when the budget is spent in that order."""
     gains = problem.gain_per_token(tau).ravel()
     order = np.argsort(-gains, kind="stable")

@@ -93,7 +93,7 @@ FIXED = tuple(entry.name for entry in REGISTRY if not entry.learns)
 POLICIES = tuple(entry.name for entry in REGISTRY)
 
 
-def described() -> str:
+def names_with_notes() -> str:
     """All names with their notes, for the page of settings."""
     *most, last = [f"{entry.name} ({entry.note})" if entry.note else entry.name for entry in REGISTRY]
     return f"{', '.join(most)}, or {last}"

@@ -79,7 +79,7 @@ def fetch_default_model(progress: Callable[[str], None]) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):
+        with _lock(path.parent):
             if not _stamp_fits(path) and not _intact(path, progress):
                 _fetch(path, progress)
     except OSError as error:
@@ -248,7 +248,7 @@ def _write_stamp(path: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Allow one fetch at a time in a folder. The folder itself is locked, so no lock file stays behind."""
     handle = os.open(folder, os.O_RDONLY)
     try:

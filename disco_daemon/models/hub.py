@@ -103,7 +103,7 @@ class Hub:
         while True:
             had = got()
             try:
-                return self._translated(work)
+                return self._translate_errors(work)
             except _Cut as e:
                 tries = 1 if got() > had else tries + 1
                 if tries >= MAX_TRIES:
@@ -112,7 +112,7 @@ class Hub:
                     raise PullError(msg) from e
             self._pause(min(MAX_PAUSE_S, PAUSE_S * 2 ** (tries - 1)))
 
-    def _translated(self, work: Callable[[], T]) -> T:
+    def _translate_errors(self, work: Callable[[], T]) -> T:
         """Translate foreign errors: `_Cut` if trying again may help, else PullError."""
         try:
             return work()

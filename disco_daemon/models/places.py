@@ -61,7 +61,7 @@ def find(
     return found
 
 
-def chosen(wanted: str, found: Sequence[FoundModel]) -> FoundModel:
+def choose_model(wanted: str, found: Sequence[FoundModel]) -> FoundModel:
     """The model that a user means: by its name, else by the only file of that name. Raises ConfigError."""
     for one in found:
         if wanted in (one.name, str(one.path)):
@@ -132,7 +132,7 @@ def _hugging_face(env: Mapping[str, str], cache: Path) -> Iterator[FoundModel]:
     """The newest snapshot of each repository: huggingface_hub/constants.py says where, its cache guide how."""
     hub = Path(env.get("HF_HOME") or cache / "huggingface") / "hub"
     hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or hub)
-    for repo in _listed(hub):
+    for repo in _list_files(hub):
         if not repo.name.startswith("models--"):
             continue
         names: set[str] = set()
@@ -150,10 +150,10 @@ def _snapshots(repo: Path) -> list[Path]:
         main = (repo / "refs" / "main").read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):
         main = ""
-    return sorted(_listed(repo / "snapshots"), key=lambda snapshot: snapshot.name != main)
+    return sorted(_list_files(repo / "snapshots"), key=lambda snapshot: snapshot.name != main)
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())[:MOST_SEEN]
     except OSError:

@@ -118,7 +118,7 @@ def choose(repo: str, found: Sequence[Variant], wanted: str | None) -> Variant:
         msg = f"{repo} has no GGUF model: look for another repository, they are mostly called …-GGUF"
         raise ConfigError(msg)
     if wanted is not None:
-        return _only(repo, [v for v in found if _meant(wanted, v)], f"there is no {wanted} in {repo}", found)
+        return _only(repo, [v for v in found if _is_meant(wanted, v)], f"there is no {wanted} in {repo}", found)
     if usual := [v for v in found if v.label == DEFAULT]:
         return _only(repo, usual, "", found)
     smaller = [v for v in found if bits(v.label) < BITS[DEFAULT]]
@@ -136,7 +136,7 @@ def _is_model(path: str) -> bool:
     return name.endswith(".gguf") and not any(word in name for word in _NO_MODEL)
 
 
-def _meant(wanted: str, variant: Variant) -> bool:
+def _is_meant(wanted: str, variant: Variant) -> bool:
     asked = wanted.casefold().removesuffix(".gguf")
     names = {file.casefold().removesuffix(".gguf") for file in (variant.name, variant.files[0].path)}
     return asked == variant.label.casefold() or asked in names

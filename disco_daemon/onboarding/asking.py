@@ -196,7 +196,7 @@ def _post(url: str, api_key: str, body: Mapping[str, Any]) -> Said:
         status, heard = response.status_code, _Ear()
         for part in response.iter_bytes():
             heard.take(part)
-            if (status == 200 and heard.done) or heard.n_bytes > MAX_ANSWER:
+            if (status == 200 and heard.is_complete) or heard.n_bytes > MAX_ANSWER:
                 break
             if time.monotonic() - began > ANSWER_TIMEOUT_S:  # it dribbles: the wait is over
                 break
@@ -230,7 +230,7 @@ class _Ear:
                 self.token = True
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether more bytes would change nothing."""
         return self.token or self._error is not None
 

@@ -40,7 +40,7 @@ def providers(catalog: Catalog) -> list[Provider]:
     return sorted(found.values(), key=lambda p: p.title.casefold())
 
 
-def named(catalog: Catalog, name: str) -> Provider | None:
+def find_provider(catalog: Catalog, name: str) -> Provider | None:
     """Return a provider by its name or its title, in any case."""
     wanted = name.casefold().strip()
     return next((p for p in providers(catalog) if wanted in (p.name.casefold(), p.title.casefold())), None)

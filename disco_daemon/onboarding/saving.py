@@ -44,7 +44,7 @@ def save(path: Path, choice: Choice) -> dict[str, Any]:
     file = changes.get("server.api_key_file")
     # Only a new key has to be written: others have their place.
     fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
-    with _written(Path(file or ""), choice.key.value) if fresh else nullcontext():
+    with _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext():
         try:
             set_values(path, changes)
         except OSError as e:
@@ -82,7 +82,7 @@ def _outdated(config: Config, choice: Choice) -> dict[str, Any]:
 
 
 @contextmanager
-def _written(file: Path, key: str) -> Iterator[None]:
+def _write_key(file: Path, key: str) -> Iterator[None]:
     """Put the key into its file; restore the file if the context fails."""
     try:
         before = file.read_text("utf-8") if file.exists() else None
@@ -103,7 +103,7 @@ def _written(file: Path, key: str) -> Iterator[None]:
         raise
 
 
-def shadowed(changes: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
+def overriding_variables(changes: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
     """Return the variables that override the settings just written."""
     return [name for key in changes if (name := f"DISCO_{key.replace('.', '_').upper()}") in env]
 

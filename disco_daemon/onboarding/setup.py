@@ -49,7 +49,7 @@ class Onboarding:
 
     def address(self, name: str) -> str:
         """Return the base URL of a provider by its name, or `name` itself if it is a URL. Raises ConfigError."""
-        found = providers.named(self.catalog(), name)
+        found = providers.find_provider(self.catalog(), name)
         if found is not None:
             return found.base_url
         if is_http_url(name):

@@ -52,10 +52,10 @@ def power(plist: bytes) -> PowerReading | Skipped:
     keys = battery(plist)
     if not keys:
         return Skipped(SOURCE, "ioreg tells of no battery")
-    volts, amperes = _signed(keys.get("Voltage")), _signed(keys.get("InstantAmperage"))
+    volts, amperes = _as_signed(keys.get("Voltage")), _as_signed(keys.get("InstantAmperage"))
     if not keys.get("ExternalConnected") and volts and amperes is not None and amperes < 0:
         return _reading(-volts * amperes * 1e-6, CURRENT_UNCERTAINTY, "InstantAmperage * Voltage")
-    load = _signed(_table(keys, "PowerTelemetryData").get("SystemLoad"))
+    load = _as_signed(_table(keys, "PowerTelemetryData").get("SystemLoad"))
     if load is not None and load > 0:
         return _reading(load * 1e-3, TELEMETRY_UNCERTAINTY, "PowerTelemetryData.SystemLoad")
     where = "on mains" if keys.get("ExternalConnected") else "on battery"
@@ -65,11 +65,11 @@ def power(plist: bytes) -> PowerReading | Skipped:
 def charge(plist: bytes) -> Charge | None:
     """Return the charge of the battery; None on a Mac without one."""
     keys = battery(plist)
-    now, full = _signed(keys.get("CurrentCapacity")), _signed(keys.get("MaxCapacity"))
+    now, full = _as_signed(keys.get("CurrentCapacity")), _as_signed(keys.get("MaxCapacity"))
     if now is None or not full:
         return None
     plugged = bool(keys.get("ExternalConnected"))
-    minutes = _signed(keys.get("TimeRemaining"))
+    minutes = _as_signed(keys.get("TimeRemaining"))
     known = not plugged and minutes is not None and 0 < minutes < _UNKNOWN_MINUTES
     return Charge(min(1.0, max(0.0, now / full)), plugged, minutes * 60.0 if known and minutes is not None else None)
 
@@ -101,7 +101,7 @@ def _table(keys: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _signed(value: object) -> int | None:
+def _as_signed(value: object) -> int | None:
     """Return an integer of the plist; a negative one is often printed as its 64-bit or 32-bit two's complement."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None

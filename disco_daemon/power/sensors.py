@@ -101,7 +101,7 @@ class Sensors:
         )
 
 
-def assumed(user_watts: float, busy_cores: float, *, frugal: bool) -> PowerReading:
+def assumed_reading(user_watts: float, busy_cores: float, *, frugal: bool) -> PowerReading:
     """Return the power that computing adds, W: the user's figure if above 0, else that of `busy_cores`.
 
     `frugal`: a laptop or an Arm processor.
@@ -157,7 +157,7 @@ def of_this_machine(user_watts: float = 0.0, threads: int = 0, *, on_gpu: bool =
     on_linux = sys.platform.startswith("linux")
     portable = on_linux and bool(linux.batteries(linux.supplies(SYS)))
     frugal = portable or platform.machine().lower() in {"arm64", "aarch64"}
-    fallback = assumed(user_watts, busy, frugal=frugal)
+    fallback = assumed_reading(user_watts, busy, frugal=frugal)
     if sys.platform == "darwin":
         return mac_sensors(fallback)
     if on_linux:

@@ -24,7 +24,7 @@ from ..engine.supervisor import Engine
 from ..estimation.line import Line, fit, mean95
 from ..power.meter import EnergyMeter, TokenEnergy, from_power
 from ..power.reading import Covers, PowerReading
-from ..power.sensors import Sensors, assumed
+from ..power.sensors import Sensors, assumed_reading
 from ..types import Finish, GenerationRequest, Usage
 from . import prompts
 from .prompts import Prompts
@@ -208,7 +208,7 @@ class DeviceBench:
             raise ProfileError(str(e)) from e
         first = each[len(each) // 2]
         self.steps.expect(effort.repeats * len(each) + 2 * N_DRIFT)
-        await self.time_answer(prompts.prompted(self._name(), made.fresh(first), 1))  # wakes what still sleeps
+        await self.time_answer(prompts.prompt_request(self._name(), made.fresh(first), 1))  # wakes what still sleeps
         begin = [await self._sample(made, first) for _ in range(N_DRIFT)]
         for _ in range(effort.repeats):
             for n in self.rng.sample(each, len(each)):
@@ -219,7 +219,7 @@ class DeviceBench:
     async def _sample(self, made: Prompts, n: int) -> float:
         """One more TTFT, s; not a sample if a cache knew a part of the prompt."""
         self.steps.begin(f"reading prompts: {n} tokens")
-        heard = await self.time_answer(prompts.prompted(self._name(), made.fresh(n), 1))
+        heard = await self.time_answer(prompts.prompt_request(self._name(), made.fresh(n), 1))
         if heard.cached:
             self.n_warm += 1
         else:
@@ -241,7 +241,9 @@ class DeviceBench:
         for _ in range(effort.repeats):
             self.steps.begin(f"writing answers: {effort.answer_tokens} tokens")
             for _ in range(2):
-                heard = await self.time_answer(prompts.prompted(self._name(), made.fresh(PROMPT), effort.answer_tokens))
+                heard = await self.time_answer(
+                    prompts.prompt_request(self._name(), made.fresh(PROMPT), effort.answer_tokens)
+                )
                 if heard.decoded >= LEAST_DECODED and heard.decode_s > 0:
                     speeds.append(heard.decoded / heard.decode_s)
                     break
@@ -259,8 +261,8 @@ class DeviceBench:
         self.steps.begin(f"looking at power at work ({_source(self.watch)})")
         end = self.clock.now() + min(self.effort.work_s, self.effort.n_work * self.watch.window_s)
         while self.clock.now() < end:
-            await self.time_answer(prompts.prompted(self._name(), made.fresh(PROMPT), self.effort.answer_tokens))
-            await self.time_answer(prompts.prompted(self._name(), made.fresh(4 * PROMPT), 1))
+            await self.time_answer(prompts.prompt_request(self._name(), made.fresh(PROMPT), self.effort.answer_tokens))
+            await self.time_answer(prompts.prompt_request(self._name(), made.fresh(4 * PROMPT), 1))
         self.steps.end()
 
     def _energy(self, prefill_tps: float, decode_tps: float) -> TokenEnergy:
@@ -269,7 +271,7 @@ class DeviceBench:
             return found
         # The source was there, but said too little: a battery that is read now and then, or hardly any work to see.
         battery = self.watch.now is not None and self.watch.now.reading.covers is Covers.MACHINE
-        stand_in: PowerReading = assumed(0.0, float(self.device.engine.config.n_threads), frugal=battery)
+        stand_in: PowerReading = assumed_reading(0.0, float(self.device.engine.config.n_threads), frugal=battery)
         return from_power(stand_in, prefill_tps, decode_tps)
 
     async def _check(self, line: Line, n_ctx: int, n: int) -> Check:
@@ -280,7 +282,7 @@ class DeviceBench:
         chats = prompts.chats(self.text, int(longest), self.rng)
         for _ in range(n):
             self.steps.begin("comparing predictions with what is seen")
-            heard = await self.time_answer(prompts.asked(self._name(), next(chats), 1))
+            heard = await self.time_answer(prompts.chat_request(self._name(), next(chats), 1))
             errors.append(line.predict(heard.fresh) / heard.ttft_s - 1)
             self.steps.end()
         p50, p90 = np.quantile(np.abs(errors), (0.5, 0.9))
@@ -307,7 +309,7 @@ async def measure(
     `sensors` of a model that is on a GPU or not; `text` for the prompts, some hundred words; `seed` for their order.
     Raises DiscoError.
     """
-    busy_share = await _taken_by_others()
+    busy_share = await _share_of_others()
     loads = await _loads(device, clock, effort, steps)
     info = device.engine.info
     assert info is not None
@@ -317,7 +319,7 @@ async def measure(
         return await bench.run(info, loads, n_check, busy_share)
 
 
-async def _taken_by_others(look_s: float = 1.0) -> float:
+async def _share_of_others(look_s: float = 1.0) -> float:
     """The share of the processor that is busy while nothing of ours computes."""
     psutil.cpu_percent()
     await asyncio.sleep(look_s)

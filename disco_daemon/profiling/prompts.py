@@ -24,12 +24,12 @@ def lengths(n_ctx: int, prefill_tps: float, repeats: int, budget_s: float) -> li
     if longest < 2 * SHORTEST:
         msg = f"a context of {n_ctx} tokens is too short to measure prompts of different lengths"
         raise ValueError(msg)
-    while repeats * sum(_spaced(longest)) > budget_s * prefill_tps and longest > LEAST_LONGEST:
+    while repeats * sum(_spaced_lengths(longest)) > budget_s * prefill_tps and longest > LEAST_LONGEST:
         longest = max(LEAST_LONGEST, longest // 2)
-    return _spaced(longest)
+    return _spaced_lengths(longest)
 
 
-def _spaced(longest: int) -> list[int]:
+def _spaced_lengths(longest: int) -> list[int]:
     return [round(float(n)) for n in np.geomspace(SHORTEST, longest, N_LENGTHS)]
 
 
@@ -56,12 +56,12 @@ class Prompts:
         return self._first.pop(), *(self._ids[(start + i) % len(self._ids)] for i in range(n - 1))
 
 
-def prompted(name: str, ids: tuple[int, ...], max_tokens: int) -> GenerationRequest:
+def prompt_request(name: str, ids: tuple[int, ...], max_tokens: int) -> GenerationRequest:
     """Ask for what follows these tokens."""
     return GenerationRequest(name, (), Sampling(max_tokens=max_tokens), prompt=ids, delivery=Delivery.OFF)
 
 
-def asked(name: str, messages: tuple[Json, ...], max_tokens: int) -> GenerationRequest:
+def chat_request(name: str, messages: tuple[Json, ...], max_tokens: int) -> GenerationRequest:
     """Ask in a chat, as clients do."""
     return GenerationRequest(name, messages, Sampling(max_tokens=max_tokens), delivery=Delivery.OFF)
 

@@ -108,7 +108,7 @@ def key_of(model: Path, *, exact: bool, kv_type: str, gpu_layers: int | str = 0)
     return ProfileKey(*model_file, cpu_name(), n_cores(), version, exact, kv_type, gpu_layers)
 
 
-def chosen(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:
+def choose_knobs(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:
     """The knobs to run with: what the settings say, else what was measured, else the defaults.
 
     One core stays free by default: with all of them taken a token can go from 8 to 500 ms on a busy machine.

@@ -43,7 +43,7 @@ class Manager(ABC):
         """Return the files that `install` writes, path and text."""
 
     @abstractmethod
-    def installed(self) -> list[Path]:
+    def installed_files(self) -> list[Path]:
         """Return our files that are installed."""
 
     def answers(self) -> bool:
@@ -108,14 +108,14 @@ class Systemd(Manager):
         """See `Manager`."""
         return {self._folder / name: text for name, text in systemd.units(spec).items()}
 
-    def installed(self) -> list[Path]:
+    def installed_files(self) -> list[Path]:
         """See `Manager`."""
         return [path for name in (systemd.SOCKET, systemd.SERVICE) if (path := self._folder / name).exists()]
 
     def install(self, spec: Spec) -> None:
         """See `Manager`."""
         self._require()
-        gone = [path for path in self.installed() if path not in self.files(spec)]
+        gone = [path for path in self.installed_files() if path not in self.files(spec)]
         self.write(spec)
         for path in gone:  # the daemon picks the port now
             self._ctl("disable", "--now", path.name)
@@ -127,7 +127,7 @@ class Systemd(Manager):
 
     def uninstall(self) -> list[Path]:
         """See `Manager`."""
-        there = self.installed()
+        there = self.installed_files()
         if there:
             self._ctl("disable", "--now", *(path.name for path in there), check=False)
         for path in there:
@@ -139,22 +139,22 @@ class Systemd(Manager):
 
     def start(self) -> None:
         """See `Manager`."""
-        self._known()
-        self._ctl("start", *(path.name for path in self.installed()))
+        self._require_installed()
+        self._ctl("start", *(path.name for path in self.installed_files()))
 
     def stop(self) -> None:
         """See `Manager`. Stops the socket too, or the next client would start the service again."""
-        self._known()
-        self._ctl("stop", *(path.name for path in self.installed()))
+        self._require_installed()
+        self._ctl("stop", *(path.name for path in self.installed_files()))
 
     def restart(self) -> None:
         """See `Manager`."""
-        self._known()
+        self._require_installed()
         self._ctl("restart", systemd.SERVICE)
 
     def status(self) -> ServiceStatus:
         """See `Manager`."""
-        if not self.installed():
+        if not self.installed_files():
             return ServiceStatus(False, "not-installed")
         wanted = "ActiveState,SubState,MainPID,Result,NRestarts,StatusText"
         said = dict(
@@ -175,7 +175,7 @@ class Systemd(Manager):
 
     def differs(self, spec: Spec) -> str:
         """See `Manager`. The unit has the listening addresses, which stay when a setting changes."""
-        if self._folder / systemd.SERVICE not in self.installed():
+        if self._folder / systemd.SERVICE not in self.installed_files():
             return ""
         try:
             there = systemd.listens_by((self._folder / systemd.SOCKET).read_text("utf-8", "replace"))
@@ -189,8 +189,8 @@ class Systemd(Manager):
         set_to = wanted[0] if wanted else "a free port"
         return f"its unit listens on {' and '.join(there) or 'nothing'}, the settings say {set_to}"
 
-    def _known(self) -> None:
-        if not self.installed():
+    def _require_installed(self) -> None:
+        if not self.installed_files():
             raise ServiceError("the service is not installed: `disco service install`")
 
     def answers(self) -> bool:
@@ -208,7 +208,7 @@ class Systemd(Manager):
             raise ServiceError(msg)
 
     def _ctl(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return _called(["systemctl", "--user", "--no-pager", *words], check=check)
+        return _call(["systemctl", "--user", "--no-pager", *words], check=check)
 
 
 class Launchd(Manager):
@@ -229,7 +229,7 @@ class Launchd(Manager):
         """See `Manager`."""
         return {self._path: launchd.property_list(spec)}
 
-    def installed(self) -> list[Path]:
+    def installed_files(self) -> list[Path]:
         """See `Manager`."""
         return [self._path] if self._path.exists() else []
 
@@ -242,7 +242,7 @@ class Launchd(Manager):
 
     def uninstall(self) -> list[Path]:
         """See `Manager`."""
-        there = self.installed()
+        there = self.installed_files()
         if there:
             self._ctl("bootout", self._target, check=False)
         for path in there:
@@ -251,25 +251,25 @@ class Launchd(Manager):
 
     def start(self) -> None:
         """See `Manager`."""
-        self._known()
+        self._require_installed()
         if not self.status().pid:
             self._ctl("bootstrap", self._domain, str(self._path), check=False)
             self._ctl("kickstart", self._target)
 
     def stop(self) -> None:
         """See `Manager`."""
-        self._known()
+        self._require_installed()
         self._ctl("bootout", self._target, check=False)
 
     def restart(self) -> None:
         """See `Manager`."""
-        self._known()
+        self._require_installed()
         self._ctl("bootstrap", self._domain, str(self._path), check=False)
         self._ctl("kickstart", "-k", self._target)
 
     def status(self) -> ServiceStatus:
         """See `Manager`."""
-        if not self.installed():
+        if not self.installed_files():
             return ServiceStatus(False, "not-installed")
         said = self._ctl("print", self._target, check=False)
         if said.returncode:
@@ -284,12 +284,12 @@ class Launchd(Manager):
         """See `Manager`."""
         return ["tail", "-n", str(LOG_LINES), *(["-F"] if follow else []), str(log_folder() / f"{NAME}.log")]
 
-    def _known(self) -> None:
-        if not self.installed():
+    def _require_installed(self) -> None:
+        if not self.installed_files():
             raise ServiceError("the service is not installed: `disco service install`")
 
     def _ctl(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return _called(["launchctl", *words], check=check)
+        return _call(["launchctl", *words], check=check)
 
 
 def log_folder() -> Path:
@@ -306,7 +306,7 @@ def of_this_machine(platform: str = sys.platform) -> Manager:
     raise ServiceError("no service manager that we know is on this machine (systemd, launchd): run `disco up` yourself")
 
 
-def _called(command: Sequence[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+def _call(command: Sequence[str], *, check: bool) -> subprocess.CompletedProcess[str]:
     """Run a command; with `check` a failure is a ServiceError."""
     try:
         found = subprocess.run(

@@ -47,12 +47,9 @@ def _service(spec: Spec) -> str:
         "[Service]",
         "Type=notify",
         "NotifyAccess=main",
-        f"ExecStart={' '.join(quoted(word) for word in spec.command)}",
+        f"ExecStart={' '.join(quote(word) for word in spec.command)}",
         "ExecReload=kill -HUP $MAINPID",
-        *(
-            f"Environment={quoted(f'{name}={value}', command=False)}"
-            for name, value in sorted(spec.environment.items())
-        ),
+        *(f"Environment={quote(f'{name}={value}', command=False)}" for name, value in sorted(spec.environment.items())),
         "Restart=on-failure",
         f"RestartSec={RESTART_S}",
         "TimeoutStartSec=60",
@@ -107,7 +104,7 @@ def _socket(spec: Spec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def quoted(word: str, *, command: bool = True) -> str:
+def quote(word: str, *, command: bool = True) -> str:
     """Quote a word of a command line or an assignment by systemd.syntax(7). Raises ValueError for a line end.
 
     In a command `$` would begin a variable.

@@ -35,7 +35,7 @@ def number(value: float, digits: int, sign: str = "") -> str:
     return "-" if math.isnan(value) else f"{value:{sign}z.{digits}f}"
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
+def align(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
     """Columns two spaces apart: the first `n_left` flush left, numbers flush right."""
     table = [head, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]

@@ -427,7 +427,7 @@ async def test_without_a_daemon_one_can_be_started(monkeypatch: pytest.MonkeyPat
         command = ["/bin/sh", "-c", "echo it cannot be; exit 3"]
         monkeypatch.setattr(app.launcher, "command", lambda: command)
         await pilot.press("f9")
-        await until(pilot, lambda: app.launcher.failed)
+        await until(pilot, lambda: app.launcher.has_failed)
         await app.check_daemon()
         await pilot.pause()
         assert "has ended: it cannot be" in screen_text(app)

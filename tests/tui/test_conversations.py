@@ -133,8 +133,8 @@ async def test_what_was_said_rests_in_the_store_and_is_still_said(talking: Talki
     talking.daemon.say("So.")
     talking.daemon.end()
     await talking.until(lambda: talking.ended)
-    assert not question.loaded
-    assert not answer.loaded
+    assert not question.is_loaded
+    assert not answer.is_loaded
     talking.conversations.cache.clear()
     assert (question.text, answer.text, answer.finish) == ("Why?", "So.", "stop")
     talking.conversations.ask("And why that?")
@@ -148,7 +148,7 @@ async def test_words_that_are_not_in_the_store_stay_in_memory_and_are_sent(talki
     answer = await talking.ending()
     talking.store.go.set()
     await talking.until(lambda: talking.ended)
-    assert answer.loaded
+    assert answer.is_loaded
     talking.conversations.cache.clear()
     assert answer.text == "So."
     talking.store.broken = False

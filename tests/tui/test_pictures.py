@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_tui.data.debounce import Debounce
-from disco_tui.data.model import Money, RequestRow, shown
+from disco_tui.data.model import Money, RequestRow, filter_requests
 from disco_tui.data.readers import presets
 from disco_tui.data.scale import BUDGET, RATE, Scale, dollars, factor_of, in_force, seconds
 from disco_tui.draw import pictures
 from disco_tui.draw.charts import Axes, Curve, bar, plot, sparkline
 from disco_tui.draw.timeline_model import TimelineModel, delivery, lanes, words
-from disco_tui.widgets.slider import drawn
+from disco_tui.widgets.slider import draw_track
 from tests.fixtures.recorded_daemon import recorded
 
 # --- scales -------------------------------------------------------------------------------------------------------
@@ -26,20 +26,20 @@ from tests.fixtures.recorded_daemon import recorded
 def test_key_by_key_a_slider_gets_from_end_to_end_and_back(scale: Scale) -> None:
     value, up = scale.low, [scale.low]
     while value < scale.high:
-        value = scale.moved(value, 1)
+        value = scale.step(value, 1)
         up.append(value)
     assert (len(up), up[-1]) == (scale.steps + 1, scale.high)
     assert up == sorted(set(up)), "every key moves it"
     down = [value]
     while value > scale.low:
-        value = scale.moved(value, -1)
+        value = scale.step(value, -1)
         down.append(value)
     assert down == up[::-1]
 
 
 @given(value=st.floats(0.01, 1000.0), by=st.integers(-30, 30).filter(bool))
 def test_a_key_moves_in_its_direction_from_anywhere(value: float, by: int) -> None:
-    moved = RATE.moved(value, by)
+    moved = RATE.step(value, by)
     assert RATE.low <= moved <= RATE.high
     assert (moved > value) == (by > 0) or moved in (RATE.low, RATE.high)
 
@@ -62,13 +62,13 @@ def test_the_effective_rate_is_the_one_set_times_what_the_battery_makes_of_it() 
 
 
 def test_the_slider_shows_knob_marks_and_ends() -> None:
-    track, names = drawn(RATE, 0.01, 78, plain=True)
+    track, names = draw_track(RATE, 0.01, 78, plain=True)
     assert track[0] == "O"
     assert track.count("+") == 3
     for name in ("0.01", "1000", "mains price", "battery precious", "battery sacred"):
         assert name in names
-    assert drawn(RATE, 1000.0, 60, plain=False)[0][-1] == "●"
-    track, names = drawn(RATE, 1000.0, 20, plain=True)
+    assert draw_track(RATE, 1000.0, 60, plain=False)[0][-1] == "●"
+    track, names = draw_track(RATE, 1000.0, 20, plain=True)
     assert (len(track), track[-1]) == (20, "O")
     assert names.startswith("0.01")
 
@@ -166,7 +166,7 @@ def test_spending_is_shown_against_the_caps() -> None:
 
 def test_filters_show_who_won_what_moved_and_what_failed() -> None:
     rows = [RequestRow.of(row) for row in recorded("moved")["history"] + recorded("history")]
-    assert {name: len(shown(rows, name)) for name in ("all", "device", "server", "moved", "errors")} == {
+    assert {name: len(filter_requests(rows, name)) for name in ("all", "device", "server", "moved", "errors")} == {
         "all": 62, "device": 49, "server": 12, "moved": 1, "errors": 1,
     }  # fmt: skip
 

@@ -330,7 +330,7 @@ async def test_a_daemon_that_ends_at_once_is_told_and_not_started_again(
         await until(pilot, lambda: app.conversations.running is None)
         assert app.conversations.entries[-1].finish == "error"
         await app.check_daemon()
-        assert app.launcher.failed
+        assert app.launcher.has_failed
 
 
 async def test_the_theme_stays(daemon: Dictated, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from textual.widgets import DataTable
 
 from disco_tui.draw import token_timeline
 from disco_tui.draw.timeline_model import TimelineModel, delivery, lanes, level, words
-from disco_tui.draw.token_timeline import TokenTimes, counted, fullest, peaks
+from disco_tui.draw.token_timeline import TokenTimes, count_curve, fullest, peaks
 from disco_tui.screens.dashboard import DashboardScreen
 from disco_tui.screens.timeline import TimelineScreen
 from tests.fixtures.recorded_daemon import RecordedDaemon, on_stage, playing, recorded, text_of, until
@@ -33,9 +33,9 @@ def rows(picture: Any) -> list[str]:
 
 
 def test_tokens_are_counted_over_time() -> None:
-    assert counted([0.5, 0.5, 0.6, 2.0], 4.0, 4) == [(0.5, 1.0), (1.0, 3.0), (2.0, 4.0)]
-    assert counted([2.0], 4.0, 4, before=7) == [(2.0, 8.0), (2.0, 8.0)]
-    assert counted([], 4.0, 4) == []
+    assert count_curve([0.5, 0.5, 0.6, 2.0], 4.0, 4) == [(0.5, 1.0), (1.0, 3.0), (2.0, 4.0)]
+    assert count_curve([2.0], 4.0, 4, before=7) == [(2.0, 8.0), (2.0, 8.0)]
+    assert count_curve([], 4.0, 4) == []
 
 
 def test_the_level_is_what_came_and_was_not_shown_yet() -> None:
@@ -67,7 +67,7 @@ def test_curves_rise_and_the_highest_level_is_in_some_column(
     for came, wait in zip(put, waits, strict=False):
         shown.append(max(came + wait, shown[-1] if shown else 0.0))
     trace = TokenTimes(put, shown, len(put), len(shown), 5.0, 1.0)
-    curve = counted(put, shown[-1] + 1.0, columns)
+    curve = count_curve(put, shown[-1] + 1.0, columns)
     assert curve == sorted(curve)
     assert curve[-1] == (put[-1], float(len(put)))
     assert len(curve) <= columns + 3

@@ -13,7 +13,7 @@ from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_tui.data import banner
 from disco_tui.draw.entry import Entry, Words, summary
 from disco_tui.draw.markdown import Painter, code_blocks, last_block
-from disco_tui.draw.theme import TextTheme, fit, marked, text_theme_of, unmarked
+from disco_tui.draw.theme import TextTheme, fit, mark_sides, strip_marks, text_theme_of
 from tests.fixtures.tui import DISCO, STATE
 
 THEME = text_theme_of({}, dark=True, plain=False)
@@ -47,7 +47,7 @@ def drawn(entry: Entry, width: int, theme: TextTheme) -> list[str]:
 
 
 def shown(text: str, width: int = 40, theme: TextTheme = THEME) -> list[str]:
-    return [line.plain.rstrip() for line in Painter(width, theme).paint(marked(text, []))]
+    return [line.plain.rstrip() for line in Painter(width, theme).paint(mark_sides(text, []))]
 
 
 def test_markdown_becomes_lines() -> None:
@@ -156,11 +156,11 @@ def test_the_last_block_begins_at_a_line(text: str) -> None:
 
 @given(st.text(max_size=60), st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["device", "server"])), max_size=4))
 def test_marks_change_no_word(text: str, sides: list[tuple[int, str]]) -> None:
-    assert unmarked(marked(text, sorted(sides))) == fit(text)
+    assert strip_marks(mark_sides(text, sorted(sides))) == fit(text)
 
 
 def test_a_seam_leaves_tabs_as_wide_as_they_were() -> None:
-    assert unmarked(marked("ab\tc\td", [(1, "device"), (4, "server")])) == "ab  c   d"
+    assert strip_marks(mark_sides("ab\tc\td", [(1, "device"), (4, "server")])) == "ab  c   d"
 
 
 def test_code_blocks_are_found_as_they_were_written() -> None:

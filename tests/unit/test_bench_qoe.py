@@ -246,7 +246,7 @@ async def test_capacity_keeps_as_many_answers_under_way_as_it_says(
     monkeypatch.setattr(qoe, "IN_FLIGHT", 5)
     server = Scripted(holds_at=3, until=5)  # with fewer at a time nothing would ever end
     door = await door_to(stack, server)
-    found = await qoe.measured_capacity(door, qoe.workload(Setup(), "poisson", 1.0, 60, 0))
+    found = await qoe.measure_capacity(door, qoe.workload(Setup(), "poisson", 1.0, 60, 0))
     assert server.n_requests == 60
     assert found > 0
 
@@ -255,7 +255,7 @@ async def test_a_server_that_breaks_off_has_no_capacity(stack: AsyncExitStack) -
     server = Scripted()
     door = await door_to(stack, server)
     with server.status(500), pytest.raises(BenchError, match="answered 500"):
-        await qoe.measured_capacity(door, qoe.workload(Setup(), "poisson", 1.0, 20, 0))
+        await qoe.measure_capacity(door, qoe.workload(Setup(), "poisson", 1.0, 20, 0))
 
 
 # --- all points -------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ async def test_all_servers_get_the_same_requests_and_none_goes_first_always(stac
     doors = {name: await door_to(stack, server, name) for name, server in servers.items()}
     setup = Setup(loads=(1.0, 2.0), arrivals=("poisson",), servers=(ANDES, FCFS), n_requests=3)
     said: list[str] = []
-    curves = await qoe.measured_curves(doors, setup, 100.0, said.append)
+    curves = await qoe.measure_curves(doors, setup, 100.0, said.append)
     assert [(c["scheduler"], c["load"], c["rate_rps"]) for c in curves] == [
         (ANDES, 1.0, 100.0), (FCFS, 1.0, 100.0), (FCFS, 2.0, 200.0), (ANDES, 2.0, 200.0),
     ]  # fmt: skip
@@ -281,7 +281,7 @@ async def test_a_point_has_as_many_requests_as_fill_its_time(stack: AsyncExitSta
     server = Scripted()
     doors = {FCFS: await door_to(stack, server, FCFS)}
     setup = Setup(loads=(2.0,), arrivals=("poisson",), servers=(FCFS,), point_s=0.1)
-    (found,) = await qoe.measured_curves(doors, setup, 150.0, lambda _: None)
+    (found,) = await qoe.measure_curves(doors, setup, 150.0, lambda _: None)
     assert (found["n"], server.n_requests) == (15, 15)
 
 

@@ -32,7 +32,7 @@ from disco_daemon.errors import Unavailable
 from disco_daemon.models.default import SIZE
 from disco_daemon.onboarding.asking import within
 from disco_daemon.power.reading import Charge, Covers, PowerReading, Skipped, Thermal
-from disco_daemon.power.sensors import PowerState, assumed
+from disco_daemon.power.sensors import PowerState, assumed_reading
 from disco_daemon.store import History
 from disco_daemon.store.checkup import NEWEST, HistoryFacts, look, profile
 from disco_daemon.store.migrations import HISTORY
@@ -296,8 +296,8 @@ RAPL = PowerReading("rapl", Covers.CPU, 0.1, joules=5.0, note="package-0")
     ("reading", "level", "words"),
     [
         (RAPL, OK, ("rapl (package-0)", "10 %", "not battery: there is no battery")),
-        (assumed(25.0, 4, frugal=True), OK, ("device.watts = 25 W", "20 %", "not measured")),
-        (assumed(0.0, 4, frugal=True), WARN, ("4 busy cores at 4 W", "16 W", "60 %")),
+        (assumed_reading(25.0, 4, frugal=True), OK, ("device.watts = 25 W", "20 %", "not measured")),
+        (assumed_reading(0.0, 4, frugal=True), WARN, ("4 busy cores at 4 W", "16 W", "60 %")),
     ],
 )
 def test_the_source_of_energy_and_why_no_better_one(

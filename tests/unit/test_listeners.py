@@ -75,6 +75,6 @@ def test_our_own_listener_is_no_stranger() -> None:
 
 
 def test_users_are_named_for_people() -> None:
-    assert listeners.named([-1]) == "another user"
-    assert listeners.named([0]) == "the user root"
-    assert listeners.named([3_999_999]) == "the user 3999999"
+    assert listeners.names_of([-1]) == "another user"
+    assert listeners.names_of([0]) == "the user root"
+    assert listeners.names_of([3_999_999]) == "the user 3999999"

@@ -43,7 +43,7 @@ def test_a_punctual_loop_disturbs_nothing(hands: Hands) -> None:
     monitor = LoopMonitor(hands)
     begin = hands.now()
     look(monitor, hands, 50)
-    assert not monitor.disturbed(begin, hands.now())
+    assert not monitor.was_disturbed(begin, hands.now())
     assert monitor.quantile_ms(0.99) == pytest.approx(0, abs=1e-3)
 
 
@@ -56,10 +56,10 @@ def test_a_stall_disturbs_what_it_overlaps_and_nothing_else(hands: Hands) -> Non
     monitor.look()
     ended = hands.now()
     look(monitor, hands, 10)
-    assert not monitor.disturbed(before, began)
-    assert monitor.disturbed(before, ended)
-    assert monitor.disturbed(began + STALL_S, hands.now())
-    assert not monitor.disturbed(ended, hands.now())
+    assert not monitor.was_disturbed(before, began)
+    assert monitor.was_disturbed(before, ended)
+    assert monitor.was_disturbed(began + STALL_S, hands.now())
+    assert not monitor.was_disturbed(ended, hands.now())
     assert monitor.quantile_ms(1) == pytest.approx(2 * STALL_S * 1e3, abs=1)
 
 
@@ -68,7 +68,9 @@ def test_a_stall_counts_before_the_late_beat_has_come(hands: Hands) -> None:
     look(monitor, hands, 3)
     began = hands.now()
     hands.move(1.0)
-    assert monitor.disturbed(began, hands.now()), "the token was handled before the look that would tell of the stall"
+    assert monitor.was_disturbed(began, hands.now()), (
+        "the token was handled before the look that would tell of the stall"
+    )
 
 
 def test_a_suspend_shows_in_the_wall_clock_only(hands: Hands) -> None:
@@ -76,10 +78,10 @@ def test_a_suspend_shows_in_the_wall_clock_only(hands: Hands) -> None:
     began = hands.now()
     hands.move(INTERVAL_S, asleep=2 * SLEPT_S)
     monitor.look()
-    assert monitor.disturbed(began, hands.now())
+    assert monitor.was_disturbed(began, hands.now())
     later = hands.now()
     look(monitor, hands, 5)
-    assert not monitor.disturbed(later, hands.now())
+    assert not monitor.was_disturbed(later, hands.now())
 
 
 def test_a_clock_that_is_set_back_is_no_better_than_a_sleep(hands: Hands) -> None:
@@ -87,7 +89,7 @@ def test_a_clock_that_is_set_back_is_no_better_than_a_sleep(hands: Hands) -> Non
     began = hands.now()
     hands.move(INTERVAL_S, asleep=-3600)
     monitor.look()
-    assert monitor.disturbed(began, hands.now())
+    assert monitor.was_disturbed(began, hands.now())
 
 
 def test_only_so_many_stalls_are_remembered(hands: Hands) -> None:
@@ -96,8 +98,8 @@ def test_only_so_many_stalls_are_remembered(hands: Hands) -> None:
     for _ in range(N_STALLS + 1):
         hands.move(1.0)
         monitor.look()
-    assert not monitor.disturbed(first, first + 0.5)
-    assert monitor.disturbed(hands.now() - 0.5, hands.now())
+    assert not monitor.was_disturbed(first, first + 0.5)
+    assert monitor.was_disturbed(hands.now() - 0.5, hands.now())
 
 
 def test_before_the_first_beat_nothing_is_known_of_the_lag(hands: Hands) -> None:

@@ -20,11 +20,11 @@ from disco_daemon.dispatch.migrate import (
     catch_up_s,
     cost,
     gain,
+    is_worthwhile,
     margin,
     next_check,
     reserve,
     saving,
-    worth,
 )
 from disco_daemon.types import Side
 
@@ -72,7 +72,7 @@ def test_to_the_device_reckoned_by_hand() -> None:
     assert close(cost(TO_DEVICE, HOME), 180 * 5e-9)
     assert close(saving(TO_DEVICE, HOME), 140 * (6e-7 - 2e-8))
     assert close(gain(TO_DEVICE, HOME), 140 * 5.8e-7 - 180 * 5e-9)
-    assert worth(TO_DEVICE, HOME, PACE, margin=margin(0))
+    assert is_worthwhile(TO_DEVICE, HOME, PACE, margin=margin(0))
 
 
 def test_to_the_server_reckoned_by_hand() -> None:
@@ -80,7 +80,7 @@ def test_to_the_server_reckoned_by_hand() -> None:
     assert TO_SERVER.overlap == 40
     assert close(cost(TO_SERVER, DEAR), 120 * 1.5e-7 + 40 * 6e-6)
     assert close(gain(TO_SERVER, DEAR), 200 * (6e-6 - 6e-7) - 120 * 1.5e-7 - 40 * 6e-6)
-    assert worth(TO_SERVER, DEAR, PACE, margin=margin(0))
+    assert is_worthwhile(TO_SERVER, DEAR, PACE, margin=margin(0))
 
 
 @given(prospects(), costs)
@@ -100,7 +100,7 @@ def test_the_gain_is_what_the_two_ways_to_go_on_differ_by(prospect: Prospect, co
 def test_a_target_that_always_fails_costs_its_price(prospect: Prospect, costs: Costs) -> None:
     certain = replace(prospect, p_fail=1.0)
     assert gain(certain, costs) == -cost(certain, costs)
-    assert not worth(certain, costs, PACE, margin=0.0)
+    assert not is_worthwhile(certain, costs, PACE, margin=0.0)
 
 
 @given(prospects(), costs, st.floats(0, 4000), st.floats(0, 4000))
@@ -122,7 +122,7 @@ def test_equal_costs_or_a_dearer_target_are_never_worth_it(prospect: Prospect, d
     same, dear = Costs(prefill, decode, prefill, decode), Costs(prefill, dearer, prefill, decode)
     for costs in (same, dear):
         assert gain(prospect, costs) <= 0
-        assert not worth(prospect, costs, PACE, margin=0.0)
+        assert not is_worthwhile(prospect, costs, PACE, margin=0.0)
 
 
 @given(prospects(), costs, st.sampled_from([0.25, 0.5, 2.0, 1024.0]))
@@ -132,7 +132,7 @@ def test_the_trade_knows_no_currency(prospect: Prospect, costs: Costs, rate: flo
                    *(rate * c for c in (costs.server_prefill, costs.server_decode)))  # fmt: skip
     assert gain(prospect, scaled) == rate * gain(prospect, costs)
     if min(gain(prospect, costs), gain(prospect, scaled)) >= MIN_GAIN_USD:
-        decided = [worth(prospect, c, PACE, margin=margin(0)) for c in (costs, scaled)]
+        decided = [is_worthwhile(prospect, c, PACE, margin=margin(0)) for c in (costs, scaled)]
         assert decided[0] == decided[1]
 
 
@@ -172,12 +172,12 @@ def test_the_cheaper_side_is_where_an_answer_goes() -> None:
 
 @given(prospects(), costs, st.floats(0, 4))
 def test_only_what_gains_beyond_its_margin_is_worth_it(prospect: Prospect, costs: Costs, margin: float) -> None:
-    if worth(prospect, costs, PACE, margin=margin):
+    if is_worthwhile(prospect, costs, PACE, margin=margin):
         assert gain(prospect, costs) > margin * cost(prospect, costs)
         assert gain(prospect, costs) >= MIN_GAIN_USD
         assert prospect.remaining >= MIN_TOKENS
         assert prospect.target_tps >= PACE
-        assert worth(prospect, costs, PACE, margin=margin / 2)
+        assert is_worthwhile(prospect, costs, PACE, margin=margin / 2)
 
 
 @given(prospects(), costs, st.floats(100, 4000))
@@ -185,7 +185,7 @@ def test_an_answer_that_moved_by_cost_does_not_come_back(prospect: Prospect, cos
     """Not even were the way back free and certain."""
     free = replace(prospect, cached=10_000, remaining=remaining, prefill_s=0.0, p_fail=0.0, target_tps=PACE)
     back = replace(free, source=free.target, target=free.source)
-    decided = [worth(p, costs, PACE, margin=0.0) for p in (free, back)]
+    decided = [is_worthwhile(p, costs, PACE, margin=0.0) for p in (free, back)]
     assert decided.count(True) == (abs(costs.device_decode - costs.server_decode) * remaining >= MIN_GAIN_USD)
 
 
@@ -194,35 +194,35 @@ def test_a_move_after_a_handoff_has_to_gain_more() -> None:
     assert margin(1) > margin(0) > 0
     once = next(
         p for p in (replace(TO_SERVER, remaining=float(n)) for n in range(20, 200))
-        if worth(p, DEAR, PACE, margin=margin(0))
+        if is_worthwhile(p, DEAR, PACE, margin=margin(0))
     )  # fmt: skip
-    assert not worth(once, DEAR, PACE, margin=margin(1))
+    assert not is_worthwhile(once, DEAR, PACE, margin=margin(1))
 
 
 def test_a_target_slower_than_the_reader_is_refused() -> None:
-    assert worth(replace(TO_DEVICE, target_tps=PACE), HOME, PACE, margin=0.25)
-    assert not worth(replace(TO_DEVICE, target_tps=PACE - 0.1), HOME, PACE, margin=0.25)
+    assert is_worthwhile(replace(TO_DEVICE, target_tps=PACE), HOME, PACE, margin=0.25)
+    assert not is_worthwhile(replace(TO_DEVICE, target_tps=PACE - 0.1), HOME, PACE, margin=0.25)
 
 
 def test_the_end_of_an_answer_stays_where_it_is() -> None:
     free = Costs(0.0, 0.0, 0.0, 1.0)
     near = replace(TO_DEVICE, prefill_s=0.0, remaining=float(MIN_TOKENS))
-    assert worth(near, free, PACE, margin=0.25)
-    assert not worth(replace(near, remaining=MIN_TOKENS - 0.5), free, PACE, margin=0.25)
+    assert is_worthwhile(near, free, PACE, margin=0.25)
+    assert not is_worthwhile(replace(near, remaining=MIN_TOKENS - 0.5), free, PACE, margin=0.25)
 
 
 def test_nothing_moves_for_less_than_the_least_gain() -> None:
     token = MIN_GAIN_USD / 64
     prospect = replace(TO_DEVICE, prefill_s=0.0, remaining=64.0)
-    assert worth(prospect, Costs(0.0, 0.0, 0.0, token), PACE, margin=0.25)
-    assert not worth(prospect, Costs(0.0, 0.0, 0.0, 0.99 * token), PACE, margin=0.25)
+    assert is_worthwhile(prospect, Costs(0.0, 0.0, 0.0, token), PACE, margin=0.25)
+    assert not is_worthwhile(prospect, Costs(0.0, 0.0, 0.0, 0.99 * token), PACE, margin=0.25)
 
 
 @pytest.mark.parametrize("source_tps", [0.0, 30.0])
 def test_a_target_that_would_never_come_is_not_worth_it(source_tps: float) -> None:
     never = replace(TO_DEVICE, prefill_s=math.inf, prefill95_s=math.inf, source_tps=source_tps)
     assert never.overlap == never.remaining
-    assert not worth(never, HOME, PACE, margin=0.0)
+    assert not is_worthwhile(never, HOME, PACE, margin=0.0)
 
 
 @pytest.mark.parametrize(

@@ -188,14 +188,14 @@ def test_a_model_is_chosen_by_its_name_or_the_only_file_of_that_name() -> None:
         FoundModel("other/tiny/big.gguf", Path("/hf/big.gguf"), "Hugging Face"),
         FoundModel("big.gguf", Path("/ours/big.gguf"), "disco"),
     ]
-    assert places.chosen("llama3.2:3b", found) is found[0]
-    assert places.chosen("/blobs/1", found) is found[0]
-    assert places.chosen("Tiny.q8_0", found) is found[1]
-    assert places.chosen("big.gguf", found) is found[3]
+    assert places.choose_model("llama3.2:3b", found) is found[0]
+    assert places.choose_model("/blobs/1", found) is found[0]
+    assert places.choose_model("Tiny.q8_0", found) is found[1]
+    assert places.choose_model("big.gguf", found) is found[3]
     with pytest.raises(ConfigError, match=r"several models are called BIG: other/tiny/big\.gguf, big\.gguf"):
-        places.chosen("BIG", found)
+        places.choose_model("BIG", found)
     with pytest.raises(ConfigError, match="disco models list"):
-        places.chosen("tiny", found)
+        places.choose_model("tiny", found)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 from disco_daemon.onboarding import saving
 from disco_daemon.onboarding.providers import key_path
-from disco_daemon.onboarding.saving import Choice, local_model, save, shadowed
+from disco_daemon.onboarding.saving import Choice, local_model, overriding_variables, save
 from disco_daemon.onboarding.setup import Onboarding
 from tests.fixtures.provider import SECRET
 
@@ -249,7 +249,7 @@ def test_a_list_of_one_s_own_is_a_provider_too(setup: Onboarding) -> None:
 
 def test_variables_that_go_before_what_was_written_are_named() -> None:
     changes = {"server.base_url": "x", "server.model": "m"}
-    assert shadowed(changes, {"DISCO_SERVER_MODEL": "m2", "DISCO_API_PORT": "1"}) == ["DISCO_SERVER_MODEL"]
+    assert overriding_variables(changes, {"DISCO_SERVER_MODEL": "m2", "DISCO_API_PORT": "1"}) == ["DISCO_SERVER_MODEL"]
 
 
 # --- the local model --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from disco_daemon.power.nvidia import Gpus
 from disco_daemon.power.reading import Covers, PowerReading, Skipped
 
 MACHINES = Path(__file__).parent.parent / "fixtures" / "power"
-GUESS = sensors.assumed(0.0, 3, frugal=False)
+GUESS = sensors.assumed_reading(0.0, 3, frugal=False)
 
 
 class Boards:
@@ -136,9 +136,9 @@ def test_pulling_the_plug_changes_the_source(tmp_path: Path) -> None:
 
 
 def test_the_user_knows_better_than_the_rule_of_thumb() -> None:
-    told = sensors.assumed(28.0, 3, frugal=True)
+    told = sensors.assumed_reading(28.0, 3, frugal=True)
     assert (told.source, told.watts, told.covers) == ("user", 28.0, Covers.COMPUTING)
-    guessed = sensors.assumed(0.0, 3, frugal=True)
+    guessed = sensors.assumed_reading(0.0, 3, frugal=True)
     assert guessed.source == "cores"
     assert guessed.watts == pytest.approx(12)
     assert guessed.uncertainty > told.uncertainty

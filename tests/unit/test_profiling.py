@@ -24,7 +24,7 @@ from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned
 from disco_daemon.estimation.device_ttft import DeviceTtft
 from disco_daemon.power.meter import EnergyMeter
 from disco_daemon.power.reading import Covers, PowerReading, Thermal
-from disco_daemon.power.sensors import Sensors, assumed
+from disco_daemon.power.sensors import Sensors, assumed_reading
 from disco_daemon.profiling import picture, prompts, saved
 from disco_daemon.profiling.device import DeviceBench, Effort, Steps
 from disco_daemon.profiling.saved import TYPICAL, DeviceFigures, Measured, ServerFigures
@@ -104,7 +104,7 @@ class Machine:
         self.engine = SimpleNamespace(config=SimpleNamespace(n_threads=3))
         sensors = Sensors(
             [lambda now: PowerReading("rapl", Covers.CPU, 0.0, joules=self.joules)],
-            assumed(0.0, 3.0, frugal=False),
+            assumed_reading(0.0, 3.0, frugal=False),
             heat=lambda now: Thermal(throttles),
             interval_s=3600.0,
         )
@@ -230,7 +230,7 @@ async def test_sensors_that_break_end_the_measurement_with_a_reason() -> None:
         raise OSError("the battery was taken out")
 
     machine = Machine()
-    machine.watch.sensors = Sensors([broken], assumed(0.0, 3.0, frugal=False))
+    machine.watch.sensors = Sensors([broken], assumed_reading(0.0, 3.0, frugal=False))
     with pytest.raises(ProfileError, match="taken out"):
         await measured(machine)
 
@@ -238,7 +238,7 @@ async def test_sensors_that_break_end_the_measurement_with_a_reason() -> None:
 async def test_what_is_only_assumed_is_no_knowledge() -> None:
     """Without a sensor the watts of so many cores stand in; the meter of the daemon must not take them for measured."""
     machine = Machine()
-    machine.watch.sensors = Sensors([], assumed(0.0, 3.0, frugal=False), interval_s=3600.0)
+    machine.watch.sensors = Sensors([], assumed_reading(0.0, 3.0, frugal=False), interval_s=3600.0)
     found = await measured(machine)
     assert found.energy.source == "cores"
     assert found.energy.prefill_j_per_token == pytest.approx(27.0 / found.prefill_tps)

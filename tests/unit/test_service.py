@@ -95,9 +95,9 @@ def test_the_port_is_listened_on_by_systemd_unless_the_daemon_picks_one() -> Non
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_a_word_comes_back_as_it_was(word: str) -> None:
-    [back] = shlex.split(systemd.quoted(word))
+    [back] = shlex.split(systemd.quote(word))
     assert back.replace("$$", "$").replace("%%", "%") == word
-    [value] = shlex.split(systemd.quoted(word, command=False))
+    [value] = shlex.split(systemd.quote(word, command=False))
     assert value.replace("%%", "%") == word, "in an assignment `$` is itself"
 
 
@@ -109,7 +109,7 @@ def test_a_line_end_cannot_smuggle_a_directive_in() -> None:
 def test_files_go_where_the_user_manager_looks(tmp_path: Path) -> None:
     manager = Systemd(tmp_path / "units")
     manager.write(SPEC)
-    assert sorted(path.name for path in manager.installed()) == [systemd.SERVICE, systemd.SOCKET]
+    assert sorted(path.name for path in manager.installed_files()) == [systemd.SERVICE, systemd.SOCKET]
     assert "ExecStart=" in (tmp_path / "units" / systemd.SERVICE).read_text()
 
 

@@ -18,9 +18,9 @@ from disco_daemon.simulate.dispatch.evaluate import (
     as_json,
     make,
     measure,
-    paid,
     play_policy,
     prices,
+    request_usd,
 )
 from disco_daemon.simulate.dispatch.handoff import (
     NONE,
@@ -30,7 +30,7 @@ from disco_daemon.simulate.dispatch.handoff import (
     dear_usd_per_kwh,
     evaluate_handoffs,
     move,
-    saved,
+    savings,
 )
 from disco_daemon.simulate.dispatch.player import Phone, Played
 from disco_daemon.simulate.traces import LatencyTrace, Requests
@@ -197,7 +197,7 @@ def test_every_place_has_a_cell_without_and_one_with_each_variant(cells: list[Ce
     assert len(cells) == 2 * 2 * 2 * (1 + len(VARIANTS))
     assert {c.handoff for c in cells} == {NONE, *VARIANTS}
     assert all(c.handoffs == 0 and c.largest_gap_s == 1 / READER_TPS for c in cells if c.handoff == NONE)
-    assert len(saved(cells)) == 2 * 2 * 2 * len(VARIANTS)
+    assert len(savings(cells)) == 2 * 2 * 2 * len(VARIANTS)
     assert as_json(cells[1])["handoff"] == NONE
 
 
@@ -205,8 +205,8 @@ def test_what_is_kept_or_spared_saves_more_in_all(cells: list[Cell]) -> None:
     """Not of each request: another wait may decide otherwise."""
     by_variant = {v: math.fsum(c.cost_usd for c in cells if c.handoff == v) for v in (NONE, *VARIANTS)}
     assert by_variant[NONE] > by_variant["handoff"] > by_variant["kept"] > by_variant["paused"]
-    assert all(share > -0.01 for _, share in saved(cells))
-    assert max(share for _, share in saved(cells)) > 0.3
+    assert all(share > -0.01 for _, share in savings(cells))
+    assert max(share for _, share in savings(cells)) > 0.3
 
 
 def test_only_cost_and_what_a_handoff_does_differ_from_the_cell_without(cells: list[Cell]) -> None:
@@ -222,7 +222,7 @@ def test_the_cost_without_handoffs_is_the_evaluations_at_household_prices(cells:
     evaluated = measure(SCENE.stream, TRACE.name, PHONE, SERVER, "paper", 0.3, played, 0).cost_usd
     (cell,) = (c for c in cells if (c.constraint, c.policy, c.budget, c.handoff) == ("server", "paper", 0.3, NONE))
     assert cell.cost_usd == pytest.approx(evaluated)
-    assert paid(SCENE.stream, played, costs_of(SERVER))[:, 0].mean() == pytest.approx(evaluated)
+    assert request_usd(SCENE.stream, played, costs_of(SERVER))[:, 0].mean() == pytest.approx(evaluated)
 
 
 def test_a_limit_has_no_answers_to_move() -> None:

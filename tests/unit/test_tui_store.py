@@ -92,7 +92,7 @@ def test_messages_one_by_one_are_those_of_the_whole_conversation(
         assert all(store.turn(turn.id) == turn for turn in turns)
         found = store.texts(ids)
         assert [found[turn.id] for turn in turns] == [turn.text for turn in turns]
-        assert store.asked(conversation, 3) == [turn.text for turn in turns if turn.role == "user"][-3:]
+        assert store.questions(conversation, 3) == [turn.text for turn in turns if turn.role == "user"][-3:]
         over = [turn.id for turn in turns if not heard or turn.id != ids[-1]]
         sizes = {head.id: head.size for head in heads}
         assert all(sizes[i] == (len(found[i]), found[i].count("\n")) for i in over)

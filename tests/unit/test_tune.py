@@ -21,7 +21,7 @@ from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJ
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
 from disco_daemon.profiling import tuned_profile
-from disco_daemon.profiling.tuned_profile import TunedProfiles, Wanted, chosen, key_of
+from disco_daemon.profiling.tuned_profile import TunedProfiles, Wanted, choose_knobs, key_of
 
 START = Knobs(3, 3, 512)
 SPEED = Speed(1000.0, 50.0, 120.0)
@@ -213,7 +213,7 @@ def test_the_cpu_has_a_name_and_cores() -> None:
 def test_settings_win_over_the_profile_and_that_over_defaults(
     wanted: Wanted, tuned: Knobs | None, cores: int, knobs: Knobs
 ) -> None:
-    assert chosen(wanted, tuned, cores) == knobs
+    assert choose_knobs(wanted, tuned, cores) == knobs
 
 
 def configured(text: str, tmp_path: Path) -> Config:

@@ -17,11 +17,11 @@ from disco_daemon.money.catalog import Price
 from disco_daemon.money.spending import Speeds, Spending
 from disco_daemon.power.meter import TokenEnergy
 from disco_daemon.power.reading import Charge, Covers, PowerReading, Read, Skipped, Thermal
-from disco_daemon.power.sensors import Sensors, assumed
+from disco_daemon.power.sensors import Sensors, assumed_reading
 
 NOW = 1_770_000_000.0
 SPEEDS = Speeds(100.0, 20.0)
-ASSUMED = assumed(12.0, 1, frugal=True)
+ASSUMED = assumed_reading(12.0, 1, frugal=True)
 
 
 def spending() -> Spending:

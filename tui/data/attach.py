@@ -17,7 +17,7 @@ class AttachError(DiscoError):
     """The file cannot be attached; the message says why, and what to do."""
 
 
-def attached(path: Path, max_bytes: int = MAX_BYTES) -> str:
+def as_attachment(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """Return a text file as Markdown for a question: its name, and its text in a fence. Blocks on disk.
 
     Raises AttachError if it is missing, not a file, not text, or larger than `max_bytes`.

@@ -34,7 +34,7 @@ class DaemonLauncher:
         return self._process is not None and self._process.returncode is None
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the launched daemon has ended by itself."""
         return self._process is not None and self._process.returncode is not None
 

@@ -44,10 +44,10 @@ class Debounce(Generic[T]):
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            await self._settled()
+            await self._wait_until_settled()
             await self.flush()
 
-    async def _settled(self) -> None:
+    async def _wait_until_settled(self) -> None:
         await self._news.wait()
         while self._settle_s > 0 and self._news.is_set():
             self._news.clear()

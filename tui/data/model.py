@@ -203,6 +203,6 @@ _KEEPS: Mapping[str, Callable[[RequestRow], bool]] = {
 }
 
 
-def shown(requests: Sequence[RequestRow], chosen: str) -> list[RequestRow]:
+def filter_requests(requests: Sequence[RequestRow], chosen: str) -> list[RequestRow]:
     """Return the requests that a filter of FILTERS lets through."""
     return [request for request in requests if _KEEPS[chosen](request)]

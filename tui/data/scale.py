@@ -39,7 +39,7 @@ class Scale:
         """Return the value of the step nearest to a share of the scale, 0 to 1."""
         return self._step(round(min(1.0, max(0.0, share)) * self.steps))
 
-    def moved(self, value: float, by: int) -> float:
+    def step(self, value: float, by: int) -> float:
         """Return the value `by` steps further. From between two steps, the next one counts as the first."""
         values = [self._step(i) for i in range(self.steps + 1)]
         slack = 1e-9 * abs(value)  # a value that lost a bit on its way through JSON is still on its step
@@ -49,12 +49,12 @@ class Scale:
     def _step(self, i: int) -> float:
         share = i / self.steps
         if not self.log:
-            return _rounded(self.low + share * (self.high - self.low), self.digits)
+            return _round(self.low + share * (self.high - self.low), self.digits)
         low, high = math.log10(self.low), math.log10(self.high)
-        return _rounded(10 ** (low + share * (high - low)), self.digits)
+        return _round(10 ** (low + share * (high - low)), self.digits)
 
 
-def _rounded(value: float, digits: int) -> float:
+def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 

@@ -91,7 +91,7 @@ def open_database(path: Path | None) -> sqlite3.Connection:
     A damaged file is moved aside, and a new one begins; a foreign file is left alone. Raises StoreError.
     """
     if path is None:
-        return _connected(":memory:")
+        return _connect(":memory:")
     try:
         with folder_lock(path.parent):
             require_ours(path, CONVERSATIONS)
@@ -124,10 +124,10 @@ def unusable(path: Path | None, error: Exception) -> StoreError:
 
 def _private(path: Path) -> sqlite3.Connection:
     make_private(path)
-    return _connected(path)
+    return _connect(path)
 
 
-def _connected(path: Path | str) -> sqlite3.Connection:
+def _connect(path: Path | str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -223,7 +223,7 @@ class Store:
                 found[turn] += text
         return found
 
-    def asked(self, conversation: int, limit: int) -> Texts:
+    def questions(self, conversation: int, limit: int) -> Texts:
         """Return the latest questions, oldest first."""
         with self._read_transaction() as db:
             rows = db.execute(_ASKED, (conversation, limit)).fetchall()
@@ -350,12 +350,12 @@ def _fold(db: sqlite3.Connection, turn: int) -> None:
     pieces = db.execute("SELECT side, text FROM pieces WHERE turn = ? ORDER BY id", (turn,)).fetchall()
     if row is None or not pieces:
         return
-    text, sides = _joined(row[0], json.loads(row[1]), pieces)
+    text, sides = _join(row[0], json.loads(row[1]), pieces)
     db.execute("UPDATE turns SET text = ?, sides = ? WHERE id = ?", (text, json.dumps(sides), turn))
     db.execute("DELETE FROM pieces WHERE turn = ?", (turn,))
 
 
-def _joined(text: str, sides: Iterable[Iterable[Any]], pieces: Iterable[tuple[str, str]]) -> tuple[str, Sides]:
+def _join(text: str, sides: Iterable[Iterable[Any]], pieces: Iterable[tuple[str, str]]) -> tuple[str, Sides]:
     """Return a text and its sides with pieces, pairs of (side, text), added."""
     parts, marks, n = [text], [(int(at), str(side)) for at, side in sides], len(text)
     last = marks[-1][1] if marks else ""
@@ -370,7 +370,7 @@ def _joined(text: str, sides: Iterable[Iterable[Any]], pieces: Iterable[tuple[st
 
 def _turn(row: tuple[Any, ...], pieces: Iterable[tuple[str, str]]) -> StoredTurn:
     number, role, text, sides, disco, finish, created, parent = row
-    text, marks = _joined(text, json.loads(sides), pieces)
+    text, marks = _join(text, json.loads(sides), pieces)
     return StoredTurn(number, role, text, marks, None if disco is None else json.loads(disco), finish, created, parent)
 
 

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from . import markdown
-from .theme import DEVICE, SERVER, TextTheme, fit, marked
+from .theme import DEVICE, SERVER, TextTheme, fit, mark_sides
 
 GUTTER = 2  # cells before each line
 THOUGHT_LINES = 3  # of hidden reasoning, the latest ones
@@ -85,7 +85,7 @@ class Entry:
         self._own = self.words
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the entry has its words itself."""
         return self._own is not None
 
@@ -133,7 +133,7 @@ class Entry:
         body = self._body(width, theme)
         if self.role == "assistant":
             below = self._below(width, theme)
-            body = [*self._thought(width, theme), *body, *[Text()] * bool(body and below), *below]
+            body = [*self._draw_reasoning(width, theme), *body, *[Text()] * bool(body and below), *below]
         if theme.plain:
             sign, style = self._sign(theme)
             return [Text(f"{sign}:", style), *body, Text()]
@@ -161,11 +161,11 @@ class Entry:
             return markdown.wrap(Text(fit(self.text).rstrip()), width)
         if not self.live:
             self._lines, self._drawn_for = [], None  # what was drawn while it grew is large and not needed
-            return markdown.Painter(width, theme).paint(marked(self.text, self.sides))
+            return markdown.Painter(width, theme).paint(mark_sides(self.text, self.sides))
         if self._drawn_for != (width, theme):
             self._drawn_for, self._done, self._lines, self._side = (width, theme), 0, [], ""
         self._settle(width, theme)
-        tail = markdown.Painter(width, theme, self._side).paint(self._marked(self._done, len(self.text)))
+        tail = markdown.Painter(width, theme, self._side).paint(self._marked_text(self._done, len(self.text)))
         return [*self._lines, *([Text()] if self._lines and tail else []), *tail]
 
     def _settle(self, width: int, theme: TextTheme) -> None:
@@ -173,17 +173,17 @@ class Entry:
         cut = self._done + markdown.last_block(self.text[self._done :])
         if cut == self._done:
             return
-        lines = markdown.Painter(width, theme, self._side).paint(self._marked(self._done, cut))
+        lines = markdown.Painter(width, theme, self._side).paint(self._marked_text(self._done, cut))
         if lines:
             self._lines += [Text()] * bool(self._lines) + lines
         self._done = cut
         self._side = next((side for at, side in reversed(self.sides) if at < cut), self._side)
 
-    def _marked(self, start: int, end: int) -> str:
+    def _marked_text(self, start: int, end: int) -> str:
         """Return a part of the text with its marks."""
-        return marked(self.text[start:end], [(at - start, side) for at, side in self.sides if start <= at < end])
+        return mark_sides(self.text[start:end], [(at - start, side) for at, side in self.sides if start <= at < end])
 
-    def _thought(self, width: int, theme: TextTheme) -> list[Text]:
+    def _draw_reasoning(self, width: int, theme: TextTheme) -> list[Text]:
         """Draw the latest lines of hidden reasoning, until the answer has words."""
         if not self.thought or self.text:
             return []

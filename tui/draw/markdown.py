@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Span, Text
 
-from .theme import SIDE_OF, TextTheme, unmarked
+from .theme import SIDE_OF, TextTheme, strip_marks
 
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 setattr(_PARSER, "normalizeLink", str)  # noqa: B010 - an address is shown as it was written
@@ -58,7 +58,7 @@ class Painter:
             "blockquote": self._quote,
             "table": self._table,
             "hr": lambda node, width: [Text("---" if self.theme.plain else "─" * width, self.theme.dim)],
-            "html_block": lambda node, width: wrap(self._tinted(node.content.rstrip(), Style()), width),
+            "html_block": lambda node, width: wrap(self._tint(node.content.rstrip(), Style()), width),
         }
 
     def paint(self, source: str) -> Lines:
@@ -85,11 +85,11 @@ class Painter:
         return wrap(text, width)
 
     def _code(self, node: SyntaxTreeNode, width: int) -> Lines:
-        language = unmarked(node.info or "").strip().split(" ")[0]
+        language = strip_marks(node.info or "").strip().split(" ")[0]
         raw = node.content.rstrip("\n")
         sign = "    " if self.theme.plain else "▏ "
         lines = [Text(sign + language, self.theme.dim)] if language else []
-        for line, source in zip(self._highlighted(unmarked(raw), language), raw.split("\n"), strict=False):
+        for line, source in zip(self._highlight(strip_marks(raw), language), raw.split("\n"), strict=False):
             seam = self._turn(source)
             lines += _beside(sign, self._side_style(), wrap(Text.assemble(line, seam), width - len(sign)))
         return lines
@@ -101,7 +101,7 @@ class Painter:
         seam = before and before != self.side
         return Text(f"  {'' if self.theme.plain else '⇢'}{self.theme.mark(self.side)}" if seam else "", self.theme.dim)
 
-    def _highlighted(self, code: str, language: str) -> Lines:
+    def _highlight(self, code: str, language: str) -> Lines:
         text = Text(code)
         if language and code:
             text = Syntax("", language, theme=self.theme.code_theme, background_color="default").highlight(code)
@@ -163,7 +163,7 @@ class Painter:
             for child in node.children:
                 self._words(child, style, into, depth + 1)
         elif node.content:
-            into.append_text(self._tinted(node.content, style, code=node.type == "code_inline"))
+            into.append_text(self._tint(node.content, style, code=node.type == "code_inline"))
         if node.type in ("link", "image"):
             self._address(node, into)
 
@@ -172,11 +172,11 @@ class Painter:
         href = str(node.attrs.get("href") or node.attrs.get("src") or "")
         for mark, side in SIDE_OF.items():
             self.side = side if mark in href else self.side
-        href = unmarked(href)
+        href = strip_marks(href)
         if href and not into.plain.endswith(href):
             into.append(f" ({href})", self.theme.dim)
 
-    def _tinted(self, content: str, style: Style, *, code: bool = False) -> Text:
+    def _tint(self, content: str, style: Style, *, code: bool = False) -> Text:
         """Return text with its marks turned into tints; a seam gets a sign, too."""
         text = Text()
         for piece in _AT_MARK.split(content):

@@ -75,7 +75,7 @@ def fit(text: str) -> str:
     return _MARKS.sub(MARK, plain(text)).expandtabs(4)
 
 
-def marked(text: str, sides: Sequence[tuple[int, str]]) -> str:
+def mark_sides(text: str, sides: Sequence[tuple[int, str]]) -> str:
     """Return `text`, made safe, with a mark where another side begins.
 
     A mark goes before the next letter or digit, so that it never splits Markdown's own signs; if none is left, there is
@@ -93,6 +93,6 @@ def marked(text: str, sides: Sequence[tuple[int, str]]) -> str:
     return "".join([*pieces, whole[done:]])
 
 
-def unmarked(text: str) -> str:
+def strip_marks(text: str) -> str:
     """Return `text` without marks."""
     return text.replace(MARKS[DEVICE], "").replace(MARKS[SERVER], "")

@@ -153,13 +153,13 @@ def _figures(told: Json, reading: Json) -> tuple[str, ...]:
 
 def words(model: TimelineModel) -> list[str]:
     """Return the timeline as sentences, for `--plain` and screen readers."""
-    lines = [f"plan: {', '.join(_planned(side, start) for side, start in model.plan)}"]
+    lines = [f"plan: {', '.join(_plan_text(side, start) for side, start in model.plan)}"]
     for a in model.attempts:
         first = f"first token at {seconds(a.first_s)}" if a.first_s is not None else (
             f"no first token by {seconds(a.until_s)}")  # fmt: skip
         error = f", {a.error}" if a.error else ""
         lines.append(f"{a.name}: started at {seconds(a.start_s)}, {first}, wrote {a.tokens} tokens{error}")
-    lines += [_moved(move) for move in model.moves]
+    lines += [_move_text(move) for move in model.moves]
     if model.ttft_s is None:
         lines.append(f"no answer{f': {model.error}' if model.error else ''}")
     else:
@@ -168,12 +168,12 @@ def words(model: TimelineModel) -> list[str]:
     return [*lines, *(token_timeline.words(model.trace) if model.trace is not None else []), *model.figures]
 
 
-def _planned(side: str, start: float | None) -> str:
+def _plan_text(side: str, start: float | None) -> str:
     when = "not used" if start is None else "at once" if start == 0 else f"after {seconds(start)}"
     return f"{side} {when}"
 
 
-def _moved(move: TimelineMove) -> str:
+def _move_text(move: TimelineMove) -> str:
     if move.dropped is not None:
         return (
             f"handoff {move.source} to {move.target} ({move.reason}) begun at token {move.at}, dropped: {move.dropped}"
@@ -241,7 +241,7 @@ def delivery(model: TimelineModel, pace_tps: float, expected_s: float, width: in
     until_s = _until_s(model, pace_tps, expected_s)
     due = Curve([(0.0, 0.0), (expected_s, 0.0), (expected_s + (n - 1) / pace_tps, float(n))], ".", "")
     seams = [(_shown_s(model, move, joined), float(move.at)) for joined, move in _seams(model)]
-    curves = [due, *_came(model, seams, until_s, width), Curve(seams, "H", "$warning", joined=False)]
+    curves = [due, *_generated_curves(model, seams, until_s, width), Curve(seams, "H", "$warning", joined=False)]
     axes = Axes((0.0, until_s), (0.0, float(n)), ("0", seconds(until_s)), ("0", f"{n} tokens"))
     return plot(curves, axes, width, height)
 
@@ -279,7 +279,9 @@ def _shown_s(model: TimelineModel, move: TimelineMove, joined_s: float) -> float
     return shown[move.at] if move.at < len(shown) else joined_s
 
 
-def _came(model: TimelineModel, seams: Sequence[tuple[float, float]], until_s: float, width: int) -> list[Curve]:
+def _generated_curves(
+    model: TimelineModel, seams: Sequence[tuple[float, float]], until_s: float, width: int
+) -> list[Curve]:
     """Return the curves of what each side generated, and on top of them what was shown."""
     trace = model.trace
     if trace is None:
@@ -289,7 +291,7 @@ def _came(model: TimelineModel, seams: Sequence[tuple[float, float]], until_s: f
     makers = [(0, model.winner or ""), *((move.at, move.target) for _, move in _seams(model))]
     ends = [*(at for at, _ in makers[1:]), len(trace.put_s)]
     curves = [
-        Curve(token_timeline.counted(trace.put_s[at:end], until_s, width, before=at), "+", STYLES.get(side, ""))
+        Curve(token_timeline.count_curve(trace.put_s[at:end], until_s, width, before=at), "+", STYLES.get(side, ""))
         for (at, side), end in zip(makers, ends, strict=True)
     ]
-    return [*curves, Curve(token_timeline.counted(trace.shown_s, until_s, width), "*", "$accent")]
+    return [*curves, Curve(token_timeline.count_curve(trace.shown_s, until_s, width), "*", "$accent")]

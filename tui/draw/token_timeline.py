@@ -39,7 +39,7 @@ class TokenTimes:
         )
 
     @property
-    def cut(self) -> bool:
+    def is_cut(self) -> bool:
         """Whether times are missing at the end."""
         return self.n_put > len(self.put_s)
 
@@ -48,7 +48,7 @@ class TokenTimes:
         return self.expected_s + i / self.pace_tps
 
 
-def counted(times: Sequence[float], until_s: float, columns: int, before: int = 0) -> Points:
+def count_curve(times: Sequence[float], until_s: float, columns: int, before: int = 0) -> Points:
     """Return the count of tokens over time: the first, the last, and at most one point a column between them.
 
     A column is one of `columns` equal parts of 0 to `until_s`, as wide as a character of the picture. `before` tokens
@@ -66,7 +66,7 @@ def levels(trace: TokenTimes) -> list[tuple[float, int]]:
     put, shown = trace.put_s, trace.shown_s
     found: list[tuple[float, int]] = []
     i = j = 0
-    while i < len(put) or (j < len(shown) and not trace.cut):
+    while i < len(put) or (j < len(shown) and not trace.is_cut):
         came = j >= len(shown) or (i < len(put) and put[i] <= shown[j])
         time = put[i] if came else shown[j]
         i, j = (i + 1, j) if came else (i, j + 1)
@@ -104,7 +104,7 @@ def words(trace: TokenTimes) -> list[str]:
     """Say what the pictures show."""
     if not trace.put_s:
         return ["no token was generated"]
-    lines = [f"generated from {_span(trace.put_s)}, shown {_shown(trace)}"]
+    lines = [f"generated from {_span(trace.put_s)}, shown {_shown_text(trace)}"]
     when, held = fullest(trace)
     lasting = seconds(held / trace.pace_tps)
     most = f"{held} tokens at most, {lasting} of reading, at {seconds(when)}" if held else "nothing"
@@ -114,7 +114,7 @@ def words(trace: TokenTimes) -> list[str]:
         late = f"token {worst + 1} was the latest, {seconds(behind)} after its time"
         never = "no token was later than the reader wanted it"
         lines.append(f"{late if behind > NOTICED_S else never} ({_wish(trace)})")
-    if trace.cut:
+    if trace.is_cut:
         lines.append(f"times are kept of the first {len(trace.put_s)} of {trace.n_put} tokens")
     return lines
 
@@ -123,7 +123,7 @@ def _span(times: Sequence[float]) -> str:
     return f"{seconds(times[0])} to {seconds(times[-1])}"
 
 
-def _shown(trace: TokenTimes) -> str:
+def _shown_text(trace: TokenTimes) -> str:
     missing = trace.n_put - trace.n_shown
     if not trace.shown_s:
         return "none of it"

@@ -113,7 +113,7 @@ class ChatScreen(Screen[None]):
         self._editing = None
         self.query_one(Transcript).show(list(self.conversations.entries))
         with self.errors_shown():
-            self.query_one(Prompt).remember(self.conversations.asked)
+            self.query_one(Prompt).remember(self.conversations.questions)
         self.show_list()
         self.show_line()
 
@@ -174,7 +174,7 @@ class ChatScreen(Screen[None]):
             else:
                 for entry in self.conversations.ask(event.text):
                     self.query_one(Transcript).add(entry)
-            self.query_one(Prompt).sent(event.text)
+            self.query_one(Prompt).accept(event.text)
         self.show_list()
         self.show_line()
 
@@ -183,7 +183,7 @@ class ChatScreen(Screen[None]):
         self.query_one(Transcript).show(list(self.conversations.entries))
         self.show_line()
 
-    def _chosen(self, role: str) -> Entry | None:
+    def _chosen_entry(self, role: str) -> Entry | None:
         """Return the selected message if it has that role, else the last one that has."""
         selected = self.query_one(Transcript).selected
         if selected is not None and selected.role == role:
@@ -203,7 +203,7 @@ class ChatScreen(Screen[None]):
         self.show_line()
 
     def action_again(self) -> None:
-        answer = self._chosen("assistant")
+        answer = self._chosen_entry("assistant")
         if self.conversations.running is not None:
             self.say("An answer is running: Escape stops it.")
         elif answer is None:
@@ -229,7 +229,7 @@ class ChatScreen(Screen[None]):
         asked = [e for e in self.conversations.entries if e.role == "user"]
         if self._editing in asked:
             asked = asked[: asked.index(self._editing)] or asked[:1]
-        question = asked[-1] if self._editing is not None and asked else self._chosen("user")
+        question = asked[-1] if self._editing is not None and asked else self._chosen_entry("user")
         if question is None:
             self.say("There is no question yet.")
             return
@@ -316,10 +316,10 @@ class ChatScreen(Screen[None]):
 
     @work(group="dialog")
     async def action_copy(self) -> None:
-        await dialog_actions.copy(self, self._chosen("assistant"))
+        await dialog_actions.copy(self, self._chosen_entry("assistant"))
 
     def action_timeline(self) -> None:
-        answer = self._chosen("assistant")
+        answer = self._chosen_entry("assistant")
         if answer is None or not (answer.disco or {}).get("endpoints"):
             self.say("Nothing is known of this answer.")
         else:

@@ -300,7 +300,7 @@ class ControlScreen(Screen[None]):
         self._change(SLIDERS[str(event.slider.id)], event.value)
 
     @on(Toggle.Turned)
-    def _turned(self, event: Toggle.Turned) -> None:
+    def _apply_toggle(self, event: Toggle.Turned) -> None:
         self._show_effect()
         self._change(PRIVATE_KEY, event.value)
 
@@ -313,7 +313,7 @@ class ControlScreen(Screen[None]):
 
     @on(Input.Submitted)
     @on(Input.Blurred)
-    def _typed(self, event: Input.Submitted | Input.Blurred) -> None:
+    def _apply_field(self, event: Input.Submitted | Input.Blurred) -> None:
         """Take a field when it is left or entered, if its value is new."""
         if not self._settings:
             return

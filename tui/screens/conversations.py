@@ -108,9 +108,9 @@ class Conversations:
         return UNTITLED if self.current is None else " ".join(self.current.title.split()) or UNTITLED
 
     @property
-    def asked(self) -> list[str]:
+    def questions(self) -> list[str]:
         """The latest questions of the open conversation, oldest first. Raises StoreError."""
-        return [] if self.current is None else self.store.asked(self.current.id, REMEMBERED)
+        return [] if self.current is None else self.store.questions(self.current.id, REMEMBERED)
 
     @property
     def running(self) -> RunningAnswer | None:
@@ -124,7 +124,7 @@ class Conversations:
 
     def rename(self, title: str) -> None:
         """Give the open conversation another title."""
-        self.store.rename(self._stored().id, title)
+        self.store.rename(self._stored_conversation().id, title)
         self._reread()
 
     def set_system(self, system: str) -> None:
@@ -149,13 +149,13 @@ class Conversations:
         self.store.delete(gone.id)
         return gone.id
 
-    def _stored(self) -> Conversation:
+    def _stored_conversation(self) -> Conversation:
         if self.current is None:
             self.current = self.store.new(system=self.system, model=self.model)
         return self.current
 
     def _reread(self) -> None:
-        self.current = next((c for c in self.store.list() if c.id == self._stored().id), self.current)
+        self.current = next((c for c in self.store.list() if c.id == self._stored_conversation().id), self.current)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Conversations:
         files = "".join(f"{file.text}\n\n" for file in self.attached)
         self.attached = []
         question = Entry(0, "user", files + text, finish="stop")
-        question.turn = self.store.add(self._stored().id, "user", question.text, self._last_turn())
+        question.turn = self.store.add(self._stored_conversation().id, "user", question.text, self._last_turn())
         self._put_away(question)
         self.entries.append(question)
         self._reread()  # its first question is its title
@@ -213,7 +213,7 @@ class Conversations:
         return self.entries[-1].turn if self.entries else None
 
     def _cut(self, entry: Entry) -> None:
-        self.store.cut(self._stored().id, entry.turn)
+        self.store.cut(self._stored_conversation().id, entry.turn)
         del self.entries[self.entries.index(entry) :]
 
     def _put_away(self, entry: Entry) -> None:
@@ -228,20 +228,20 @@ class Conversations:
     def _texts(self, entries: list[Entry]) -> Iterator[tuple[str, str]]:
         for first in range(0, len(entries), READ_AT_ONCE):
             some = entries[first : first + READ_AT_ONCE]
-            texts = self.store.texts([entry.turn for entry in some if not entry.loaded])
+            texts = self.store.texts([entry.turn for entry in some if not entry.is_loaded])
             for entry in some:
-                yield entry.role, entry.text if entry.loaded else texts.get(entry.turn, "")
+                yield entry.role, entry.text if entry.is_loaded else texts.get(entry.turn, "")
 
     def _answer(self) -> Entry:
         answer = Entry(0, "assistant", live=True)
         messages = self._messages()
-        answer.turn = self.store.add(self._stored().id, "assistant", "", self._last_turn())
+        answer.turn = self.store.add(self._stored_conversation().id, "assistant", "", self._last_turn())
         self.entries.append(answer)
         self._stream(answer, messages)
         return answer
 
     def _stream(self, answer: Entry, messages: Iterator[ApiMessage]) -> None:
-        conversation = self._stored().id
+        conversation = self._stored_conversation().id
         answer.live = True
 
         def over(task: asyncio.Task[None]) -> None:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Label, Static
 
 from disco_daemon.client.once import DaemonError
 
-from ..data.model import FILTERS, DashboardSnapshot, HostApp, RequestRow, shown
+from ..data.model import FILTERS, DashboardSnapshot, HostApp, RequestRow, filter_requests
 from ..draw import pictures
 from .timeline import TimelineScreen
 
@@ -132,7 +132,7 @@ class DashboardScreen(Screen[None]):
 
     def _fill(self, snapshot: DashboardSnapshot) -> None:
         """Fill the table, and leave it alone if nothing is new or gone, so that the cursor stays."""
-        requests = shown(snapshot.requests, self.chosen)
+        requests = filter_requests(snapshot.requests, self.chosen)
         table, wanted = self._table, [r.request_id for r in requests]
         there = [str(key.value) for key in table.rows]
         if wanted != there:

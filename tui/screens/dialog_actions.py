@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from disco_daemon.client.once import DaemonError
 
-from ..data.attach import MAX_BYTES, AttachError, attached
+from ..data.attach import MAX_BYTES, AttachError, as_attachment
 from ..data.export import to_json, to_markdown
 from ..draw.entry import Entry
 from ..draw.theme import fit
@@ -59,7 +59,7 @@ async def attach(chat: Chat) -> None:
     if not path:
         return
     try:
-        text = await asyncio.to_thread(attached, Path(path), MAX_BYTES)
+        text = await asyncio.to_thread(as_attachment, Path(path), MAX_BYTES)
     except AttachError as e:
         chat.say(str(e), severity="warning")
         return

@@ -251,15 +251,15 @@ class SetupScreen(Screen[None]):
             return
         saved = await self._link.set_server(draft.base_url, draft.key, model)
         over = "".join(f" But the variable {name} is set, and goes before it." for name in saved.get("shadowed", ()))
-        self._done(result_of(checked) + over, saved)
+        self._show_saved(result_of(checked) + over, saved)
 
     async def _set_none(self) -> None:
         saved = await self._link.set_server("")
-        self._done("No server takes part any more. Its key stays in its file.", saved)
+        self._show_saved("No server takes part any more. Its key stays in its file.", saved)
 
     async def _set_local(self, model: str) -> None:
         saved = await self._link.set_device(model)
-        self._done("This machine answers with that model, once it is loaded.", saved)
+        self._show_saved("This machine answers with that model, once it is loaded.", saved)
 
     async def _serve(self) -> None:
         """Install the service in place of a daemon of this window: only one can have the port."""
@@ -286,7 +286,7 @@ class SetupScreen(Screen[None]):
         else:
             self._ask_who(problem)
 
-    def _done(self, text: str, saved: Mapping[str, Any]) -> None:
+    def _show_saved(self, text: str, saved: Mapping[str, Any]) -> None:
         """Say that it is saved, and whether a flag of the running daemon overrides it."""
         self._draft = SetupDraft()  # the key is not needed any longer
         if saved["needs_restart"]:

@@ -61,7 +61,7 @@ class Prompt(TextArea):
             return
         self.post_message(self.Sent(text))
 
-    def sent(self, text: str) -> None:
+    def accept(self, text: str) -> None:
         """Take note that `text` was accepted: remember it, and clear the input."""
         if not self.history_of or self.history_of[-1] != text:
             self.history_of = [*self.history_of, text][-REMEMBERED:]

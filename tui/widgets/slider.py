@@ -54,7 +54,7 @@ class Slider(Widget, can_focus=True):
 
     def action_move(self, by: int) -> None:
         """Move by a number of steps."""
-        self._choose(self.scale.moved(self.value, by))
+        self._choose(self.scale.step(self.value, by))
 
     def _choose(self, value: float) -> None:
         if value != self.value:
@@ -82,10 +82,10 @@ class Slider(Widget, can_focus=True):
 
     def render(self) -> Content:
         """Draw the track with its knob, and below it the names of the marks."""
-        return Content("\n".join(drawn(self.scale, self.value, self.size.width, plain=self._plain)))
+        return Content("\n".join(draw_track(self.scale, self.value, self.size.width, plain=self._plain)))
 
 
-def drawn(scale: Scale, value: float, width: int, *, plain: bool) -> list[str]:
+def draw_track(scale: Scale, value: float, width: int, *, plain: bool) -> list[str]:
     """Return two lines of `width` characters: the track, and its ends and marks by name as far as they fit."""
     line, tick, knob = ("-", "+", "O") if plain else ("─", "┬", "●")
     track, names = [line] * width, [" "] * width

@@ -115,12 +115,12 @@ class Transcript(ScrollView, can_focus=True):
                 self._drop(self._entries[i])
                 self._measure(i)
         self._lay_out()
-        self.call_after_refresh(self._took, began)
+        self.call_after_refresh(self._note_cost, began)
 
     def _pause_s(self) -> float:
         return min(LONGEST_FRAME_S, max(FRAME_S, self._cost_s / SHARE))
 
-    def _took(self, began: float) -> None:
+    def _note_cost(self, began: float) -> None:
         self._cost_s = time.perf_counter() - began
 
     def select(self, step: int) -> None:

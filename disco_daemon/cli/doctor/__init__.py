@@ -187,7 +187,7 @@ def _server(
     try:
         catalog = pricelist.load(folder)
     except (ConfigError, OSError) as e:
-        catalog = Catalog(pricelist.shipped())
+        catalog = Catalog(pricelist.shipped_lists())
         yield wrong("price lists", str(e), "mend that file, or move it away: `disco up` reads it, too")
     yield server.address(settings, config.api, offline=bool(unasked))
     if not settings.base_url:
@@ -243,7 +243,7 @@ def _newest_price() -> datetime:
 
     from ...config import pricelist
 
-    days = [price.as_of for profile in pricelist.shipped() for price in profile.models.values() if price.as_of]
+    days = [price.as_of for profile in pricelist.shipped_lists() for price in profile.models.values() if price.as_of]
     return datetime.combine(max(days), datetime.min.time(), UTC)
 
 

@@ -70,11 +70,11 @@ def compiler(*, engine_works: bool) -> Finding:
 
 def _compiler() -> str:
     """Return path and version of the compiler that a build would take; "" if there is none."""
-    if sys.platform == "darwin" and not said(["xcode-select", "-p"]):
+    if sys.platform == "darwin" and not output_of(["xcode-select", "-p"]):
         return ""  # then `c++` only opens a window that asks to install one
     for name in (*shlex.split(os.environ.get("CXX", ""))[:1], "c++", "g++", "clang++"):
         path = shutil.which(name)
-        if path and (told := said([path, "--version"])):
+        if path and (told := output_of([path, "--version"])):
             return f"{told.splitlines()[0]} ({path})"
     return ""
 
@@ -94,7 +94,7 @@ def _how_to_get_one() -> str:
     return f"`{known}`" if known else "install a C++ compiler with your system's package manager"
 
 
-def said(command: Sequence[str]) -> str:
+def output_of(command: Sequence[str]) -> str:
     """Return the output of one of the system's programs; "" if it failed, is missing or is silent for too long."""
     try:
         done = subprocess.run(
@@ -136,7 +136,7 @@ def processor(cpu: Processor, built: Bindings | None) -> Finding:
 def this_processor() -> Processor:
     """Return this machine's processor."""
     if sys.platform == "darwin":
-        return of_macos(said(["sysctl", "machdep.cpu.brand_string", *_APPLE.values()]))
+        return of_macos(output_of(["sysctl", "machdep.cpu.brand_string", *_APPLE.values()]))
     try:
         return of_linux(CPUINFO.read_text("utf-8", "replace"))
     except OSError:

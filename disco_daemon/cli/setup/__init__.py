@@ -166,10 +166,10 @@ def _print_refusal(checked: Checked, *, as_json: bool) -> None:
 
 def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
     """Write the choice down, and print what was written and what comes next. Raises ConfigError."""
-    from ...onboarding.saving import shadowed
+    from ...onboarding.saving import overriding_variables
 
     changes = setup.save(choice) if choice.base_url is not None or choice.local is not None else {}
-    hidden = shadowed(changes, setup.env)
+    hidden = overriding_variables(changes, setup.env)
     running = _daemon_runs(setup)
     following = _reload_daemon(setup) if running else "`disco up` starts the daemon, `disco tui` the UI."
     if as_json:

@@ -91,7 +91,7 @@ class Autotuner:
         self.n_tries = 0
         self._job, self._busy, self._adopt, self._clock = job, busy, adopt, clock
         self._idle_s = idle_s
-        self._undisturbed = undisturbed or machine_undisturbed
+        self._undisturbed = undisturbed or is_machine_quiet
 
     async def run(self) -> None:
         """Tune once, then return; until cancelled."""
@@ -133,7 +133,7 @@ class Autotuner:
             await asyncio.wait([task])
 
 
-def machine_undisturbed() -> bool:
+def is_machine_quiet() -> bool:
     """Whether the machine is on mains, or has no battery, and other programs were quiet since the last call."""
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     if battery is not None and battery.power_plugged is False:

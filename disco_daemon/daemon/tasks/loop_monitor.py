@@ -51,7 +51,7 @@ class LoopMonitor:
             self._stalls.append((begin, now))
         self._last, self._offset = now, offset
 
-    def disturbed(self, begin: float, end: float) -> bool:
+    def was_disturbed(self, begin: float, end: float) -> bool:
         """Whether the loop stood still, or the machine slept, at some time between `begin` and `end`."""
         overdue = self._clock.now() - self._last - INTERVAL_S > STALL_S  # this look itself is late just now
         if overdue and end > self._last:

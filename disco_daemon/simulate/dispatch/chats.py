@@ -18,7 +18,7 @@ from ...arrays import FloatArray, IntArray
 from ...dispatch.optimal import Optimal
 from ...dispatch.planner import Planned, Planner
 from ...types import Attempt, Outcome, Readiness, Side, Usage
-from ..figures import aligned, number
+from ..figures import align, number
 from .player import Phone
 
 LAPTOP = Phone("laptop", prefill_tps=400.0, decode_tps=30.0)
@@ -146,7 +146,7 @@ def summary(rows: Sequence[Row]) -> str:
         for row in rows
     ]  # fmt: skip
     note = "device share: prompt tokens that the device computed, of all; of whole: mean, of that where all is booked"
-    return f"{aligned(head, lines, n_left=2)}\n{note}"
+    return f"{align(head, lines, n_left=2)}\n{note}"
 
 
 def play_chats(chats: Chats, kind: type[Planner], budget: float, seed: int) -> Iterator[Turn]:

@@ -231,7 +231,7 @@ def measure(
         p99_ttft_s=float(p99),
         cvar_ttft_s=float(worst.mean()),
         realised_ratio=float(played.ratio[i].mean()),
-        cost_usd=float(paid(stream, played.at(i), prices(phone, USD_PER_KWH)).mean()),
+        cost_usd=float(request_usd(stream, played.at(i), prices(phone, USD_PER_KWH)).mean()),
         qoe=qoe,
         qoe_strict=strict,
         handoffs=0.0,
@@ -245,7 +245,7 @@ def prices(phone: Phone, usd_per_kwh: float) -> Costs:
     return Costs(usd_per_s / phone.prefill_tps, usd_per_s / phone.decode_tps, *SERVER_USD)
 
 
-def paid(stream: Stream, played: Played, costs: Costs) -> FloatArray:
+def request_usd(stream: Stream, played: Played, costs: Costs) -> FloatArray:
     """$ of each request [requests, budgets, seeds]: every prompt that was started, and the answer by who gave it."""
     prompts = played.device_ran * costs.device_prefill + played.server_ran * costs.server_prefill
     answers = np.where(played.device_won, costs.device_decode, costs.server_decode)

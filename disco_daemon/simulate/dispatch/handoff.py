@@ -1,9 +1,9 @@
 """`disco eval --handoff`: what moving running answers saves, on recorded traces, by the daemon's own decision.
 
-Every request is played as without handoffs; then, look by look as its answer grows, `worth` decides whether it moves to
-the side whose tokens are cheaper. What the decision expects comes from the past half of the trace (TTFTs, answer
-lengths); what happens comes from the other half: a server asked to go on takes the next TTFT of its trace. Prefill,
-overlap and handoffs begun in vain are charged. The reader takes READER_TPS tokens a second from a buffer.
+Every request is played as without handoffs; then, look by look as its answer grows, `is_worthwhile` decides whether it
+moves to the side whose tokens are cheaper. What the decision expects comes from the past half of the trace (TTFTs,
+answer lengths); what happens comes from the other half: a server asked to go on takes the next TTFT of its trace.
+Prefill, overlap and handoffs begun in vain are charged. The reader takes READER_TPS tokens a second from a buffer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ...arrays import BoolArray, FloatArray
-from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
+from ...dispatch.migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check
 from ...errors import ConfigError
 from ...types import Side
 from ..traces import LatencyTrace, Requests
@@ -31,9 +31,9 @@ from .evaluate import (
     Scene,
     make,
     measure,
-    paid,
     play_policy,
     prices,
+    request_usd,
 )
 from .player import Phone, Played, Stream
 
@@ -96,7 +96,7 @@ class HandoffTerms:
         """
         for generated, remaining in self.looks:
             prospect = self._prospect(prompt, left, generated, remaining)
-            if prospect is not None and worth(prospect, self.costs, READER_TPS, margin=margin(0)):
+            if prospect is not None and is_worthwhile(prospect, self.costs, READER_TPS, margin=margin(0)):
                 return generated, prospect.prefill_s
         return 0, 0.0
 
@@ -156,7 +156,7 @@ def move(terms: HandoffTerms, stream: Stream, played: Played) -> Moved:
     begun = (at > 0) & (at < output)
     overlap = np.where(begun, np.minimum(_overlap(terms, at, wait), output - at), 0.0)
     done = begun & (output - at > overlap)
-    cost = paid(stream, played, terms.costs) + _extra(terms, stream, played, at, begun, done, overlap, wait)
+    cost = request_usd(stream, played, terms.costs) + _extra(terms, stream, played, at, begun, done, overlap, wait)
     # The target's first token against the time at which the reader, who never waited before, wants it.
     late = np.where(done, np.maximum((at - 1) / source_tps + wait - (at + overlap) / READER_TPS, 0.0), 0.0)
     caught_up = np.ceil(late / max(1 / READER_TPS - 1 / target_tps, 1e-9))
@@ -255,7 +255,7 @@ def _cells(
         measure(scene.stream, scene.trace.name, phone, constrained, name, b, played, i)
         for i, b in enumerate(setup.budgets)
     ]
-    stay = paid(scene.stream, played, costs)
+    stay = request_usd(scene.stream, played, costs)
     for i, cell in enumerate(base):
         yield replace(cell, cost_usd=float(stay[:, i].mean()), largest_gap_s=1 / READER_TPS)
     if costs.cheaper is None:
@@ -278,7 +278,7 @@ def _cell(cell: Cell, variant: str, moved: Moved, i: int) -> Cell:
     )
 
 
-def saved(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
+def savings(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
     """Each cell with a handoff, and the share of its cost without one that it saves; negative where it lost."""
     places = {_place(c): c.cost_usd for c in cells if c.handoff == NONE}
     return [(c, 1 - c.cost_usd / places[_place(c)]) for c in cells if c.handoff != NONE]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...types import Side
-from ..figures import aligned, label, mean, number, panels, require_plots, save, unique
+from ..figures import align, label, mean, number, panels, require_plots, save, unique
 from .evaluate import Cell
-from .handoff import VARIANTS, saved
-from .report import SERVICES, shown
+from .handoff import VARIANTS, savings
+from .report import SERVICES, traces_to_draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ Saving = tuple[Cell, float]
 
 def handoff_summary(cells: Sequence[Cell]) -> str:
     """The tables as plain text: by policy and variant, and by service and device."""
-    pairs = saved(cells)
+    pairs = savings(cells)
     parts = [_variants(side, own) for side in Side if (own := _of(pairs, side))]
     return "\n\n".join([*parts, *_services(pairs)]) or "nothing was evaluated"
 
@@ -53,7 +53,7 @@ def _variants(side: Side, pairs: Sequence[Saving]) -> str:
             ])  # fmt: skip
     counts = [(len({getattr(c, field) for c, _ in pairs}), field) for field in ("trace", "device", "budget")]
     shape = " x ".join(f"{n} {field}{'s' if n > 1 else ''}" for n, field in counts)
-    return f"cost saved by handoffs, {side.value}-constrained: {shape}\n{aligned(head, rows, n_left=2)}\n{NOTE}"
+    return f"cost saved by handoffs, {side.value}-constrained: {shape}\n{align(head, rows, n_left=2)}\n{NOTE}"
 
 
 def _services(pairs: Sequence[Saving]) -> list[str]:
@@ -71,7 +71,7 @@ def _services(pairs: Sequence[Saving]) -> list[str]:
                     rows.append([service, side.value, device, *(_mean_and_most(own, v) for v in VARIANTS)])
     if not rows:
         return []
-    table = aligned(("service", "constrained", "device", *VARIANTS), rows, n_left=3)
+    table = align(("service", "constrained", "device", *VARIANTS), rows, n_left=3)
     return [f"cost saved by handoffs of {_last(pairs)}, %: mean over the budgets / most\n{table}"]
 
 
@@ -99,7 +99,7 @@ def draw_handoff(cells: Sequence[Cell], folder: Path) -> Path:
 
 
 def _figure(cells: Sequence[Cell]) -> Figure:
-    pairs, services = saved(cells), shown(cells)
+    pairs, services = savings(cells), traces_to_draw(cells)
     sides = [side for side in Side if _of(pairs, side)]
     figure, axes = panels(len(sides), len(services))
     for row, side in zip(axes, sides, strict=True):

@@ -160,16 +160,16 @@ class _Stack:
     def of(cls, tables: Sequence[Table]) -> _Stack:
         rungs = max(len(t.budgets) for t in tables)
 
-        def padded(array: FloatArray) -> FloatArray:
+        def pad(array: FloatArray) -> FloatArray:
             return np.concatenate([array, np.repeat(array[-1:], rungs - len(array), axis=0)])
 
         return cls(
             tables[0].edges,
             np.empty(0) if tables[0].contexts is None else tables[0].contexts.bounds,
-            np.stack([padded(t.budgets) for t in tables]),
+            np.stack([pad(t.budgets) for t in tables]),
             np.stack(
                 [
-                    np.stack([padded(w) for w in side])
+                    np.stack([pad(w) for w in side])
                     for side in zip(*((t.device_s, t.server_s) for t in tables), strict=True)
                 ]
             ),

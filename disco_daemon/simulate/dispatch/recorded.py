@@ -97,13 +97,13 @@ class Recorded:
         have fared better is not known. Raises ConfigError where too little is left.
         """
         models = {side: _latest_model(outcomes, side) for side in Side}
-        pairs = [(o, _server_attempt(o, models[Side.SERVER])) for o in outcomes if _answered(o)]
-        kept = [(o, a) for o, a in pairs if a is None or not _failed(a)]
+        pairs = [(o, _server_attempt(o, models[Side.SERVER])) for o in outcomes if _is_answered(o)]
+        kept = [(o, a) for o, a in pairs if a is None or not _has_failed(a)]
         _require(len(kept), len(outcomes))
         requests = [o for o, _ in kept]
         waited, seen = _server_times([a for _, a in kept])
         rng = np.random.default_rng(seed)
-        server_s = _filled(waited, seen, rng.random(len(kept)))
+        server_s = _fill_in(waited, seen, rng.random(len(kept)))
         estimator = _estimator(waited, seen)
         predictor = estimator.predictor()
         knowledge = _knowledge(requests)
@@ -116,7 +116,7 @@ class Recorded:
             server_s=server_s,
             score=_scores(Recent(predictor, np.full(3, math.log(server_s[0])), _cap(waited, seen)), server_s),
             draw=rng.random(len(kept)),
-            bound=np.array([[_bound_to(o, side, models[side]) for o in requests] for side in Side]),
+            bound=np.array([[_is_bound_to(o, side, models[side]) for o in requests] for side in Side]),
             lengths=LengthDistribution.of(prompt),
             curve=estimator.curve(),
             contexts=conditioned(*estimator.samples()),
@@ -142,7 +142,7 @@ def _require(n: int, n_rows: int) -> None:
 # --- which rows, and whose ----------------------------------------------------------------------------------------
 
 
-def _answered(outcome: Outcome) -> bool:
+def _is_answered(outcome: Outcome) -> bool:
     return outcome.ttft_s is not None and outcome.winner is not None and outcome.prompt_tokens > 0
 
 
@@ -161,11 +161,11 @@ def _server_attempt(outcome: Outcome, model: str | None) -> Attempt | None:
     return None
 
 
-def _failed(attempt: Attempt) -> bool:
+def _has_failed(attempt: Attempt) -> bool:
     return attempt.censored and attempt.error is not None and attempt.error not in SILENT
 
 
-def _bound_to(outcome: Outcome, side: Side, model: str | None) -> bool:
+def _is_bound_to(outcome: Outcome, side: Side, model: str | None) -> bool:
     """Whether the client's model name allowed that side only. A route given otherwise is not on record."""
     name = f"disco/{side.value}"
     return outcome.model == name or outcome.model.startswith(f"{name}:") or outcome.model == model
@@ -190,7 +190,7 @@ def _server_times(attempts: Sequence[Attempt | None]) -> tuple[FloatArray, BoolA
     return waited, seen
 
 
-def _filled(waited: FloatArray, seen: BoolArray, draws: FloatArray) -> FloatArray:
+def _fill_in(waited: FloatArray, seen: BoolArray, draws: FloatArray) -> FloatArray:
     """The server's TTFT of every request: as seen, or else drawn from the curve beyond the time waited."""
     asked = waited > 0
     own = kaplan_meier(waited[asked], seen[asked])

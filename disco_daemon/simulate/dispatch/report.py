@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...types import Side
-from ..figures import aligned, label, mean, number, panels, require_plots, save, unique
+from ..figures import align, label, mean, number, panels, require_plots, save, unique
 from .evaluate import LIMITS, POLICIES, Cell
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _policies(cells: Sequence[Cell]) -> str:
     head = ("policy", "mean s", "P50 s", "P95 s", "P99 s", "CVaR s", "off budget", "$/1000", "QoE", "QoE strict")
     rows = [[name, *_figures(list(_places(cells, name).values()))] for name in _names(cells)]
     note = "off budget: realised ratio - b in points, where it is largest; $/1000: cost of 1000 requests"
-    return f"{aligned(head, rows)}\n{note}"
+    return f"{align(head, rows)}\n{note}"
 
 
 def _figures(cells: Sequence[Cell]) -> list[str]:
@@ -96,7 +96,7 @@ def _changes(cells: Sequence[Cell]) -> list[str]:
         changes = [number(100 * (_geometric_mean(r) - 1), 1, "+") for r in ratios]
         rows.append([base, *changes, *(number(100 * mean(x > 1 + WORSE for x in r), 1) for r in ratios)])
     note = f"worse: share of the cells where it is more than {100 * WORSE:.0f} % higher"
-    return ["\n".join([aligned(head, rows), note]), *(_extremes(cells, base) for base in bases)]
+    return ["\n".join([align(head, rows), note]), *(_extremes(cells, base) for base in bases)]
 
 
 def _extremes(cells: Sequence[Cell], base: str) -> str:
@@ -108,7 +108,7 @@ def _extremes(cells: Sequence[Cell], base: str) -> str:
     rows = [[name, number(change, 1, "+")] for change, name in changes]
     if len(rows) > 2 * N_EXTREMES:
         rows = [*rows[:N_EXTREMES], ["…", ""], *rows[-N_EXTREMES:]]
-    return aligned([f"optimal against {base}, by trace", "P99 %"], rows)
+    return align([f"optimal against {base}, by trace", "P99 %"], rows)
 
 
 def _limits(cells: Sequence[Cell]) -> list[str]:
@@ -126,7 +126,7 @@ def _limits(cells: Sequence[Cell]) -> list[str]:
         for name in _names(cells)
         if name not in LIMITS
     ]
-    return [aligned(head, rows) + "\nshare of gain: (paper - policy) / (paper - clairvoyant), of the mean s above"]
+    return [align(head, rows) + "\nshare of gain: (paper - policy) / (paper - clairvoyant), of the mean s above"]
 
 
 def _share_of_gain(cells: Sequence[Cell], name: str) -> float:
@@ -152,7 +152,7 @@ def _against_stochastic(cells: Sequence[Cell]) -> list[str]:
         return []
     title = "reduction by paper against stochastic: exclusive and concurrent baseline, mean over the budgets"
     note = "published: tail TTFT, second-hand, - not known; abstract: tail 11 to 52 %, mean 6 to 78 %"
-    return ["\n".join([title, aligned(("service", "constrained", "device", *figures), rows, n_left=3), note])]
+    return ["\n".join([title, align(("service", "constrained", "device", *figures), rows, n_left=3), note])]
 
 
 def _service_groups(cells: Sequence[Cell]) -> Iterable[tuple[str, str, str, list[Cell]]]:
@@ -267,7 +267,7 @@ def _refit_line(
 
 def _mean_figure(cells: Sequence[Cell], side: Side) -> Figure:
     """Mean TTFT against the budget: services side by side, devices one above the other."""
-    services, devices = shown(cells), unique(c.device for c in cells)
+    services, devices = traces_to_draw(cells), unique(c.device for c in cells)
     figure, axes = panels(len(devices), len(services))
     for row, device in zip(axes, devices, strict=True):
         for panel, trace in zip(row, services.values(), strict=True):
@@ -279,7 +279,7 @@ def _mean_figure(cells: Sequence[Cell], side: Side) -> Figure:
 
 def _cost_figure(cells: Sequence[Cell]) -> Figure:
     """Cost against the budget, mean over the devices: services side by side, constraints one above the other."""
-    services, sides = shown(cells), unique(c.constraint for c in cells)
+    services, sides = traces_to_draw(cells), unique(c.constraint for c in cells)
     figure, axes = panels(len(sides), len(services))
     for row, side in zip(axes, sides, strict=True):
         for panel, trace in zip(row, services.values(), strict=True):
@@ -290,7 +290,7 @@ def _cost_figure(cells: Sequence[Cell]) -> Figure:
     return figure
 
 
-def shown(cells: Sequence[Cell]) -> dict[str, str]:
+def traces_to_draw(cells: Sequence[Cell]) -> dict[str, str]:
     """The traces to draw by their titles: the paper's services, or else the first four there are."""
     traces = unique(c.trace for c in cells)
     if set(SERVICES.values()) <= set(traces):

@@ -11,9 +11,9 @@ daemon, the same server and device for all settings. What follows from that, and
   out being the largest at which the share used stays within b. The daemon's pacer steers to that share, too; what it
   takes to keep it over any 200 requests is not played.
 
-Moves of a running answer to the cheaper device are played as the daemon decides them (`dispatch.migrate.worth`); they
-keep this order as long as reading a token costs the device no more energy than writing one. Moves to the server, which
-few servers can continue, are not played.
+Moves of a running answer to the cheaper device are played as the daemon decides them
+(`dispatch.migrate.is_worthwhile`); they keep this order as long as reading a token costs the device no more energy than
+writing one. Moves to the server, which few servers can continue, are not played.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from ...arrays import BoolArray, FloatArray, IndexArray
 from ...dispatch.make import make_policy
-from ...dispatch.migrate import Costs, Prospect, catch_up_s, margin, next_check, worth
+from ...dispatch.migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check
 from ...dispatch.mover import DECODE_TPS
 from ...dispatch.policy import Policy, PolicyInput
 from ...dispatch.table import Table
@@ -148,7 +148,7 @@ class WhatIf:
         side = self.constrained(usd_per_kwh)
         waits = self._waits(side, self._handed_out(side, budget), self.recorded.draw)
         race = self._race(*waits)
-        moved, bill, joules = self._booked(race, side, usd_per_kwh)
+        moved, bill, joules = self._book(race, side, usd_per_kwh)
         return WhatIfPoint(
             policy=self.policy.name,
             usd_per_kwh=usd_per_kwh,
@@ -175,7 +175,7 @@ class WhatIf:
                 known.curve, known.lengths, known.phone.ttft_s(known.lengths.values), side, self.terms.fitted_at,
                 known.contexts,
             )  # fmt: skip
-            self._tables[side] = _nested(self.policy.fit(inputs), side)
+            self._tables[side] = _nest(self.policy.fit(inputs), side)
         return self._tables[side]
 
     def _waits(self, side: Side, handed_out: float, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -233,7 +233,7 @@ class WhatIf:
 
     # --- what it costs -------------------------------------------------------------------------------------------
 
-    def _booked(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, float, float]:
+    def _book(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, float, float]:
         """Return the answers that moved to the device [n], the server's bill, $, and the device's energy, J, of all.
 
         A prompt that was started is billed, also the loser's; a device that lost has read as much of it as it had time.
@@ -243,7 +243,7 @@ class WhatIf:
         input_usd, output_usd = price.server_input_usd_per_mtok / 1e6, price.server_output_usd_per_mtok / 1e6
         read = known.fresh * np.minimum(race.lead_s / self._device_s, 1.0)
         by_device = np.where(race.device_won, known.output, 0.0)
-        begun, at = self._begun(race, side, usd_per_kwh)
+        begun, at = self._begin_moves(race, side, usd_per_kwh)
         by_device = np.where(begun, known.output - at, by_device)
         moved = begun & (by_device > 0)
         # It reads the prompt and all that the server had written; what comes after, it writes.
@@ -254,7 +254,7 @@ class WhatIf:
         bill = float(race.server_ran @ known.prompt) * input_usd + float(by_server.sum()) * output_usd
         return moved, bill, float(read.sum()) * prefill_j + float(by_device.sum()) * decode_j
 
-    def _begun(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, FloatArray]:
+    def _begin_moves(self, race: _Race, side: Side, usd_per_kwh: float) -> tuple[BoolArray, FloatArray]:
         """Return a mask of the server's answers that begin to move, and the server's tokens of each; both [n].
 
         The device catches up while the server goes on; an answer that ends before that has moved in vain.
@@ -298,13 +298,13 @@ class WhatIf:
                 Side.SERVER, Side.DEVICE, round(prompt), generated, round(max(0.0, prompt - missing)), remaining,
                 server_tps, known.phone.decode_tps, wait_s, wait_s, 0.0, exact_follow=True,
             )  # fmt: skip
-            if worth(prospect, costs, self.terms.pace_tps, margin=margin(0)):
+            if is_worthwhile(prospect, costs, self.terms.pace_tps, margin=margin(0)):
                 return float(generated), generated + float(np.ceil(server_tps * wait_s - 1e-9))
             generated = next_check(generated)
         return 0.0, 0.0
 
 
-def _nested(table: Table, side: Side) -> Table:
+def _nest(table: Table, side: Side) -> Table:
     """The table with every rung starting the scarcer side no later than the one before it, as it should be anyway."""
     if side is Side.DEVICE:
         return replace(table, device_s=np.minimum.accumulate(table.device_s, axis=0))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...money.prices import J_PER_WH
 from ...types import Side
-from ..figures import aligned, label, panels, require_plots, save
+from ..figures import align, label, panels, require_plots, save
 from .whatif import WhatIf, WhatIfPoint, WhatIfSetting
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
         "device": asdict(known.phone),
         "threshold_usd_per_kwh": model.threshold_usd_per_kwh if np.isfinite(model.threshold_usd_per_kwh) else None,
         "in_force": asdict(findings.now) | {"policy": findings.policy},
-        "recorded": recorded(model),
+        "recorded": recorded_outcome(model),
         "notes": notes(model),
         "cells": [
             asdict(cell) | {"cost_usd": cell.cost_usd, "in_force": findings.in_force(cell), "pareto": best}
@@ -73,7 +73,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
     }
 
 
-def recorded(model: WhatIf) -> dict[str, float]:
+def recorded_outcome(model: WhatIf) -> dict[str, float]:
     """Return the recorded outcome of the same requests; the server's tokens at today's prices."""
     facts, prices = model.recorded.facts, model.terms.prices
     prompt, answer, n_asked = facts.bill
@@ -123,7 +123,7 @@ def _table(findings: Findings) -> str:
     """One row per setting; rates that make no difference share one."""
     head = ("policy", "$/kWh", "b", "scarcer", "mean s", "P99 s", "$", "Wh", "used %", "device %", "moved %", "")
     best = dict(zip(findings.cells, pareto(findings.cells), strict=True))
-    was = recorded(findings.model)
+    was = recorded_outcome(findings.model)
     rows = [["as it was", "", "", "", *_figures(was["mean_ttft_s"], was["p99_ttft_s"]), f"{was['server_usd']:.4f}"]]
     rows[0] += [f"{was['device_wh']:.2f}", "", "", "", ""]
     for group in _groups(findings.cells):
@@ -138,7 +138,7 @@ def _table(findings: Findings) -> str:
         "*: no other setting is as good in mean TTFT, $ and Wh and better in one of them; the daemon also keeps to b\n"
         "over any 200 requests, which holds it back where prompts are uneven: docs/whatif.md"
     )
-    return f"{aligned(head, rows)}\n{note}"
+    return f"{align(head, rows)}\n{note}"
 
 
 def _figures(*seconds: float) -> list[str]:

@@ -122,7 +122,7 @@ class _Answer:
     n_left: int
     spans: list[list[int]] = field(default_factory=list)
 
-    def took(self, first: int, n: int) -> None:
+    def add_tokens(self, first: int, n: int) -> None:
         """Got a token in each of `n` iterations from `first` on."""
         if self.spans and self.spans[-1][1] == first:
             self.spans[-1][1] = first + n
@@ -288,7 +288,7 @@ class Simulation:
         n_prefill, begun = self._prefill([a for a in self._running if a.job.n_missing])
         n_context = sum(a.job.n_context for a in ready)
         took = self._machine.iteration_s(len(ready), n_prefill, n_context)
-        self._saw(IterationLoad(len(ready), n_prefill, n_context), took)
+        self._observe(IterationLoad(len(ready), n_prefill, n_context), took)
         end = self._now + max(self._owed_s, took)
         self._owed_s = 0.0
         self._emit(ready + begun, [end])
@@ -315,7 +315,7 @@ class Simulation:
         growth = self._machine.latency[3] * len(batch)  # each iteration reads one cell more of each answer
         ends = self._now + np.cumsum(first + growth * np.arange(n))
         n = min(n, int(np.searchsorted(ends, self._next_arrival())) + 1)
-        self._saw(IterationLoad(len(batch), 0, n_context), first)
+        self._observe(IterationLoad(len(batch), 0, n_context), first)
         self._emit(batch, [float(end) for end in ends[:n]])
         return n
 
@@ -325,12 +325,12 @@ class Simulation:
         self._ends.extend(ends)
         self._now = ends[-1]
         for answer in batch:
-            answer.took(first, len(ends))
+            answer.add_tokens(first, len(ends))
             token = answer.job.timeline.token
             for end in ends:
                 token(end)
         self._n_held += len(batch) * len(ends)
 
-    def _saw(self, load: IterationLoad, took: float) -> None:
+    def _observe(self, load: IterationLoad, took: float) -> None:
         if self._latency is not None:
             self._latency.observe(load, took)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ..figures import aligned, number, panels, require_plots, save, unique
+from ..figures import align, number, panels, require_plots, save, unique
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def _gains(result: Mapping[str, Any]) -> str:
         f"{result['high_qoe']}; {result['n_requests']} requests, prompts of {result['mean_prompt']:.0f} and answers of "
         f"{result['mean_output']:.0f} tokens, load 1 = {result['capacity_rps']:.2f} requests/s"
     )
-    return f"{title}\n{aligned(head, rows)}"
+    return f"{title}\n{align(head, rows)}"
 
 
 def _rates(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
@@ -95,7 +95,7 @@ def _rates(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
             *(number(row[n]["throughput_tps"], 0) for n in names), number(row[names[-1]]["preemptions_per_request"], 2),
         ])  # fmt: skip
     title = FIGURES.get(setting, ("", f"QoE against rate, {setting[0]} readers, {setting[1]} arrivals"))[1]
-    return f"{title} (by content)\n{aligned(head, rows)}"
+    return f"{title} (by content)\n{align(head, rows)}"
 
 
 def table4_load(curves: Sequence[Curve]) -> float:
@@ -113,7 +113,7 @@ def _table4(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
         for c in at
     ]
     title = f"Table 4 (by content): percentiles at load {load:g}, {setting[0]} readers, {setting[1]} arrivals"
-    return f"{title}\n{aligned(('', 'scheduler', *(f'P{q}' for q in QUANTILES)), rows, n_left=2)}"
+    return f"{title}\n{align(('', 'scheduler', *(f'P{q}' for q in QUANTILES)), rows, n_left=2)}"
 
 
 def draw_serving(result: Mapping[str, Any], folder: Path) -> list[Path]:
