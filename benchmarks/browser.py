@@ -1,4 +1,4 @@
-"""What a web page of a stranger gets out of a daemon, tried by a real browser: a Chromium, headless.
+"""Tries what a web page of a stranger gets out of a daemon, with a real browser: a Chromium, headless.
 
 `python benchmarks/browser.py [--browser PATH]`, outside `make test`; the last line is JSON. A page of another origin
 tries whatever a browser lets a page try; the same is tried at a server without a guard, or nothing would show that the
@@ -103,7 +103,7 @@ const TRIES = {
 
 
 class Evil:
-    """The stranger's web server: gives the page, and is told by it what it saw."""
+    """The stranger's web server: gives the page, and takes its reports."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, str]] = []
@@ -129,12 +129,12 @@ class Evil:
         return web.Response(text=self.page, content_type="text/html", headers={"Connection": "close"})
 
     async def _take_report(self, request: web.Request) -> web.Response:
-        told = json.loads(await request.text())
-        if told.get("end"):
+        report = json.loads(await request.text())
+        if report.get("end"):
             self.ended.set()
         else:
-            told["answered"] = await self.after()
-            self.rows.append(told)
+            report["answered"] = await self.after()
+            self.rows.append(report)
         return web.Response(headers={"Access-Control-Allow-Origin": "*"})
 
 
@@ -180,7 +180,7 @@ program.wait()"""
 
 
 async def browse(browser: str, folder: Path, evil: Evil, url: str) -> list[dict[str, str]]:
-    """Open the page, and wait until it has told everything."""
+    """Open the page, and wait until its last report."""
     evil.rows, evil.ended = [], asyncio.Event()
     argv = [
         sys.executable,
@@ -200,7 +200,7 @@ async def browse(browser: str, folder: Path, evil: Evil, url: str) -> list[dict[
         async with asyncio.timeout(PATIENCE_S):
             await evil.ended.wait()
     except TimeoutError as e:
-        msg = f"the page told of {len(evil.rows)} attempts only within {PATIENCE_S:g} s"
+        msg = f"the page reported {len(evil.rows)} attempts only within {PATIENCE_S:g} s"
         raise BenchError(msg) from e
     finally:
         process.stdin.close()
@@ -224,7 +224,7 @@ async def daemon(folder: Path, server: LoopbackServer) -> AsyncIterator[str]:
 
 
 async def answers(root: str) -> Counter[str]:
-    """How many requests the daemon has answered, by status; those for its metrics apart."""
+    """Count the requests that the daemon has answered, by status, without those for its metrics."""
     async with aiohttp.ClientSession() as session, session.get(f"{root}/metrics") as response:
         text = await response.text()
     found: Counter[str] = Counter()
@@ -234,7 +234,7 @@ async def answers(root: str) -> Counter[str]:
 
 
 async def measure(browser: str) -> dict[str, Any]:
-    """All attempts: at the daemon, at it by a rebound name, and at the server without a guard."""
+    """Make all attempts: at the daemon, at it by a rebound name, and at the server without a guard."""
     found: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-browser-")))
@@ -289,8 +289,8 @@ def main() -> int:
     refused = sum(int(n) for row in tried for n in re.findall(r"(\d+)x4\d\d", row["answered"]))
     shown = found["own_client"] == 200 and found["unguarded_asked"] > 0 and refused >= len(tried)
     ok = shown and not got_in and found["asked_by_pages"] == 0
-    told = {k: found[k] for k in ("asked_by_pages", "own_client", "unguarded_asked")}
-    print(json.dumps({"ok": ok, "attempts": len(found["foreign"]), "refused": refused, "got_in": got_in} | told))
+    counts = {k: found[k] for k in ("asked_by_pages", "own_client", "unguarded_asked")}
+    print(json.dumps({"ok": ok, "attempts": len(found["foreign"]), "refused": refused, "got_in": got_in} | counts))
     return 0 if ok else 1
 
 

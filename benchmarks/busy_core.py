@@ -1,4 +1,4 @@
-"""What another program on one of the cores costs the engine, with our way to wait for a thread and with OpenMP's own.
+"""Measures what another program on one of the cores costs the engine, with our way to wait for a thread and OpenMP's.
 
 `python benchmarks/busy_core.py [--threads 2] [--tokens 64] [--repeats 3]`; the last line is JSON, medians in token/s of
 one answer of the default model. The other program counts to infinity. `ratio` is ours / OpenMP's own in the same run.

@@ -33,7 +33,7 @@ Figures = dict[str, float]
 
 
 def measure(model: Path, repeats: int) -> Figures:
-    """What the installed kernels take: `prefill` token/s, and ms by the number of answers."""
+    """Measure the installed kernels: `prefill` token/s, and ms of an iteration by the number of answers."""
     llama = Llama(
         wire.Load(model_path=str(model), n_ctx=8192, n_threads=1, n_gpu_layers=0, n_cells=8192, exact=False),
         AbortFlag(),

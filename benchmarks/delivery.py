@@ -85,7 +85,7 @@ class _Peer:
             await self._queue.get()
             self.n += 1
 
-    async def _run_paced(self) -> None:
+    async def _pace(self) -> None:
         loop, due = asyncio.get_running_loop(), 0.0
         while True:
             await self._queue.get()

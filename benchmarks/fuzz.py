@@ -88,7 +88,7 @@ BODIES = [
 
 
 def bent(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes otherwise than they were."""
+    """Change some bytes."""
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         i, j = sorted(rng.randrange(len(made) + 1) for _ in range(2))
@@ -223,7 +223,7 @@ REFUSED_STREAM = (DiscoError, TypeError, ValueError, AttributeError, LookupError
 
 
 def targets() -> dict[str, Target]:
-    """All there are, by name."""
+    """Return all targets by name."""
     refused, header, frames = DiscoError, _header(), _frames()
     return {
         "schema": Target(
@@ -259,7 +259,7 @@ class Lines:
         self.seen: set[tuple[str, int]] = set()
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        """For sys.settrace."""
+        """Note a line that runs, for sys.settrace."""
         del arg
         if (path := frame.f_code.co_filename) not in self._all:
             return None
@@ -269,7 +269,7 @@ class Lines:
 
     @property
     def share(self) -> float:
-        """Of the lines inside functions."""
+        """The share of the lines inside functions that have run."""
         n = sum(map(len, self._all.values()))
         return sum(line in self._all[path] for path, line in self.seen) / n if n else 1.0
 
@@ -282,7 +282,7 @@ def _codes(code: CodeType) -> Iterable[CodeType]:
 
 
 def run(target: Target, cases: int, seed: int, n_traced: int = TRACED) -> dict[str, Any]:
-    """Feed a target; what came of it."""
+    """Feed a target, and return the result."""
     rng, lines = random.Random(seed), Lines(target.modules)
     slowest_s, crashes, slow = 0.0, [], 0
     for i in range(cases):

@@ -56,7 +56,7 @@ DULL = (b"\0", b"\xff", b"\r\n", b"{", b"}", b"[", b'"', b"\\u0000", b"1e999", b
 
 
 def mutate(value: Any, rng: random.Random) -> Any:
-    """One place of a JSON value with something else in it, gone, or doubled."""
+    """Replace, remove or double one place of a JSON value."""
     value = copy.deepcopy(value)
     at = value
     while isinstance(at, dict | list) and at:
@@ -78,7 +78,7 @@ def mutate(value: Any, rng: random.Random) -> Any:
 
 
 def scramble(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, put in, or taken out."""
+    """Change, insert or remove some bytes."""
     for _ in range(rng.randint(1, 4)):
         i, j = sorted(rng.randrange(len(data) + 1) for _ in range(2))
         j = min(j, i + 20)
@@ -101,7 +101,7 @@ def request(rng: random.Random) -> tuple[bytes, bool]:
 
 
 class Fuzz:
-    """What came of it so far."""
+    """A run of mutated messages, and its results so far."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -135,7 +135,7 @@ class Fuzz:
 
 
 async def fuzz_daemon(n: int, seed: int, clients: int) -> dict[str, Any]:
-    """Send them all."""
+    """Send `n` messages to a daemon, and return the results."""
     with tempfile.TemporaryDirectory(prefix="disco-fuzz-") as name:
         folder = Path(name)
         async with LoopbackServer(tokens=1) as server:

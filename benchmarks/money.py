@@ -149,7 +149,7 @@ class Tally:
 
 
 async def bench_money(setup: Setup, progress: Progress) -> dict[str, Any]:
-    """All three measurements. Raises BenchError."""
+    """Make all three measurements. Raises BenchError."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-money-")))
         server = await stack.enter_async_context(LoopbackServer(tokens=ANSWER_TOKENS[1], interval_s=INTERVAL_S))
@@ -179,7 +179,7 @@ class _Bench:
     progress: Progress
 
     async def ledger(self) -> dict[str, Any]:
-        """All requests, some clients leaving early: the ledger against the meter."""
+        """Make all requests, with some clients leaving early, and hold the ledger against the meter."""
         self.meter.reset()
         async with self._daemon("ledger") as url:
             tally = await self._ask_all(url, questions(self.setup.requests, self.setup.seed), Tally())

@@ -1,4 +1,4 @@
-"""How well the budget is kept while everything is learned from nothing: stationary traces, and a regime shift.
+"""Measures how well the budget is kept while learning from nothing: stationary traces, and a regime shift.
 
     python benchmarks/online_budget.py --traces DIR [--budgets 0.1,0.3,0.5] [--seeds 3]
 

@@ -6,7 +6,7 @@ Loads are multiples of what our engine serves with fcfs, measured first. Every r
 first token after 1 s; a QoE (Eq. 1 of Andes, Liu et al. 2024, arXiv 2404.16283) is of the tokens' arrivals at the
 client since the moment the request was due. An answer that is refused or breaks off has QoE 0.
 
-Our engine is told the reader's pace; no handoff is possible, so the daemon holds nothing back. All have one KV cache of
+Our engine knows the reader's pace; no handoff is possible, so the daemon holds nothing back. All have one KV cache of
 the same size. A scheduler has something to decide only where that cache does not hold all answers there are, and gains
 most where those that it holds come faster than they are read: with `n_cells` / 160 answers at a time well below
 capacity x 20 s. The queue of an overloaded server grows as long as the run does, and gains in QoE with it: a point is
@@ -256,7 +256,7 @@ async def measure_curves(
 
 
 async def _point(door: Door, requests: Sequence[Request]) -> Curve:
-    """Of ours also: the preemptions of a request, and the lag of the daemon's loop in the last minute, ms."""
+    """Measure a point; of ours also the preemptions of a request, and the lag of the daemon's loop, ms."""
     if door.name == PEER:
         return measure(await play(door, requests))
     before = device_state(await at_rest(door)).get("preemptions") or 0

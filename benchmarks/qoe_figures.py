@@ -41,7 +41,7 @@ class Served:
 
 
 def token_times(heard: StreamedAnswer) -> NDArray[np.float64]:
-    """When each token of a whole answer came; where a piece has several, each piece has its equal share of them."""
+    """Return the arrival of each token of a whole answer, s; pieces with several tokens have equal shares of them."""
     n = max(1, heard.n_tokens)
     return np.array(heard.times)[np.arange(n) * len(heard.times) // n]
 

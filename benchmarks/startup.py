@@ -1,4 +1,4 @@
-"""How long the commands that people wait for take to start, beside a Python that does nothing.
+"""Measures how long the commands that people wait for take to start, beside a Python that does nothing.
 
     python benchmarks/startup.py [--repeats 21] [--program dist/disco] [--peer llm]
 

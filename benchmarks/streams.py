@@ -1,4 +1,4 @@
-"""What the daemon adds to each token of many slow streams: the same load asked directly, then through the daemon.
+"""Measures what the daemon adds to each token of many slow streams: the same load directly, then through the daemon.
 
 `python -m benchmarks.streams [--streams 500] [--tokens 400] [--arrivals 25] [--rounds 1] [--json]`; the last line is
 JSON, delays in ms, memory in MiB. A scripted server makes 10 token/s for each stream; streams begin at random times, so
@@ -57,7 +57,7 @@ def stamp() -> str:
 
 
 def sent_at_s(word: str) -> float:
-    """When a token was sent."""
+    """Return the time at which a token was sent, s."""
     return int(word.translate(_DIGITS)) / 1e6
 
 
@@ -86,7 +86,7 @@ class Paced(LoopbackServer):
 
 @dataclass(slots=True)
 class Load:
-    """What came of one load: the delay of each token, s, of the first ones beside, and which streams were whole."""
+    """The result of one load: the delay of each token, s, those of the first ones apart, and the whole streams."""
 
     delays: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
@@ -138,7 +138,7 @@ class Load:
 
 
 async def run_load(url: str, streams: int, tokens: int, per_s: float, seed: int) -> Load:
-    """Have so many answers streamed at the same time, and look at them when all are there."""
+    """Stream `streams` answers at the same time, and judge them when all have come."""
     body = json.dumps(
         {
             "model": MODEL,
@@ -176,7 +176,7 @@ async def run_load(url: str, streams: int, tokens: int, per_s: float, seed: int)
 
 
 async def catch(asking: Any) -> Any:
-    """What comes of it, or why nothing did: one stream's end is not the others'."""
+    """Return the result, or the error that ended it: one stream's end is not the others'."""
     try:
         return await asking
     except (BenchError, aiohttp.ClientError, TimeoutError) as e:
@@ -184,7 +184,7 @@ async def catch(asking: Any) -> Any:
 
 
 async def watch(process: psutil.Process | None, load: Any) -> Load:
-    """A load, with the daemon's memory and CPU time meanwhile."""
+    """Return a load, with the daemon's memory and CPU time meanwhile."""
     task, most = asyncio.ensure_future(load), 0
     began, before = time.monotonic(), sum(process.cpu_times()[:2]) if process else 0.0
     while not task.done():
@@ -210,7 +210,7 @@ def on_core(i: int) -> Iterator[int | None]:
 
 
 async def measure(streams: int, tokens: int, per_s: float, rounds: int) -> dict[str, Any]:
-    """Both loads in turn, the limit first."""
+    """Run both loads in turn, the limit first."""
     loads = {"direct": Load(), "daemon": Load()}
     with tempfile.TemporaryDirectory(prefix="disco-bench-") as name:
         async with contextlib.AsyncExitStack() as stack:
@@ -255,7 +255,7 @@ def row(load: Load) -> str:
 
 
 def figures(direct: Load, daemon: Load, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """What was measured, and whether it is what is promised."""
+    """Return the figures, and whether they keep the promise."""
     added = round(quantile(daemon.delays, 99) - quantile(direct.delays, 99), 3)
     rss_mib = round(daemon.rss / 2**20, 1)
     completed = {"direct": direct.completed, "daemon": daemon.completed}
@@ -285,7 +285,7 @@ def figures(direct: Load, daemon: Load, streams: int, tokens: int, rounds: int) 
 
 
 def summary(found: dict[str, Any]) -> str:
-    """The same to be read, the limit first."""
+    """Return the figures as text, the limit first."""
     rows = [
         f"limit: p99 of what is added to a token < {MOST_ADDED_MS:g} ms, memory < {MOST_RSS_MIB:g} MiB, all whole",
         f"{found['streams']} streams at {TPS:g} token/s, {found['most_at_once']} at once",

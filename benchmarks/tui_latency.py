@@ -103,7 +103,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     async def shows(self, text: str, limit_s: float) -> float:
-        """When `text` was sent to the terminal."""
+        """Return the time at which `text` was sent to the terminal."""
         async with asyncio.timeout(limit_s):
             while text.encode() not in self._seen:
                 self._news.clear()

@@ -53,8 +53,8 @@ async def daemon() -> AsyncIterator[str]:
         {"choices": [{"delta": {"content": piece}}], "disco": {"side": "server" if i % 3 else "device"}}
         for i, piece in enumerate(pieces)
     ]
-    told = {"request_id": "r", "ttft_s": 0.1, "tokens": {"device": 4, "server": 8}, "qoe": 1.0}
-    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}], "disco": told})
+    record = {"request_id": "r", "ttft_s": 0.1, "tokens": {"device": 4, "server": 8}, "qoe": 1.0}
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}], "disco": record})
     stream = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
 
     async def chat(request: web.Request) -> web.Response:

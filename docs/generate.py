@@ -51,7 +51,7 @@ def field_documents() -> dict[str, str]:
 
 
 def values(kind: Any) -> str:
-    """What a setting may be, out of its type; the shape of a text is left to its meaning."""
+    """Return the values that a setting may have, by its type; the meaning says the shape of a text."""
     from msgspec import inspect as types
 
     match kind:
@@ -77,7 +77,7 @@ def values(kind: Any) -> str:
 
 
 def settings() -> str:
-    """All settings, one table a section."""
+    """Return all settings, one table a section."""
     import msgspec
 
     from disco_daemon.config.layers import get_value

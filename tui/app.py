@@ -215,7 +215,7 @@ class DiscoApp(App[None]):
         return found
 
     def dismiss_welcome(self) -> None:
-        """Show the welcome no more."""
+        """Do not show the welcome again."""
         self._welcome = False
         if self._greeted:
             self._greeted = False

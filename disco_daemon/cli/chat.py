@@ -131,7 +131,7 @@ class Talk:
         from ..client.stream import Link
 
         self.messages.append({"role": "user", "content": question})
-        screen, answer, told = None if self._args.json else Screen(), "", None
+        screen, answer, record = None if self._args.json else Screen(), "", None
         try:
             async with (
                 Link(self._root, self._key) as link,
@@ -139,7 +139,7 @@ class Talk:
             ):
                 async for piece in pieces:
                     answer += piece.text
-                    told = piece.disco or told
+                    record = piece.disco or record
                     if screen is not None:
                         screen.show(piece)
         except BaseException:
@@ -151,7 +151,7 @@ class Talk:
             if screen is not None:
                 screen.settle()
         self.messages.append({"role": "assistant", "content": answer})
-        print(json.dumps({"answer": answer, "disco": told}) if self._args.json else "")
+        print(json.dumps({"answer": answer, "disco": record}) if self._args.json else "")
 
 
 def _converse(talk: Talk, runner: asyncio.Runner) -> int:

@@ -60,5 +60,5 @@ def _is_file(action: argparse.Action) -> bool:
 
     if not takes_value(action) or action.choices is not None:
         return False
-    told = f" {action.help or ''} ".replace(",", " ")
-    return action.type is Path or action.metavar in _PATHS or " file " in told
+    words = f" {action.help or ''} ".replace(",", " ")
+    return action.type is Path or action.metavar in _PATHS or " file " in words

@@ -104,9 +104,9 @@ def _as_json(found: FoundModel, file: ModelFile, in_use: Path | None) -> dict[st
 
 
 def _row(found: FoundModel, file: ModelFile, in_use: Path | None) -> tuple[str, ...]:
-    told = f"cannot be used: it {file.problem}" if file.problem else "in use" if found.path == in_use else ""
+    state = f"cannot be used: it {file.problem}" if file.problem else "in use" if found.path == in_use else ""
     size = f"{file.n_bytes / 1e6:.0f} MB"
-    return found.name, size, _packing(file) or "?", file.header.architecture or "?", found.source, told
+    return found.name, size, _packing(file) or "?", file.header.architecture or "?", found.source, state
 
 
 def _packing(file: ModelFile) -> str | None:
@@ -197,13 +197,13 @@ def _show(args: argparse.Namespace) -> int:
     if not path.exists():
         msg = f"{path} does not exist: `disco models fetch` gets the default model, `disco models list` shows others"
         raise ConfigError(msg)
-    told = _describe(path, examine(path), settings)
+    description = _describe(path, examine(path), settings)
     if args.json:
-        print(json.dumps(told))
+        print(json.dumps(description))
     else:
-        for name, value in _lines(told, settings):
+        for name, value in _lines(description, settings):
             print(f"{name:13} {value}")
-    return 1 if told["problem"] else 0
+    return 1 if description["problem"] else 0
 
 
 def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
@@ -249,21 +249,21 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
 
 
-def _lines(told: dict[str, Any], settings: DeviceSettings) -> list[tuple[str, str]]:
+def _lines(description: dict[str, Any], settings: DeviceSettings) -> list[tuple[str, str]]:
     """Return the facts as lines of a table: a label and its text."""
-    parts = f" in {told['parts']} parts" if told["parts"] > 1 else ""
-    lines = [("path", told["path"] + (" (the device's model)" if told["in_use"] else ""))]
-    if told["problem"]:
-        return [*lines, ("problem", f"it {told['problem']}")]
+    parts = f" in {description['parts']} parts" if description["parts"] > 1 else ""
+    lines = [("path", description["path"] + (" (the device's model)" if description["in_use"] else ""))]
+    if description["problem"]:
+        return [*lines, ("problem", f"it {description['problem']}")]
     lines += [
-        ("name", told["name"] or "-"),
-        ("architecture", told["architecture"]),
-        ("parameters", _parameters(told["parameters"])),
-        ("quantization", f"{told['quantization'] or 'unknown'}, {told['bits_per_weight']} bits a weight"),
-        ("size", f"{told['size_bytes'] / 1e6:.0f} MB{parts}"),
-        ("context", f"{told['n_ctx'] or 'unknown'} tokens as trained; device.n_ctx is {settings.n_ctx}"),
-        ("template", _template_words(told["template"], settings)),
-        ("memory", _memory_words(told["memory"])),
+        ("name", description["name"] or "-"),
+        ("architecture", description["architecture"]),
+        ("parameters", _parameters(description["parameters"])),
+        ("quantization", f"{description['quantization'] or 'unknown'}, {description['bits_per_weight']} bits a weight"),
+        ("size", f"{description['size_bytes'] / 1e6:.0f} MB{parts}"),
+        ("context", f"{description['n_ctx'] or 'unknown'} tokens as trained; device.n_ctx is {settings.n_ctx}"),
+        ("template", _template_words(description["template"], settings)),
+        ("memory", _memory_words(description["memory"])),
     ]
     return lines
 

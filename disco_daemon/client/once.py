@@ -111,7 +111,7 @@ def require_ours(root: str) -> None:
     try:
         port = urlsplit(root).port or 80
     except ValueError:
-        return  # no address at all: who asks there is told so
+        return  # no address at all: the request itself fails, and says so
     if users := listeners.strangers(hostname(root), port):
         msg = (
             f"what listens at {without_credentials(root)} is no daemon of yours but a program of "
@@ -158,10 +158,10 @@ def headers(key: str) -> dict[str, str]:
 def _send(method: str, root: str, path: str, key: str, timeout_s: float, body: bytes | None = None) -> Any:
     """Send a request; return the JSON document of the response. The key goes over TCP only: the socket needs none."""
     by = way(root)
-    told = headers(key) if by is None else {}
+    sent_headers = headers(key) if by is None else {}
     if body:
-        told["Content-Type"] = "application/json"
-    request = urllib.request.Request(root + path, body, told, method=method)  # noqa: S310
+        sent_headers["Content-Type"] = "application/json"
+    request = urllib.request.Request(root + path, body, sent_headers, method=method)  # noqa: S310
     with _open(request, timeout_s, by) as response:
         return json.load(response)
 

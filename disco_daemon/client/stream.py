@@ -94,10 +94,10 @@ class Link:
             # A connection for each request: none that died with a daemon is left for a question to be lost in. No
             # proxies (`trust_env`): the daemon is on this machine.
             connector: aiohttp.BaseConnector = aiohttp.TCPConnector(force_close=True, limit=0)
-            told = headers(self._key)
+            sent_headers = headers(self._key)
             if path is not None:
-                connector, told = aiohttp.UnixConnector(str(path), force_close=True, limit=0), {}
-            session = aiohttp.ClientSession(connector=connector, headers=told, trust_env=False)
+                connector, sent_headers = aiohttp.UnixConnector(str(path), force_close=True, limit=0), {}
+            session = aiohttp.ClientSession(connector=connector, headers=sent_headers, trust_env=False)
             self._sessions[path] = session
         return session
 
@@ -110,8 +110,8 @@ class Link:
 
         Raises DaemonError, after some pieces too, and whatever reading the first of `messages` raises.
         """
-        told = {"sides": True} | dict(options.pop("disco", None) or {})
-        body = _encode({"model": model, **options, "stream": True, "disco": told}, messages)
+        extension = {"sides": True} | dict(options.pop("disco", None) or {})
+        body = _encode({"model": model, **options, "stream": True, "disco": extension}, messages)
         patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
         async with self._request("POST", "/v1/chat/completions", patience, data=body, headers=_JSON) as response:
             async for line in _lines(response.content):

@@ -34,8 +34,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receive_timeout_s: _Positive = 30.0
     """A connection ends when a request's header or its body, or the next request, has not come for this long, s."""
     drain_s: _NonNegative = 30.0
-    """After a SIGTERM running answers may go on for this long, s; then their readers are told that no more will
-    come."""
+    """After a SIGTERM running answers may go on for this long, s; then their streams end with an error that says so."""
 
 
 class AdapterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -255,5 +254,5 @@ LIVE = frozenset(
 
 
 def keys() -> list[str]:
-    """All settings as `section.name`."""
+    """Return all settings as `section.name`."""
     return [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.__struct_fields__]

@@ -1,4 +1,4 @@
-"""The daemon: makes its parts, and serves until it is told to stop."""
+"""The daemon: makes its parts, and serves until a signal stops it."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        told = {"time": at, "level": record.levelname.lower(), "logger": record.name}
-        told["message"] = plain(redact(record.getMessage()))
+        entry = {"time": at, "level": record.levelname.lower(), "logger": record.name}
+        entry["message"] = plain(redact(record.getMessage()))
         if record.exc_info:
-            told["exception"] = plain(redact(self.formatException(record.exc_info)))
-        return json.dumps(told, ensure_ascii=False)
+            entry["exception"] = plain(redact(self.formatException(record.exc_info)))
+        return json.dumps(entry, ensure_ascii=False)
 
 
 def begin(level: str, *, as_json: bool, stream: IO[str] | None = None) -> None:

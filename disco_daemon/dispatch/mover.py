@@ -70,19 +70,19 @@ class CostMover:
         self.decode_tps = dict(DECODE_TPS)
 
     def next_check(self, generated: int) -> int:
-        """As the function of that name."""
+        """See `next_check` above."""
         return next_check(generated)
 
     def observe(self, side: Side, tps: float) -> None:
-        """An exponential mean: a throttled or shared device shows within a few answers."""
+        """Update the exponential mean of a side's decode speed; a throttled device shows within a few answers."""
         self.decode_tps[side] += SEEN * (tps - self.decode_tps[side])
 
     def foresees(self, view: View) -> bool:
-        """If it would pay now, it will in a moment, with the prefill done."""
+        """Whether a move would pay now: then it will also pay in a moment, with the prefill done."""
         return self.advise(view) is not None
 
     def advise(self, view: View) -> int | None:
-        """The reserve B to move with now, tokens; None where nothing is to be gained or the target is not to be had."""
+        """Return the reserve B to move with now, tokens; None if a move gains nothing or the target is unavailable."""
         if view.readiness.down_s > 0 or not self._affordable(view):
             return None
         if view.target is Side.DEVICE and not self._stops_billing:
@@ -96,7 +96,7 @@ class CostMover:
         return self.reserve(view)
 
     def reserve(self, view: View) -> int:
-        """B for the time the reader may have to wait in: a follower's last step, or the server's whole TTFT."""
+        """Return the reserve B, tokens, for the longest wait: a follower's last step, or the server's whole TTFT."""
         return reserve(view.pace_tps, self._prefill_s(view, last_step=view.follows)[1])
 
     def prospect(self, view: View) -> Prospect:
@@ -162,34 +162,34 @@ class Stay:
         return False
 
     def next_check(self, generated: int) -> int:
-        """Hardly ever."""
+        """Return a count that no answer reaches."""
         return generated + (1 << 30)
 
     def observe(self, side: Side, tps: float) -> None:
-        """As usual."""
+        """See `CostMover`."""
         self._inner.observe(side, tps)
 
 
 class Forced:
-    """For experiments: moves each answer once, after between `low` and `high` tokens, whatever it costs."""
+    """A mover for experiments: it moves each answer once, between `low` and `high` tokens, whatever that costs."""
 
     def __init__(self, inner: CostMover, low: int, high: int) -> None:
         self._inner = inner
         self._low, self._high = low, high
 
     def advise(self, view: View) -> int | None:
-        """The reserve, from the drawn token on."""
+        """Return the reserve from the drawn token on, None before it."""
         at = self._low + zlib.crc32(view.key.encode()) % (self._high - self._low + 1)
         return None if view.handoffs or view.generated < at else self._inner.reserve(view)
 
     def foresees(self, view: View) -> bool:
-        """Always, until it has moved."""
+        """Whether the answer has not moved yet."""
         return not view.handoffs
 
     def next_check(self, generated: int) -> int:
-        """At every token."""
+        """Return the next token: every one is looked at."""
         return generated + 1
 
     def observe(self, side: Side, tps: float) -> None:
-        """As usual."""
+        """See `CostMover`."""
         self._inner.observe(side, tps)

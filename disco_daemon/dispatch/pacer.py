@@ -100,20 +100,20 @@ class Pacer:
         return room >= (length if tokens is None else tokens)
 
     def _free(self) -> Amount:
-        """The headroom less what answers under way hold; their prompts are among those to come that it counts on."""
+        """Return the headroom without the reservations of answers under way, whose prompts it already expects."""
         free: Amount = self._room - self._pending
         return free
 
     def reserve(self, length: Amount, tokens: Amount) -> None:
-        """An answer to a prompt of `length` tokens is under way; the constrained side may process `tokens` of them."""
+        """Reserve for an answer under way, a prompt of `length` tokens: `tokens` are for the constrained side."""
         self._pending, self._pending_length = self._pending + tokens, self._pending_length + length
 
     def release(self, length: Amount, tokens: Amount) -> None:
-        """It has ended; `settle` follows."""
+        """Release the reservation of an answer that has ended; `settle` follows."""
         self.reserve(-length, -tokens)
 
     def settle(self, length: Amount, spent: Amount) -> None:
-        """A request of `length` tokens had `spent` of them processed by the constrained side."""
+        """Book a request of `length` tokens, `spent` of which the constrained side has processed."""
         self._remember()
         self._spent, self._offered = self._spent + spent, self._offered + length
         self._squared = self._squared + length * length

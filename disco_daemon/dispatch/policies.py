@@ -94,6 +94,6 @@ POLICIES = tuple(entry.name for entry in REGISTRY)
 
 
 def names_with_notes() -> str:
-    """All names with their notes, for the page of settings."""
+    """Return all names with their notes, for the page of settings."""
     *most, last = [f"{entry.name} ({entry.note})" if entry.note else entry.name for entry in REGISTRY]
     return f"{', '.join(most)}, or {last}"

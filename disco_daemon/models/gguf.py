@@ -56,7 +56,7 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int | None:
-        """Its size in the file; None for a packing newer than this program."""
+        """The size in the file, bytes; None for a packing newer than this program."""
         if self.packing not in _PACKED:
             return None
         _, numbers, size = _PACKED[self.packing]

@@ -25,7 +25,7 @@ from .. import __version__
 from ..errors import ConfigError, DiscoError
 from .gguf import read_header
 from .part import Part, PartTooLong, is_same, path_of
-from .progress import Told
+from .progress import Report
 from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
 
 TIMEOUT_S = 30.0  # for a connection, and between two reads of an answer
@@ -149,13 +149,13 @@ def pull(
     spec: str,
     folder: Path,
     say: Say,
-    told: Told,
+    report: Report,
     endpoint: str | None = None,
     pause: Pause = time.sleep,
 ) -> Path:
     """Fetch the model `spec` (`USER/REPO[:QUANT]`) into `folder`; return the path of its first file.
 
-    `say` gets short lines, `told` the progress. Raises ConfigError or PullError. A later call continues a cut one.
+    `say` gets short lines, `report` the progress. Raises ConfigError or PullError. A later call continues a cut one.
     """
     repo, wanted = parse(spec)
     hub = Hub(repo, endpoint, pause)
@@ -169,7 +169,7 @@ def pull(
         missing = [file for file in variant.files if not _is_there(file, folder, say)]
         _check_room(missing, folder)
         for file in reversed(missing):  # the first part last: a model is listed by it, and must be whole then
-            _fetch(hub, file, folder, say, told)
+            _fetch(hub, file, folder, say, report)
     except OSError as e:
         raise _disk_trouble(folder, e) from e
     return folder / variant.name
@@ -204,9 +204,9 @@ def _check_room(missing: list[RemoteFile], folder: Path) -> None:
         raise PullError(msg)
 
 
-def _fetch(hub: Hub, file: RemoteFile, folder: Path, say: Say, told: Told) -> None:
+def _fetch(hub: Hub, file: RemoteFile, folder: Path, say: Say, report: Report) -> None:
     """Fetch one file: download what is missing, check it, and rename it."""
-    with Part(file, folder, lambda done: told(file.name, done, file.n_bytes)) as part:
+    with Part(file, folder, lambda done: report(file.name, done, file.n_bytes)) as part:
         if part.n_bytes:
             say(f"going on with {file.name} at {part.n_bytes / 1e6:.0f} MB")
         try:

@@ -25,10 +25,10 @@ class PartTooLong(Exception):
 class Part:
     """The present part of `file` in `folder`; a context that locks it."""
 
-    def __init__(self, file: RemoteFile, folder: Path, told: Callable[[int], None]) -> None:
+    def __init__(self, file: RemoteFile, folder: Path, report: Callable[[int], None]) -> None:
         self.file = file
         self.path = path_of(file, folder)
-        self._told = told
+        self._report = report
 
     def __enter__(self) -> Self:
         self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -65,7 +65,7 @@ class Part:
             n = os.write(self._handle, rest)
             rest = rest[n:]
             self.n_bytes += n
-        self._told(self.n_bytes)
+        self._report(self.n_bytes)
 
     def finish(self, target: Path) -> bool:
         """Rename the part if its checksum is right, else remove it; return whether it was right. Raises OSError."""

@@ -1,4 +1,4 @@
-"""Where model files are: our own folder, and those of Ollama, LM Studio, llama.cpp and Hugging Face.
+"""The places of model files: our own folder, and those of Ollama, LM Studio, llama.cpp and Hugging Face.
 
 What others have is used where it is. Nothing is written there, copied from there, or believed: a manifest's digest that
 is none names no file.
@@ -41,7 +41,7 @@ class FoundModel:
 def find(
     env: Mapping[str, str] | None = None, home: Path | None = None, platform: str = sys.platform
 ) -> list[FoundModel]:
-    """All model files, ours first; each once, even if several programs have it."""
+    """Return all model files, ours first; each once, even if several programs have it."""
     env = os.environ if env is None else env
     home = home or Path.home()
     cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
@@ -109,7 +109,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _lm_studio(home: Path) -> Iterator[FoundModel]:
-    """Its folder of today and of earlier versions, and the one that its settings name."""
+    """Look in LM Studio's folder of today and of earlier versions, and in the one that its settings name."""
     for own in (home / ".lmstudio", home / ".cache" / "lm-studio"):
         folders = [own / "models"]
         settings = _json(own / "settings.json")
@@ -120,7 +120,7 @@ def _lm_studio(home: Path) -> Iterator[FoundModel]:
 
 
 def _llama_cpp(env: Mapping[str, str], home: Path, cache: Path, platform: str) -> Iterator[FoundModel]:
-    """What `llama-server -hf` had fetched before it took Hugging Face's own folder."""
+    """Look for files that `llama-server -hf` had fetched before it used Hugging Face's own folder."""
     usual = home / "Library" / "Caches" / "llama.cpp" if platform == "darwin" else cache / "llama.cpp"
     yield from _in_folder(Path(env.get("LLAMA_CACHE") or usual), LLAMA_CPP)
 
@@ -191,7 +191,7 @@ def _model_blob(root: Path, manifest: Mapping[str, object]) -> Path | None:
 
 
 def _tag(parts: tuple[str, ...]) -> str:
-    """As `ollama list` calls it: the registry and its own library go without saying."""
+    """Return the name as `ollama list` shows it: without the registry, and without its own library."""
     *where, tag = parts
     if where[:1] == [_OLLAMA_HOST]:
         where = where[1:]

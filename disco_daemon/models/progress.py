@@ -14,7 +14,7 @@ WINDOW_S = 10.0  # the rate is that of the last seconds
 STEP_S = 0.1  # between two looks of the line; the eye takes no more
 TENTHS = 10  # lines of a whole download where there is no terminal
 
-Told = Callable[[str, int, int], None]  # name of the file, bytes there, bytes in all
+Report = Callable[[str, int, int], None]  # name of the file, bytes there, bytes in all
 
 
 class ProgressBar:
@@ -45,7 +45,7 @@ class ProgressBar:
             self._write_on(done, total)
 
     def end(self) -> None:
-        """Whatever is told next begins on a line of its own."""
+        """End the line, so that the next output begins on one of its own."""
         if self._open:
             self._out.write("\n")
             self._out.flush()

@@ -257,41 +257,41 @@ def _of_answer(said: Said, checked: Checked, key: str) -> Problem | None:
     if 300 <= said.status < 400:
         return _elsewhere(said.status, _line(said.elsewhere, key))
     text = _line(said.text, key)
-    told = f" ({said.status}{': ' if text else ''}{text})"
+    detail = f" ({said.status}{': ' if text else ''}{text})"
     words = f"{said.code} {said.text}".casefold() if said.status < 500 else ""
-    return _by_words(said.status, words, told, checked, with_key=bool(key)) or _by_status(said.status, told)
+    return _by_words(said.status, words, detail, checked, with_key=bool(key)) or _by_status(said.status, detail)
 
 
-def _by_words(status: int, words: str, told: str, checked: Checked, *, with_key: bool) -> Problem | None:
+def _by_words(status: int, words: str, detail: str, checked: Checked, *, with_key: bool) -> Problem | None:
     """Return the kind of a problem by the error's words: servers use one status for different things."""
     if status == 401 or _any(_OF_KEYS, words):
         return _wrong_key(status, with_key=with_key)
     if status == 402 or _any(_OF_CREDIT, words):
-        return Problem(Trouble.CREDIT, f"the account has no credit for it{told}", "add some at the provider's site")
+        return Problem(Trouble.CREDIT, f"the account has no credit for it{detail}", "add some at the provider's site")
     if status == 404 and checked.models is None and "model" not in words:
-        return _wrong_address(f"nothing answers questions there{told}", "check the address; it mostly ends with /v1")
+        return _wrong_address(f"nothing answers questions there{detail}", "check the address; it mostly ends with /v1")
     if status == 404 or (status in (200, 400, 422) and "model" in words):
-        return _no_model(told, checked)
+        return _no_model(detail, checked)
     return None
 
 
-def _by_status(status: int, told: str) -> Problem:
+def _by_status(status: int, detail: str) -> Problem:
     if status == 200:
-        return _wrong_address(f"what came is no answer of an OpenAI server{told}", "check the address")
+        return _wrong_address(f"what came is no answer of an OpenAI server{detail}", "check the address")
     if status == 403:
-        return Problem(Trouble.KEY, f"the key may not do that{told}", "give it the right to, or use another one")
+        return Problem(Trouble.KEY, f"the key may not do that{detail}", "give it the right to, or use another one")
     if status == 429:
-        return Problem(Trouble.SERVER, f"the server asks to wait{told}", "try again in a minute, or another model")
+        return Problem(Trouble.SERVER, f"the server asks to wait{detail}", "try again in a minute, or another model")
     if 400 <= status < 500:
-        return Problem(Trouble.REFUSED, f"the server refuses the question{told}", "choose another model")
-    return Problem(Trouble.SERVER, f"the server is in trouble{told}", "try again later, or choose another model")
+        return Problem(Trouble.REFUSED, f"the server refuses the question{detail}", "choose another model")
+    return Problem(Trouble.SERVER, f"the server is in trouble{detail}", "try again later, or choose another model")
 
 
-def _no_model(told: str, checked: Checked) -> Problem:
+def _no_model(detail: str, checked: Checked) -> Problem:
     plain = {name.casefold(): name for name in checked.models or ()}
     near = [plain[name] for name in get_close_matches(checked.model.casefold(), plain, N_NEAR, 0.5)]
     mend = f"choose another{', such as ' if near else ''}{', '.join(near)}"
-    return Problem(Trouble.MODEL, f"{checked.model} does not answer{told}", mend)
+    return Problem(Trouble.MODEL, f"{checked.model} does not answer{detail}", mend)
 
 
 def _any(words: Iterable[str], text: str) -> bool:

@@ -25,7 +25,10 @@ DEFAULT = "default"  # the name of the model that ships
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to change; None changes nothing. An empty `base_url` takes the server away; `local` is `device.model`."""
+    """The changes that the user chose; None changes nothing. An empty `base_url` removes the server.
+
+    `local` is `device.model`.
+    """
 
     base_url: str | None = None
     model: str = ""

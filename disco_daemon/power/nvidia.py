@@ -100,7 +100,7 @@ def look(boards: Boards) -> GpuReading | Skipped:
 
 
 class Gpus:
-    """All boards as one counter. The library is opened at the first reading, and not again if that fails."""
+    """A counter over all boards. It opens the library at the first reading, and not again if that fails."""
 
     def __init__(self, make: Callable[[], Boards] = Nvml) -> None:
         self._make = make

@@ -74,11 +74,11 @@ class Steps:
         self._total += n
 
     def begin(self, text: str) -> None:
-        """A step begins."""
+        """Report that a step begins."""
         self._tell(text, self._done, self._total)
 
     def end(self) -> None:
-        """It is over."""
+        """Count the step as done."""
         self._done += 1
 
 
@@ -141,7 +141,7 @@ class DeviceBench:
     # --- what is measured ----------------------------------------------------------------------------------------
 
     async def run(self, info: wire.Loaded, loads: Sequence[float], n_check: int, busy_share: float) -> DeviceFigures:
-        """All but the loads. Raises DiscoError."""
+        """Measure all but the loads. Raises DiscoError."""
         made = await self._prompts()
         await self._idle()
         drift = await self._ttfts(made, info)

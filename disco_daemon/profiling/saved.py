@@ -110,7 +110,7 @@ class ServerFigures(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that was measured; `measured` is a date. Not used for another `key`, or with other `knobs`."""
+    """The figures of one `disco profile`; `measured` is its date. They hold for this `key` and these `knobs` only."""
 
     key: ProfileKey
     knobs: Knobs
@@ -120,12 +120,12 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def prior(self) -> tuple[float, float]:
-        """For `DeviceTtft`, k in s/token and c in s: the straight line that meets the curve at 0 and at TYPICAL."""
+        """The prior of `DeviceTtft`, k in s/token and c in s: the line that meets the curve at 0 and at TYPICAL."""
         return 1 / self.device.prefill_tps, self.device.ttft_fit.c_s
 
     @property
     def known_energy(self) -> TokenEnergy | None:
-        """For `EnergyMeter(known=…)`: what was measured; None where it was only assumed."""
+        """The measured energy of a token, for `EnergyMeter(known=…)`; None if it was only assumed."""
         return self.device.energy if self.device.energy.windows else None
 
 

@@ -1,4 +1,4 @@
-"""Measures the server: the way there, the time to the first token, and how it goes on with a partial answer.
+"""Measures the server: the way there, the time to the first token, and how it continues a partial answer.
 
 Costs what it asks: short streams, and a probe of some 200 tokens where its way to continue is unknown.
 """

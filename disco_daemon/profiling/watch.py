@@ -17,7 +17,7 @@ SENSORS_S = 10.0  # one look at the sensors; commands that they ask have shorter
 
 
 class ProfileError(DiscoError):
-    """Nothing can be measured here; the message is fit for a user."""
+    """A measurement is impossible here; the message is fit for a user."""
 
 
 @dataclass(slots=True)

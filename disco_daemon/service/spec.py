@@ -1,4 +1,4 @@
-"""What a service manager is told: the command, where it listens, what it may use. Pure."""
+"""What a service manager is given: the command, the addresses, the resources that it may use. Pure."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Requests:
 
 
 def read_traces(folder: Path, select: Iterable[str] = ("*",)) -> list[LatencyTrace]:
-    """All traces in the CSV files of `folder` whose label matches one of the patterns. Raises ConfigError."""
+    """Return the traces in the CSV files of `folder` whose label matches one of the patterns. Raises ConfigError."""
     patterns = tuple(select)
     traces = [trace for path in _files(folder) for trace in _traces(path)]
     if not traces:

@@ -230,12 +230,12 @@ def taken(host: str = "127.0.0.1") -> Iterator[int]:
 
 
 def test_other_users_are_out_unless_they_are_let_in_and_it_is_told_where_nobody_can_know() -> None:
-    assert listening.users(Api(), told=True).found == "are kept out"
-    assert "api.key" in listening.users(Api(key="hush"), told=True).found
-    assert "api.any_user" in listening.users(Api(any_user=True), told=True).found
-    on_macos = listening.users(Api(), told=False, platform="darwin")
+    assert listening.users(Api(), is_reported=True).found == "are kept out"
+    assert "api.key" in listening.users(Api(key="hush"), is_reported=True).found
+    assert "api.any_user" in listening.users(Api(any_user=True), is_reported=True).found
+    on_macos = listening.users(Api(), is_reported=False, platform="darwin")
     assert (on_macos.level, "does not say whose" in on_macos.found, "api.key" in on_macos.mend) == (OK, True, True)
-    on_linux = listening.users(Api(), told=False, platform="linux")
+    on_linux = listening.users(Api(), is_reported=False, platform="linux")
     assert (on_linux.level, "api.any_user" in on_linux.mend) == (WRONG, True)
 
 

@@ -42,7 +42,7 @@ def of_state(state: Json) -> Banner | None:
     """Say the worst that is wrong with a daemon that answers; None if all is well."""
     endpoints, caps = state.get("endpoints") or {}, (state.get("money") or {}).get("caps") or {}
     if state.get("private"):  # no question goes to the server, whatever its state
-        endpoints = {side: told for side, told in endpoints.items() if side == "device"}
+        endpoints = {side: state for side, state in endpoints.items() if side == "device"}
         caps = {name: cap for name, cap in caps.items() if not name.startswith("usd")}
     found = _cap(caps, alone=len(endpoints) == 1) or _device(endpoints) or _server(endpoints)
     return None if found is None else Banner(found)

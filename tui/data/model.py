@@ -167,7 +167,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class DashboardSnapshot:
-    """All that the dashboard shows, fetched at about the same time."""
+    """The documents behind the dashboard, fetched at about the same time."""
 
     state: Json
     plan: Json

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From `low` to `high` in `steps` equal steps, of the logarithm if `log`. `marks` are values with a name.
+    """A scale from `low` to `high` in `steps` equal steps, of the logarithm if `log`. `marks` are values with a name.
 
     Values on a step have at most `digits` significant digits, so that users can read and repeat them.
     """

@@ -99,5 +99,5 @@ def _charge(price: Json | None) -> list[str]:
     costs = price["input_usd_per_mtok"], price["output_usd_per_mtok"]
     if price["known"] and not any(costs):
         return ["It bills nothing per token."]
-    told = "It charges" if price["known"] else "What it charges is not known, so it counts as"
-    return [f"{told} ${costs[0]:g} and ${costs[1]:g} per million input and output tokens."]
+    charge = "It charges" if price["known"] else "What it charges is not known, so it counts as"
+    return [f"{charge} ${costs[0]:g} and ${costs[1]:g} per million input and output tokens."]

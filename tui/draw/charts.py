@@ -1,6 +1,6 @@
 """Draws curves on two axes (by plotext) and bars with characters. Pure; a picture is text with styles.
 
-Each curve has a character of its own, so that curves can be told apart without colour.
+Each curve has a character of its own, so that curves differ without colour, too.
 """
 
 from __future__ import annotations

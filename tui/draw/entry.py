@@ -98,7 +98,7 @@ class Entry:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Its characters and line ends, without reading the words."""
+        """The number of its characters and of its line ends, without reading the words."""
         return self._size if self._own is None else (len(self._own.text), self._own.text.count("\n"))
 
     @property
@@ -193,10 +193,10 @@ class Entry:
         """Draw how the answer came about, and whether it is incomplete."""
         if self.live:
             return [Text("…", theme.dim)] if not self.text else []
-        told = self.disco or {}
-        lines = markdown.wrap(Text(summary(told, theme), theme.dim), width) if told.get("tokens") else []
-        if told.get("error"):
-            lines += markdown.wrap(Text(fit(str(told["error"])), theme.error), width)
+        record = self.disco or {}
+        lines = markdown.wrap(Text(summary(record, theme), theme.dim), width) if record.get("tokens") else []
+        if record.get("error"):
+            lines += markdown.wrap(Text(fit(str(record["error"])), theme.error), width)
         if self.finish != "stop":
             lines += markdown.wrap(Text(ENDS.get(self.finish, str(self.finish)), theme.dim), width)
         return lines
@@ -207,24 +207,24 @@ class Entry:
         return markdown.code_blocks(fit(self.text))
 
 
-def summary(told: Json, theme: TextTheme) -> str:
+def summary(record: Json, theme: TextTheme) -> str:
     """Sum up an answer's `disco` object in one line: TTFT, tokens, handoffs, $, J, QoE."""
-    parts = [_ttft(told), *_tokens(told, theme)]
-    moved = int(told.get("handoffs") or 0)
+    parts = [_ttft(record), *_tokens(record, theme)]
+    moved = int(record.get("handoffs") or 0)
     parts.append(f"{moved} handoff{'s' if moved > 1 else ''}" if moved else "")
-    parts.append(f"${_number(told.get('server_usd'))}")
-    parts.append(f"{_number(told.get('energy_j'))} J")
-    qoe = told.get("qoe")
+    parts.append(f"${_number(record.get('server_usd'))}")
+    parts.append(f"{_number(record.get('energy_j'))} J")
+    qoe = record.get("qoe")
     parts.append("" if qoe is None else f"QoE {qoe:.2f}")
     return (", " if theme.plain else " · ").join(part for part in parts if part)
 
 
-def _ttft(told: Json) -> str:
+def _ttft(record: Json) -> str:
     """Say the time to the first token, s, and that of each side alone where it is known."""
-    ttft = told.get("ttft_s")
+    ttft = record.get("ttft_s")
     if ttft is None:
         return ""
-    ends = told.get("endpoints") or {}
+    ends = record.get("endpoints") or {}
     alone = [
         f"{side} {'> ' if ends[side].get('censored') else ''}{ends[side]['ttft_s']:.2f}"
         for side in (DEVICE, SERVER)
@@ -233,9 +233,9 @@ def _ttft(told: Json) -> str:
     return f"TTFT {ttft:.2f} s" + (f" (alone: {', '.join(alone)})" if len(alone) > 1 else "")
 
 
-def _tokens(told: Json, theme: TextTheme) -> list[str]:
+def _tokens(record: Json, theme: TextTheme) -> list[str]:
     """Say how many tokens each side wrote."""
-    counts = told.get("tokens") or {}
+    counts = record.get("tokens") or {}
     return [f"{theme.mark(side)} {n} tok" for side, n in counts.items() if n]
 
 

@@ -59,7 +59,7 @@ class TimelineMove:
 
 @dataclass(frozen=True, slots=True)
 class TimelineModel:
-    """All that is known of one answer. Times in s from the request on; `plan` has None for a side not used."""
+    """The course of one answer. Times in s from the request on; `plan` has None for a side that was not used."""
 
     request_id: str
     winner: str | None
@@ -83,25 +83,25 @@ class TimelineModel:
             disco, row = trace["disco"], trace
         if disco is None:
             return _of_row(row or {})
-        told = dict(disco)
-        attempts = tuple(_attempt(name, a) for name, a in told["endpoints"].items())
-        reading = told.get("reading") or {}
+        record = dict(disco)
+        attempts = tuple(_attempt(name, a) for name, a in record["endpoints"].items())
+        reading = record.get("reading") or {}
         known_end = None if row is None else row["duration_s"]
-        latest = max([a.until_s for a in attempts] + [told["ttft_s"] or 0.0])
-        written = sum(told["tokens"].values()) * (reading.get("tbt_p50_s") or 0.0)
-        end = known_end if known_end is not None else max(latest, (told["ttft_s"] or 0.0) + written)
+        latest = max([a.until_s for a in attempts] + [record["ttft_s"] or 0.0])
+        written = sum(record["tokens"].values()) * (reading.get("tbt_p50_s") or 0.0)
+        end = known_end if known_end is not None else max(latest, (record["ttft_s"] or 0.0) + written)
         return cls(
-            request_id=told["request_id"],
-            winner=told["winner"],
-            ttft_s=told["ttft_s"],
+            request_id=record["request_id"],
+            winner=record["winner"],
+            ttft_s=record["ttft_s"],
             end_s=max(end, 1e-3),
             exact_end=known_end is not None,
-            tokens=sum(told["tokens"].values()),
-            plan=tuple((side, told["plan"][f"{side}_s"]) for side in STYLES),
+            tokens=sum(record["tokens"].values()),
+            plan=tuple((side, record["plan"][f"{side}_s"]) for side in STYLES),
             attempts=attempts,
-            moves=tuple(map(_move, told["moves"])),
+            moves=tuple(map(_move, record["moves"])),
             error=None if row is None else row["error"],
-            figures=_figures(told, reading),
+            figures=_figures(record, reading),
             trace=None if trace is None else TokenTimes.of(trace),
         )
 
@@ -128,23 +128,23 @@ def _of_row(row: Json) -> TimelineModel:
         if start is not None and start <= (end if ttft is None else ttft)
     )  # fmt: skip
     tokens = {side: row[f"{side}_tokens"] for side in STYLES}
-    told = {"tokens": tokens, "cost_usd": row["cost_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"]}
+    record = {"tokens": tokens, "cost_usd": row["cost_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"]}
     reading = {name: row.get(name) for name in ("tbt_p50_s", "tbt_p99_s", "largest_gap_s", "stalled")}
     return TimelineModel(
         row["request_id"], row["winner"], ttft, end, True, sum(tokens.values()), plan, attempts,
-        tuple(map(_move, row["moves"])), row["error"], _figures(told, reading),
+        tuple(map(_move, row["moves"])), row["error"], _figures(record, reading),
     )  # fmt: skip
 
 
-def _figures(told: Json, reading: Json) -> tuple[str, ...]:
+def _figures(record: Json, reading: Json) -> tuple[str, ...]:
     """Say cost, energy and delivery in words."""
-    tokens = ", ".join(f"{side} {n}" for side, n in told["tokens"].items())
-    lines = [f"tokens: {tokens}; {dollars(told['cost_usd'])}, {told['energy_j']:.3g} J"]
-    if told.get("qoe") is not None and reading.get("tbt_p50_s") is not None:
+    tokens = ", ".join(f"{side} {n}" for side, n in record["tokens"].items())
+    lines = [f"tokens: {tokens}; {dollars(record['cost_usd'])}, {record['energy_j']:.3g} J"]
+    if record.get("qoe") is not None and reading.get("tbt_p50_s") is not None:
         gaps = f"between tokens {seconds(reading['tbt_p50_s'])}, P99 {seconds(reading['tbt_p99_s'])}"
         stalled = f"{reading['stalled']} late"
         largest = seconds(reading["largest_gap_s"])
-        lines.append(f"QoE {told['qoe']:.2f}; {gaps}, the longest {largest}; {stalled}")
+        lines.append(f"QoE {record['qoe']:.2f}; {gaps}, the longest {largest}; {stalled}")
     return tuple(lines)
 
 

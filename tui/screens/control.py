@@ -53,7 +53,7 @@ MAX_UNDO = 100
 
 
 class ControlScreen(Screen[None]):
-    """All live settings. The daemon owns them; the application keeps the values before each change."""
+    """The live settings. The daemon owns them; the application keeps the values before each change."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+z", "undo", "Undo", priority=True),

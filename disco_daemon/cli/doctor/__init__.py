@@ -98,7 +98,7 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
     yield from _folders(config)
     latest = yield from _history(config)
     yield listening.port(config.api, listener)
-    yield listening.users(config.api, told=tells_of_us())
+    yield listening.users(config.api, is_reported=tells_of_us())
     yield machine.service(spec_of(config))
     skew_s = yield from _server(config, key, listener.state, unasked=unasked)
     yield from _power(config, on_gpu=on_gpu)
@@ -215,11 +215,11 @@ def _probe_verdict(config: Config, daemon: dict[str, Any] | None) -> Profile | N
     from ...store import checkup
 
     name = f"{without_credentials(config.server.base_url)} {config.server.model}"
-    told = (((daemon or {}).get("endpoints") or {}).get("server") or {}).get("probed")
+    probed = (((daemon or {}).get("endpoints") or {}).get("server") or {}).get("probed")
     try:
-        if told is None and (path := _history_path(config)).exists():
-            told = checkup.profile(path, name)
-        found = Profile.from_json(told) if told else None
+        if probed is None and (path := _history_path(config)).exists():
+            probed = checkup.profile(path, name)
+        found = Profile.from_json(probed) if probed else None
     except (OSError, Unavailable, ValueError):  # the finding on the history says it
         return None
     return found if found is not None and found.server == name else None
@@ -297,8 +297,8 @@ def _row(finding: Finding) -> Table:
     table.add_column(width=6)
     table.add_column(width=_MARGIN - 6)
     table.add_column(overflow="fold")
-    told = Text(finding.found)
+    text = Text(finding.found)
     if finding.mend:
-        told.append(f"\n→ {finding.mend}", "dim" if finding.level == "ok" else "")
-    table.add_row(Text(finding.level.value, _COLOURS[finding.level]), finding.name, told)
+        text.append(f"\n→ {finding.mend}", "dim" if finding.level == "ok" else "")
+    table.add_row(Text(finding.level.value, _COLOURS[finding.level]), finding.name, text)
     return table

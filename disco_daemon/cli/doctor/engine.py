@@ -82,16 +82,16 @@ def run_checkup(about: CheckupRequest | None) -> Examined:
     confined = bindings = fit = None
     for line in done.stdout.splitlines():
         try:
-            told = decode_reply(line)
+            reply = decode_reply(line)
         except msgspec.MsgspecError:  # a library that prints
             continue
-        match told:
+        match reply:
             case Confined():
-                confined = told
+                confined = reply
             case Bindings():
-                bindings = told
+                bindings = reply
             case Fit():
-                fit = told
+                fit = reply
     said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {done.returncode}"]
     why = f"died of signal {-done.returncode}" if done.returncode < 0 else said[-1]
     return Examined(bindings, fit, why if done.returncode else "", confined)
@@ -120,19 +120,19 @@ def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
     if found is None:
         return wrong(name, f"the bindings cannot be used: {seen.problem}", f"{again} builds them for this processor")
     where = f"{found.gpu_bytes / GIB:.1f} GiB free on the GPU" if found.gpu_bytes else "CPU only"
-    told = f"{found.version}, {where}; {' '.join(found.features)}"
+    build = f"{found.version}, {where}; {' '.join(found.features)}"
     if pinned and found.version != pinned:
         mend = f"{again}: with another one memory layouts differ, and the engine crashes"
-        return wrong(name, f"{told}; {pinned} is needed", mend)
+        return wrong(name, f"{build}; {pinned} is needed", mend)
     if platform.machine().lower() in ("x86_64", "amd64") and "AVX2" not in found.features:
-        return warn(name, f"{told}: built without AVX2, prompts are read slowly", f"{again}, if the processor has it")
+        return warn(name, f"{build}: built without AVX2, prompts are read slowly", f"{again}, if the processor has it")
     if settings.n_gpu_layers not in ("auto", 0) and not found.gpu_bytes:
         mend = "build llama-cpp-python for the GPU, or `disco config set device.n_gpu_layers auto`"
-        return warn(name, f"{told}, and device.n_gpu_layers = {settings.n_gpu_layers}", mend)
+        return warn(name, f"{build}, and device.n_gpu_layers = {settings.n_gpu_layers}", mend)
     if "CUDA" in found.backends and not found.gpu_bytes and NVIDIA.exists():
         mend = "see what `nvidia-smi` says of it; the engine uses the processor meanwhile"
-        return warn(name, f"{told}: built for CUDA, and there is an NVIDIA GPU that it cannot open", mend)
-    return ok(name, told)
+        return warn(name, f"{build}: built for CUDA, and there is an NVIDIA GPU that it cannot open", mend)
+    return ok(name, build)
 
 
 def pinned_version() -> str:

@@ -56,24 +56,24 @@ def port(api: Api, found: Listener) -> Finding:
     """Check whether the daemon can listen, or does."""
     name, where = "port", f"{api.host}:{api.port}"
     if found.state is not None:
-        told = f"a disco daemon {found.state['version']} listens on {where}"
+        text = f"a disco daemon {found.state['version']} listens on {where}"
         if found.state["version"] != __version__:
-            return warn(name, f"{told}; this is {__version__}", "restart it")
-        return ok(name, told)
+            return warn(name, f"{text}; this is {__version__}", "restart it")
+        return ok(name, text)
     if found.free:
         return ok(name, f"{where} is free, no daemon runs" if api.port else "a free one is taken at each start")
     mend = "`disco config set api.port N` with another one, or stop what listens there"
     return wrong(name, f"{where} cannot be used: {found.problem}", mend)
 
 
-def users(api: Api, *, told: bool, platform: str = sys.platform) -> Finding:
-    """Check which other users may ask; `told`: whether the system reports the owner of a connection."""
+def users(api: Api, *, is_reported: bool, platform: str = sys.platform) -> Finding:
+    """Check which other users may ask; `is_reported`: whether the system reports the owner of a connection."""
     name = "other users"
     if api.key:
         return ok(name, "need api.key, as everybody")
     if api.any_user:
         return ok(name, "may ask without a key (api.any_user)", "`disco config set api.any_user false` keeps them out")
-    if told:
+    if is_reported:
         return ok(name, "are kept out", "`disco config set api.key SECRET` lets those in who send it")
     if platform.startswith("linux"):
         found = "this system does not say whose a connection is: nobody is let in, you included"

@@ -74,8 +74,8 @@ def _compiler() -> str:
         return ""  # then `c++` only opens a window that asks to install one
     for name in (*shlex.split(os.environ.get("CXX", ""))[:1], "c++", "g++", "clang++"):
         path = shutil.which(name)
-        if path and (told := output_of([path, "--version"])):
-            return f"{told.splitlines()[0]} ({path})"
+        if path and (output := output_of([path, "--version"])):
+            return f"{output.splitlines()[0]} ({path})"
     return ""
 
 
@@ -125,12 +125,12 @@ def processor(cpu: Processor, built: Bindings | None) -> Finding:
     missing = [] if built is None else [feature for feature in cpu.features if feature not in built.features]
     if built is None or not missing:
         return ok("processor", found)
-    told = f"{found}; llama.cpp was built without {' '.join(missing)}"
+    text = f"{found}; llama.cpp was built without {' '.join(missing)}"
     if is_binary():
-        return ok("processor", told, "a build from source, by install.sh, is made for this processor, and faster")
+        return ok("processor", text, "a build from source, by install.sh, is made for this processor, and faster")
     pip = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
     mend = f"`{pip} llama-cpp-python=={built.version}` builds it for this one: prompts are read faster"
-    return warn("processor", told, mend)
+    return warn("processor", text, mend)
 
 
 def this_processor() -> Processor:
@@ -221,12 +221,12 @@ def heat(thermal: Thermal | None) -> Finding:
     if thermal is None:
         return ok("heat", "nothing here tells of it")
     left = f"{thermal.headroom_k:.0f} K below throttling" if thermal.headroom_k is not None else ""
-    told = ", ".join(part for part in (left, thermal.note) if part)
+    text = ", ".join(part for part in (left, thermal.note) if part)
     if thermal.throttled:
         return warn(
-            "heat", f"the processor is slowed down{f' ({told})' if told else ''}", "let it cool, clear its vents"
+            "heat", f"the processor is slowed down{f' ({text})' if text else ''}", "let it cool, clear its vents"
         )
-    return ok("heat", told or "the processor is not slowed down")
+    return ok("heat", text or "the processor is not slowed down")
 
 
 def clock(now: datetime, past: datetime, latest: float | None, skew_s: float | None) -> Finding:

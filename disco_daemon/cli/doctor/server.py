@@ -38,19 +38,19 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
     if not url:
         return ok(name, "none, this machine answers alone", "`disco config set server.base_url URL` lets one take part")
     parts, where = urlsplit(url), display_url(url)
-    told = f"{settings.model or 'no model'} at {where}"
+    text = f"{settings.model or 'no model'} at {where}"
     if "@" in parts.netloc or parts.query:
-        return warn(name, f"{told}; the URL holds more than an address", "put the key into a file or a variable")
+        return warn(name, f"{text}; the URL holds more than an address", "put the key into a file or a variable")
     if is_loopback(parts.hostname or "") and (parts.port or _PORTS[parts.scheme]) == api.port:
-        return wrong(name, f"{told} is this daemon itself", "put the server's own address into server.base_url")
+        return wrong(name, f"{text} is this daemon itself", "put the server's own address into server.base_url")
     if parts.path.rstrip("/").endswith(("/completions", "/models", "/responses")):
-        return wrong(name, f"{told}: that is one of its pages", "end server.base_url before it, mostly with /v1")
+        return wrong(name, f"{text}: that is one of its pages", "end server.base_url before it, mostly with /v1")
     if parts.scheme == "http" and not (is_private(hostname(url)) if offline else goes_nowhere_public(url)):
         if settings.insecure:
-            return warn(name, f"{told}: whoever is on the way can read key and prompts", "use https")
+            return warn(name, f"{text}: whoever is on the way can read key and prompts", "use https")
         mend = "use https, or `disco config set server.insecure true` if you own the way there"
-        return warn(name, f"{told}: prompts can be read on the way; no key is sent there, and with one it is off", mend)
-    return ok(name, told)
+        return warn(name, f"{text}: prompts can be read on the way; no key is sent there, and with one it is off", mend)
+    return ok(name, text)
 
 
 def display_url(url: str) -> str:
@@ -119,8 +119,8 @@ def key(settings: ServerSettings, found: FoundKey, catalog: Catalog) -> Finding:
             return wrong(name, f"the one in {found.source} has white space or odd characters in it", "write it anew")
         return ok(name, f"there, in {found.source}")
     if found.refused:
-        told, _, way = found.problem.partition(": ")
-        return wrong(name, f"the server is off: {told}", way)
+        text, _, way = found.problem.partition(": ")
+        return wrong(name, f"the server is off: {text}", way)
     known = catalog.server(settings.base_url)
     if is_private(hostname(settings.base_url)):
         unset = not settings.api_key_file
@@ -138,16 +138,16 @@ def key_file(settings: ServerSettings, env: Mapping[str, str]) -> Finding | None
     try:
         seen = path.stat()
     except OSError as e:
-        told, mend = f"{path} cannot be read: {e.strerror}", "write the key into it (chmod 600), or unset api_key_file"
+        text, mend = f"{path} cannot be read: {e.strerror}", "write the key into it (chmod 600), or unset api_key_file"
         if env.get(settings.api_key_env):
-            return warn(name, f"{told}; the variable goes first", mend)
-        return wrong(name, told, mend)
+            return warn(name, f"{text}; the variable goes first", mend)
+        return wrong(name, text, mend)
     mode = stat.S_IMODE(seen.st_mode)
     if mode & 0o077:
         return wrong(name, f"others may read {path} (mode {mode:o}); it is not used like that", f"`chmod 600 {path}`")
     if seen.st_uid not in (os.geteuid(), 0):
-        told = f"{path} belongs to another user ({seen.st_uid}); it is not used like that"
-        return wrong(name, told, f"`chown $(id -un) {path}`")
+        text = f"{path} belongs to another user ({seen.st_uid}); it is not used like that"
+        return wrong(name, text, f"`chown $(id -un) {path}`")
     if not stat.S_ISREG(seen.st_mode):
         return wrong(name, f"{path} is no regular file; it is not used", "name a file with the key in it")
     return ok(name, f"{path}, yours alone (mode {mode:o})")
@@ -260,8 +260,8 @@ def continuation(settings: ServerSettings, profile: Profile | None) -> Finding:
         mend = "`disco config set server.probe true`, or set server.continuation to what this server can do"
         return warn(name, f"not known, and server.probe is off: {way.method} is tried in need", mend)
     if way.method == "none":
-        told = f"none, {source}: answers move away from this server, not to it"
+        text = f"none, {source}: answers move away from this server, not to it"
         instruct = "`disco config set server.continuation instruct` would ask for it in words"
-        return ok(name, told, instruct if settings.continuation == "auto" else "")
+        return ok(name, text, instruct if settings.continuation == "auto" else "")
     trust = "" if way.trust is Continuation.EXACT else ", checked where the texts meet"
     return ok(name, f"{way.method}, {source}{trust}")

@@ -174,7 +174,7 @@ def evaluate(
     setup: EvaluationSetup,
     advance: Callable[[], None] = lambda: None,
 ) -> Iterator[Cell]:
-    """All cells, in the order of their names; `advance` is called after each group of a trace, phone and constraint."""
+    """Yield all cells in the order of their names; call `advance` after each group of trace, phone and constraint."""
     for trace in traces:
         scene = Scene.of(trace, requests, setup)
         for constrained in setup.constraints:

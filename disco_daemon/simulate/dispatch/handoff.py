@@ -60,7 +60,7 @@ def dear_usd_per_kwh(phones: Sequence[Phone], times: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class HandoffTerms:
-    """All that a decision about one phone and one trace rests on, but for the request."""
+    """The terms of a decision about one phone and one trace, without the request."""
 
     scene: Scene
     phone: Phone
@@ -86,11 +86,11 @@ class HandoffTerms:
 
     @property
     def slack_s(self) -> float:
-        """For how long more a reader who gets a token at once has to read with each further one, s."""
+        """The reading time that each further token of the source adds beyond its own generation, s."""
         return 1 / READER_TPS - 1 / self.tps[0]
 
     def decide(self, prompt: int, left: float) -> tuple[int, float]:
-        """After how many tokens the handoff begins, 0 for never, and for how long a device target then prefills, s.
+        """Return the token at which the handoff begins (0: never), and a device target's prefill time from then on, s.
 
         `left` prompt tokens are still to prefill on a device that lost the race; NOT_RUN where it did not run.
         """
@@ -119,7 +119,7 @@ class HandoffTerms:
         )  # fmt: skip
 
     def _device_s(self, prompt: int, left: float, generated: int) -> float:
-        """Until the device has prefilled all there is then. A kept one has prefilled its prompt meanwhile."""
+        """Return the time until the device has caught up, s. A kept one has prefilled its prompt meanwhile."""
         start_s = self.phone.start_s if left == NOT_RUN else 0.0
         since_s = (generated - 1) / self.tps[0]
         missing = prompt if left == NOT_RUN else max(0.0, left - since_s * self.phone.prefill_tps)
@@ -127,7 +127,7 @@ class HandoffTerms:
         return catch_up_s(missing + generated, self.phone.prefill_tps, follow_tps, start_s)
 
     def _server_s(self, slack: float) -> float:
-        """For how long the source is expected to run on: a device that rests goes on when the reader runs out."""
+        """Return how long the source is expected to run on, s: a resting device goes on when the reader runs out."""
         return float(np.maximum(self.scene.past - (slack if self.variant == "paused" else 0.0), 0.0).mean())
 
 
@@ -228,7 +228,7 @@ def evaluate_handoffs(
     dearer: float = 2.0,
     server_tps: float = SERVER_TPS,
 ) -> Iterator[Cell]:
-    """All cells, without handoff and with each variant. Raises ConfigError for a policy that is only a limit.
+    """Yield all cells, without handoff and with each variant. Raises ConfigError for a policy that is only a limit.
 
     Server-constrained cells price the device's energy as a household does; device-constrained ones at the rate of
     `dear_usd_per_kwh(phones, dearer)`. Servers generate `server_tps` token/s.

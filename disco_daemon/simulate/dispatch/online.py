@@ -45,7 +45,7 @@ def evaluate_online(
     *,
     shadow: bool = True,
 ) -> Iterator[Cell]:
-    """All cells, each played request by request from nothing known. Raises ConfigError for a policy with no planner."""
+    """Yield all cells, each played request by request from the priors on. Raises ConfigError for a fixed policy."""
     wrong = [p for p in setup.policies if p not in LEARNING]
     if wrong:
         msg = f"{wrong[0]} does not learn: with --online choose from {', '.join(LEARNING)}"

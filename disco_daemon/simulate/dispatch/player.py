@@ -111,7 +111,7 @@ def play_paced(
     constrained: Side,
     recent: Recent,
 ) -> Played:
-    """With the pacer's feedback and the score of the recent TTFTs, request by request."""
+    """Play request by request, with the pacer's feedback and the score of the recent TTFTs."""
     stack = _Stack.of(tables)
     n, seeds = stream.prompt.shape
     shape = (n, len(tables), seeds)

@@ -175,7 +175,7 @@ def _is_bound_to(outcome: Outcome, side: Side, model: str | None) -> bool:
 
 
 def _server_times(attempts: Sequence[Attempt | None]) -> tuple[FloatArray, BoolArray]:
-    """For how long each request waited for the server, s (0: it was not asked), and whether it saw the first token.
+    """Return how long each request waited for the server, s (0: not asked), and whether it saw the first token.
 
     Raises ConfigError where it was hardly ever seen.
     """
@@ -191,7 +191,7 @@ def _server_times(attempts: Sequence[Attempt | None]) -> tuple[FloatArray, BoolA
 
 
 def _fill_in(waited: FloatArray, seen: BoolArray, draws: FloatArray) -> FloatArray:
-    """The server's TTFT of every request: as seen, or else drawn from the curve beyond the time waited."""
+    """Return the server's TTFT of every request: as seen, or else drawn from the curve beyond the time waited."""
     asked = waited > 0
     own = kaplan_meier(waited[asked], seen[asked])
     curve = completed(own, heavy_tail(float(own.quantile(0.5))))

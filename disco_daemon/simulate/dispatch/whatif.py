@@ -189,7 +189,7 @@ class WhatIf:
         return device_s, server_s
 
     def _handed_out(self, side: Side, budget: float) -> float:
-        """The largest budget to tell the policy at which no more than `budget` of the tokens is used in the end."""
+        """Return the largest budget for the policy with which at most `budget` of the tokens is used in the end."""
         if not self.policy.learns:
             return budget
         if side not in self._ladders:
@@ -270,7 +270,7 @@ class WhatIf:
         return begun, np.where(begun, np.minimum(ends, known.output), known.output)
 
     def _lengths_of_moves(self, usd_per_kwh: float) -> tuple[FloatArray, FloatArray]:
-        """After how many tokens the server's answer to each prompt would begin to move, 0 for never, and have moved."""
+        """Return the tokens of the server's answer to each prompt when its move begins (0: never) and when it ends."""
         if self._moves is None or self._moves[0] != usd_per_kwh:
             known = self.recorded
             edges = known.lengths.bucket_edges(MOVE_BUCKETS)
@@ -283,7 +283,7 @@ class WhatIf:
         return self._moves[1:]
 
     def _decide(self, costs: Costs, prompt: float, fresh: float) -> tuple[float, float]:
-        """As the daemon would, look by look as the answer grows: when a move begins, and what the server has then.
+        """Decide as the daemon would, look by look as the answer grows: the tokens when a move begins and ends.
 
         A device that lost the race goes on to read its prompt, as the daemon has it do when it foresees a move.
         """
@@ -305,7 +305,7 @@ class WhatIf:
 
 
 def _nest(table: Table, side: Side) -> Table:
-    """The table with every rung starting the scarcer side no later than the one before it, as it should be anyway."""
+    """Return the table with each rung starting the scarcer side no later than the rung before it."""
     if side is Side.DEVICE:
         return replace(table, device_s=np.minimum.accumulate(table.device_s, axis=0))
     return replace(table, server_s=np.minimum.accumulate(table.server_s, axis=0))

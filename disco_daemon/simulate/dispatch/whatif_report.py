@@ -53,7 +53,7 @@ def pareto(cells: Sequence[WhatIfPoint]) -> list[bool]:
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
-    """Everything as plain JSON: TTFTs in s, sums over all requests in $ and Wh."""
+    """Return all findings as plain JSON: TTFTs in s, sums over all requests in $ and Wh."""
     model, known = findings.model, findings.model.recorded
     marks = pareto(findings.cells)
     return {

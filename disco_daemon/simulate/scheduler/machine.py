@@ -7,7 +7,7 @@ be swapped out and in again. Who runs is decided by the classes that decide it i
 once.
 
 The paper's testbed is OPT-66B on four A100 GPUs. Its text states no latency model, so OPT_66B is reckoned from public
-figures of the model and the card, as told there; absolute rates are ours, the ratios against FCFS are what counts.
+figures of the model and the card, listed beside it; absolute rates are ours, the ratios against FCFS are what counts.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Answer:
     spans: list[list[int]] = field(default_factory=list)
 
     def add_tokens(self, first: int, n: int) -> None:
-        """Got a token in each of `n` iterations from `first` on."""
+        """Add a token for each of `n` iterations from `first` on."""
         if self.spans and self.spans[-1][1] == first:
             self.spans[-1][1] = first + n
         else:
@@ -163,7 +163,7 @@ class Simulation:
         self._owed_s = 0.0  # of swapping, beside the next iteration
 
     def run(self) -> SimulatedRun:
-        """All requests to their end. Raises RuntimeError where the scheduler overfills or starves the engine."""
+        """Run all requests to their end. Raises RuntimeError if the scheduler overfills or starves the engine."""
         while self._admit():
             self._place(self._decide())
             left = self._quantum
@@ -308,7 +308,7 @@ class Simulation:
         return self._machine.n_chunk - room, begun
 
     def _decode(self, batch: Sequence[_Answer], most: int) -> int:
-        """As many iterations as the batch stays the same."""
+        """Decode for as many iterations as the batch stays the same."""
         n = min(most, min(a.n_left for a in batch), max(1, self._room()))
         n_context = sum(a.job.n_context for a in batch)
         first = self._machine.iteration_s(len(batch), 0, n_context)
