@@ -15,8 +15,9 @@ from .generation import (
     Token,
     Usage,
 )
+from .needs import Json, Refusal
 from .outcome import Attempt, EntryKind, HandoffRecord, LedgerEntry, Outcome, Reading, finite
-from .request import BOTH, Continuation, Delivery, GenerationRequest, Json, Refusal, Sampling, Side
+from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
 
 __all__ = [
     "BOTH",

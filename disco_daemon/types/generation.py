@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .request import Json, Side
+from .needs import Json
+from .request import Side
 
 
 @dataclass(frozen=True, slots=True)
