@@ -51,7 +51,7 @@ from .events import (
 )
 from .failures import MAX_HANDOFFS
 from .handoff import GO_WITHIN, MAX_CHASES
-from .states import HANDOFF_TRANSITIONS, TRANSITIONS, HandoffState, IllegalEvent, State, reachable
+from .states import HANDOFF_TRANSITIONS, TRANSITIONS, HandoffState, IllegalEvent, State
 
 __all__ = [
     "GO_WITHIN",
@@ -83,5 +83,4 @@ __all__ = [
     "Start",
     "State",
     "Tick",
-    "reachable",
 ]

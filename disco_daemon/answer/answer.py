@@ -40,7 +40,7 @@ from .events import (
 from .failures import CONTEXT_FULL, MAX_HANDOFFS, Failures, no_room, reason_to_move
 from .handoff import Dropped, Handoff, Joined
 from .limits import Limits
-from .states import TRANSITIONS, HandoffState, IllegalEvent, State, reachable
+from .states import TRANSITIONS, HandoffState, IllegalEvent, State
 from .text import AnswerText
 
 MAX_MOVES = MAX_HANDOFFS - 1  # for money: the last one is kept for a failure
@@ -146,37 +146,34 @@ class Answer:
         """
         allowed = TRANSITIONS[self.state].get(type(event))
         if allowed is None:
-            if reachable(self.state, type(event)) is None:
+            if isinstance(event, Begin) or self.state is State.PLANNED:
                 msg = f"{type(event).__name__} is not allowed in state {self.state}"
                 raise IllegalEvent(msg)
             return []
         self._now = now
-        dispatched = self._dispatch(event)
-        if dispatched is None:
-            return []
-        effects = list(dispatched)
-        assert self.state in allowed, (event, self.state)
-        return effects
-
-    def _dispatch(self, event: Event) -> Iterable[Effect] | None:
-        """Return the effects of an event; None if its endpoint is not running any more, or not for this answer."""
+        effects: Iterable[Effect]
         match event:
-            case Arrived(side=side, token=token):
-                return self._arrived(side, token) if side in self._running else None
+            case Arrived(side=side, token=token) if side in self._running:
+                effects = self._arrived(side, token)
             case Tick():
-                return (Deliver(token) for token in self.buffer.release(self._now))
-            case Ended(side=side, finish=finish):
-                return self._ended(side, finish) if side in self._running else None
-            case Broke(side=side, error=error):
-                return self._broke(side, error) if side in self._running else None
-            case Followed(side=side):
-                return self._followed(event) if side in self._running else None
+                effects = map(Deliver, self.buffer.release(now))
+            case Ended(side=side, finish=finish) if side in self._running:
+                effects = self._ended(side, finish)
+            case Broke(side=side, error=error) if side in self._running:
+                effects = self._broke(side, error)
+            case Followed(side=side) if side in self._running:
+                effects = self._followed(event)
             case Move(target=target, reason=reason):
-                return self._move(target, reason)
+                effects = self._move(target, reason)
             case Begin():
-                return self._begin()
-            case Due(side=side):
-                return self._start(side) if side in self._pending else None
+                effects = self._begin()
+            case Due(side=side) if side in self._pending:
+                effects = self._start(side)
+            case _:
+                return []  # its endpoint is not running any more, or not for this answer
+        in_order = list(effects)
+        assert self.state in allowed, (event, self.state)
+        return in_order
 
     # --- racing --------------------------------------------------------------------------------------------------
 

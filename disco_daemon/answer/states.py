@@ -1,7 +1,7 @@
 """The states of an answer and of its handoffs. The two tables are the specification of both.
 
-A state lists the events that act in it, and the states that each may lead to. docs/handoff.md's diagrams are made
-from them.
+A state lists the events that act in it, and the states that each leads to, if its endpoint runs for this answer. Any
+other event changes nothing. docs/handoff.md's diagrams are made from the tables.
 """
 
 from __future__ import annotations
@@ -94,15 +94,3 @@ HANDOFF_TRANSITIONS: dict[HandoffState, dict[type, frozenset[HandoffState]]] = {
 
 class IllegalEvent(RuntimeError):
     """The conductor sent a second Begin, or another event before the first one."""
-
-
-def reachable(state: State, event: type) -> frozenset[State] | None:
-    """The states that an answer may be in after an event; None where it is illegal.
-
-    `state` is one of them but for the first Begin: an event that is not listed, or is of a side that does not run, is
-    ignored.
-    """
-    listed = TRANSITIONS[state].get(event)
-    if state is State.PLANNED or event is Begin:
-        return listed
-    return frozenset({state}) | (listed or frozenset())
