@@ -17,7 +17,10 @@ on as insurance, but the tail is shown only when the reader would have nothing e
 soon as its text covers what was shown of the tail; the rest of the tail is thrown away. A target that fails, is late,
 or differs from what was shown, is dropped, and the tail is part of the answer.
 
-The tables in `states` are the specification: a state lists the events that act in it, and where each may lead.
+The tables in `states` and `handoff` are the specification: a state lists the events that act in it, and where each may
+lead. Besides the handoff these parts have a life of their own: the `sides` that run, the `opening` of one where the
+client has begun the answer, the `relay` of the source's tokens to the reader, and the `succession`: which side may go
+on with the answer.
 
 Rules that hold in every state:
 1. What the reader has is never changed, and is always the beginning of the answer.
@@ -28,7 +31,7 @@ Rules that hold in every state:
 4. DONE and FAILED are final, and are entered exactly once.
 """
 
-from .answer import MAX_MOVES, MAX_STALLS, Answer
+from .answer import Answer
 from .events import (
     Arrived,
     Begin,
@@ -43,15 +46,16 @@ from .events import (
     Fail,
     Feed,
     Followed,
+    IllegalEvent,
     Move,
     Note,
     SetTimer,
     Start,
     Tick,
 )
-from .failures import MAX_HANDOFFS
-from .handoff import GO_WITHIN, MAX_CHASES
-from .states import HANDOFF_TRANSITIONS, TRANSITIONS, HandoffState, IllegalEvent, State
+from .handoff import GO_WITHIN, HANDOFF_TRANSITIONS, MAX_CHASES, HandoffState
+from .states import TRANSITIONS, State
+from .succession import MAX_HANDOFFS, MAX_MOVES, MAX_STALLS
 
 __all__ = [
     "GO_WITHIN",

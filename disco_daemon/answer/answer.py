@@ -1,8 +1,4 @@
-"""One answer as a state machine; the package's docstring has its theory of operation.
-
-It is longer than most files here, since every event meets one state: what has parts of its own is a handoff, the
-failures, the limits and the text.
-"""
+"""One answer as a state machine; the package's docstring has its theory of operation."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..delivery.buffer import TokenBuffer
-from ..delivery.seam import Diverged, Seam
 from ..errors import DiscoError, EndpointError, Unavailable
 from ..types import Continuation, Delivery, Finish, HandoffRecord, Plan, Side, Token
 from .events import (
@@ -19,7 +14,6 @@ from .events import (
     Begin,
     Broke,
     CalledOff,
-    Cancel,
     Complete,
     Deliver,
     Due,
@@ -30,21 +24,22 @@ from .events import (
     Feed,
     Followed,
     HandoffEvent,
+    IllegalEvent,
     Move,
     Note,
     SetTimer,
     SourceGone,
-    Start,
     Tick,
 )
-from .failures import CONTEXT_FULL, MAX_HANDOFFS, Failures, no_room, reason_to_move
-from .handoff import Dropped, Handoff, Joined
+from .failures import CONTEXT_FULL, Failures, no_room, reason_to_move
+from .handoff import Dropped, Handoff, HandoffState, Joined
 from .limits import Limits
-from .states import TRANSITIONS, HandoffState, IllegalEvent, State
+from .opening import Opening
+from .relay import Relay
+from .sides import Sides
+from .states import TRANSITIONS, State
+from .succession import Succession
 from .text import AnswerText
-
-MAX_MOVES = MAX_HANDOFFS - 1  # for money: the last one is kept for a failure
-MAX_STALLS = 2  # moves for a source's silence, done or not: each start of a target may cost the whole prompt
 
 
 @dataclass(slots=True)
@@ -70,21 +65,21 @@ class Answer:
     state: State = State.PLANNED
     source: Side | None = None
     winner: Side | None = None
-    handoffs: int = 0
     moves: list[HandoffRecord] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
     generated: AnswerText = field(default_factory=AnswerText)
-    _running: set[Side] = field(default_factory=set)
-    _pending: set[Side] = field(default_factory=set)
     _handoff: Handoff | None = None
-    _openings: dict[Side, Seam] = field(default_factory=dict)  # of sides that may repeat what the client has begun
-    _dropped: set[Side] = field(default_factory=set)  # targets that a move for money was tried with in vain
-    _n_stalls: int = 0  # moves begun since the source was silent
     _now: float = 0.0
-    _limits: Limits = field(init=False)
+    _sides: Sides = field(init=False)
+    _relay: Relay = field(init=False)
+    _succession: Succession = field(init=False)
 
     def __post_init__(self) -> None:
-        self._limits = Limits(self.max_tokens, self.stop)
+        self._sides = Sides(self.continuation, self.before, self.overlap)
+        self._relay = Relay(self.generated, self.buffer, Limits(self.max_tokens, self.stop))
+        self._succession = Succession(
+            self.available, self.continuation, self.before, self.generated, self.failures, self.moves
+        )
 
     # --- for reading ---------------------------------------------------------------------------------------------
 
@@ -104,22 +99,16 @@ class Answer:
         return self.generated.tokens
 
     @property
-    def movable(self) -> bool:
-        """Whether a move for money is possible now."""
-        return (
-            self.state is State.RELAYING
-            and self.joinable
-            and self.handoffs < MAX_MOVES
-            and self.source is not None
-            and self._may_take_over(self.source.other)
-            and self.continuation[self.source.other] is not Continuation.UNTRIED
-            and self.source.other not in self._dropped
-            and self.generated.ends_with_a_token
-        )
+    def handoffs(self) -> int:
+        """Moves that are done."""
+        return self._succession.n_handoffs
 
     @property
-    def _at_limit(self) -> bool:
-        return self.max_tokens is not None and self.n_generated >= self.max_tokens
+    def movable(self) -> bool:
+        """Whether a move for money is possible now."""
+        if self.state is not State.RELAYING or not self.joinable or self.source is None:
+            return False
+        return self._succession.is_worth_asking(self.source.other)
 
     def maker(self, at: int) -> Side:
         """The side that made the character `at` of the answer; of what the reader has it is never another one later.
@@ -153,22 +142,22 @@ class Answer:
         self._now = now
         effects: Iterable[Effect]
         match event:
-            case Arrived(side=side, token=token) if side in self._running:
+            case Arrived(side=side, token=token) if side in self._sides.running:
                 effects = self._arrived(side, token)
             case Tick():
                 effects = map(Deliver, self.buffer.release(now))
-            case Ended(side=side, finish=finish) if side in self._running:
+            case Ended(side=side, finish=finish) if side in self._sides.running:
                 effects = self._ended(side, finish)
-            case Broke(side=side, error=error) if side in self._running:
+            case Broke(side=side, error=error) if side in self._sides.running:
                 effects = self._broke(side, error)
-            case Followed(side=side) if side in self._running:
-                effects = self._followed(event)
+            case Followed(side=side) if self._handoff is not None and side is self._handoff.target:
+                effects = self._in_handoff(self._handoff, event)
             case Move(target=target, reason=reason):
                 effects = self._move(target, reason)
             case Begin():
                 effects = self._begin()
-            case Due(side=side) if side in self._pending:
-                effects = self._start(side)
+            case Due(side=side) if side in self._sides.pending:
+                effects = (self._sides.start(side, self.generated),)
             case _:
                 return []  # its endpoint is not running any more, or not for this answer
         in_order = list(effects)
@@ -186,129 +175,76 @@ class Answer:
         for side in sorted(self.available, key=lambda side: (plan.delay(side), side)):
             delay = plan.delay(side)
             if delay == 0:
-                yield from self._start(side)
+                yield self._sides.start(side, self.generated)
             elif math.isfinite(delay):
-                self._pending.add(side)
+                self._sides.pending.add(side)
                 yield SetTimer(side, delay)
 
-    def _start(self, side: Side, *, held: bool = False) -> Iterable[Effect]:
-        self._pending.discard(side)
-        self._running.add(side)
-        generated = self.generated
-        if self.before and not generated.pieces:
-            guarded, overlap = self.continuation.get(side) is not Continuation.EXACT, self.overlap(side, "")
-            if guarded or overlap:
-                self._openings[side] = Seam(self.before, guarded=guarded, overlap=overlap, least=1)
-        yield Start(side, str(generated), generated.ids, generated.n_generated, held)
-
-    def _cancel(self, side: Side) -> Iterable[Effect]:
-        if side in self._running or side in self._pending:
-            self._running.discard(side)
-            self._pending.discard(side)
-            self._openings.pop(side, None)
-            yield Cancel(side)
-
     def _arrived(self, side: Side, token: Token) -> Iterable[Effect]:
-        opening = self._openings.get(side)
+        """Take a token for what it is: a repetition perhaps, the first one of all, a target's, or the source's."""
+        opening = self._sides.openings.get(side)
         if opening is not None and not (token.delta is not None and not token.text):  # a thought comes before the text
-            return self._open(side, opening, token)
-        return self._route(side, token)
-
-    def _open(self, side: Side, opening: Seam, token: Token) -> Iterable[Effect]:
-        """Take a token that may still repeat how the client has begun the answer: it neither counts nor wins."""
-        opening.feed(token)
-        try:
-            joined = opening.join("")
-        except Diverged as e:
-            yield from self._cancel(side)
-            yield from self._next(side, EndpointError(side, "diverged", str(e)))
-            return
-        if joined is not None:
-            del self._openings[side]
-            for piece in joined:
-                if side in self._running:
-                    yield from self._route(side, piece)
-
-    def _route(self, side: Side, token: Token) -> Iterable[Effect]:
-        """Take a token for what it is: the first one of all, a target's, or the source's."""
+            return self._open(opening, Arrived(side, token))
         if self.state is State.RACING:
-            return self._begin_with(side, token)
+            return self._win(side, token)
         if self._handoff is not None and side is self._handoff.target:
             return self._in_handoff(self._handoff, Arrived(side, token))
         return self._accept(side, token)
 
-    def _begin_with(self, side: Side, token: Token) -> Iterable[Effect]:
-        yield from self._win(side)
-        yield from self._route(side, token)
+    def _open(self, opening: Opening, event: Arrived | Ended) -> Iterable[Effect]:
+        """Take what a side says as long as that may repeat how the client has begun the answer."""
+        side, said = event.side, opening.on(event)
+        if said is None:
+            return
+        del self._sides.openings[side]
+        if isinstance(said, EndpointError):
+            yield from self._sides.cancel(side)
+            yield from self._next(side, said)
+            return
+        for token in said:
+            if self.state is not State.DONE:
+                yield from self._arrived(side, token)
+        if isinstance(event, Ended):
+            yield from self._ended(side, event.finish)
 
-    def _win(self, side: Side) -> Iterable[Effect]:
-        yield from self._cancel(side.other)
+    def _win(self, side: Side, token: Token) -> Iterable[Effect]:
+        yield from self._sides.cancel(side.other)
         self.state, self.source, self.winner = State.RELAYING, side, side
+        yield from self._accept(side, token)
 
     # --- relaying ------------------------------------------------------------------------------------------------
 
     def _accept(self, side: Side, token: Token) -> Iterable[Effect]:
-        """Take a token of the source: nearly always all of it."""
-        if self._limits.admits(token, self.generated.n_generated):
-            return self._keep(side, token)
-        return self._bound(side, token)
-
-    def _bound(self, side: Side, token: Token) -> Iterable[Effect]:
-        """Take what the limits leave of a token; it may be the last one. An endpoint that has ended says why itself."""
-        pieces, reason = self._limits.take(token, self.generated.n_generated)
-        for piece in pieces:
-            yield from self._keep(side, piece)
-        if reason == "stop" or (reason is not None and side in self._running):
-            yield from self._stop(side, reason)
-
-    def _keep(self, side: Side, token: Token) -> list[Effect]:
-        """Make the token part of the answer; the buffer says what of it is shown now."""
-        self.generated.add(side, token)
-        effects: list[Effect] = []
-        if token.delta or token.logprobs:
+        """Take a token of the source; it may be the last one. An endpoint that has ended says why itself."""
+        shown, reason = self._relay.take(side, token, self._now)
+        effects: list[Effect] = list(map(Deliver, shown))
+        if self.joinable and not self.generated.is_plain:
             self.joinable = False  # the other endpoint cannot continue half a tool call, or a hidden thought
-            if self._handoff is not None and side is self.source:
-                effects += self._call_off(self._handoff, "the answer is no plain text any more")
-        effects += map(Deliver, self.buffer.put(token, self._now))
+            effects = [*self._call_off("the answer is no plain text any more"), *effects]
+        if reason == "stop" or (reason is not None and side in self._sides.running):
+            effects += self._complete(side, reason)
         return effects
 
     # --- handoff -------------------------------------------------------------------------------------------------
 
-    def _may_take_over(self, target: Side) -> bool:
-        capable = self.continuation.get(target) is not Continuation.NONE
-        return target in self.available and capable and not self.failures.has(target)
-
     def _move(self, target: Side, reason: str) -> Iterable[Effect]:
         """Begin a handoff with a living source, if the answer may move."""
-        text = self.text
-        plain = self.joinable and self.handoffs < MAX_HANDOFFS and not self.generated.is_thought
-        if self.continuation.get(target) is not Continuation.EXACT and len(self.before + text) < Seam.MIN_RESTART:
-            return  # so short a beginning does not tell a restart from chance
-        if reason == "stall" and self._n_stalls >= MAX_STALLS:
+        if target is self.source or not self.joinable or self._relay.is_full:
             return
-        if self._at_limit:
-            return
-        if target is self.source or not (plain and self._may_take_over(target)):
-            return
-        self._n_stalls += reason == "stall"
-        yield from self._hand_over(target, reason)
+        if self._succession.may_leave_for(target, reason):
+            self._succession.n_stalls += reason == "stall"
+            yield from self._hand_over(target, reason)
 
     def _hand_over(self, target: Side, reason: str) -> Iterable[Effect]:
         source = self.source
         assert source is not None
         begin = HandoffState.JOINING_ALONE
-        if source in self._running:
+        if source in self._sides.running:
             begin = HandoffState.FOLLOWING if target in self.followers else HandoffState.JOINING
+        before, guarded = self.before, self.continuation[target] is not Continuation.EXACT
         self.state = State.HANDOFF
-        self._handoff = Handoff(
-            source, target, reason, self._now, self.generated, self.buffer, self.before,
-            guarded=self.continuation[target] is not Continuation.EXACT, overlap=self.overlap, state=begin,
-        )  # fmt: skip
-        yield from self._start(target, held=begin is HandoffState.FOLLOWING)
-
-    def _followed(self, event: Followed) -> Iterable[Effect]:
-        handoff = self._handoff
-        return self._in_handoff(handoff, event) if handoff is not None and event.side is handoff.target else ()
+        self._handoff = Handoff(source, target, reason, self._now, self._relay, before, guarded, self.overlap, begin)
+        yield self._sides.start(target, self.generated, held=begin is HandoffState.FOLLOWING)
 
     def _in_handoff(self, handoff: Handoff, event: HandoffEvent) -> Iterable[Effect]:
         """Carry out what the handoff makes of an event."""
@@ -318,109 +254,65 @@ class Answer:
             case Joined(tokens):
                 yield from self._take_over(handoff, tokens)
             case Dropped(why, error, out):
-                yield from self._drop(handoff, why)
-                if error is not None and self.source not in self._running:
+                self._handoff, self.state = None, State.RELAYING
+                self.moves.append(handoff.give_up(self._now, why))
+                yield from self._sides.cancel(handoff.target)
+                if error is not None and self.source not in self._sides.running:
                     yield from self._next(handoff.target, error)
                 elif error is not None and out:
                     self.failures.errors.append(error)
 
     def _take_over(self, handoff: Handoff, joined: list[Token]) -> Iterable[Effect]:
         """Make the target the source; the part of the old one's tail that was not shown is thrown away."""
-        source, target = handoff.source, handoff.target
-        shown, n_removed = self.buffer.tail_released, sum(t.n_tokens for t in self.buffer.retract())
-        self.generated.retract(handoff.mark, source, n_removed, shown)
+        source, target, move = handoff.source, handoff.target, handoff.take_over(self._now)
         self._handoff, self.state, self.source = None, State.RELAYING, target
-        self.buffer.reserve = 0  # it has done its service
-        self.handoffs += 1
-        at, text = self.n_generated, self.text
-        self.moves.append(handoff.done(at, len(text), self._now, n_removed))
-        self._limits.begin_anew(text)
+        self.moves.append(move)
         if source is not target:  # a restarted device continues its own answer
-            yield from self._cancel(source)
-        yield Note(f"handoff {source} to {target} after {at} tokens ({handoff.reason})")
-        if target in self._running and self._limits.is_reached(at):
-            yield from self._stop(target, "length")
+            yield from self._sides.cancel(source)
+        yield Note(f"handoff {source} to {target} after {move.at} tokens ({move.reason})")
+        if target in self._sides.running and self._relay.limits.is_reached(move.at):
+            yield from self._complete(target, "length")
         for token in joined:
-            if self.state is State.RELAYING and token.n_tokens and self._limits.is_reached(self.n_generated):
-                yield from self._stop(target, "length")
+            if self.state is State.RELAYING and token.n_tokens and self._relay.limits.is_reached(self.n_generated):
+                yield from self._complete(target, "length")
             if self.state is State.RELAYING:
                 yield from self._accept(target, token)
 
-    def _call_off(self, handoff: Handoff, why: str) -> Iterable[Effect]:
-        return self._in_handoff(handoff, CalledOff(why))
-
-    def _drop(self, handoff: Handoff, why: str) -> Iterable[Effect]:
-        """Give the handoff up: the source's tail is part of the answer."""
-        self._handoff, self.state = None, State.RELAYING
-        self._dropped.add(handoff.target)
-        self.buffer.reserve = 0
-        self.buffer.adopt()
-        self.moves.append(handoff.undone(self._now, why))
-        yield from self._cancel(handoff.target)
+    def _call_off(self, why: str) -> Iterable[Effect]:
+        """Drop the handoff, if one is under way."""
+        return self._in_handoff(self._handoff, CalledOff(why)) if self._handoff is not None else ()
 
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _ended(self, side: Side, finish: Finish) -> Iterable[Effect]:
-        self._running.discard(side)
+        self._sides.running.discard(side)
         handoff = self._handoff
         if handoff is not None and side is handoff.target:
             yield from self._in_handoff(handoff, Ended(side, finish))
             if handoff.state is HandoffState.JOINED and self.state is State.RELAYING:
                 yield from self._ended(side, finish)
             return
-        if (opening := self._openings.pop(side, None)) is not None:
-            yield from self._opening_ended(side, opening, finish)
+        if (opening := self._sides.openings.get(side)) is not None:
+            yield from self._open(opening, Ended(side, finish))
             return
         if finish.full and self.available != {side}:
             yield from self._broke(side, EndpointError(side, CONTEXT_FULL, no_room(side)))
             return
-        yield from self._cancel(side.other)
+        yield from self._sides.cancel(side.other)
         if self.state is State.RACING:
             self.source = self.winner = side
-        if handoff is not None:
-            yield from self._call_off(handoff, "the source had finished before")
-        yield from self._complete(finish.reason)
+        yield from self._complete(side, finish.reason)
 
-    def _opening_ended(self, side: Side, opening: Seam, finish: Finish) -> Iterable[Effect]:
-        """End a side whose text could still be a repetition of how the client has begun the answer."""
-        why, joined = "the continuation is nothing new", []
-        try:
-            joined = opening.ended("")
-        except Diverged as e:
-            why = str(e)
-            finish = Finish("length")
-        if not joined and finish.reason == "length":
-            yield from self._next(side, EndpointError(side, "diverged", why))
-            return
-        if self.state is State.RACING:
-            yield from self._win(side)
-        for piece in joined:
-            yield from self._accept(side, piece)
-        yield from self._ended(side, finish)
-
-    def _stop(self, side: Side, reason: str) -> Iterable[Effect]:
-        """End the answer where the source has said enough."""
-        if self._handoff is not None:
-            yield from self._call_off(self._handoff, "the source had finished before")
-        yield from self._cancel(side)
-        yield from self._complete(reason)
-
-    def _complete(self, reason: str) -> Iterable[Effect]:
-        yield from self._flush()
+    def _complete(self, side: Side, reason: str) -> Iterable[Effect]:
+        """End the answer where `side`, its source, has said enough."""
+        yield from self._call_off("the source had finished before")
+        yield from self._sides.cancel(side)
+        yield from map(Deliver, self._relay.flush(self.source, self._now))
         self.state = State.DONE
-        yield Complete("length" if self._limits.was_cut else reason)
-
-    def _flush(self) -> Iterable[Effect]:
-        """Show everything, also what might have grown into a stop string, and has not."""
-        for token in self._limits.rest():
-            assert self.source is not None
-            yield from self._keep(self.source, token)
-        for token in self.buffer.flush(self._now):
-            yield Deliver(token)
+        yield Complete("length" if self._relay.limits.was_cut else reason)
 
     def _broke(self, side: Side, error: EndpointError) -> Iterable[Effect]:
-        self._running.discard(side)
-        self._openings.pop(side, None)
+        self._sides.stopped(side)
         if self.generated.pieces and error.reason == "engine_gone":
             self.failures.engine_died_midway()
         handoff = self._handoff
@@ -435,24 +327,22 @@ class Answer:
     def _next(self, side: Side, error: EndpointError) -> Iterable[Effect]:
         """Go on after `side` has failed: wait for what still runs, else start what is left, else fail."""
         self.failures.errors.append(error)
-        if self._running:
+        if self._sides.running:
             return
         begun = bool(self.generated.pieces)
-        if begun and self._at_limit:
-            yield from self._complete("length")
+        if begun and self._relay.is_full:
+            yield from self._complete(side, "length")
             return
-        target = None
-        if not begun or (self.joinable and self.handoffs < MAX_HANDOFFS):
-            target = self.failures.successor(side, self.available, self.continuation, begun=begun)
+        target = self._succession.after(side) if self.joinable or not begun else None
         if target is None:
             yield from self._fail(self.failures.blame(begun=begun))
         elif begun:
             yield from self._hand_over(target, reason_to_move(error))
         else:
-            yield from self._start(target)
+            yield self._sides.start(target, self.generated)
 
     def _fail(self, error: DiscoError) -> Iterable[Effect]:
         """Show what was generated, then the error."""
-        yield from self._flush()
+        yield from map(Deliver, self._relay.flush(self.source, self._now))
         self.state = State.FAILED
         yield Fail(error)

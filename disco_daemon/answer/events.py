@@ -63,6 +63,10 @@ class Tick(msgspec.Struct, frozen=True):
 Event = Begin | Due | Arrived | Ended | Broke | Followed | Move | Tick
 
 
+class IllegalEvent(RuntimeError):
+    """The conductor sent a second Begin, or another event before the first one."""
+
+
 class SourceGone(msgspec.Struct, frozen=True):
     """The source of a handoff has failed; the handoff goes on for this `reason`."""
 

@@ -1,14 +1,12 @@
-"""The failures of an answer's endpoints: which side goes on after one, and which error the reader gets. Pure."""
+"""The failures of an answer's endpoints, and which error the reader gets. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..errors import DiscoError, EndpointError
-from ..types import BOTH, Continuation, Side
+from ..types import Side
 
-MAX_HANDOFFS = 2  # moves of one answer, the last kept for a failure: it does not move for ever
 CONTEXT_FULL = "context_full"  # why an endpoint could not go on
 
 
@@ -17,34 +15,15 @@ class Failures:
     """The errors of one answer so far, in order."""
 
     errors: list[EndpointError] = field(default_factory=list)
-    _n_died_midway: int = 0  # deaths of the engine after the reader had got something
+    n_died_midway: int = 0  # deaths of the engine after the reader had got something
 
     def engine_died_midway(self) -> None:
         """Count a death of the engine in mid-answer."""
-        self._n_died_midway += 1
+        self.n_died_midway += 1
 
     def has(self, side: Side) -> bool:
         """Whether `side` has failed for this answer."""
         return any(error.side is side for error in self.errors)
-
-    def successor(
-        self, side: Side, available: frozenset[Side], continuation: Mapping[Side, Continuation], *, begun: bool
-    ) -> Side | None:
-        """The side that goes on after `side` has failed; `begun`: part of the answer has to be continued.
-
-        1. The other endpoint, if it has not failed for this answer; it may have lost the race.
-        2. The device once more, if its engine died in mid-answer and the server has failed since or cannot continue:
-           it is restarted within seconds. Alone it gets no second chance: a request that kills the engine would kill
-           it again.
-        3. None.
-        """
-        mute = begun and continuation.get(side.other) is Continuation.NONE
-        if side.other in available and not self.has(side.other) and not mute:
-            return side.other
-        died_now = self.errors[-1].reason == "engine_gone"
-        if self._n_died_midway == 1 and available == BOTH and ((mute and died_now) or side is Side.SERVER):
-            return Side.DEVICE
-        return None
 
     def blame(self, *, begun: bool) -> DiscoError:
         """The error to show: the request's own fault if an endpoint says so, else that of the first side that failed.

@@ -1,25 +1,67 @@
 """One handoff under way: how the target catches up, and whether its text joins the answer. Pure.
 
-`states.HANDOFF_TRANSITIONS` is its table. Its verdicts are carried out by the answer.
+The table is its specification, as that in `states` is an answer's. Its verdicts are carried out by the answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from ..delivery.buffer import TokenBuffer
 from ..delivery.seam import Diverged, Seam
 from ..errors import EndpointError
 from ..types import Finish, HandoffRecord, Side, Token
 from .events import Arrived, Broke, CalledOff, Ended, Feed, Followed, HandoffEvent, SourceGone
 from .failures import CONTEXT_FULL, no_room
-from .states import HANDOFF_TRANSITIONS, HandoffState
-from .text import AnswerText, ids_of
+from .relay import Relay
+from .text import ids_of
 
 GO_WITHIN = 8  # tokens; a follower that lacks no more is let go: it prefills them in one step
 MAX_CHASES = 8  # feeds of a follower; then it goes however much it lacks: the source is as fast as it can prefill
 IS_OUT = frozenset({"restart", CONTEXT_FULL})  # a target dropped for these does not serve this answer again
+
+
+class HandoffState(StrEnum):
+    """Where a handoff is in its life. *Alone*: its source has failed, the target goes on all the same."""
+
+    FOLLOWING = "following"  # the target is held, and prefills what the source makes
+    FOLLOWING_ALONE = "following_alone"
+    JOINING = "joining"  # the target generates, and its text is compared with what the reader has
+    JOINING_ALONE = "joining_alone"
+    JOINED = "joined"  # the target is the source from now on
+    DROPPED = "dropped"
+
+
+# Followed, Arrived, Ended and Broke are the target's here.
+HANDOFF_TRANSITIONS: dict[HandoffState, dict[type, frozenset[HandoffState]]] = {
+    HandoffState.FOLLOWING: {
+        Followed: frozenset({HandoffState.FOLLOWING, HandoffState.JOINING}),
+        Ended: frozenset({HandoffState.DROPPED}),
+        Broke: frozenset({HandoffState.DROPPED}),
+        SourceGone: frozenset({HandoffState.FOLLOWING_ALONE}),
+        CalledOff: frozenset({HandoffState.DROPPED}),
+    },
+    HandoffState.FOLLOWING_ALONE: {
+        Followed: frozenset({HandoffState.JOINING_ALONE}),
+        Ended: frozenset({HandoffState.DROPPED}),
+        Broke: frozenset({HandoffState.DROPPED}),
+    },
+    HandoffState.JOINING: {
+        Arrived: frozenset({HandoffState.JOINING, HandoffState.JOINED, HandoffState.DROPPED}),
+        Ended: frozenset({HandoffState.JOINED, HandoffState.DROPPED}),
+        Broke: frozenset({HandoffState.DROPPED}),
+        SourceGone: frozenset({HandoffState.JOINING_ALONE}),
+        CalledOff: frozenset({HandoffState.DROPPED}),
+    },
+    HandoffState.JOINING_ALONE: {
+        Arrived: frozenset({HandoffState.JOINING_ALONE, HandoffState.JOINED, HandoffState.DROPPED}),
+        Ended: frozenset({HandoffState.JOINED, HandoffState.DROPPED}),
+        Broke: frozenset({HandoffState.DROPPED}),
+    },
+    HandoffState.JOINED: {},
+    HandoffState.DROPPED: {},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +87,20 @@ Verdict = Feed | Joined | Dropped | None
 class Handoff:
     """A handoff from `source` to `target`, begun at `begun_s`.
 
-    `text` and `buffer` are the answer's own; `before` is how the client has begun it. `guarded`: the target may start
-    the answer again, or end without saying anything new. `overlap` gives what the target repeats of a text.
+    `relay` is the answer's own, and has its text; `before` is how the client has begun it. `guarded`: the target may
+    start the answer again, or end without saying anything new. `overlap` gives what the target repeats of a text.
     """
 
     source: Side
     target: Side
     reason: str
     begun_s: float
-    text: AnswerText
-    buffer: TokenBuffer
+    relay: Relay
     before: str
     guarded: bool
     overlap: Callable[[Side, str], str | None]
     state: HandoffState
-    mark: int = 0  # the number of the first piece of the tail, once the target was let go
+    _mark: int = 0  # the number of the first piece of the tail, once the target was let go
     _at: int = 0  # tokens and characters generated when it was begun
     _at_char: int = 0
     _n_fed: int = 0  # pieces the target was given
@@ -69,8 +110,8 @@ class Handoff:
     _n_chars: int = 0  # of the target's text so far
 
     def __post_init__(self) -> None:
-        self._at, self._at_char = self.text.n_generated, len(str(self.text))
-        self._n_fed = len(self.text.pieces)
+        text = self.relay.text
+        self._at, self._at_char, self._n_fed = text.n_generated, len(str(text)), len(text.pieces)
         if self.state is not HandoffState.FOLLOWING:
             self._set_mark()
 
@@ -87,13 +128,17 @@ class Handoff:
         assert self.state in reachable, (event, self.state)
         return verdict
 
-    def done(self, at: int, at_char: int, now: float, n_thrown_away: int) -> HandoffRecord:
-        """Return the record of a handoff that is done; the target's text begins after so many tokens and characters."""
-        took_s = now - self.begun_s
-        return HandoffRecord(at, self.source, self.target, self.reason, took_s, n_thrown_away, at_char=at_char)
+    def take_over(self, now: float) -> HandoffRecord:
+        """Throw away what was not shown of the source's tail; return the record: the target's text begins here."""
+        n_removed, text = self.relay.retract_tail(self._mark, self.source), self.relay.text
+        took_s, at_char = now - self.begun_s, len(str(text))
+        return HandoffRecord(
+            text.n_generated, self.source, self.target, self.reason, took_s, n_removed, at_char=at_char
+        )
 
-    def undone(self, now: float, why: str) -> HandoffRecord:
-        """Return the record of a handoff that was dropped."""
+    def give_up(self, now: float, why: str) -> HandoffRecord:
+        """Make the source's tail part of the answer; return the record, which says `why`."""
+        self.relay.adopt_tail()
         took_s = now - self.begun_s
         return HandoffRecord(
             self._at, self.source, self.target, self.reason, took_s, dropped=why, at_char=self._at_char
@@ -131,29 +176,30 @@ class Handoff:
 
     def _feed(self) -> Feed:
         """Give the follower the rest, and let it go when that is little, or when no more will come."""
-        rest = self.text.pieces[self._n_fed :]
-        self._n_fed = len(self.text.pieces)
+        text = self.relay.text
+        rest = text.pieces[self._n_fed :]
+        self._n_fed = len(text.pieces)
         self._n_chases += 1
         go = self._is_alone or sum(t.n_tokens for t in rest) <= GO_WITHIN or self._n_chases > MAX_CHASES
         if go:
             self.state = HandoffState.JOINING_ALONE if self._is_alone else HandoffState.JOINING
             self._set_mark()
-        all_known = bool(self.text.ids)  # a piece's ids may belong to pieces before it
+        all_known = bool(text.ids)  # a piece's ids may belong to pieces before it
         return Feed(self.target, "".join(t.text for t in rest), ids_of(rest) if all_known else (), go)
 
     def _set_mark(self) -> None:
         """Set the mark: from here on the target continues, and later tokens of the source are the tail."""
-        self.mark, text = len(self.text.pieces), str(self.text)
+        self._mark, text = len(self.relay.text.pieces), str(self.relay.text)
         self._repeated = self.overlap(self.target, text)
         self._seam = Seam(self.before + text, guarded=self.guarded, overlap=self._repeated)
-        self.buffer.mark()
+        self.relay.buffer.mark()
 
     def _compare(self, token: Token) -> Joined | None:
         """Join the target's text where it covers what was shown of the tail. Raises Diverged."""
         assert self._seam is not None
         self._seam.feed(token)
         self._n_chars += len(token.text)
-        tokens = self._seam.join(self.buffer.tail_released)
+        tokens = self._seam.join(self.relay.buffer.tail_released)
         return None if tokens is None else Joined(tokens)
 
     def _end(self, finish: Finish) -> Joined:
@@ -161,7 +207,7 @@ class Handoff:
         full = Diverged(CONTEXT_FULL, no_room(self.target))
         if self._seam is None:  # held, and ended all the same
             raise full if finish.full else Diverged("refused", "the target cannot take so long an answer")
-        shown = self.buffer.tail_released
+        shown = self.relay.buffer.tail_released
         tokens = self._seam.ended(shown)
         if finish.full and (not tokens or not self._is_alone):
             raise full

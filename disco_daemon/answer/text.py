@@ -15,6 +15,7 @@ class AnswerText:
     tokens: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
     n_generated: int = 0
     pieces: list[Token] = field(default_factory=list)
+    is_plain: bool = True  # nothing but text so far: no tool call, no hidden thought, no log-probabilities
     _has_ids: bool = False  # the source gives token ids, wherever its text is exactly theirs
 
     def __str__(self) -> str:
@@ -25,6 +26,8 @@ class AnswerText:
         self.pieces.append(token)
         if token.ids:
             self._has_ids = True
+        if token.delta or token.logprobs:
+            self.is_plain = False
         self.tokens[side] += token.n_tokens
         self.n_generated += token.n_tokens
 
