@@ -60,7 +60,7 @@ class EnergyObserver(Protocol):
         """Take the start of a piece of work."""
         ...
 
-    def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
+    def observe_prefill(self, key: Hashable, now: float, tokens: float) -> None:
         """Take the number of prompt tokens read, without those from the cache."""
         ...
 

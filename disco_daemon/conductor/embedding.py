@@ -92,7 +92,7 @@ class EmbeddingRun:
         context, usage = self.context, self._usage
         took_s = context.clock.now() - self._began
         attempt = context.spending.prices.booked(Attempt(Side.DEVICE, model, 0.0, took_s, True, usage, error))
-        context.energy.prefilled(self._request_id, self._began + took_s, usage.prompt_tokens)
+        context.energy.observe_prefill(self._request_id, self._began + took_s, usage.prompt_tokens)
         context.energy.end(self._request_id, self._began + took_s)
         context.spending.settle(grant, attempt)
         return LedgerEntry(

@@ -66,7 +66,7 @@ class Journal:
     def run_prefilled(self, run: EndpointRun, now: float) -> None:
         """An endpoint has read the prompt: its first token is there."""
         if run.side is Side.DEVICE:
-            self._context.energy.prefilled(id(run), now, run.usage.prompt_tokens)
+            self._context.energy.observe_prefill(id(run), now, run.usage.prompt_tokens)
 
     def run_failed(self, run: EndpointRun, error: EndpointError) -> None:
         """An endpoint cannot go on."""

@@ -140,7 +140,7 @@ class EnergyMeter:
         """Note that the engine begins to work on `key`."""
         self._open[key] = (now, now)
 
-    def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
+    def observe_prefill(self, key: Hashable, now: float, tokens: float) -> None:
         """Note how many prompt tokens were computed, without cached ones. Does nothing for an unknown key."""
         if key in self._open:
             began, since = self._open[key]

@@ -128,7 +128,7 @@ class DeviceBench:
             msg = f"an answer took more than {ANSWER_S:g} s"
             raise ProfileError(msg) from e
         finally:
-            meter.prefilled(request.request_id, times[min(1, len(times) - 1)], usage.prompt_tokens)
+            meter.observe_prefill(request.request_id, times[min(1, len(times) - 1)], usage.prompt_tokens)
             meter.end(request.request_id, times[-1], usage.completion_tokens)
         return TimedAnswer(
             usage.prompt_tokens, usage.cached_tokens, times[1] - times[0], counts[-1] - counts[1], times[-1] - times[1]

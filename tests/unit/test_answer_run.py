@@ -138,7 +138,7 @@ def context(
     spending = Spending(price, caps_, usd_per_kwh=0.3, watts=1.0, speeds=Speeds(100.0, 20.0), context=4096)
     planner = Planner(make_policy(policy), SERVER, budget)
     mover = Stay(CostMover(planner, cast(Any, None)))
-    nobody = SimpleNamespace(**dict.fromkeys(("begin", "prefilled", "end"), lambda *_: None))
+    nobody = SimpleNamespace(**dict.fromkeys(("begin", "observe_prefill", "end"), lambda *_: None))
     return AnswerContext(
         {DEVICE: device, SERVER: server},
         planner,

@@ -60,7 +60,7 @@ class Machine:
         prompt, answer = self.rng.choice(self.prompts), self.rng.choice(self.answers)
         m.begin("a", self.now)
         self.run(m, prompt / PREFILL_TPS, self.idle_w + self.prefill_w)
-        m.prefilled("a", self.now, prompt)
+        m.observe_prefill("a", self.now, prompt)
         self.run(m, answer / DECODE_TPS, self.idle_w + self.decode_w)
         m.end("a", self.now, answer)
 
@@ -238,7 +238,7 @@ def test_a_cancelled_prompt_counts_for_what_was_read() -> None:
         machine.run(m, 5.0, machine.idle_w)
         m.begin("a", machine.now)
         machine.run(m, 3.0, machine.idle_w + machine.prefill_w)
-        m.prefilled("a", machine.now, 3.0 * PREFILL_TPS)
+        m.observe_prefill("a", machine.now, 3.0 * PREFILL_TPS)
         m.end("a", machine.now)
     machine.run(m, 3.0, machine.idle_w)
     found = m.energy(PREFILL_TPS, DECODE_TPS)
@@ -263,10 +263,10 @@ def test_answers_side_by_side_share_the_energy() -> None:
 
 def test_unknown_keys_and_empty_times_do_nothing() -> None:
     m = EnergyMeter()
-    m.prefilled("x", 1.0, 10)
+    m.observe_prefill("x", 1.0, 10)
     m.end("x", 2.0, 10)
     m.begin("y", 3.0)
-    m.prefilled("y", 3.0, 10)
+    m.observe_prefill("y", 3.0, 10)
     m.end("y", 3.0, 10)
     assert m.energy(PREFILL_TPS, DECODE_TPS) is None
 

@@ -78,7 +78,7 @@ async def test_a_measured_machine_teaches_joules_per_token() -> None:
             meter.begin(step, clock.t)
         clock.t += 2.0
         if busy:
-            meter.prefilled(step, clock.t - 1.0, 100)
+            meter.observe_prefill(step, clock.t - 1.0, 100)
             meter.end(step, clock.t, 20)
         await meter.look()
     assert owned.prices.token_j is not None

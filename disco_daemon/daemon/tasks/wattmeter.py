@@ -104,9 +104,9 @@ class Wattmeter:
         """See `EnergyObserver`."""
         self._meter.begin(key, now)
 
-    def prefilled(self, key: Hashable, now: float, tokens: float) -> None:
+    def observe_prefill(self, key: Hashable, now: float, tokens: float) -> None:
         """See `EnergyObserver`."""
-        self._meter.prefilled(key, now, tokens)
+        self._meter.observe_prefill(key, now, tokens)
 
     def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
         """See `EnergyObserver`."""
