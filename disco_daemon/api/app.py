@@ -82,7 +82,7 @@ async def _complete(request: web.Request) -> web.StreamResponse:
     request_id = _new_id()
     allowed = _route(request, asked.model)
     if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
-        msg = "TextShape completions are served by the device only, and none is configured: use /v1/chat/completions."
+        msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
     generation = openai.to_raw_generation(asked, extra, request_id, allowed)
     return await _answer(request, asked, generation, TextShape(request_id, _created(request), asked.model))

@@ -229,7 +229,7 @@ async def test_chat_is_paced_where_somebody_reads_along(tmp_path: Path) -> None:
 async def test_a_daemon_without_a_device_says_so(tmp_path: Path) -> None:
     async with Upstream() as upstream, running(tmp_path, server=upstream.url, device=False) as daemon:
         for model in ("disco", "disco/server"):
-            with pytest.raises(openai.BadRequestError, match="served by the device only"):
+            with pytest.raises(openai.BadRequestError, match="Text completions are served by the device only"):
                 await daemon.client.completions.create(model=model, prompt="Once")
         assert not upstream.exchanges
 
