@@ -18,7 +18,7 @@ def document(conductor: Conductor, request_id: str) -> dict[str, Any]:
         return trace.to_json()
     if request_id == LATEST:
         msg = "No answer has been given since the daemon started."
-    elif request_id in conductor.answering:
+    elif request_id in conductor.in_flight.answering:
         msg = f"The answer '{request_id}' is still running: its trace is there when it has ended."
     else:
         msg = f"No trace of '{request_id}' is kept: only those of the last {MAX_TRACES} answers are, in memory."

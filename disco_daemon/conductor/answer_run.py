@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,29 +24,28 @@ from ..answer import (
     Tick,
 )
 from ..delivery.buffer import TokenBuffer
-from ..delivery.trace import Trace
 from ..dispatch.planner import Planned
 from ..endpoints.base import Endpoint
 from ..errors import DiscoError, ReaderGone
-from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Readiness, Side
+from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Side
 from .context import AnswerContext, CurrentDelivery, Sink
 from .endpoint_run import PromptSize
 from .inbox import EventInbox
 from .journal import Journal
 from .moves import MoveAdvisor
-from .record import attempt_of, decode_tps, reading_of, tokens_of, transcript
-from .room import fitting
+from .plan import UNPLANNED, fitted, insured, readiness_of
+from .record import Recorder
 from .runs import EndpointRuns
 from .timers import Timers
 
 MAX_COALESCED = 16  # events; tokens that are there at the same time leave in one write
-LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
-LATE_S = 5.0  # beyond LATE_LOAD times: a short load that is late is no cause yet
-UNPLANNED = Plan(math.inf, math.inf)
 
 
 class AnswerRun:
-    """One answer under way. Owns its parts: the `Answer`, the endpoint runs, the timers, the move advice, the inbox."""
+    """One answer under way.
+
+    Owns its parts: the `Answer`, the endpoint runs, the timers, the move advice, the inbox, the journal, the recorder.
+    """
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class AnswerRun:
         model: str,
     ) -> None:
         defaults, endpoints = context.defaults, context.endpoints
-        self._context, self._clock, self._sink, self._model = context, context.clock, sink, model
+        self._context, self._clock, self._sink = context, context.clock, sink
         self._delivery = CurrentDelivery(request.delivery or defaults.delivery, request.pace_tps or defaults.pace_tps)
         self._request = replace(
             request,
@@ -84,8 +82,8 @@ class AnswerRun:
         self._runs = EndpointRuns(context, self._request, self._prompt, self._inbox, self._journal)
         self._moves = MoveAdvisor(context, self._request, self._answer, self._runs, self._prompt, self._delivery)
         self._timers = Timers(context, self._answer, self._inbox, self._runs, self._moves)
-        self._created, self._began = context.clock.wall(), context.clock.now()
-        self._now = self._began
+        self._recorder = Recorder(context, self._request, model, self._answer, self._runs, self._prompt, self._delivery)
+        self._now = self._recorder.began
         self._first_at: float | None = None
         self._n_shown = 0  # characters of the answer
         self._reason: str | None = None
@@ -101,10 +99,15 @@ class AnswerRun:
 
     async def run(self, record: Callable[[Outcome], None]) -> Outcome:
         """Answer the request, and record it whatever happens. Raises DiscoError, and a cancellation."""
-        # The plan holds budget from here on; recording the answer settles it, once.
-        planned, plan = self._plan()
+        context, answer, n_tokens = self._context, self._answer, self._length.tokens
+        readiness = readiness_of(context.endpoints, answer.available, self._length.cached)
+        # Plan: budget is held from here on, until recording the answer settles it, once.
+        planned = context.planner.plan(n_tokens, readiness)
+        plan = planned.plan
         try:
-            # The task group owns all that runs for this answer: nothing of it is left when it has ended.
+            plan = fitted(plan, self._request, n_tokens, readiness, context)
+            answer.plan = insured(plan, readiness)
+            # Answer: the task group owns all that runs for it; nothing of that is left when it has ended.
             async with asyncio.TaskGroup() as group:
                 try:
                     await self._run(planned, group)
@@ -118,7 +121,7 @@ class AnswerRun:
             self._journal.failed(e)
             self._error = DiscoError("internal error; the daemon's log has the details")
         finally:
-            outcome = self._record(planned, plan, record)
+            outcome = self._settle(planned, plan, record)
         if self._error is not None:
             try:
                 raise self._error
@@ -200,6 +203,14 @@ class AnswerRun:
         self._timers.cancel_start(side)
         self._runs.stop(side)
 
+    def _settle(self, planned: Planned, plan: Plan, record: Callable[[Outcome], None]) -> Outcome:
+        """Settle budget and caps, and make the outcome known. Lets go of what would keep the answer in a cycle."""
+        outcome = self._recorder.settle(planned, plan, self._first_at, self._reason, self._error)
+        self._journal.complete(outcome, self._recorder.trace(outcome), record)
+        self._runs.let_go()
+        self._answer.failures.errors.clear()
+        return outcome
+
     # --- from outside --------------------------------------------------------------------------------------------
 
     def adjust(self, pace_tps: float | None, delivery: Delivery | None) -> None:
@@ -235,89 +246,7 @@ class AnswerRun:
             tps = min(tps or pace_tps, pace_tps)
         return left / tps
 
-    # --- the plan ------------------------------------------------------------------------------------------------
-
-    def _plan(self) -> tuple[Planned, Plan]:
-        """Commit a plan, whose budget is held until it is settled; also return it as far as it fits this request."""
-        context, available = self._context, self._answer.available
-        readiness = {side: context.endpoints[side].readiness() for side in available}
-        if Side.DEVICE in readiness:
-            readiness[Side.DEVICE] = replace(readiness[Side.DEVICE], cached=self._length.cached)
-        planned = context.planner.plan(self._length.tokens, readiness)
-        remaining = context.planner.knowledge.outputs.expected_remaining
-        plan = planned.plan.restricted(available)
-        plan = fitting(plan, self._request, self._length.tokens, readiness, context.endpoints, remaining)
-        self._answer.plan = _insured(plan, readiness)
-        return planned, plan
-
-    # --- the record ----------------------------------------------------------------------------------------------
-
-    def _record(self, planned: Planned, plan: Plan, record: Callable[[Outcome], None]) -> Outcome:
-        """Settle budget and caps, and make the outcome known. Lets go of what would keep the answer in a cycle."""
-        outcome = self._outcome(plan)
-        self._runs.release_budget(planned)
-        self._context.planner.settle(planned, outcome)
-        self._journal.complete(outcome, self._trace(outcome), record)
-        self._runs.let_go()
-        self._answer.failures.errors.clear()
-        return outcome
-
-    def _trace(self, outcome: Outcome) -> Trace:
-        """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""
-        outcome = replace(outcome, prompt=None, answer=None, arrivals_s=())
-        expected, pace = self._context.defaults.expected_ttft_s, self._delivery.pace_tps
-        return Trace.of(outcome, self._answer.buffer, self._began, pace_tps=pace, expected_ttft_s=expected)
-
-    def _outcome(self, plan: Plan) -> Outcome:
-        answer, context, runs = self._answer, self._context, self._runs.all
-        max_tokens, length = self._request.sampling.max_tokens, self._prompt
-        for run in runs:
-            if run.whole:
-                length.measure(run)
-        attempts = tuple(attempt_of(run, context, self._began, length.n_tokens, max_tokens) for run in runs)
-        for run, attempt in zip(runs, attempts, strict=True):
-            if (tps := decode_tps(run, context)) is not None:
-                context.mover.observe(run.side, tps)
-            if run.grant is not None:
-                context.spending.settle(run.grant, attempt)
-                run.grant = None
-        failed, now = self._error, self._clock.now()
-        keep_text = context.keep_text and not self._journal.is_private
-        expected_ttft_s, pace_tps = context.defaults.expected_ttft_s, self._delivery.pace_tps
-        return Outcome(
-            request_id=self._request.request_id,
-            created=self._created,
-            model=self._model,
-            policy=context.planner.policy.name,
-            plan=plan,
-            prompt_tokens=length.n_tokens,
-            winner=answer.winner,
-            finish_reason=self._reason,
-            error=None if failed is None else failed.code or type(failed).__name__,
-            ttft_s=None if self._first_at is None else self._first_at - self._began,
-            duration_s=now - self._began,
-            handoffs=answer.handoffs,
-            tokens=tokens_of(answer.tokens, runs),
-            attempts=attempts,
-            cost_usd=sum(context.spending.prices.cost_usd(a) for a in attempts),
-            energy_j=sum(a.energy_j for a in attempts),
-            prompt=transcript(self._request) if keep_text else None,
-            answer=answer.text if keep_text else None,
-            moves=tuple(answer.moves),
-            reading=reading_of(answer.buffer.arrivals, self._began, expected_ttft_s, pace_tps),
-            delivery=self._delivery.mode,
-            arrivals_s=answer.buffer.arrivals,
-        )
-
 
 def _overlap(endpoints: Mapping[Side, Endpoint], request: GenerationRequest, side: Side, text: str) -> str | None:
     """Return what `side` repeats of the request's beginning of the answer and `text`."""
     return endpoints[side].overlap_of(replace(request, answer_so_far=request.answer_so_far + text))
-
-
-def _insured(plan: Plan, readiness: Mapping[Side, Readiness]) -> Plan:
-    """Return the plan, but with a late start of a server that was not to be asked, if the device is loading."""
-    device = readiness.get(Side.DEVICE)
-    if device is None or not device.load_s or Side.SERVER not in readiness or math.isfinite(plan.server_s):
-        return plan
-    return replace(plan, server_s=LATE_S + LATE_LOAD * device.load_s)

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
-from ..money.spending import CapRefusal, CostBound, Reservation
+from ..money.spending import CapRefusal, CostBound, Reservation, capped
 from ..types import Attempt, Embedding, EntryKind, LedgerEntry, Side, Usage
 from .context import AnswerContext
-from .spending import CHARS_PER_TOKEN, capped
+from .plan import CHARS_PER_TOKEN
 
 
 class EmbeddingRun:

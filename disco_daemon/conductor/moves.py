@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from ..answer import Answer
 from ..dispatch.mover import View
+from ..money.spending import CostBound
 from ..types import Delivery, GenerationRequest, Side
 from .context import AnswerContext, CurrentDelivery
 from .endpoint_run import EndpointRun, PromptSize
-from .room import lacks_room
+from .plan import lacks_room
 from .runs import EndpointRuns
-from .spending import cost_bound
 
 MAX_PARKED_BESIDE = 4  # answers on the device; with more of them a loser's prefill is not kept, its place is wanted
 NOT_AGAIN = 1 << 62  # tokens
@@ -61,7 +61,7 @@ class MoveAdvisor:
             return False
         if readiness.n_ctx is not None and self._prompt.n_tokens + n_made >= readiness.n_ctx:
             return False
-        wanted = cost_bound(self._request, self._prompt.n_tokens, n_made)
+        wanted = CostBound.of(self._request, self._prompt.n_tokens, n_made)
         return context.spending.check(target, wanted, context.clock.wall()) is None
 
     def is_worth_hearing(self, side: Side) -> bool:

@@ -1,4 +1,4 @@
-"""The record of an answer: the cost of each start, and how it was to read."""
+"""The record of an answer: what each start has cost, what that teaches, and how the answer was to read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..answer import Answer
 from ..delivery.qoe import reading
-from ..types import Attempt, GenerationRequest, Reading, Side
-from .context import AnswerContext
-from .endpoint_run import EndpointRun
+from ..delivery.trace import Trace
+from ..dispatch.planner import Planned
+from ..errors import DiscoError
+from ..types import Attempt, GenerationRequest, Outcome, Plan, Reading, Side
+from .context import AnswerContext, CurrentDelivery
+from .endpoint_run import EndpointRun, PromptSize
+from .runs import EndpointRuns
 
 # A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
 UNBILLED = frozenset(
@@ -19,6 +24,82 @@ UNBILLED = frozenset(
         "redirected", "overloaded",
     }
 )  # fmt: skip
+
+
+class Recorder:
+    """Settles one answer when it has ended, and makes its outcome; `began` is when it did, s."""
+
+    def __init__(
+        self,
+        context: AnswerContext,
+        request: GenerationRequest,
+        model: str,
+        answer: Answer,
+        runs: EndpointRuns,
+        prompt: PromptSize,
+        delivery: CurrentDelivery,
+    ) -> None:
+        self._context, self._request, self._model = context, request, model
+        self._answer, self._runs, self._prompt, self._delivery = answer, runs, prompt, delivery
+        self._created, self.began = context.clock.wall(), context.clock.now()
+
+    def settle(
+        self, planned: Planned, plan: Plan, first_at: float | None, reason: str | None, error: DiscoError | None
+    ) -> Outcome:
+        """Settle budget and caps, and let the planner learn. `plan` is the one as far as it fits the request."""
+        answer, context, request, delivery = self._answer, self._context, self._request, self._delivery
+        attempts = self._booked_attempts()
+        keep_text = context.keep_text and not (request.private or context.private)
+        prices, arrivals = context.spending.prices, answer.buffer.arrivals
+        outcome = Outcome(
+            request_id=request.request_id,
+            created=self._created,
+            model=self._model,
+            policy=context.planner.policy.name,
+            plan=plan,
+            prompt_tokens=self._prompt.n_tokens,
+            winner=answer.winner,
+            finish_reason=reason,
+            error=None if error is None else error.code or type(error).__name__,
+            ttft_s=None if first_at is None else first_at - self.began,
+            duration_s=context.clock.now() - self.began,
+            handoffs=answer.handoffs,
+            tokens=tokens_of(answer.tokens, self._runs.all),
+            attempts=attempts,
+            cost_usd=sum(prices.cost_usd(a) for a in attempts),
+            energy_j=sum(a.energy_j for a in attempts),
+            prompt=transcript(request) if keep_text else None,
+            answer=answer.text if keep_text else None,
+            moves=tuple(answer.moves),
+            reading=reading_of(arrivals, self.began, context.defaults.expected_ttft_s, delivery.pace_tps),
+            delivery=delivery.mode,
+            arrivals_s=arrivals,
+        )
+        self._runs.release_budget(planned)
+        context.planner.settle(planned, outcome)
+        return outcome
+
+    def trace(self, outcome: Outcome) -> Trace:
+        """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""
+        outcome = replace(outcome, prompt=None, answer=None, arrivals_s=())
+        expected, pace = self._context.defaults.expected_ttft_s, self._delivery.pace_tps
+        return Trace.of(outcome, self._answer.buffer, self.began, pace_tps=pace, expected_ttft_s=expected)
+
+    def _booked_attempts(self) -> tuple[Attempt, ...]:
+        """Return all starts with their prices: these take the place of what was reserved for them."""
+        context, prompt, runs = self._context, self._prompt, self._runs.all
+        for run in runs:
+            if run.whole:
+                prompt.measure(run)
+        max_tokens = self._request.sampling.max_tokens
+        attempts = tuple(attempt_of(run, context, self.began, prompt.n_tokens, max_tokens) for run in runs)
+        for run, attempt in zip(runs, attempts, strict=True):
+            if (tps := decode_tps(run, context)) is not None:
+                context.mover.observe(run.side, tps)
+            if run.grant is not None:
+                context.spending.settle(run.grant, attempt)
+                run.grant = None
+        return attempts
 
 
 def attempt_of(run: EndpointRun, context: AnswerContext, began: float, length: int, max_tokens: int | None) -> Attempt:

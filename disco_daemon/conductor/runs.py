@@ -10,13 +10,12 @@ from ..answer import Arrived, Broke, Ended, Followed, Start
 from ..dispatch.planner import Planned
 from ..endpoints.base import Controls, Endpoint
 from ..errors import EndpointError, release_frames
-from ..money.spending import CapRefusal
+from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
 from .context import AnswerContext
 from .endpoint_run import EndpointRun, PromptSize
 from .inbox import EventInbox
 from .journal import Journal
-from .spending import capped, cost_bound
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long; longer says only "slow"
 PRIVATE = "the server is asked nothing: policy.private is on"
@@ -74,16 +73,18 @@ class EndpointRuns:
         if context.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
             self._inbox.post(Broke(side, EndpointError(side, "private", PRIVATE)))
             return
-        wanted = cost_bound(self._request, self._prompt.n_tokens, effect.n_tokens)
+        wanted = CostBound.of(self._request, self._prompt.n_tokens, effect.n_tokens)
         grant = context.spending.reserve(side, wanted, context.clock.wall())
         if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
             self._inbox.post(Broke(side, capped(grant)))
             return
         run.grant = grant
         self.all.append(run)
+        request = self._request
         if effect.answer_so_far:
             self._hold_budget(side, planned)
-        run.task = group.create_task(self._pump(run, endpoint, self._continued(effect)))
+            request = self._continued(effect)
+        run.task = group.create_task(self._pump(run, endpoint, request))
 
     def send(self, side: Side, order: Order) -> None:
         """Steer the run of one side."""
@@ -108,8 +109,6 @@ class EndpointRuns:
     def _continued(self, effect: Start) -> GenerationRequest:
         """Return the request to go on after the answer so far."""
         request, sampling = self._request, self._request.sampling
-        if not effect.answer_so_far:
-            return request
         exact = self._context.endpoints[effect.side].continuation is Continuation.EXACT
         if sampling.max_tokens is not None and exact:  # another may repeat the answer first; that counts, too
             sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens - effect.n_tokens))

@@ -73,7 +73,7 @@ class Daemon:
         )
         self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, flags)
         self._replay = HistoryReplay(
-            self.shared.history.path, price_lists, clock, lambda: self.runtime.conductor.n_served
+            self.shared.history.path, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
         )  # fmt: skip
         setup = ServerSetup(Onboarding(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
         self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup)

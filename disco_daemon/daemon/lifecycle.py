@@ -70,16 +70,16 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()
-        collecting = asyncio.create_task(collect_at_leisure(lambda: daemon.conductor.in_flight), name="collector")
+        collecting = asyncio.create_task(collect_at_leisure(lambda: len(daemon.conductor.in_flight)), name="collector")
         stack.push_async_callback(lambda: cancel_all([collecting]))
         announce(url)
         daemon.manager.ready(f"listens on {url}")
         await stop.wait()
-        running = daemon.conductor.in_flight
+        running = len(daemon.conductor.in_flight)
         daemon.manager.stopping(f"{running} answers are running")
         log.info("stopping; %d answers are running", running)
         patience_s = daemon.config.api.drain_s
-        if late := await daemon.conductor.drain(patience_s):
+        if late := await daemon.conductor.in_flight.drain(patience_s):
             log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
 
 

@@ -146,7 +146,7 @@ class Runtime:
         await self.end_tasks()
         try:
             self._privacy.on |= config.policy.private  # turned on before the swap, and off behind it
-            await self.keeper.use(parts.context, self.conductor.still_s)
+            await self.keeper.use(parts.context, self.conductor.in_flight.still_s)
             self.parts = parts
         finally:
             self._privacy.on = self.config.policy.private
@@ -158,12 +158,12 @@ class Runtime:
         if self._privacy.on:
             if self.parts.prober is not None:
                 await self.parts.prober.stop()
-            await self.conductor.confine()
+            await self.conductor.in_flight.confine()
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _busy(self) -> bool:
-        return self.conductor.in_flight > 0
+        return len(self.conductor.in_flight) > 0
 
     def _record(self, context: AnswerContext, outcome: Outcome) -> None:
         """Record one finished answer with the learner, the metrics and the prober; none of them blocks."""

@@ -46,9 +46,9 @@ class StateDocuments(Documents):
             "policy": parts.planner.policy.name,
             "private": shared.privacy.on,
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
-            "in_flight": runtime.conductor.in_flight,
+            "in_flight": len(runtime.conductor.in_flight),
             "tasks": len(asyncio.all_tasks()),
-            "served": runtime.conductor.n_served,
+            "served": runtime.conductor.in_flight.n_served,
             "loop_lag_ms": {"p50": monitor.quantile_ms(0.5), "p99": monitor.quantile_ms(0.99)},
             "learned": parts.learner.state(),
             "money": self._money(),
@@ -121,7 +121,7 @@ class StateDocuments(Documents):
         device = parts.endpoints.get(Side.DEVICE)
         return HealthSnapshot(
             version=__version__,
-            in_flight=runtime.conductor.in_flight,
+            in_flight=len(runtime.conductor.in_flight),
             may_serve={side: endpoint.may_serve() for side, endpoint in parts.endpoints.items()},
             budget=_budget(parts.planner),
             caps={name: _use(cap["limit"], cap["spent"], cap["reserved"]) for name, cap in caps.items()},

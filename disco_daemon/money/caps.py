@@ -86,9 +86,9 @@ class CapRefusal:
     retry_after_s: float
 
 
-def sooner(one: CapRefusal, other: CapRefusal) -> CapRefusal:
-    """Return the refusal of the two sides' that ends first; a 429's Retry-After is about it."""
-    return min(one, other, key=lambda refused: refused.retry_after_s)
+def sooner(*refusals: CapRefusal) -> CapRefusal:
+    """Return the refusal that ends first; a 429's Retry-After is about it."""
+    return min(refusals, key=lambda refused: refused.retry_after_s)
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..types import Attempt, Side, finite
-from .caps import CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound
+from ..errors import EndpointError
+from ..types import Attempt, GenerationRequest, Side, finite
+from .caps import CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound, sooner
 from .catalog import Price
 from .exchange import DEFAULT_FLOOR, Power, Regime, effective, regime
 from .prices import J_PER_WH, Prices
@@ -27,6 +28,13 @@ class CostBound:
     prompt_tokens: int
     max_tokens: int | None = None
     choices: int = 1
+
+    @classmethod
+    def of(cls, request: GenerationRequest, n_prompt: int, n_before: int = 0) -> CostBound:
+        """The bound on one start, for a prompt of `n_prompt` tokens and `n_before` of the answer."""
+        max_tokens, choices = request.sampling.max_tokens, request.extra.get("n")
+        left = None if max_tokens is None else max(1, max_tokens - n_before)
+        return cls(n_prompt + n_before, left, choices if isinstance(choices, int) and choices > 1 else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,14 @@ class Spending:
         """Return why a side may not start such a request, None if it may; for a plan. `now` is Unix time, s."""
         return self.caps.check(side, self._bound(side, bound), now, self._charge)
 
+    def affordable(self, sides: frozenset[Side], bound: CostBound, now: float) -> frozenset[Side]:
+        """Return those of the sides that no cap closes. Raises EndpointError (429) if none is left."""
+        asked = {side: self.caps.check(side, self._bound(side, bound), now, self._charge) for side in sides}
+        refusals = {side: refused for side, refused in asked.items() if refused is not None}
+        if refusals and len(refusals) == len(sides):
+            raise capped(*refusals.values())
+        return sides.difference(refusals)
+
     def reserve(self, side: Side, bound: CostBound, now: float) -> Reservation | CapRefusal:
         """Admit a start and hold the most it may cost. The reservation has to be settled."""
         return self.caps.reserve(side, self._bound(side, bound), now, self._charge)
@@ -150,6 +166,14 @@ class Spending:
 def spent_by(attempt: Attempt) -> float:
     """Return what an attempt counts against the caps of its side: $ at the server, Wh on the device."""
     return attempt.bill_usd if attempt.side is Side.SERVER else attempt.energy_j / J_PER_WH
+
+
+def capped(*refusals: CapRefusal) -> EndpointError:
+    """Return the error for sides that caps close; it may be tried again when the first of them opens."""
+    first = sooner(*refusals)
+    reasons = "; ".join(refused.reason for refused in refusals)
+    message = f"A spending cap is reached: {reasons}. `disco config` shows the caps (section caps) and changes them."
+    return EndpointError(first.side, "cap_reached", message, retry_after_s=retry_after_s(first))
 
 
 def retry_after_s(refusal: CapRefusal) -> int:

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from disco_daemon.conductor import AnswerContext, Conductor, Keeper, Privacy
+from disco_daemon.conductor import AnswerContext, Conductor, Keeper, Privacy, in_flight
 from disco_daemon.conductor import conductor as room
-from disco_daemon.conductor.answer_run import LATE_LOAD, LATE_S, _insured
+from disco_daemon.conductor.plan import LATE_LOAD, LATE_S, insured
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.errors import DiscoError, RequestError, Unavailable
 from disco_daemon.types import GenerationRequest, Plan, PromptLength, Readiness, Side
@@ -40,7 +40,8 @@ class Hanging:
 
 
 class Spending:
-    def check(self, side: Side, wanted: object, now: float) -> None: ...
+    def affordable(self, sides: frozenset[Side], bound: object, now: float) -> frozenset[Side]:
+        return sides
 
 
 class Wall:
@@ -110,12 +111,12 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AnswerContext, Generat
 async def test_a_place_is_taken_before_anything_is_waited_for_and_given_back_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(in_flight, "MAX_IN_FLIGHT", 2)
     device = Hanging(Side.DEVICE)
     async with conductor(context(device)) as ours:
         tasks = [run(ours, "a"), run(ours, "b")]
         await device.counting.wait()
-        assert ours.in_flight == 2, "both are still being counted"
+        assert len(ours.in_flight) == 2, "both are still being counted"
         for late in (run(ours, "c"), embedded(ours)):
             with pytest.raises(Unavailable) as refused:
                 await late
@@ -123,13 +124,13 @@ async def test_a_place_is_taken_before_anything_is_waited_for_and_given_back_onc
             assert refused.value.retry_after_s is not None
         tasks[0].cancel()
         await asyncio.wait(tasks[:1])
-        assert ours.in_flight == 1
+        assert len(ours.in_flight) == 1
         device.may_go_on.set()
         await tasks[1]
-        assert ours.in_flight == 0
+        assert len(ours.in_flight) == 0
         with pytest.raises(DiscoError):
             await embedded(ours)  # nobody here embeds
-        assert ours.in_flight == 0
+        assert len(ours.in_flight) == 0
 
 
 async def test_a_reload_while_the_prompt_is_counted_changes_nothing_for_it(played: list[Any]) -> None:
@@ -167,7 +168,7 @@ async def test_a_drain_waits_for_what_is_being_counted_and_lets_nothing_more_beg
     async with conductor(context(device)) as ours:
         task = run(ours, "a")
         await device.counting.wait()
-        draining = asyncio.create_task(ours.drain(60.0))
+        draining = asyncio.create_task(ours.in_flight.drain(60.0))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="being stopped"):
             await embedded(ours)
@@ -192,4 +193,4 @@ def test_a_load_that_takes_longer_than_was_planned_has_the_server_help(
     plan: Plan, load_s: float, sides: Any, wanted: float
 ) -> None:
     readiness = {side: Readiness(load_s if side is Side.DEVICE else 0.0) for side in sides}
-    assert _insured(plan, readiness) == Plan(0.0, wanted)
+    assert insured(plan, readiness) == Plan(0.0, wanted)

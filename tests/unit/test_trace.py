@@ -115,7 +115,7 @@ class Played:
     """The part of a conductor that the API asks for a trace."""
 
     def __init__(self) -> None:
-        self.context = self
+        self.context = self.in_flight = self
         self.traces = Traces()
         self.answering = {"req-running": object()}
 

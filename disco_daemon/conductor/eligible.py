@@ -1,0 +1,34 @@
+"""Which endpoints can serve a request at all: by the user's switch, the request's own wish, and what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import RequestError, Unavailable
+from ..types import GenerationRequest, Refusal, Side
+from .context import AnswerContext
+
+
+def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[GenerationRequest, frozenset[Side]]:
+    """Return the request as it may be answered, kept here where everything is, and the sides that can serve it.
+
+    Raises RequestError or Unavailable if none can.
+    """
+    if context.private:
+        if Side.DEVICE not in request.allowed:
+            msg = "Nothing may leave this machine (policy.private), and this request asks for the server: use 'disco'."
+            raise RequestError(msg, status=403, param="model", code="private")
+        request = replace(request, allowed=frozenset({Side.DEVICE}), private=True)
+    wanted = {side: endpoint for side, endpoint in context.endpoints.items() if side in request.allowed}
+    if not wanted:
+        names = " or ".join(sorted(request.allowed))
+        msg = f"no {names} is configured; see `disco config` for how to set one up"
+        raise Unavailable(msg)
+    refusals = {side: endpoint.refuses(request) for side, endpoint in wanted.items()}
+    sides = frozenset(side for side, refusal in refusals.items() if refusal is None)
+    if not sides:
+        why = "; ".join(r for r in refusals.values() if r)
+        named = (r.param for r in refusals.values() if isinstance(r, Refusal))
+        param = next(named, next((need for need in request.needs if need in why), None))
+        raise RequestError(why, code="unsupported", param=param)
+    return request, sides

@@ -1,0 +1,76 @@
+"""The plan of one answer: which side begins it, and when, by what is known of the prompt and of both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ..endpoints.base import Endpoint
+from ..types import BOTH, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Side
+from .context import AnswerContext
+
+CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
+LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
+LATE_S = 5.0  # beyond LATE_LOAD times: a short load that is late is no cause yet
+Remaining = Callable[[int], float]  # E[tokens still to come | so many made]
+UNPLANNED = Plan(math.inf, math.inf)
+NOT_THE_DEVICE, NOT_THE_SERVER = Plan(math.inf, 0.0), Plan(0.0, math.inf)
+
+
+def estimated(request: GenerationRequest) -> PromptLength:
+    """Return the length of a prompt that nobody can count now."""
+    return PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN), counted=False)
+
+
+def readiness_of(endpoints: Mapping[Side, Endpoint], sides: frozenset[Side], cached: int) -> dict[Side, Readiness]:
+    """Return what these sides would meet the request with now; the device has `cached` tokens of its prompt."""
+    readiness = {side: endpoints[side].readiness() for side in sides}
+    if Side.DEVICE in readiness:
+        readiness[Side.DEVICE] = replace(readiness[Side.DEVICE], cached=cached)
+    return readiness
+
+
+def fitted(
+    plan: Plan, request: GenerationRequest, length: int, readiness: Mapping[Side, Readiness], context: AnswerContext
+) -> Plan:
+    """Return the plan for the sides there are, without a start of one that is not for this request.
+
+    The device is not if its context has too little room; a server is not that may not go straight on from what the
+    client has begun, or that nobody has tried. Each stays what is left if the other fails.
+    """
+    plan = plan.restricted(frozenset(readiness))
+    if not readiness.keys() >= BOTH:
+        return plan
+    n_given = length + -(-len(request.answer_so_far) // CHARS_PER_TOKEN)
+    remaining = context.planner.knowledge.outputs.expected_remaining
+    if lacks_room(readiness[Side.DEVICE], n_given, remaining, request.sampling.max_tokens, 0):
+        return plan if readiness[Side.SERVER].down_s > 0 else NOT_THE_DEVICE
+    server = context.endpoints[Side.SERVER]
+    if request.answer_so_far and (
+        server.continuation is Continuation.UNTRIED or server.overlap_of(request) is not None
+    ):
+        return NOT_THE_SERVER
+    return plan
+
+
+def lacks_room(readiness: Readiness, n_tokens: int, remaining: Remaining, max_tokens: int | None, made: int) -> bool:
+    """Whether the rest of an answer does not fit behind `n_tokens` of prompt and answer, `made` of them of the answer.
+
+    The rest is what the client allows at most, or what answers have on average where that is less: clients like to
+    allow more than they will ever get. An answer that is longer yet is handed over where the context ends.
+    """
+    if readiness.n_ctx is None:
+        return False
+    rest = remaining(made)
+    if max_tokens is not None:
+        rest = min(rest, max_tokens - made)
+    return readiness.n_ctx - n_tokens < max(1.0, rest)
+
+
+def insured(plan: Plan, readiness: Mapping[Side, Readiness]) -> Plan:
+    """Return the plan, but with a late start of a server that was not to be asked, if the device is loading."""
+    device = readiness.get(Side.DEVICE)
+    if device is None or not device.load_s or Side.SERVER not in readiness or math.isfinite(plan.server_s):
+        return plan
+    return replace(plan, server_s=LATE_S + LATE_LOAD * device.load_s)
