@@ -158,7 +158,7 @@ async def test_in_a_handoff(who: str, fault: Fault, n: int, stands: Stands) -> N
         *cases("after the first token, and the settings are read again", LATER, 1, ALONE_OR_NOT),
     ],
 )
-async def test_on_a_stage_that_is_going(who: str, fault: Fault, n: int, stands: Stands) -> None:
+async def test_on_a_context_that_is_going(who: str, fault: Fault, n: int, stands: Stands) -> None:
     stand = await stands.get(who)
     asked = await stand.under(fault, n, then=stand.reload)
     await stand.assert_kept(asked, fault)

@@ -86,7 +86,7 @@ async def test_what_an_answer_holds_is_closed_when_it_has_ended_and_the_next_mod
     assert told == ["old start", "new expect", "old close", "new start", "new close"]
 
 
-async def test_a_stage_that_cannot_be_opened_leaves_all_as_it_was() -> None:
+async def test_a_context_that_cannot_be_opened_leaves_all_as_it_was() -> None:
     told: list[str] = []
     good, other, bad = Faulty("good", told), Faulty("other", told), Faulty("bad", told, fails="start")
     keeper = Keeper(context(good))
