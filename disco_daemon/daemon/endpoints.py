@@ -71,7 +71,7 @@ def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
         ),
         clock=clock,
         tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
-        render=device.rendered if isinstance(device, Device | Shaped) else None,
+        render=device.render if isinstance(device, Device | Shaped) else None,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -101,15 +101,21 @@ class Device:
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Prompt length; None while loading."""
-        return await self._engine.count(_readable(request)) if request.text_only else None
+        counted = await self._engine.count(_readable(request)) if request.text_only else None
+        return PromptLength(counted.n_tokens, counted.n_cached) if counted is not None else None
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
         """Token ids of the prompt and the answer so far, by this model's vocabulary; None while loading."""
-        return await self._engine.token_ids(_readable(request)) if request.text_only else None
+        counted = await self._engine.count(_readable(request), ids=True) if request.text_only else None
+        return counted.ids if counted is not None else None
 
-    async def rendered(self, request: GenerationRequest) -> str | None:
-        """Return prompt and answer so far as the text that the model reads; None where that is not known."""
-        return await self._engine.rendered(_readable(request)) if request.text_only else None
+    async def render(self, request: GenerationRequest) -> str | None:
+        """Return prompt and answer so far as the text that the model reads; None where that is not known.
+
+        It is not while loading, nor if messages spell control tokens.
+        """
+        counted = await self._engine.count(_readable(request), ids=True) if request.text_only else None
+        return counted.text or None if counted is not None else None
 
     def overlap_of(self, request: GenerationRequest) -> None:
         """Goes right on."""
@@ -119,51 +125,54 @@ class Device:
         self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Event, None]:
         """Run the answer on the engine; waits for the rest of a load first."""
+        controls = controls or Controls()
+        with self._note_failure():
+            if not self.ready:
+                await self._wait_for_load(usage)
+            answer = self._engine.open(_readable(request), hold=controls.held)
+            controls.bind(answer.send)
+            try:
+                while True:
+                    match await anext(answer):  # ends: the supervisor kills an engine that hangs
+                        case wire.PrefillProgress() as progress:
+                            usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
+                            if progress.caught_up and answer.up_to_date:
+                                yield CaughtUp()
+                        case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought):
+                            usage.completion_tokens += n_tokens
+                            usage.reasoning_tokens += n_tokens * thought
+                            if not answer.outdated:
+                                yield _thought(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
+                        case wire.PauseChange(paused=paused):
+                            yield Paused(paused)
+                        case wire.Done(reason=reason):
+                            full = reason == wire.FULL
+                            yield Finish("length" if full else reason, full=full)
+                            return
+                        case wire.Failed() as failed:
+                            raise self._error(failed)
+            finally:
+                await answer.close()
+                if answer.done is not None:
+                    usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
+                    usage.completion_tokens = answer.done.n_completion
+                    usage.busy_s = answer.done.busy_s
+
+    async def _wait_for_load(self, usage: Usage) -> None:
+        began_at = self._engine.clock.now()
         try:
-            async with aclosing(self._generate(request, usage, controls or Controls())) as events:
-                async for event in events:
-                    yield event
+            await self._engine.ready(LOAD_WAIT_S)
+        finally:  # a request that is cancelled meanwhile has waited for nothing else
+            usage.load_s = self._engine.clock.now() - began_at
+
+    @contextmanager
+    def _note_failure(self) -> Iterator[None]:
+        try:
+            yield
         except EndpointError as e:
             if not e.your_fault:
                 self.last_error = str(e)
             raise
-
-    async def _generate(
-        self, request: GenerationRequest, usage: Usage, controls: Controls
-    ) -> AsyncGenerator[Event, None]:
-        asked_at = self._engine.clock.now()
-        try:
-            await self._engine.ready(LOAD_WAIT_S)
-        finally:  # who is cancelled meanwhile has waited for nothing else
-            usage.load_s = self._engine.clock.now() - asked_at
-        answer = self._engine.open(_readable(request), hold=controls.held)
-        controls.bind(answer.send)
-        try:
-            while True:
-                match await anext(answer):  # ends: the supervisor kills an engine that hangs
-                    case wire.PrefillProgress() as progress:
-                        usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
-                        if progress.caught_up and answer.up_to_date:
-                            yield CaughtUp()
-                    case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought):
-                        usage.completion_tokens += n_tokens
-                        usage.reasoning_tokens += n_tokens * thought
-                        if not answer.outdated:
-                            yield _thought(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
-                    case wire.PauseChange(paused=paused):
-                        yield Paused(paused)
-                    case wire.Done(reason=reason):
-                        full = reason == wire.FULL
-                        yield Finish("length" if full else reason, full=full)
-                        return
-                    case wire.Failed() as failed:
-                        raise self._error(failed)
-        finally:
-            await answer.close()
-            if answer.done is not None:
-                usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
-                usage.completion_tokens = answer.done.n_completion
-                usage.busy_s = answer.done.busy_s
 
     def _error(self, failed: wire.Failed) -> EndpointError:
         return EndpointError(self.side, failed.reason, failed.message, your_fault=failed.your_fault, param=failed.param)

@@ -88,9 +88,9 @@ class Shaped:
         """Return that of the endpoint behind."""
         return await self._inner.token_ids(request)
 
-    async def rendered(self, request: GenerationRequest) -> str | None:
+    async def render(self, request: GenerationRequest) -> str | None:
         """Return that of the endpoint behind."""
-        return await self._inner.rendered(request)
+        return await self._inner.render(request)
 
     def overlap_of(self, request: GenerationRequest) -> None:
         """Goes right on, as the endpoint behind."""

@@ -22,7 +22,7 @@ class EngineGone(EndpointError):
 
 
 Answer = wire.PrefillProgress | wire.TextPiece | wire.PauseChange | wire.Done | wire.Failed
-Reply = wire.FromEngine | EngineGone
+Reply = wire.Reply | EngineGone
 
 
 @dataclass(slots=True, eq=False)

@@ -1,30 +1,26 @@
-"""The daemon's side of the engine: start it, notice its death at once, start it again, and talk to it.
-
-One file although it is long: the life of a process and the requests of that life are one state.
-"""
+"""The daemon's side of the engine: start it, notice its death at once, start it again, and ask it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import random
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
-from collections.abc import Iterator
 from enum import StrEnum
 
 import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..types import GenerationRequest, PromptLength, Side
+from ..types import GenerationRequest
 from . import wire
+from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
-from .inbox import EngineAnswer, EngineGone, ReplyInbox, wait_for_embedding
+from .inbox import EngineAnswer, EngineGone, wait_for_embedding
 from .process import drain, spawn
 from .requests import count_message, generate_message
 
@@ -63,8 +59,7 @@ class EngineState(StrEnum):
 class Engine:
     """One supervised engine process.
 
-    All mutable state: the process and socket of the present life, `state`, and `_inboxes` (a queue for each request in
-    flight; the context bounds its length, since the engine ends an answer there).
+    All mutable state: the process of the present life, `state`, and the requests in flight on its socket (`_channel`).
     """
 
     def __init__(self, config: EngineConfig, clock: Clock) -> None:
@@ -76,12 +71,9 @@ class Engine:
         self.restarts = 0
         self.pid: int | None = None
         self._clock = clock
-        self._ids = itertools.count(1)
-        self._inboxes: dict[str, ReplyInbox] = {}
-        self._writer: asyncio.StreamWriter | None = None
+        self._channel = RequestChannel(clock, lambda: self.last_error)
         self._changed = asyncio.Condition()
-        self._heard_at = self._born = clock.now()
-        self._used_at = self._born
+        self._born = clock.now()
         self._unloading = False
         self._expected = False
         self._wanted = asyncio.Event()
@@ -101,16 +93,12 @@ class Engine:
     @property
     def in_flight(self) -> int:
         """The number of requests the engine has not finished yet."""
-        return len(self._inboxes)
+        return self._channel.n_in_flight
 
     @property
     def silent_s(self) -> float:
         """How long the engine has owed an answer and been silent, s; 0 while it owes none."""
-        return self._clock.now() - self._heard_at if self._owes else 0.0
-
-    @property
-    def _owes(self) -> bool:
-        return not all(inbox.idle for inbox in self._inboxes.values())
+        return self._clock.now() - self._channel.heard_at if self._channel.owes_reply else 0.0
 
     @property
     def load_wait_s(self) -> float:
@@ -218,7 +206,8 @@ class Engine:
         ours.setblocking(False)
         stderr: deque[str] = deque(maxlen=N_STDERR_LINES)
         try:
-            reader, self._writer = await asyncio.open_connection(sock=ours)
+            reader, writer = await asyncio.open_connection(sock=ours)
+            self._channel.open(writer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(drain(process.stderr, stderr))
                 watch = group.create_task(self._watch(process))
@@ -252,17 +241,16 @@ class Engine:
     def _idle_for_long(self) -> bool:
         """Whether the model has been unused in memory for `keep_alive_s`."""
         now, keep_alive_s = self._clock.now(), self.config.keep_alive_s
-        if self._inboxes or self.state is not EngineState.READY:
-            self._used_at = now
-        return keep_alive_s > 0 and now - self._used_at >= keep_alive_s
+        if self._channel.n_in_flight or self.state is not EngineState.READY:
+            self._channel.used_at = now
+        return keep_alive_s > 0 and now - self._channel.used_at >= keep_alive_s
 
     def _unload(self) -> None:
         """Close the socket, and with it the process: no answer is running, and none can begin from here on."""
         log.info("engine unloaded: unused for %g s", self.config.keep_alive_s)
         self.state, self._unloading = EngineState.UNLOADED, True
         self._wanted.clear()
-        if self._writer is not None:
-            self._writer.close()
+        self._channel.close()
 
     def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
         self._why_killed = why
@@ -270,7 +258,7 @@ class Engine:
 
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         load = msgspec.structs.replace(self.config.load(), repack=self._repack)
-        self._write(load)
+        self._channel.write(load)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 first = await wire.read_async(reader)
@@ -286,7 +274,8 @@ class Engine:
                 for name, why in info.adapters.items():
                     if why:
                         log.warning("engine goes on without adapter %s: %s", name, why)
-                self._was_ready, self._heard_at = True, self._clock.now()  # nothing is owed from the life before
+                self._was_ready = True
+                self._channel.heard_at = self._clock.now()  # nothing is owed from the life before
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
                 self.last_error = message
@@ -297,29 +286,23 @@ class Engine:
                 msg = f"expected Loaded, not {type(other).__name__}"
                 raise TypeError(msg)
         while (body := await wire.read_async(reader)) is not None:
-            self._heard_at = self._clock.now()
-            self._deliver(wire.decode_from_engine(body))
-
-    def _deliver(self, message: wire.FromEngine) -> None:
-        if isinstance(message, wire.Stats):
-            self.stats = message
-            return
-        if isinstance(message, wire.Alive):
-            return
-        if isinstance(message, wire.Loaded | wire.LoadFailed):
-            msg = f"unexpected {type(message).__name__}"
-            raise TypeError(msg)
-        inbox = self._inboxes.get(message.id)
-        if inbox is not None:  # else its request is over, as after a cancelled count
-            inbox.put(message)
+            self._channel.heard_at = self._clock.now()
+            match wire.decode_from_engine(body):
+                case wire.Stats() as stats:
+                    self.stats = stats
+                case wire.Alive():
+                    pass
+                case wire.Loaded() | wire.LoadFailed() as other:
+                    msg = f"unexpected {type(other).__name__}"
+                    raise TypeError(msg)
+                case reply:
+                    self._channel.deliver(reply)
 
     async def _bury(self, process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
         """End the process for certain, fail all requests in flight, and record why."""
         if self.state is not EngineState.FAILED and not self._unloading:
             await self._enter(EngineState.BACKOFF)  # at once: no answer may start on a dead process
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._channel.close()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 code = await process.wait()
@@ -336,9 +319,7 @@ class Engine:
             if self._why_killed is not None:
                 detail, self._why_killed = f": {self._why_killed}", None
             self.last_error = f"the engine process {ending}{detail}"
-        gone = EngineGone(self.last_error or "the engine has stopped")
-        for inbox in self._inboxes.values():
-            inbox.put(gone)
+        self._channel.fail_all(EngineGone(self.last_error or "the engine has stopped"))
 
     async def _enter(self, state: EngineState) -> None:
         async with self._changed:
@@ -347,29 +328,18 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    async def count(self, request: GenerationRequest) -> PromptLength | None:
-        """Count a prompt's tokens; None while no model is loaded, or if the engine is too slow."""
-        counted = await self._counted(request, COUNT_TIMEOUT_S, ids=False)
-        return None if counted is None else PromptLength(counted.n_tokens, counted.n_cached)
+    async def count(self, request: GenerationRequest, *, ids: bool = False) -> wire.Counted | None:
+        """Count a prompt's tokens; with `ids`, also return its token ids and its text, both with the answer so far.
 
-    async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
-        """Return the token ids of prompt and answer so far; None where `count` gives None."""
-        counted = await self._counted(request, IDS_TIMEOUT_S, ids=True)
-        return None if counted is None else counted.ids
-
-    async def rendered(self, request: GenerationRequest) -> str | None:
-        """Render prompt and answer so far; None where `count` gives None, or if messages spell control tokens."""
-        counted = await self._counted(request, IDS_TIMEOUT_S, ids=True)
-        return counted.text or None if counted is not None else None
-
-    async def _counted(self, request: GenerationRequest, timeout_s: float, *, ids: bool) -> wire.Counted | None:
+        None while no model is loaded, or if the engine is too slow.
+        """
         if self.state is not EngineState.READY:
             self.wake()  # a counted prompt will be followed by its request
             return None
-        with self._inbox() as (request_id, inbox):
+        with self._channel.inbox() as (request_id, inbox):
             try:
-                self._write(count_message(request_id, request, ids=ids))
-                async with asyncio.timeout(timeout_s):
+                self._channel.write(count_message(request_id, request, ids=ids))
+                async with asyncio.timeout(IDS_TIMEOUT_S if ids else COUNT_TIMEOUT_S):
                     reply = await inbox.replies.get()
             except (EndpointError, TimeoutError):  # it has gone, or such a request cannot be sent to it
                 return None
@@ -377,67 +347,16 @@ class Engine:
 
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
         """Start one answer. Raises EngineGone, and EndpointError if the request cannot be sent."""
-        request_id, inbox = self._expect("g")
+        request_id, inbox = self._channel.expect("g")
         try:
-            self._write(generate_message(request_id, request, hold=hold))
+            self._channel.write(generate_message(request_id, request, hold=hold))
         except BaseException:  # whatever it was: no inbox may stay, or the engine would owe its reply for ever
-            del self._inboxes[request_id]
+            self._channel.forget(request_id)
             raise
-        return EngineAnswer(request_id, inbox, self._order, self._forget)
+        return EngineAnswer(request_id, inbox, self._channel.order, self._channel.forget)
 
     async def embed(self, given: str | tuple[int, ...]) -> wire.Embedded | wire.Failed:
         """Embed a text, or token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
-        with self._inbox() as (request_id, inbox):
-            self._write(wire.Embed(id=request_id, input=given))
-            return await wait_for_embedding(inbox, lambda: self._write(wire.CancelRequest(id=request_id)))
-
-    def _expect(self, kind: str) -> tuple[str, ReplyInbox]:
-        """Open an inbox. An idle engine's silence is no hang: silence counts from the first reply it owes."""
-        self._used_at = self._clock.now()
-        if not self._owes:
-            self._heard_at = self._used_at
-        request_id = f"{kind}{next(self._ids)}"
-        inbox = self._inboxes[request_id] = ReplyInbox()
-        return request_id, inbox
-
-    def _order(self, inbox: ReplyInbox, message: wire.ToAnswer) -> None:
-        """Send an order for an answer in flight; the engine owes a reply from now on. Raises EngineGone.
-
-        An order that cannot be sent, such as one with a server's token ids of 65 bits, ends the answer.
-        """
-        try:
-            data = wire.frame(message)
-        except wire.Unsendable as e:
-            self._send(wire.frame(wire.CancelRequest(id=message.id)))
-            inbox.put(wire.Failed(id=message.id, reason="engine_error", message=str(e), your_fault=False))
-            return
-        if not isinstance(message, wire.SetPace):
-            if not self._owes:
-                self._heard_at = self._clock.now()
-            inbox.idle = False
-            inbox.n_orders += not isinstance(message, wire.CancelRequest)
-        self._send(data)
-
-    @contextlib.contextmanager
-    def _inbox(self) -> Iterator[tuple[str, ReplyInbox]]:
-        request_id, inbox = self._expect("q")
-        try:
-            yield request_id, inbox
-        finally:
-            del self._inboxes[request_id]
-
-    def _write(self, message: wire.Message) -> None:
-        """Send a message. Raises EngineGone, and EndpointError if it cannot be sent."""
-        try:
-            data = wire.frame(message)
-        except wire.Unsendable as e:
-            raise EndpointError(Side.DEVICE, "unsendable", str(e), your_fault=True) from e
-        self._send(data)
-
-    def _send(self, data: bytes) -> None:
-        if self._writer is None or self._writer.is_closing():
-            raise EngineGone(self.last_error or "the engine is not running")
-        self._writer.write(data)
-
-    def _forget(self, request_id: str) -> None:
-        self._inboxes.pop(request_id, None)
+        with self._channel.inbox() as (request_id, inbox):
+            self._channel.write(wire.Embed(id=request_id, input=given))
+            return await wait_for_embedding(inbox, lambda: self._channel.write(wire.CancelRequest(id=request_id)))

@@ -324,9 +324,8 @@ class Stats(Message, frozen=True, kw_only=True):
 
 ToAnswer = HoldAnswer | AppendText | SetPace | CancelRequest
 ToEngine = Load | Count | Generate | HoldAnswer | AppendText | SetPace | Embed | CancelRequest
-FromEngine = (
-    Loaded | LoadFailed | Counted | PrefillProgress | TextPiece | PauseChange | Embedded | Done | Failed | Stats | Alive
-)
+Reply = Counted | PrefillProgress | TextPiece | PauseChange | Embedded | Done | Failed
+FromEngine = Loaded | LoadFailed | Reply | Stats | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

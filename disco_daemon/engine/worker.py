@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -198,10 +198,31 @@ class Worker:
         os._exit(0)
 
     def _read(self) -> None:
-        """Read frames in a thread of its own; end the process when the daemon has gone, or sends no valid message."""
-        try:
+        """Read frames in a thread of its own: answer what needs no context, and queue the rest for the main thread."""
+        with self._end_process():
             while (body := wire.read_blocking(self._sock)) is not None:
-                self._dispatch(wire.decode_to_engine(body))
+                message, llama = wire.decode_to_engine(body), self._llama
+                if isinstance(message, wire.Load) or llama is None:
+                    msg = f"{type(message).__name__} at the wrong time"
+                    raise ValueError(msg)
+                with self._refuse_unreadable(message.id):
+                    match message:
+                        case wire.Count():
+                            self._count(message, llama)
+                        case wire.Generate():
+                            self._commands.put(prepare(llama, message))
+                        case wire.Embed():
+                            self._commands.put(_in_tokens(message, llama))
+                        case order:
+                            self._commands.put(order)
+                if self._is_urgent(message):
+                    self._abort.set()
+
+    @contextlib.contextmanager
+    def _end_process(self) -> Iterator[None]:
+        """End the process after the body: the daemon has gone, or has sent what is no valid message."""
+        try:
+            yield
         except (ValueError, OSError, msgspec.MsgspecError) as e:
             os.write(2, f"the reader thread ends: {type(e).__name__}\n".encode())
             os._exit(1)
@@ -211,28 +232,16 @@ class Worker:
             threading.Event().wait(LAST_S + SLACK_S)  # `_end` is quicker
         os._exit(0)
 
-    def _dispatch(self, message: wire.ToEngine) -> None:
-        """Answer requests that need no context, and queue the others for the main thread. Raises ValueError."""
-        llama = self._llama
-        if isinstance(message, wire.Load) or llama is None:
-            msg = f"{type(message).__name__} at the wrong time"
-            raise ValueError(msg)
-        if isinstance(message, wire.Count):
-            self._try(message.id, lambda: self._count(message, llama))
-        elif isinstance(message, wire.Generate):
-            self._try(message.id, lambda: self._commands.put(prepare(llama, message)))
-        elif isinstance(message, wire.Embed):
-            self._try(message.id, lambda: self._commands.put(_in_tokens(message, llama)))
-        else:
-            self._commands.put(message)
+    def _is_urgent(self, message: wire.ToEngine) -> bool:
+        """Whether the decode in flight is stopped for a message: it takes long, or is of no use any more."""
         single = self._batcher is not None and self._batcher.single_prompt
-        if isinstance(message, wire.CancelRequest) or (isinstance(message, wire.Generate) and single):
-            self._abort.set()
+        return isinstance(message, wire.CancelRequest) or (single and isinstance(message, wire.Generate))
 
-    def _try(self, request_id: str, do: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _refuse_unreadable(self, request_id: str) -> Iterator[None]:
         """Refuse a request that cannot be served; whatever exception it causes, other answers go on."""
         try:
-            do()
+            yield
         except (TemplateError, PromptError) as e:
             self.send(wire.refused(request_id, e))
         except Exception as e:

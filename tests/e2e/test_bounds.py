@@ -227,7 +227,7 @@ async def test_a_prompt_that_does_not_fit_is_counted_roughly_and_at_once(engine:
     assert isinstance(failed, wire.Failed)
     assert failed.reason == "context_length_exceeded"
     assert time.perf_counter() - began < 1.0
-    assert await engine.token_ids(request) is None, "there is nothing to continue with"
+    assert await engine.count(request, ids=True) is None, "there is nothing to continue with"
 
 
 async def test_a_new_life_is_not_judged_by_the_silence_of_the_last(engine: Engine) -> None:

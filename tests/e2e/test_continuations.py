@@ -128,7 +128,7 @@ async def started(name: str, folder: Path) -> AsyncIterator[Server]:
             url, model = daemon.url, "disco/device"
         else:
             _, url = await stack.enter_async_context(replayed(name))
-        server = Server(ServerConfig(url, model, "none"), tokens=vocabulary.token_ids, render=vocabulary.rendered)
+        server = Server(ServerConfig(url, model, "none"), tokens=vocabulary.token_ids, render=vocabulary.render)
         await server.start()
         stack.push_async_callback(server.close)
         yield server

@@ -21,7 +21,7 @@ from disco_daemon.engine.inbox import EngineAnswer, EngineGone
 from disco_daemon.engine.llama.model import N_SEQS
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
-from disco_daemon.types import Append, GenerationRequest, Hold, PromptLength, Sampling
+from disco_daemon.types import Append, GenerationRequest, Hold, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -230,16 +230,23 @@ async def test_an_answer_cut_inside_a_word_is_healed(engine: Engine, prompt: str
     assert sum(agree) >= 0.8 * len(agree), f"{sum(agree)} of {len(agree)} cuts"
 
 
+async def token_ids(engine: Engine, request: GenerationRequest) -> tuple[int, ...]:
+    counted = await engine.count(request, ids=True)
+    assert counted is not None
+    return counted.ids
+
+
 async def test_a_raw_prompt_is_taken_as_it_is(engine: Engine) -> None:
     raw = replace(question("", 8), messages=(), prompt="The capital of France is")
     text, done = await told(engine.open(raw))
-    ids = await engine.token_ids(raw)
-    assert ids is not None
+    ids = await token_ids(engine, raw)
     assert done.n_prompt + done.n_cached == len(ids)
-    assert await engine.count(raw) == PromptLength(len(ids), len(ids))
+    counted = await engine.count(raw)
+    assert counted is not None
+    assert (counted.n_tokens, counted.n_cached) == (len(ids), len(ids))
     assert (await told(engine.open(replace(raw, prompt=ids))))[0] == text
     chat = question("Hi", 8)
-    ids = await engine.token_ids(chat)
+    ids = await token_ids(engine, chat)
     assert (await told(engine.open(replace(raw, prompt=ids))))[0] == (await told(engine.open(chat)))[0]
 
 
@@ -360,7 +367,7 @@ async def test_an_idle_hour_is_no_hang() -> None:
         await engine.ready(60)
         clock.ahead_s = 3600.0
         assert engine.silent_s == 0
-        with engine._inbox():
+        with engine._channel.inbox():
             assert engine.silent_s < 1, "the engine is blamed for a silence in which it owed nothing"
         answer = engine.open(question("Hi", max_tokens=1))
         assert engine.silent_s < 1
@@ -381,7 +388,7 @@ async def test_a_held_answer_that_has_caught_up_is_silent_by_design_and_no_hang(
         answers = [engine.open(ask, hold=True) for _ in range(N_SEQS + 1)]
         for answer in answers[:N_SEQS]:
             await caught_up(answer)
-        while engine._owes:  # the one without a slot says so last
+        while engine._channel.owes_reply:  # the one without a slot says so last
             await anext(answers[-1])
         clock.ahead_s = 3600.0
         assert engine.silent_s == 0

@@ -170,17 +170,16 @@ class Batcher:
 
     def step(self) -> bool:
         """Compute one iteration; False if there was nothing to compute."""
-        self._decide()
+        if self.admission.decide(self.clock()):
+            self._send_pauses()
         batch = self._build()
         while self._decode(batch):
             self._collect(batch)
         self._learn(batch)
         return bool(batch.rows)
 
-    def _decide(self) -> None:
-        """Decide who runs if it is time, and say which begun answers wait: their silence would look like a hang."""
-        if not self.admission.decide(self.clock()):
-            return
+    def _send_pauses(self) -> None:
+        """Say which begun answers wait since the latest decision: their silence would look like a hang."""
         for s in self.admission.sequences.values():
             waits = not (s.is_running or s.is_held)
             if waits != s.pause_sent and (s.draw.n_drawn or s.pause_sent):
