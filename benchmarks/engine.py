@@ -19,7 +19,6 @@ from disco_daemon.bench.engine import (
     OURS,
     RUNNING,
     Bench,
-    Count,
     EngineSetup,
     Progress,
     about,
@@ -29,6 +28,7 @@ from disco_daemon.bench.engine import (
     table,
     up,
 )
+from disco_daemon.bench.engine_chats import Count
 from disco_daemon.bench.streamed import Chat, Door
 from disco_daemon.models.default import fetch_default_model
 

@@ -218,7 +218,7 @@ def _header() -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, 1, len(pairs)) + b"".join(pairs) + tensor + bytes(64)
 
 
-# As `endpoints.server` takes them: the answer breaks, and goes on elsewhere.
+# As `endpoints.server_errors` takes them: the answer breaks, and goes on elsewhere.
 REFUSED_STREAM = (DiscoError, TypeError, ValueError, AttributeError, LookupError, stream.Endless)
 
 

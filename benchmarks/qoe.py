@@ -38,7 +38,7 @@ import tomlkit
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, measured, positive, printed, progress, run_script
 from disco_daemon.bench.demo import PASSAGE
-from disco_daemon.bench.engine import story
+from disco_daemon.bench.engine_chats import story
 from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.program import verb

@@ -15,7 +15,7 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ import tomlkit
 from ..models.default import fetch_default_model
 from ..program import verb
 from .child import BenchError, child
-from .demo import PASSAGE
+from .engine_chats import Count, calibrate_count, chat_of_length, story
 from .streamed import (
     Chat,
     Door,
@@ -51,7 +51,6 @@ RUNNING, RUN_TOKENS = 4, 160  # answers that a long prompt disturbs; long enough
 LONG_PROMPT = 2048  # tokens
 SHARE_AT, LOOK_S = 8, 0.5  # answers at a time when Python's share is read, and how often, s
 
-Count = Callable[[Chat], Awaitable[int]]
 Progress = Callable[[str], None]
 Start = Callable[[Path], list[str]]  # the command that starts a server whose files go to a folder
 Figures = dict[str, list[float]]  # of each server, ours first; one for each repeat
@@ -109,63 +108,6 @@ def python_share(states: Sequence[Mapping[str, Any]]) -> float | None:
     started = [s for s in during if "iterations" not in s or s["iterations"] != before.get("iterations")]
     shares = [s["python_share"] for s in started if s.get("python_share") is not None]
     return round(statistics.median(shares), 4) if shares else None
-
-
-# --- the questions ---------------------------------------------------------------------------------------------------
-
-
-def story(i: int) -> Chat:
-    """A short question with a long answer, other words for each i; small models go on for a hundred tokens or more."""
-    words = PASSAGE.split()
-    begin = " ".join(words[(7 * i) % len(words) :][:8])
-    return _chat(i, f"Write a long story with many details that begins like this: {begin}")
-
-
-def _chat(i: int, content: str) -> Chat:
-    """A chat that no cache knows: the system message is of this one alone, and stands in front."""
-    words = list(dict.fromkeys(PASSAGE.split()))  # each once
-    name = f"{words[i % len(words)]} {words[i // len(words) % len(words)]}"
-    return [{"role": "system", "content": name}, {"role": "user", "content": content}]
-
-
-async def sized(n_tokens: int, i: int, count: Count) -> Chat:
-    """A chat that no cache knows, of `n_tokens` tokens when rendered, as `count` counts them. Raises BenchError.
-
-    Whole words come next to the length, single-letter ones fill it up.
-    """
-    words = list(itertools.islice(itertools.cycle(PASSAGE.split()), 11 * i % 180, 11 * i % 180 + n_tokens))
-
-    def chat(n: int, fill: int = 0) -> Chat:
-        return _chat(i, " ".join([*words[:n], *["a"] * fill]))
-
-    low, high = 0, n_tokens
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if await count(chat(middle)) <= n_tokens else (low, middle - 1)
-    missing = n_tokens - await count(chat(low))
-    if missing < 0:
-        msg = f"a prompt of {n_tokens} tokens is shorter than the chat template alone"
-        raise BenchError(msg)
-    return chat(low, missing)
-
-
-async def estimated(door: Door) -> Count:
-    """Return a count that is right to a few tokens, from what two prompts took: for a server that counts no others."""
-
-    def words(chat: Chat) -> tuple[int, int]:
-        said = chat[-1]["content"].split()
-        n_single = said.count("a")  # a token wherever it stands
-        return len(said) - n_single, n_single
-
-    short, long = _chat(0, "a"), _chat(0, PASSAGE)
-    n_short, n_long = [(await ask(door, chat, 1)).prompt["prompt_tokens"] for chat in (short, long)]
-    each = (n_long - n_short + 1 - words(long)[1]) / words(long)[0]
-
-    async def count(chat: Chat) -> int:
-        n_words, n_single = words(chat)
-        return int(n_short - 1 + n_words * each + n_single + 0.5)
-
-    return count
 
 
 # --- the measurements ------------------------------------------------------------------------------------------------
@@ -242,7 +184,7 @@ class Bench:
         tries = max(1, min(TTFT_TRIES, TTFT_BUDGET // n_tokens))
         seen: dict[str, dict[str, Any]] = {}
         for _, doors in self.turns():
-            chats = [await sized(n_tokens, next(self.fresh), self.count) for _ in range(tries)]
+            chats = [await chat_of_length(n_tokens, next(self.fresh), self.count) for _ in range(tries)]
             for door in doors:
                 heard = [await ask(door, chat, TTFT_TOKENS) for chat in chats]
                 figures[door.name].append(statistics.median(h.ttft for h in heard))
@@ -255,7 +197,7 @@ class Bench:
         figures = self._figures()
         seen: dict[str, dict[str, Any]] = {}
         for _, doors in self.turns():
-            chat = await sized(CHAT_TOKENS, next(self.fresh), self.count)
+            chat = await chat_of_length(CHAT_TOKENS, next(self.fresh), self.count)
             for door in doors:
                 before = await ask(door, chat, TURN_TOKENS)
                 answer = {"role": "assistant", "content": before.text}
@@ -271,7 +213,7 @@ class Bench:
         gaps, ttfts = self._figures(), self._figures()
         for _, doors in self.turns():
             chats = [story(next(self.fresh)) for _ in range(RUNNING)]
-            long = await sized(LONG_PROMPT, next(self.fresh), self.count)
+            long = await chat_of_length(LONG_PROMPT, next(self.fresh), self.count)
             for door in doors:
                 gap, ttft = await self._disturbed(door, chats, long)
                 gaps[door.name].append(gap)
@@ -326,7 +268,8 @@ async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]
         model = await asyncio.to_thread(fetch_default_model, progress)
     with breaks_off():
         async with opened(setup, {OURS: lambda folder: up(folder, setup, model)}, progress) as doors:
-            return await measure(Bench(doors, setup, await estimated(doors[OURS]), progress)) | about(setup, model)
+            count = await calibrate_count(doors[OURS])
+            return await measure(Bench(doors, setup, count, progress)) | about(setup, model)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from benchmarks import llama_server
 from benchmarks.engine import PEER
-from disco_daemon.bench import engine, streamed
+from disco_daemon.bench import engine, engine_chats, streamed
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import run_script
 from disco_daemon.bench.engine import OURS, Bench, EngineSetup
@@ -158,23 +158,23 @@ def test_the_device_is_found_in_the_state_wherever_it_is() -> None:
 
 @pytest.mark.parametrize("n_tokens", [32, 512, 2048])
 async def test_a_sized_prompt_has_exactly_its_length(n_tokens: int) -> None:
-    assert await words(await engine.sized(n_tokens, 17, words)) == n_tokens
+    assert await words(await engine_chats.chat_of_length(n_tokens, 17, words)) == n_tokens
 
 
 async def test_a_tokenizer_that_splits_words_still_gets_the_length() -> None:
     async def pieces(chat: Chat) -> int:
         return TEMPLATE + sum(1 + len(word) // 4 for m in chat for word in m["content"].split())
 
-    assert [await pieces(await engine.sized(n, 3, pieces)) for n in (40, 333)] == [40, 333]
+    assert [await pieces(await engine_chats.chat_of_length(n, 3, pieces)) for n in (40, 333)] == [40, 333]
 
 
 async def test_a_prompt_shorter_than_the_template_is_refused() -> None:
     with pytest.raises(BenchError, match="template"):
-        await engine.sized(TEMPLATE, 0, words)
+        await engine_chats.chat_of_length(TEMPLATE, 0, words)
 
 
 def test_no_two_prompts_begin_alike() -> None:
-    first = [engine.story(i)[0]["content"] for i in range(2000)]
+    first = [engine_chats.story(i)[0]["content"] for i in range(2000)]
     assert len(set(first)) == len(first)
     assert first[0].split()[0] != first[1].split()[0]
 
@@ -184,7 +184,7 @@ def test_no_two_prompts_begin_alike() -> None:
 
 async def test_an_answer_is_timed_and_counted() -> None:
     async with LoopbackServer(tokens=40) as server, aiohttp.ClientSession() as session:
-        heard = await ask(Door(OURS, server.url, session), engine.story(1), 12)
+        heard = await ask(Door(OURS, server.url, session), engine_chats.story(1), 12)
     assert (heard.n_tokens, len(heard.times), heard.finish) == (12, 12, "length")
     assert heard.sent < heard.first <= heard.times[-1] <= heard.ended
     assert heard.text.startswith("Write a long story")
@@ -195,11 +195,11 @@ async def test_faults_of_a_server_end_the_measurement() -> None:
     async with Upstream(tokens=8) as upstream, aiohttp.ClientSession() as session:
         door = Door(PEER, upstream.url, session)
         with upstream.status(500), pytest.raises(BenchError, match="peer answered 500"):
-            await ask(door, engine.story(1), 8)
+            await ask(door, engine_chats.story(1), 8)
         with upstream.close_without_finish(3), pytest.raises(BenchError, match="finish_reason"):
-            await ask(door, engine.story(1), 8)
+            await ask(door, engine_chats.story(1), 8)
         with upstream.error_event_after(3), pytest.raises(BenchError, match="carried an error"):
-            await ask(door, engine.story(1), 8)
+            await ask(door, engine_chats.story(1), 8)
 
 
 # --- the measurements -------------------------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ async def test_alone_there_are_figures_and_no_ratios(stage: Stage) -> None:
 
 async def test_a_server_that_counts_no_prompts_is_asked_what_two_of_them_took() -> None:
     async with LoopbackServer(tokens=1) as server, aiohttp.ClientSession() as session:
-        count = await engine.estimated(Door(OURS, server.url, session))
+        count = await engine_chats.calibrate_count(Door(OURS, server.url, session))
     for n_tokens in (40, 512):
-        chat = await engine.sized(n_tokens, 3, count)
+        chat = await engine_chats.chat_of_length(n_tokens, 3, count)
         said = sum(len(message["content"].split()) for message in chat)  # a word is a token there
         assert said == pytest.approx(n_tokens, abs=1)
 

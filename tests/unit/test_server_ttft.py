@@ -17,15 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.estimation.server_ttft import (
-    HALF_LIFE,
-    LEVELS,
-    PRIOR_STRENGTH,
-    SHIFT_KEEP,
-    WINDOW,
-    Cusum,
-    ServerTtft,
-)
+from disco_daemon.estimation.cusum import Cusum
+from disco_daemon.estimation.server_ttft import HALF_LIFE, LEVELS, PRIOR_STRENGTH, SHIFT_KEEP, WINDOW, ServerTtft
 from disco_daemon.estimation.survival import heavy_tail, kaplan_meier, mixture
 
 PRIOR_S = 0.6

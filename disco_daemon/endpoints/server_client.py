@@ -1,0 +1,136 @@
+"""The HTTP client for one server: bounded responses, no redirects, and no key in the clear to public addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+from openai import AsyncOpenAI, DefaultAioHttpClient
+
+from ..net import hostname, is_address, is_loopback
+from .plainhttp import PrivateResolver, confine
+from .server_errors import HTTP_ERRORS, connection_drop
+from .stream import Bytes
+
+log = logging.getLogger("disco.server")
+
+CONNECT_TIMEOUT_S = 5.0  # a server that cannot be reached; the device goes on meanwhile
+CLOSE_TIMEOUT_S = 1.0  # closing a stream whose server does not react
+LOOKUP_TIMEOUT_S = 1.0  # at the start, of a name that a key would be sent to by plain http
+MAX_ERROR = 64 * 1024  # bytes read of an answer that is an error; a message takes some hundred
+_CODINGS = ("", "identity", "gzip", "deflate")  # zlib makes a thousand bytes of one at most, of 16 KiB at a time
+
+
+_CHUNKS = openai.AsyncStream[Any]  # its response is read by `EventStream`
+
+
+class ServerClient:
+    """The openai client, without its retries: those are the conductor's business."""
+
+    def __init__(self, base_url: str, api_key: str, timeout_s: float, *, confined: bool) -> None:
+        """Make the client; nothing is sent. `confined`: it connects to private addresses only."""
+        self._client = AsyncOpenAI(
+            base_url=base_url,
+            api_key=api_key or "none",
+            max_retries=0,
+            # Reading has time-outs of our own everywhere; the client's would be one more timer for each token.
+            timeout=openai.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, read=None),
+            # A coding could make gigabytes of a few bytes, and saves little of a stream.
+            default_headers={"Accept-Encoding": "identity"},
+            http_client=_http(base_url, confined=confined),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def stream(self, path: str, body: dict[str, Any], stack: AsyncExitStack) -> Bytes:
+        """Send a request; return the response's body as it comes. `stack` closes it.
+
+        The body is read by `EventStream`, not by the client's own chunk models: those cost more than all the rest of
+        the relay together (`disco bench relay`), and their decoder trips over what real servers send.
+        """
+        try:
+            stream = await self._post(path, body)
+        except openai.APIConnectionError as e:
+            if connection_drop(e) is None:
+                raise
+            stream = await self._post(path, body)
+        stack.push_async_callback(_close, stream)
+        response = stream.response
+        coded = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
+        return response.aiter_bytes() if coded else response.aiter_raw()
+
+    async def _post(self, path: str, body: dict[str, Any]) -> openai.AsyncStream[Any]:
+        """Send a request; what comes back is open, and nothing of it is read.
+
+        Not by the client's method for the path: that one walks the whole conversation by its type annotations, at a
+        third of the cost of sending it, and the parameters have been looked at already.
+        """
+        return await self._client.post(path, cast_to=object, body=body, stream=True, stream_cls=_CHUNKS)
+
+
+def _http(base_url: str, *, confined: bool) -> Any:
+    """Return the HTTP client; the prompt goes to no address that a server names.
+
+    What is for this machine, or a key by plain http, never goes through a proxy.
+    """
+    local = is_loopback(urlsplit(base_url).hostname or "")
+    http = DefaultAioHttpClient(
+        trust_env=not local and not confined, follow_redirects=False, event_hooks={"response": [_bound]}
+    )
+    if confined:
+        confine(http._transport)
+    return http
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Bound a response: an error's body is read up to MAX_ERROR, and no content coding that expands is taken."""
+    if response.headers.get("content-encoding", "").strip().lower() not in _CODINGS:
+        msg = "the answer is packed in a way that was not asked for"
+        raise httpx2.DecodingError(msg)
+    if not response.is_success:
+        response.stream = _Head(cast("httpx2.AsyncByteStream", response.stream))
+
+
+class _Head(httpx2.AsyncByteStream):
+    """The beginning of a body."""
+
+    def __init__(self, whole: httpx2.AsyncByteStream) -> None:
+        self._whole = whole
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        n_bytes = 0
+        async for part in self._whole:
+            yield part
+            n_bytes += len(part)
+            if n_bytes > MAX_ERROR:
+                return
+
+    async def aclose(self) -> None:
+        await self._whole.aclose()
+
+
+async def look_up_private(base_url: str) -> None:
+    """Look the server's name up. Raises NotPrivateError if it stands for public addresses only, and other OSErrors."""
+    host, resolver = hostname(base_url), PrivateResolver()
+    try:
+        if not is_address(host):
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await resolver.resolve(host)
+    finally:
+        await resolver.close()
+
+
+async def _close(stream: openai.AsyncStream[Any]) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await stream.close()
+    except HTTP_ERRORS as e:  # a TimeoutError is an OSError
+        log.debug("closing a server stream: %s", type(e).__name__)
