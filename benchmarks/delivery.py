@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from disco_daemon.bench.command import printed, progress, run_script
+from disco_daemon.bench.command import print_figures, progress, run_script
 from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.types import Delivery, Token
 
@@ -200,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
-    return printed(asyncio.run(bench_delivery(progress=progress)), table, as_json=args.json)
+    return print_figures(asyncio.run(bench_delivery(progress=progress)), table, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import asyncio
 import sys
 from typing import Any
 
-from disco_daemon.bench.command import at_least, measured, printed, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.engine import (
     OURS,
     RUNNING,
@@ -24,7 +24,7 @@ from disco_daemon.bench.engine import (
     about,
     breaks_off,
     measure,
-    opened,
+    open_doors,
     table,
     up,
 )
@@ -66,7 +66,7 @@ async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]
     )
     servers = {OURS: lambda folder: up(folder, setup, model), PEER: lambda _: llama_server.argv(model, options)}
     with breaks_off():
-        async with opened(setup, servers, progress) as doors:
+        async with open_doors(setup, servers, progress) as doors:
             figures = await measure(Bench(doors, setup, counter(doors[PEER]), progress))
     return {
         "throughput_ratio": {n: found["ratio"] for n, found in figures["throughput"].items()},
@@ -88,8 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=at_least(1), default=5, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of both sides (default: one fewer than the cores)")
     args = parser.parse_args(argv)
-    figures = measured(bench_engine(EngineSetup(repeats=args.repeats, threads=args.threads), progress))
-    return printed(figures, table, as_json=args.json)
+    figures = run_measurement(bench_engine(EngineSetup(repeats=args.repeats, threads=args.threads), progress))
+    return print_figures(figures, table, as_json=args.json)
 
 
 if __name__ == "__main__":

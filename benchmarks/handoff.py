@@ -29,7 +29,7 @@ import aiohttp
 import tomlkit
 
 from disco_daemon.bench.child import LOG_TAIL, BenchError, child
-from disco_daemon.bench.command import at_least, measured, printed, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.demo import PASSAGE, PRICES, WATTS
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.program import verb
@@ -354,7 +354,7 @@ def main(argv: list[str] | None = None) -> int:
         args.count, args.method, args.server, args.server_model, args.shape_ttft, args.concurrent, args.delivery,
         args.live, (args.way,) if args.way else ("to_device", "to_server"),
     )  # fmt: skip
-    return printed(measured(bench_handoff(setup, progress)), table, as_json=args.json)
+    return print_figures(run_measurement(bench_handoff(setup, progress)), table, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import aiohttp
 import tomlkit
 
 from disco_daemon.bench.child import LOG_TAIL, BenchError, child, child_env, start
-from disco_daemon.bench.command import at_least, measured, printed, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange, text_of
 from disco_daemon.program import verb
@@ -390,7 +390,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=at_least(0), default=20, help="(default: %(default)s)")
     args = parser.parse_args(argv)
     setup = Setup(args.requests, args.clients, args.kills)
-    return printed(measured(bench_money(setup, progress)), table, as_json=args.json)
+    return print_figures(run_measurement(bench_money(setup, progress)), table, as_json=args.json)
 
 
 if __name__ == "__main__":

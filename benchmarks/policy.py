@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from disco_daemon.bench.command import at_least, printed, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_script
 from disco_daemon.dispatch.optimal import Optimal
 from disco_daemon.dispatch.paper import Paper
 from disco_daemon.dispatch.planner import Planner
 from disco_daemon.dispatch.policy import Policy, PolicyInput
-from disco_daemon.estimation.context import conditioned
+from disco_daemon.estimation.context import estimate_contexts
 from disco_daemon.estimation.knowledge import Knowledge
 from disco_daemon.estimation.lengths import LengthDistribution
 from disco_daemon.estimation.survival import kaplan_meier
@@ -95,7 +95,7 @@ def _policy_input(ttft_s: Any, lengths: Any, constrained: Side) -> PolicyInput:
     distribution = LengthDistribution.of(lengths)
     # What conditions on the recent TTFTs is a window of 200, as in the daemon.
     recent, scores = ttft_s[-200:], np.log(ttft_s[-201:-1])
-    contexts = conditioned(recent, np.ones(200, dtype=bool), np.ones(200), scores)
+    contexts = estimate_contexts(recent, np.ones(200, dtype=bool), np.ones(200), scores)
     return PolicyInput(curve, distribution, distribution.values / PREFILL_TPS, constrained, BUDGET, contexts)
 
 
@@ -189,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     figures = bench_policy(args.repeat)
     if args.plots:
         progress(f"drew {report.draw_overhead(figures, Path(args.plots))}")
-    return printed(figures, policy_table, as_json=args.json)
+    return print_figures(figures, policy_table, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import numpy as np
 import tomlkit
 
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, measured, positive, printed, progress, run_script
+from disco_daemon.bench.command import at_least, positive, print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.engine_chats import story
 from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
@@ -346,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
         capacity_rps=args.capacity or usual.capacity_rps,
         seed=usual.seed if args.seed is None else args.seed,
     )
-    return printed(measured(bench_qoe(setup, progress)), table, as_json=args.json)
+    return print_figures(run_measurement(bench_qoe(setup, progress)), table, as_json=args.json)
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -366,7 +366,7 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.plots:
         for path in report.draw_serving(figures, args.plots):
             progress(f"drew {path}")
-    return printed(figures, report.summary, as_json=args.json)
+    return print_figures(figures, report.summary, as_json=args.json)
 
 
 def _loads(text: str) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.bench.command import printed, run_script
+from disco_daemon.bench.command import print_figures, run_script
 from disco_daemon.scheduler.andes import HORIZON_S, Andes, horizon_s
 from disco_daemon.scheduler.jobs import Capacity, Job
 from disco_daemon.scheduler.latency import Coefficients, IterationLatency
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--instances", type=int, default=N_INSTANCES, help="random instances (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
-    return printed(bench_scheduling(args.repeat, args.instances), scheduling_table, as_json=args.json)
+    return print_figures(bench_scheduling(args.repeat, args.instances), scheduling_table, as_json=args.json)
 
 
 if __name__ == "__main__":

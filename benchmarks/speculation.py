@@ -24,7 +24,7 @@ import aiohttp
 import tomlkit
 
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import measured, printed, progress, run_script
+from disco_daemon.bench.command import print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
@@ -138,8 +138,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
     model = args.model or fetch_default_model(progress)
-    figures = measured(bench_speculation(model, args.draft_model, args.threads, args.repeats))
-    return printed(figures, table, as_json=args.json)
+    figures = run_measurement(bench_speculation(model, args.draft_model, args.threads, args.repeats))
+    return print_figures(figures, table, as_json=args.json)
 
 
 if __name__ == "__main__":

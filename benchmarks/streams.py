@@ -66,7 +66,7 @@ class Paced(LoopbackServer):
 
     n_open_most = 0
 
-    def opened(self, exchange: Exchange) -> None:
+    def on_request(self, exchange: Exchange) -> None:
         self.n_open_most = max(self.n_open_most, self.open_streams + 1)
 
     async def stream(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:

@@ -47,7 +47,7 @@ def progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def measured(work: Coroutine[Any, Any, Figures]) -> Figures | None:
+def run_measurement(work: Coroutine[Any, Any, Figures]) -> Figures | None:
     """Run a measurement that has children; none of them outlives this process. None when it was ended by SIGTERM."""
     import asyncio
 
@@ -63,7 +63,7 @@ def measured(work: Coroutine[Any, Any, Figures]) -> Figures | None:
     return figures
 
 
-def printed(figures: Figures | None, table: Callable[[Figures], str], *, as_json: bool) -> int:
+def print_figures(figures: Figures | None, table: Callable[[Figures], str], *, as_json: bool) -> int:
     """Print the figures as one JSON document or as a table, and return the exit code."""
     if figures is None:
         return 1

@@ -215,7 +215,7 @@ class Bench:
             chats = [story(next(self.fresh)) for _ in range(RUNNING)]
             long = await chat_of_length(LONG_PROMPT, next(self.fresh), self.count)
             for door in doors:
-                gap, ttft = await self._disturbed(door, chats, long)
+                gap, ttft = await self._disturb(door, chats, long)
                 gaps[door.name].append(gap)
                 ttfts[door.name].append(ttft)
             self.report(f"worst gap beside a prompt of {LONG_PROMPT}", gaps, "s")
@@ -229,7 +229,7 @@ class Bench:
             "raw": gaps,
         }
 
-    async def _disturbed(self, door: Door, chats: Sequence[Chat], long: Chat) -> tuple[float, float]:
+    async def _disturb(self, door: Door, chats: Sequence[Chat], long: Chat) -> tuple[float, float]:
         running = [StreamedAnswer() for _ in chats]
         async with _group() as group:
             for chat, heard in zip(chats, running, strict=True):
@@ -267,7 +267,7 @@ async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]
     if model is None:
         model = await asyncio.to_thread(fetch_default_model, progress)
     with breaks_off():
-        async with opened(setup, {OURS: lambda folder: up(folder, setup, model)}, progress) as doors:
+        async with open_doors(setup, {OURS: lambda folder: up(folder, setup, model)}, progress) as doors:
             count = await calibrate_count(doors[OURS])
             return await measure(Bench(doors, setup, count, progress)) | about(setup, model)
 
@@ -301,7 +301,7 @@ async def measure(bench: Bench) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened(
+async def open_doors(
     setup: EngineSetup, servers: Mapping[str, Start], progress: Progress
 ) -> AsyncIterator[dict[str, Door]]:
     """Run the servers, and open a door to each."""

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from .script import DONE, Exchange, error_body, scripted
+from .script import DONE, Exchange, error_body, script_answer
 
 TOKENS = 64  # length of an answer by default, tokens
 KEEP = 10_000  # exchanges remembered for /stats and for tests; older ones are forgotten
@@ -41,7 +41,7 @@ class BodyEnded(Exception):
 class LoopbackServer:
     """Scripted answers on 127.0.0.1. `tokens` is the length of an answer, `interval_s` the pause before each token, s.
 
-    A test injects faults through the hooks `respond`, `before`, `write`, `models` and `opened`.
+    A test injects faults through the hooks `respond`, `before`, `write`, `models` and `on_request`.
     """
 
     def __init__(self, *, port: int = 0, tokens: int = TOKENS, interval_s: float = 0.0) -> None:
@@ -100,7 +100,7 @@ class LoopbackServer:
         """Write one event."""
         await response.write(event)
 
-    def opened(self, exchange: Exchange) -> None:
+    def on_request(self, exchange: Exchange) -> None:
         """Take note that a chat request arrived; `exchange` is already among `exchanges`."""
 
     async def models(self, request: web.Request) -> web.StreamResponse:
@@ -150,13 +150,13 @@ class LoopbackServer:
             exchange.end(by_client=by_client, now=loop.time())
 
     def _open(self, request: web.Request, body: Mapping[str, Any]) -> Exchange:
-        tokens, reason = scripted(body, self.tokens)
+        tokens, reason = script_answer(body, self.tokens)
         name = request.headers.get("X-Request-ID") or f"chatcmpl-{self.n_requests}"
         now = asyncio.get_running_loop().time()
         exchange = Exchange(name, request.headers, body, tokens, reason, now, int(time.time()))
         self.n_requests += 1
         self.exchanges.append(exchange)
-        self.opened(exchange)
+        self.on_request(exchange)
         return exchange
 
     async def _stats(self, request: web.Request) -> web.StreamResponse:

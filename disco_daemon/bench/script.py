@@ -37,7 +37,7 @@ def rest_of(tokens: Sequence[str], so_far: str) -> list[str]:
     return []
 
 
-def scripted(body: Mapping[str, Any], n: int) -> tuple[list[str], str]:
+def script_answer(body: Mapping[str, Any], n: int) -> tuple[list[str], str]:
     """Work out the tokens and the finish reason of the answer to a chat request, for a script of `n` tokens."""
     messages = body["messages"]
     tokens = script(text_of(next((m for m in reversed(messages) if m["role"] == "user"), {})), n)

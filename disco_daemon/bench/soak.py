@@ -202,7 +202,7 @@ class Soak:
         """One fault after the other; each ends before the next begins, or is over at once."""
         faults: dict[str, Callable[[], Awaitable[None]]] = {
             "cut": self._cut, "cut later": self._cut_later, "stall": self._stall, "refuse": self._refuse,
-            "trickle": self._trickle, "429": self._limited, "500": self._failed, "web page": self._page,
+            "trickle": self._trickle, "429": self._limit, "500": self._fail, "web page": self._page,
             "nothing": self._nothing, "reload": self._reload, "crowd": self._crowd, "engine killed": self._kill,
             "engine stopped": self._stop_engine,
         }  # fmt: skip
@@ -243,11 +243,11 @@ class Soak:
         finally:
             self.proxy.trickling = False
 
-    async def _limited(self) -> None:
+    async def _limit(self) -> None:
         head = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Type: application/json\r\n"
         self._instead(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY), 2)
 
-    async def _failed(self) -> None:
+    async def _fail(self) -> None:
         head = b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\nConnection: close\r\n"
         self._instead(head + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY), 2)
 

@@ -63,7 +63,7 @@ class SoakAnswer:
     moved: bool = False
 
 
-def judged(heard: SoakAnswer, reference: str, *, left: bool) -> str | None:
+def judge(heard: SoakAnswer, reference: str, *, left: bool) -> str | None:
     """Return the fault of an answer whose whole text is `reference`, or None. `left`: the client went."""
     if not reference.startswith(heard.text):
         return f"no beginning of the answer: {heard.text!r}, not {reference!r}"
@@ -187,7 +187,7 @@ class Clients:
         self._judge(heard, question, left=False)
 
     def _judge(self, heard: SoakAnswer, question: str, *, left: bool) -> None:
-        if (wrong := judged(heard, self._references[question], left=left)) is not None:
+        if (wrong := judge(heard, self._references[question], left=left)) is not None:
             raise Broken(wrong)
         self.verdict.n_moved += heard.moved
         if heard.error is not None:

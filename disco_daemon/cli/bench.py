@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from ..bench.command import at_least, measured, printed, progress
+from ..bench.command import at_least, print_figures, progress, run_measurement
 
 ROWS = (
     ("first token, direct, p50", "direct_ttft_ms_p50", "ms"),
@@ -87,24 +87,24 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; progress goes to stderr."""
     from disco_daemon.bench.relay import bench_relay
 
-    figures = measured(bench_relay(n=args.n, streams=args.streams, tokens=args.tokens, progress=progress))
-    return printed(figures, table, as_json=args.json)
+    figures = run_measurement(bench_relay(n=args.n, streams=args.streams, tokens=args.tokens, progress=progress))
+    return print_figures(figures, table, as_json=args.json)
 
 
 def run_engine(args: argparse.Namespace) -> int:
     """Time the device; progress goes to stderr."""
     from disco_daemon.bench.engine import EngineSetup, bench_engine, table
 
-    figures = measured(bench_engine(EngineSetup(repeats=args.repeats, threads=args.threads), progress))
-    return printed(figures, table, as_json=args.json)
+    figures = run_measurement(bench_engine(EngineSetup(repeats=args.repeats, threads=args.threads), progress))
+    return print_figures(figures, table, as_json=args.json)
 
 
 def run_soak(args: argparse.Namespace) -> int:
     """Break things; progress goes to stderr. 1 where a promise was broken."""
     from disco_daemon.bench.soak import SoakSetup, bench_soak, table
 
-    figures = measured(bench_soak(SoakSetup(args.minutes, args.clients, seed=args.seed), progress))
-    code = printed(figures, table, as_json=args.json)
+    figures = run_measurement(bench_soak(SoakSetup(args.minutes, args.clients, seed=args.seed), progress))
+    code = print_figures(figures, table, as_json=args.json)
     return code or int(bool(figures and figures["broken"]))
 
 

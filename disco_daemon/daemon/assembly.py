@@ -92,7 +92,7 @@ class Parts:
         else:
             await asyncio.to_thread(self.learner.restore)
         if self.measured is not None:
-            self.planner.knowledge.profiled(*self.measured.prior)
+            self.planner.knowledge.use_profile(*self.measured.prior)
             await self.learner.fit()
         if before is not None:
             self.planner.succeed(before.planner)

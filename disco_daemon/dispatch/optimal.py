@@ -126,7 +126,7 @@ class _Problem:
     @classmethod
     def of(cls, inputs: PolicyInput, kappa: float, max_buckets: int) -> _Problem:
         contexts = inputs.contexts or Contexts(np.empty(0), np.ones(1), (inputs.server,))
-        lengths = inputs.lengths.bucketed(max_buckets)
+        lengths = inputs.lengths.in_buckets(max_buckets)
         device_s = np.interp(lengths.values, inputs.lengths.values, inputs.device_s)
         grid = _grid(inputs.server)
         tokens = contexts.shares[:, None] * lengths.token_shares

@@ -84,7 +84,7 @@ class Planner:
     def plan(self, length: int, readiness: Mapping[Side, Readiness]) -> Planned:
         """Commit to the start delays of a prompt of `length` tokens; the budget it may use is reserved."""
         device = readiness.get(Side.DEVICE, Readiness())
-        if device.prefill_tps is not None and self.knowledge.measured_speed(device.prefill_tps):
+        if device.prefill_tps is not None and self.knowledge.use_measured_speed(device.prefill_tps):
             self._n_new += REFIT_EVERY
         plan = self.preview(length, readiness, self._draw())
         if not self.policy.learns:

@@ -38,11 +38,11 @@ class Bill:
         self._n_bytes = 0
 
     @property
-    def told(self) -> int | None:
+    def n_billed(self) -> int | None:
         """Tokens of the answer so far, if the server says so."""
         return self._usage.completion_tokens if self._usage.told else None
 
-    def heard(self, token: Token, n_tokens: int, *, counted: bool = False) -> None:
+    def count_token(self, token: Token, n_tokens: int, *, counted: bool = False) -> None:
         """A token has come, the last of `n_tokens` of the answer, `counted` by a usage block that came with it.
 
         It is billed even if the server never says so. Told is what comes with the last token or after it.

@@ -135,7 +135,7 @@ class Way:
     known: bool = True  # by the user, the host's name or a probe; else it is worth a probe
 
     @staticmethod
-    def configured(setting: str, base_url: str) -> Way:
+    def from_setting(setting: str, base_url: str) -> Way:
         """The user is believed; `auto` knows some hosts, and tries the common way elsewhere."""
         if setting != "auto":
             trust = {"none": _NONE, "instruct": _GUARDED}.get(setting, _EXACT)

@@ -142,7 +142,7 @@ class Device:
                             usage.completion_tokens += n_tokens
                             usage.reasoning_tokens += n_tokens * thought
                             if not answer.outdated:
-                                yield _thought(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
+                                yield _thought_token(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
                         case wire.PauseChange(paused=paused):
                             yield Paused(paused)
                         case wire.Done(reason=reason):
@@ -226,15 +226,15 @@ def _at_once() -> float:
     return 0.0
 
 
-def _thought(text: str, n_tokens: int) -> Token:
+def _thought_token(text: str, n_tokens: int) -> Token:
     """Return a thought that precedes the answer, in the form of llama-server and DeepSeek."""
     return Token("", n_tokens, {"reasoning_content": text})
 
 
 def _readable(request: GenerationRequest) -> GenerationRequest:
-    return replace(request, messages=tuple(_renamed(request.messages)))
+    return replace(request, messages=tuple(_rename_roles(request.messages)))
 
 
-def _renamed(messages: Sequence[Json]) -> list[dict[str, Any]]:
+def _rename_roles(messages: Sequence[Json]) -> list[dict[str, Any]]:
     """Return the messages for a chat template. OpenAI's newer name for the system role is unknown to most."""
     return [{"role": "system" if m["role"] == "developer" else m["role"], "content": m["content"]} for m in messages]

@@ -143,7 +143,7 @@ class _Inquiry:
         try:
             pieces = await self._answer(request, method)
         except EndpointError as e:
-            return _failed(e)
+            return _verdict_on(e)
         return judge(cut.before, cut.rest, "".join(pieces))
 
     async def _answer(self, request: GenerationRequest, method: str | None) -> list[str]:
@@ -158,7 +158,7 @@ class _Inquiry:
             self.spent.completion_tokens += usage.completion_tokens
 
 
-def _failed(e: EndpointError) -> Verdict:
+def _verdict_on(e: EndpointError) -> Verdict:
     """Return the verdict on the method that an error implies. Raises NoVerdict when it is about the server."""
     if e.reason == "no_continuation":
         return Verdict("untried", str(e))

@@ -16,17 +16,17 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
     The header has a number of seconds or a date. None for what is neither; never below 0 or above MAX_RETRY_S.
     """
     if (ms := _number(headers.get("retry-after-ms"))) is not None:
-        return _clamped(ms / 1000)
+        return _clamp(ms / 1000)
     told = headers.get("retry-after")
     if (seconds := _number(told)) is not None:
-        return _clamped(seconds)
+        return _clamp(seconds)
     return _until(told, now)
 
 
 def _until(date: str | None, now: float) -> float | None:
     try:
         at = parsedate_to_datetime(date or "")
-        return _clamped((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now)
+        return _clamp((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now)
     except (ValueError, OverflowError, TypeError, IndexError):
         return None
 
@@ -40,5 +40,5 @@ def _number(text: str | None) -> float | None:
     return None if math.isnan(n) else n
 
 
-def _clamped(seconds: float) -> float:
+def _clamp(seconds: float) -> float:
     return min(max(0.0, seconds), MAX_RETRY_S)

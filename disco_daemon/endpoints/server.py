@@ -88,7 +88,7 @@ class Server:
         self.adapters: dict[str, str] = {}  # a server has models, and its own names for them
         self._tokens = tokens
         self._render = render
-        self._way = Way.configured(config.continuation, config.base_url)
+        self._way = Way.from_setting(config.continuation, config.base_url)
         self.profile: Profile | None = None
         self._client: ServerClient | None = None
         # A key by plain http: the name may stand for private addresses only, whenever a connection is made.
@@ -223,7 +223,7 @@ class Server:
                                 raise self._errors.error("cut", text)
                             yield event
                             return
-                        patience.heard()
+                        patience.renew()
                         yield event
                 self._doubt(bill)
                 if stream.done and reader.n_tokens:  # it says that this was all, if not why
@@ -282,10 +282,10 @@ class Server:
         if billed := chunk.get("usage"):
             bill.take(billed, self._clock.now() - began)
         for choice in chunk.get("choices") or ():
-            told = bill.told if billed else None
+            told = bill.n_billed if billed else None
             token = reader.token(choice, told)
             if token is not None:
-                bill.heard(token, reader.n_tokens, counted=told is not None)
+                bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
             if choice.get("finish_reason"):
                 yield Finish(self._errors.show(str(choice["finish_reason"]), MAX_REASON))

@@ -55,7 +55,7 @@ class Patience:
         """Nothing is waited for any more."""
         self._deadline.close()
 
-    def heard(self) -> None:
+    def renew(self) -> None:
         """A token has come."""
         self._heard = True
 
@@ -146,9 +146,9 @@ class EventStream:
                 if payload:
                     self._held.append(payload)
                 return None
-        return self._joined(payload)
+        return self._join(payload)
 
-    def _joined(self, payload: bytes) -> dict[str, Any] | None:
+    def _join(self, payload: bytes) -> dict[str, Any] | None:
         """One more line of an event; None while it is not whole."""
         self._held.append(payload)
         whole = b"\n".join(self._held)
@@ -209,17 +209,17 @@ class Reader:
         """
         found = _token(choice)
         if self._ids_back:
-            found = self._named(found, choice)
+            found = self._with_ids(found, choice)
         if found is None:
             return None
         if n_told is not None:
-            found = self._told(found, n_told - self.n_tokens)
+            found = self._with_count(found, n_told - self.n_tokens)
         self.n_tokens += found.n_tokens
         if found.delta and "tool_calls" in found.delta:
             self.ending = "tool_calls"
         return found
 
-    def _named(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
+    def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
         """The same with its ids."""
         self._ids += _ids(choice)
         if found is None:
@@ -231,7 +231,7 @@ class Reader:
         return Token(found.text, n_tokens, found.delta, found.logprobs, ids)
 
     @staticmethod
-    def _told(found: Token, n_new: int) -> Token:
+    def _with_count(found: Token, n_new: int) -> Token:
         """Return the token with the count that the usage block adds: of text never more than it has bytes."""
         most = len(found.text.encode("utf-8", "replace")) if found.delta is None else found.n_tokens
         n_tokens = min(max(1, n_new), max(1, most))
@@ -276,11 +276,11 @@ def _of(text: object, delta: dict[str, Any], logprobs: Json | None) -> Token | N
         if not (text or delta):
             return None
         n_tokens = tokens_of_delta(delta) + (tokens_in(text) if text else 0) if delta else tokens_in(text)
-        return Token(text, _named_in(logprobs) or n_tokens, delta or None, logprobs)
-    return Token(text, (_named_in(logprobs) if logprobs else 0) or tokens_in(text), None, logprobs)
+        return Token(text, _count_named(logprobs) or n_tokens, delta or None, logprobs)
+    return Token(text, (_count_named(logprobs) if logprobs else 0) or tokens_in(text), None, logprobs)
 
 
-def _named_in(logprobs: Json | None) -> int:
+def _count_named(logprobs: Json | None) -> int:
     """Return the number of tokens that have log-probabilities; 0 if none has."""
     told = logprobs.get("content") if logprobs else None
     return len(told) if isinstance(told, list) else 0

@@ -92,10 +92,10 @@ def with_shards(paths: Iterable[Path]) -> list[Path]:
 
 def try_forbidden() -> dict[str, bool]:
     """Try to connect, to read the user's files, and to write; return whether each was refused."""
-    return {"connect": _refused(_connect), "read": _refused(_read_home), "write": _refused(_write)}
+    return {"connect": _is_refused(_connect), "read": _is_refused(_read_home), "write": _is_refused(_write)}
 
 
-def _refused(attempt: Callable[[], None]) -> bool:
+def _is_refused(attempt: Callable[[], None]) -> bool:
     try:
         attempt()
     except PermissionError:
@@ -175,7 +175,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int) -> int:
+def _check(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -184,11 +184,11 @@ def _checked(result: int) -> int:
 
 def _prctl(option: int, value: int) -> None:
     zeros = [ctypes.c_ulong(0)] * 3
-    _checked(_libc().prctl(option, ctypes.c_ulong(value), *zeros))
+    _check(_libc().prctl(option, ctypes.c_ulong(value), *zeros))
 
 
 def _call(number: int, *arguments: object) -> int:
-    return _checked(_libc().syscall(ctypes.c_long(number), *arguments))
+    return _check(_libc().syscall(ctypes.c_long(number), *arguments))
 
 
 def _first_to_go() -> None:
@@ -215,7 +215,7 @@ def _landlock(access: Access) -> str:
     # Open for ever: a rule is about an inode, and /proc makes a new one once the old one is closed.
     os.open(THREADS, os.O_PATH | os.O_CLOEXEC)  # type: ignore[attr-defined,unused-ignore] # Linux
     try:
-        for path, rights in _granted(access):
+        for path, rights in _grants(access):
             _grant(ruleset, path, rights & handled)
         _call(LANDLOCK_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     finally:
@@ -223,7 +223,7 @@ def _landlock(access: Access) -> str:
     return f"v{version}"
 
 
-def _granted(access: Access) -> Iterator[tuple[Path, int]]:
+def _grants(access: Access) -> Iterator[tuple[Path, int]]:
     """Yield each path with its rights, none of which is to execute."""
     for path in {*_program(), *map(Path, SYSTEM), *access.read}:
         yield path, READING
@@ -321,12 +321,12 @@ def profile_text(access: Access, home: Path) -> str:
     writable = ["/dev", "/private/var/folders", *map(str, access.write)]
     writable += [str(access.replace.parent)] if access.replace is not None else []
     lines = ["(version 1)", "(allow default)", "(deny network*)", "(deny process-exec*)", "(deny file-write*)"]
-    lines += [f"(allow file-write* (subpath {_quoted(path)}))" for path in writable]
-    lines += [f"(deny file-read* (subpath {_quoted(str(home / name))}))" for name in KEYS]
+    lines += [f"(allow file-write* (subpath {_quote(path)}))" for path in writable]
+    lines += [f"(deny file-read* (subpath {_quote(str(home / name))}))" for name in KEYS]
     return "\n".join(lines)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -100,7 +100,7 @@ class EngineAnswer:
         """Send an order, unless the engine has died: the messages say so. A Hold makes the pieces so far outdated."""
         if not self._ended:
             with contextlib.suppress(EngineGone):
-                self._send(self._inbox, wire.addressed(order, self._id))
+                self._send(self._inbox, wire.order_message(order, self._id))
         if isinstance(order, Hold):
             self._held_at = self._inbox.n_orders
 

@@ -53,7 +53,7 @@ class _Sum:
     def repeat(self, keyword: str, n: int) -> None:
         """Count the `n` repetitions that a keyword asks for."""
         if n > MAX_REPEATS:
-            msg = f"'{keyword}' is {_shown(n)} in the response format's schema; at most {MAX_REPEATS} is possible."
+            msg = f"'{keyword}' is {_show(n)} in the response format's schema; at most {MAX_REPEATS} is possible."
             raise SchemaError(msg)
         self.repeats += n
         if self.repeats > MAX_REPEATS_IN_ALL:
@@ -146,32 +146,32 @@ def _walk_data(value: Any, keyword: str, found: _Sum, depth: int = 0) -> None:
 
 def _leaf(value: Any, keyword: str, found: _Sum) -> None:
     if isinstance(value, int) and abs(value) > MAX_INT:
-        msg = f"'{_shown(keyword)}' is {_shown(value)} in the response format: integers have at most 64 bits."
+        msg = f"'{_show(keyword)}' is {_show(value)} in the response format: integers have at most 64 bits."
         raise SchemaError(msg)
     found.text(len(value) + 2 if isinstance(value, str) else 2)
 
 
 def _deep(keyword: str, depth: int) -> None:
     if depth > MAX_DEPTH:
-        msg = f"The response format is nested more than {MAX_DEPTH} levels deep, at '{_shown(keyword)}': flatten it."
+        msg = f"The response format is nested more than {MAX_DEPTH} levels deep, at '{_show(keyword)}': flatten it."
         raise SchemaError(msg)
 
 
 def _many(keyword: str, n: int) -> None:
     if n > MAX_CHOICES:
-        msg = f"'{_shown(keyword)}' has {n} entries in the response format; at most {MAX_CHOICES} are possible."
+        msg = f"'{_show(keyword)}' has {n} entries in the response format; at most {MAX_CHOICES} are possible."
         raise SchemaError(msg)
 
 
 def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> None:
     """Add up one of _COUNTS."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        msg = f"'{name}' is {_shown(value)} in the response format's schema: it has to be an integer of at least 0."
+        msg = f"'{name}' is {_show(value)} in the response format's schema: it has to be an integer of at least 0."
         raise SchemaError(msg)
     found.repeat(name, value)
     most = schema.get(_COUNTS[name])
     if isinstance(most, int) and value > most:
-        msg = f"'{name}' is {value} in the response format's schema, and '{_COUNTS[name]}' only {_shown(most)}."
+        msg = f"'{name}' is {value} in the response format's schema, and '{_COUNTS[name]}' only {_show(most)}."
         raise SchemaError(msg)
 
 
@@ -208,7 +208,7 @@ def _signs(pattern: str) -> Iterator[tuple[str, int]]:
             yield found[0], found.start()
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """Show a foreign value in a message: short, whatever it is."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"

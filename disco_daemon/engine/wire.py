@@ -332,7 +332,7 @@ decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
-def addressed(order: Order, answer_id: str) -> HoldAnswer | AppendText | SetPace:
+def order_message(order: Order, answer_id: str) -> HoldAnswer | AppendText | SetPace:
     """Return the message for an order to one answer."""
     match order:
         case Hold():
@@ -343,7 +343,7 @@ def addressed(order: Order, answer_id: str) -> HoldAnswer | AppendText | SetPace
             return SetPace(id=answer_id, pace_tps=pace_tps)
 
 
-def refused(request_id: str, error: Exception) -> Failed:
+def refusal(request_id: str, error: Exception) -> Failed:
     """Make the refusal of a request that is itself to blame."""
     reason = getattr(error, "reason", "bad_messages")
     param = getattr(error, "param", None)

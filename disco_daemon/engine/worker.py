@@ -26,7 +26,7 @@ from .confine import Access, Confinement, confine, with_shards
 from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
-from .llama.adapters import keyed
+from .llama.adapters import prefix_key
 from .llama.draft import DraftModel
 from .llama.embedding import Embeddings
 from .llama.memory import available_bytes
@@ -93,7 +93,7 @@ class Worker:
         if not isinstance(load, wire.Load):
             msg = f"the first message must be Load, not {type(load).__name__}"
             raise TypeError(msg)
-        confined = _confined(load)
+        confined = _give_up_rights(load)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
             llama = self._llama = load_model(load, self._abort)
@@ -157,7 +157,7 @@ class Worker:
                     try:
                         batcher.queue(ready)
                     except PromptError as e:
-                        self.post(wire.refused(ready.request.id, e))
+                        self.post(wire.refusal(ready.request.id, e))
                 case wire.HoldAnswer(id=request_id):
                     batcher.hold(request_id)
                 case wire.AppendText() as message:
@@ -212,7 +212,7 @@ class Worker:
                         case wire.Generate():
                             self._commands.put(prepare(llama, message))
                         case wire.Embed():
-                            self._commands.put(_in_tokens(message, llama))
+                            self._commands.put(_tokenize(message, llama))
                         case order:
                             self._commands.put(order)
                 if self._is_urgent(message):
@@ -243,7 +243,7 @@ class Worker:
         try:
             yield
         except (TemplateError, PromptError) as e:
-            self.send(wire.refused(request_id, e))
+            self.send(wire.refusal(request_id, e))
         except Exception as e:
             os.write(2, f"a request fails: {type(e).__name__}\n".encode())
             self.send(
@@ -274,8 +274,8 @@ class Worker:
             return
         if not message.ids:
             prompt = [*prompt, *begun]
-            key = keyed(prompt, llama.salt(message.adapter))
-            n_cached = self._cells.cached(key) if self._cells is not None else 0
+            key = prefix_key(prompt, llama.salt(message.adapter))
+            n_cached = self._cells.count_cached(key) if self._cells is not None else 0
             self.send(wire.Counted(id=message.id, n_tokens=len(prompt), n_cached=n_cached))
             return
         ids = (*prompt, *begun)
@@ -285,7 +285,7 @@ class Worker:
         )
 
 
-def _in_tokens(message: wire.Embed, llama: Llama) -> wire.Embed:
+def _tokenize(message: wire.Embed, llama: Llama) -> wire.Embed:
     """Tokenize the text of an embedding. Raises PromptError."""
     try:
         return wire.Embed(id=message.id, input=tuple(llama.vocabulary.raw_tokens(message.input)))
@@ -296,7 +296,7 @@ def _in_tokens(message: wire.Embed, llama: Llama) -> wire.Embed:
         raise
 
 
-def _confined(load: wire.Load) -> Confinement:
+def _give_up_rights(load: wire.Load) -> Confinement:
     """Give up all but the model's files and the folder for idle conversations, before any of them is opened."""
     named = [load.model_path, load.draft_path, *(adapter.path for adapter in load.adapters)]
     folders = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import BoolArray, FloatArray
-from .survival import Survival, completed, heavy_tail, kaplan_meier, mixture
+from .survival import Survival, complete, heavy_tail, kaplan_meier, mixture
 
 N_CONTEXTS = 7  # 5 to 9 gave the same results on the traces
 BANDWIDTH = 0.18  # of the rank of the score; narrower overfits 300 samples, wider forgets slow periods
@@ -31,7 +31,7 @@ class Contexts:
     curves: tuple[Survival, ...]
 
 
-def conditioned(
+def estimate_contexts(
     times: FloatArray, observed: BoolArray, weights: FloatArray, scores: FloatArray, n_contexts: int = N_CONTEXTS
 ) -> Contexts:
     """Estimate the distribution of the TTFT for a few typical scores.
@@ -59,4 +59,4 @@ def conditioned(
 def _with_prior(times: FloatArray, observed: BoolArray, weights: FloatArray) -> Survival:
     own = kaplan_meier(times, observed, weights)
     prior = heavy_tail(own.quantile(0.5))
-    return mixture([(own.n, completed(own, prior)), (PRIOR_STRENGTH, prior)])
+    return mixture([(own.n, complete(own, prior)), (PRIOR_STRENGTH, prior)])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..arrays import FloatArray
 from ..types import Attempt, Outcome, Side
-from .context import Contexts, conditioned
+from .context import Contexts, estimate_contexts
 from .device_ttft import DeviceTtft
 from .lengths import LengthDistribution, OutputLengths, PromptLengths
 from .server_ttft import Predictor, ServerTtft
@@ -40,11 +40,11 @@ class Snapshot:
 
     def contexts(self) -> Contexts | None:
         """The server's TTFT given the recent ones; None before there are samples."""
-        return conditioned(*self.samples) if len(self.samples[0]) else None
+        return estimate_contexts(*self.samples) if len(self.samples[0]) else None
 
 
 class Knowledge:
-    """The estimators of one server model and one device model. Only `learn` and `measured_speed` change it."""
+    """The estimators of one server model and one device model. Only `learn` and `use_measured_speed` change it."""
 
     def __init__(self) -> None:
         self.server = ServerTtft()
@@ -53,12 +53,12 @@ class Knowledge:
         self.prompts = PromptLengths()
         self.outputs = OutputLengths()
 
-    def profiled(self, k_s_per_token: float, c_s: float) -> None:
+    def use_profile(self, k_s_per_token: float, c_s: float) -> None:
         """The device's line was measured before, over many prompts; of no interest once there are samples."""
         if self.device.n == 0:
             self.device, self._profiled = DeviceTtft(k_s_per_token, c_s), True
 
-    def measured_speed(self, prefill_tps: float) -> bool:
+    def use_measured_speed(self, prefill_tps: float) -> bool:
         """The engine has measured its prefill speed at its start, token/s; of no interest if more is known.
 
         A few samples are not more: the first one may have been disturbed, and short prompts tell little of long ones.
@@ -88,9 +88,9 @@ class Knowledge:
         silent = attempt.ttft_s if attempt.ttft_s > LEAST_S else None
         if attempt.error is not None and attempt.censored:
             if attempt.error not in NOT_ITS_FAULT:
-                self.server.failed(silent if attempt.error in SILENT else None)
+                self.server.add_failure(silent if attempt.error in SILENT else None)
         elif attempt.censored and attempt.ttft_s > self.server.silence_s:
-            self.server.failed(silent)  # the end was not waited for, but it had never been silent for so long
+            self.server.add_failure(silent)  # the end was not waited for, but it had never been silent for so long
         elif silent is not None:
             self.server.add(silent, attempt.censored)
 

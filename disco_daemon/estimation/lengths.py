@@ -85,7 +85,7 @@ class LengthDistribution:
         share: FloatArray = tokens / tokens.sum()
         return share
 
-    def bucketed(self, j_max: int) -> LengthDistribution:
+    def in_buckets(self, j_max: int) -> LengthDistribution:
         """Neighbours merged into at most `j_max` buckets of about equal probability, each at its mean length.
 
         The mean over all stays the same. A length more probable than 1 / `j_max` makes its bucket heavier. Raises
@@ -98,7 +98,7 @@ class LengthDistribution:
         return LengthDistribution(np.add.reduceat(self.values * self.shares, first) / shares, shares)
 
     def bucket_edges(self, j_max: int) -> FloatArray:
-        """Between which lengths the buckets of `bucketed` meet: halfway from the last of one to the first of the next.
+        """Return where the buckets of `in_buckets` meet: halfway from the last of one to the first of the next.
 
         One fewer than there are buckets. Raises ValueError on `j_max` < 1.
         """

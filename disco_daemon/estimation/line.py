@@ -151,19 +151,19 @@ def _robust(design: FloatArray, target: FloatArray) -> _Fit:
     n, p = design.shape
     least = LEAST_SIGMA * float(target.mean())
     weight: FloatArray = np.ones(n)
-    theta, residual = _weighted(design, target, weight)
+    theta, residual = _fit_weighted(design, target, weight)
     for _ in range(ROUNDS):  # weights of 1 / |r| make squares of absolute values
-        theta, residual = _weighted(design, target, 1 / np.maximum(np.abs(residual), least))
+        theta, residual = _fit_weighted(design, target, 1 / np.maximum(np.abs(residual), least))
     # p of them are 0 whatever the noise is. Leaving out all but one gave the smallest errors, one sample in ten being
     # 2 to 8 times too slow.
     sigma = max(MAD_SIGMA * float(np.median(np.sort(np.abs(residual))[p - 1 :])), least)
     for _ in range(ROUNDS):
         weight = np.maximum(0.0, 1 - (residual / (BIWEIGHT * sigma)) ** 2) ** 2
-        theta, residual = _weighted(design, target, weight)
+        theta, residual = _fit_weighted(design, target, weight)
     return _Fit(theta, residual, weight, sigma)
 
 
-def _weighted(design: FloatArray, target: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _fit_weighted(design: FloatArray, target: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
     root = np.sqrt(weight / weight.max())
     theta = _at_least_0(design * root[:, None], target * root)
     return theta, target - design @ theta

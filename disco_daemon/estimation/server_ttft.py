@@ -16,7 +16,7 @@ import numpy as np
 from ..arrays import BoolArray, FloatArray
 from .cusum import Cusum
 from .silence import Silences
-from .survival import Survival, completed, heavy_tail, kaplan_meier_of_window, mixture
+from .survival import Survival, complete, heavy_tail, kaplan_meier_of_window, mixture
 
 # Requests that count. Fewer leave the 95 % quantile to a handful of samples, more outlive the server's habits.
 WINDOW = 200
@@ -92,7 +92,7 @@ class _Blend:
         prior = Survival(_UNIT_PRIOR.times * self.median_s, _UNIT_PRIOR.after, 0.0, 0.0)
         if self.own is None:
             return prior
-        return mixture([(1.0 - self.prior_share, completed(self.own, prior)), (self.prior_share, prior)])
+        return mixture([(1.0 - self.prior_share, complete(self.own, prior)), (self.prior_share, prior)])
 
     def median_beyond(self, x: float) -> float:
         """The median of T given T > `x`, s; among the samples the next one, so that no curve need be built for it."""
@@ -155,7 +155,7 @@ class ServerTtft:
             self._silences.add(float(ttft_s))
         self._count(answered=True)
 
-    def failed(self, censored_at_s: float | None) -> None:
+    def add_failure(self, censored_at_s: float | None) -> None:
         """Count a failure or a time-out against the availability.
 
         Whether it also says something about the TTFT is the caller's choice: with a time it enters as a censored sample
@@ -169,7 +169,7 @@ class ServerTtft:
     def curve(self) -> Survival:
         """The distribution of the TTFT, s: the decayed product limit of the window and the fading prior."""
         if self._curve is None:
-            self._curve = self._blended().curve()
+            self._curve = self._present_blend().curve()
         return self._curve
 
     def predictor(self) -> Predictor:
@@ -242,13 +242,13 @@ class ServerTtft:
     def from_json(cls, data: Mapping[str, Any]) -> ServerTtft:
         """The estimator that wrote `data`. Raises ValueError where none can have written it."""
         try:
-            return cls._restored(data)
+            return cls._restore(data)
         except (LookupError, TypeError) as error:
             msg = f"not the state of a TTFT estimator: {error!r}"
             raise ValueError(msg) from error
 
     @classmethod
-    def _restored(cls, data: Mapping[str, Any]) -> ServerTtft:
+    def _restore(cls, data: Mapping[str, Any]) -> ServerTtft:
         new = cls(_number(data["prior_median_s"]), _whole(data["window"]))
         new._end = n = len(data["ttft_s"])
         if n > new._window:
@@ -276,7 +276,7 @@ class ServerTtft:
         """The window [6, n]: s, observed (0 or 1), log s as far as known, the three levels before; oldest first."""
         return self._buffer[:, self._begin : self._end]
 
-    def _blended(self) -> _Blend:
+    def _present_blend(self) -> _Blend:
         if self._blend is None:
             self._blend = self._fit()
         return self._blend
@@ -294,16 +294,16 @@ class ServerTtft:
         if not 0 < ttft_s < math.inf:
             msg = f"a TTFT must be positive and finite: {ttft_s!r}"
             raise ValueError(msg)
-        u, log_ttft = self._judged(ttft_s, censored)
+        u, log_ttft = self._judge(ttft_s, censored)
         levels = self._next_levels(log_ttft)
         self._store((ttft_s, not censored, log_ttft, *self._levels))
         self._levels = levels
         self._look_for_shift(u)
         self._blend = self._curve = self._predictor = None
 
-    def _judged(self, ttft_s: float, censored: bool) -> tuple[float, float]:
+    def _judge(self, ttft_s: float, censored: bool) -> tuple[float, float]:
         """Return the place of the sample in the curve so far, uniform on [0, 1] if nothing has changed; and its log."""
-        blend = self._blended()
+        blend = self._present_blend()
         left = blend.at(ttft_s)
         if censored:  # what is to come is uniform on [0, left]
             return left / 2.0, math.log(blend.median_beyond(ttft_s))
@@ -313,7 +313,7 @@ class ServerTtft:
     def _next_levels(self, log_ttft: float) -> FloatArray:
         if not self.n:
             return np.full(len(LEVELS), log_ttft)
-        if self.n >= _MIN_FIT and (own := self._blended().own) is not None:
+        if self.n >= _MIN_FIT and (own := self._present_blend().own) is not None:
             log_ttft = min(log_ttft, math.log(own.times[int(_HIGH * len(own.times))]) + _MARGIN)
         return log_ttft + LEVELS * (self._levels - log_ttft)
 

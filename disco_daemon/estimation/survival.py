@@ -146,7 +146,7 @@ def _product_limit(time: FloatArray, event: NDArray[Any], weight: FloatArray, *,
     return Survival(time, after, total, max(censored_share, 0.0))
 
 
-def completed(own: Survival, prior: Survival) -> Survival:
+def complete(own: Survival, prior: Survival) -> Survival:
     """`own`, and beyond its last step `prior` in proportion where `own` has not ended at 0."""
     last, left = own.times[-1], own.after[-1]
     tail = prior.given_beyond(float(last))

@@ -200,7 +200,7 @@ def test_keys_and_values_of_a_byte_take_half_the_memory(llama: Llama) -> None:
 def _saved(llama: Llama) -> memoryview:
     llama.clear()
     llama.decode([(token, i, 0, False) for i, token in enumerate(llama.vocabulary.tokenize("one two three " * 20))])
-    return llama.saved(0)
+    return llama.save(0)
 
 
 def test_a_file_s_header_tells_how_many_layers_fit() -> None:

@@ -20,7 +20,7 @@ from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
-from disco_daemon.engine.llama.adapters import keyed
+from disco_daemon.engine.llama.adapters import prefix_key
 from disco_daemon.engine.serve.adapter_round_robin import TURN_S, AdapterRoundRobin
 from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
@@ -55,8 +55,8 @@ class AdaptedLlama(FakeLlama):
         super().share(source, seq, n)
         self.made_by[seq] = self.made_by[source]
 
-    def saved(self, seq: int) -> bytes:
-        return bytes([NAMES.index(self.made_by[seq])]) + super().saved(seq)
+    def save(self, seq: int) -> bytes:
+        return bytes([NAMES.index(self.made_by[seq])]) + super().save(seq)
 
     def restore(self, seq: int, data: bytes) -> bool:
         self.made_by[seq] = NAMES[data[0]]
@@ -201,17 +201,17 @@ def test_a_prefix_is_of_use_under_its_own_adapter_only() -> None:
     assert [done.n_cached for done in bench.done.values()] == [0, 0, 0]
     for adapter in NAMES:
         s = bench.add("abcdefgh", adapter)
-        assert bench.cells.cached(keyed(tokens_of("abcdefgh"), s.salt)) == 8
+        assert bench.cells.count_cached(prefix_key(tokens_of("abcdefgh"), s.salt)) == 8
         bench.drain()
     assert [done.n_cached for done in bench.done.values()] == [0, 0, 0, 7, 7, 7]
     assert all(bench.tokens[id_] == bench.expected(id_) for id_ in bench.asked)
 
 
 def test_no_two_adapters_have_a_first_token_in_common() -> None:
-    firsts = [keyed([token, 9], n * N_TOKENS)[0] for n in range(4) for token in range(N_TOKENS)]
+    firsts = [prefix_key([token, 9], n * N_TOKENS)[0] for n in range(4) for token in range(N_TOKENS)]
     assert len(set(firsts)) == len(firsts)
-    assert keyed([], N_TOKENS) == []
-    assert keyed([3, 4], 0) == [3, 4]
+    assert prefix_key([], N_TOKENS) == []
+    assert prefix_key([3, 4], 0) == [3, 4]
 
 
 def test_answers_of_all_adapters_are_computed_in_turns() -> None:

@@ -124,7 +124,7 @@ class FakeLlama:
         assert n <= len(self.cells[source])
         self.cells[seq] = self.cells[source][:n]
 
-    def saved(self, seq: int) -> bytes:
+    def save(self, seq: int) -> bytes:
         return bytes(self.tokens(seq))
 
     def restore(self, seq: int, data: bytes) -> bool:
@@ -134,7 +134,7 @@ class FakeLlama:
         return True
 
     def part(self, seq: int, start: int, end: int) -> bytes:
-        return self.saved(seq)[start:end]
+        return self.save(seq)[start:end]
 
     def put(self, data: bytes, owners: Iterable[int], start: int, end: int) -> None:
         assert len(data) == end - start
@@ -665,7 +665,7 @@ def test_an_answer_whose_grammar_takes_too_long_ends_alone() -> None:
     bench.batcher.add(wire.Generate(id="other", messages=[{"role": "user", "content": "ba"}], max_tokens=9))
     slow = bench.llama.samplers[0].meter = GrammarMeter(50_000, "root ::= a")
     bench.batcher.step()
-    slow.took(MAX_TOKEN_S * 1.1)
+    slow.add(MAX_TOKEN_S * 1.1)
     while bench.batcher.step():
         pass
     (failed,) = [m for m in bench.sent if isinstance(m, wire.Failed)]
@@ -678,7 +678,7 @@ def test_what_a_grammar_may_cost_grows_with_the_answer_and_the_vocabulary() -> N
     def n_until_over(token_s: float, n_vocab: int = 50_000, words: str = "a") -> int:
         meter = GrammarMeter(n_vocab, f"a ::= b\nroot ::= {words}")
         for n in range(1, 1000):
-            meter.took(token_s)
+            meter.add(token_s)
             if meter.over:
                 return n
         return 1000

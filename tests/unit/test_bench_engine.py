@@ -55,7 +55,7 @@ class Scripted(LoopbackServer):
         """GET /disco/v1/state."""
         return web.json_response({"endpoints": {"device": self.device}})
 
-    def opened(self, exchange: Exchange) -> None:
+    def on_request(self, exchange: Exchange) -> None:
         """A long prompt ends the stall."""
         if exchange.usage()["prompt_tokens"] > 1000:
             self.long.set()

@@ -71,9 +71,9 @@ class Scripted(Upstream):
         engine = self.states.pop(0) if len(self.states) > 1 else next(iter(self.states), {})
         return web.json_response({"endpoints": {"device": {"engine": engine}}, "loop_lag_ms": {"p99": 1.5}})
 
-    def opened(self, exchange: Exchange) -> None:
+    def on_request(self, exchange: Exchange) -> None:
         """Count those that have begun."""
-        super().opened(exchange)
+        super().on_request(exchange)
         if self.n_requests >= self.until:
             self.enough.set()
 

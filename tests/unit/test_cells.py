@@ -31,7 +31,7 @@ def test_a_second_turn_goes_on_in_the_cells_of_the_first() -> None:
     llama, cells = made()
     first = computed(llama, cells, A)
     cells.leave(first)
-    assert cells.cached(A + B) == 40
+    assert cells.count_cached(A + B) == 40
     assert cells.take(A + B) == (first, 40)
     assert cells.n_reused == 40
 
@@ -63,7 +63,7 @@ def test_what_is_in_the_way_for_long_goes_to_the_host_cache_and_comes_back() -> 
     assert cells.n_moves == 1
     assert cells.n_used == len(B), "only what runs is in the KV cache"
     assert llama.tokens(other) == B
-    assert cells.cached(A) == 40
+    assert cells.count_cached(A) == 40
     again = computed(llama, cells, [*A, 9])
     assert llama.tokens(again) == [*A, 9]
     assert cells.n_reused == 40
@@ -76,7 +76,7 @@ def test_a_text_stays_in_the_host_cache_if_only_its_beginning_is_wanted() -> Non
     cells.advance(1)
     computed(llama, cells, A + [9] * 3)
     assert cells.n_reused == 40
-    assert cells.cached(A + B) == 80
+    assert cells.count_cached(A + B) == 80
 
 
 def test_cells_are_moved_to_the_front_when_the_end_is_reached() -> None:
@@ -124,7 +124,7 @@ def test_ids_are_given_up_by_cached_prefixes() -> None:
     cells.leave(computed(llama, cells, A))
     cells.leave(computed(llama, cells, B))
     assert llama.tokens(computed(llama, cells, [5] * 10)) == [5] * 10
-    assert cells.cached(B) == 40, "the one used longest ago went"
+    assert cells.count_cached(B) == 40, "the one used longest ago went"
 
 
 def test_of_a_model_with_a_recurrent_state_nothing_is_shared_or_kept() -> None:
@@ -135,5 +135,5 @@ def test_of_a_model_with_a_recurrent_state_nothing_is_shared_or_kept() -> None:
     assert taken is not None
     assert taken[1] == 0, "not even of a running answer"
     cells.leave(first)
-    assert cells.cached(A) == 0
+    assert cells.count_cached(A) == 0
     assert cells.n_used == 0

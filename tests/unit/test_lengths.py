@@ -50,7 +50,7 @@ def test_the_exact_distribution_has_every_length_with_its_share(data: list[int])
 @given(lengths, st.integers(1, 40))
 def test_buckets_keep_mass_and_mean_and_are_about_equal(data: list[int], j_max: int) -> None:
     exact = LengthDistribution.of(data)
-    merged = exact.bucketed(j_max)
+    merged = exact.in_buckets(j_max)
     assert len(merged.values) <= j_max
     assert merged.shares.sum() == pytest.approx(1, abs=1e-12)
     assert merged.mean == pytest.approx(exact.mean, rel=1e-12)
@@ -61,7 +61,7 @@ def test_buckets_keep_mass_and_mean_and_are_about_equal(data: list[int], j_max: 
 
 
 def test_many_lengths_fill_the_buckets_evenly() -> None:
-    merged = LengthDistribution.of(lognormal(0, 20_000)).bucketed(32)
+    merged = LengthDistribution.of(lognormal(0, 20_000)).in_buckets(32)
     assert len(merged.values) == 32
     assert merged.shares * 32 == pytest.approx(1, abs=0.2)
 
@@ -97,7 +97,7 @@ def test_what_is_no_distribution_is_refused(values: list[Any], shares: list[Any]
 @pytest.mark.parametrize("j_max", [0, -1])
 def test_there_is_no_fewer_than_one_bucket(j_max: int) -> None:
     with pytest.raises(ValueError, match="at least one bucket"):
-        LengthDistribution.of([1, 2, 3]).bucketed(j_max)
+        LengthDistribution.of([1, 2, 3]).in_buckets(j_max)
 
 
 # --- PromptLengths --------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_move_is_foreseen_where_it_would_pay() -> None:
 def test_a_server_that_fails_often_is_worth_less() -> None:
     failing = learned()
     for _ in range(200):
-        failing.server.failed(None)
+        failing.server.add_failure(None)
     assert mover(AWAY).prospect(TO_SERVER).p_fail < 0.1
     assert mover(AWAY, failing).prospect(TO_SERVER).p_fail > 0.5
     assert mover(AWAY, failing).advise(replace(TO_SERVER, prompt=4000)) is None

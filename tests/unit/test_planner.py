@@ -204,13 +204,13 @@ def test_after_slow_answers_another_context_holds_and_other_plans_are_made() -> 
 
 def test_a_profiled_line_goes_before_the_speed_of_a_start_and_behind_what_was_seen() -> None:
     asking = planner()
-    asking.knowledge.profiled(0.004, 0.3)
+    asking.knowledge.use_profile(0.004, 0.3)
     asking.plan(20, {DEVICE: Readiness(prefill_tps=400.0)})
     assert (asking.knowledge.device.k, asking.knowledge.device.c) == pytest.approx((0.004, 0.3))
     for _ in range(40):
         asking.knowledge.device.add(100, 2.0)
     seen = asking.knowledge.device.k
-    asking.knowledge.profiled(0.004, 0.3)
+    asking.knowledge.use_profile(0.004, 0.3)
     assert asking.knowledge.device.k == seen
 
 
@@ -382,7 +382,7 @@ def test_a_full_window_has_room_for_the_rest_of_a_cached_prompt_where_it_has_non
 
 def test_a_server_is_not_asked_at_the_price_of_a_long_prompt_for_the_gain_of_a_short_one() -> None:
     asking = Planner(make_policy("optimal"), SERVER, 0.2, draw=lambda: 0.5)
-    asking.knowledge.profiled(1 / 4000, 1.0)  # a device that takes a second to begin, whatever the prompt
+    asking.knowledge.use_profile(1 / 4000, 1.0)  # a device that takes a second to begin, whatever the prompt
     for i in range(60):
         asking.knowledge.learn(outcome(attempt(SERVER, 0.3 + 0.001 * i), prompt_tokens=(100, 2000)[i % 4 > 0]))
     asking.refit()

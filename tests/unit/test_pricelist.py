@@ -42,7 +42,7 @@ def test_every_server_says_whether_closing_stops_billing_and_who_says_so() -> No
 def test_a_lists_continuation_is_what_the_endpoint_does_there(name: str) -> None:
     profile = CATALOG.named(name)
     assert profile is not None
-    way = Way.configured("auto", profile.urls[0] + ("/beta" if name == "deepseek" else ""))
+    way = Way.from_setting("auto", profile.urls[0] + ("/beta" if name == "deepseek" else ""))
     assert profile.continuation == (way.method if way.known else "auto")
 
 

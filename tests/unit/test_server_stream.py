@@ -101,7 +101,7 @@ async def test_a_server_that_dribbles_is_given_up_and_a_slow_reader_is_not_its_f
     async def listen() -> None:
         nonlocal heard
         async for _ in EventStream(dribbling(), patience).objects():
-            patience.heard()
+            patience.renew()
             heard += 1
             await asyncio.sleep(0.02)  # a reader who takes longer than the server
 
@@ -143,7 +143,7 @@ def billed(told: Any, *, said: str = "", max_tokens: int | None = None, after_s:
     usage = Usage()
     bill = Bill(usage, body, max_tokens)
     if said:
-        bill.heard(Token(said), 1)
+        bill.count_token(Token(said), 1)
     bill.take(told, after_s)
     return usage, bill.odd
 

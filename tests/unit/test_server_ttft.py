@@ -414,10 +414,10 @@ def test_the_availability_is_the_recent_share_of_requests_that_did_not_fail() ->
         if i % 4:
             estimator.add(0.5, censored=i % 3 == 0)
         else:
-            estimator.failed(None)
+            estimator.add_failure(None)
     assert estimator.availability() == pytest.approx(0.75, abs=0.02)
     for _ in range(30):
-        estimator.failed(None)
+        estimator.add_failure(None)
     assert estimator.availability() < 0.7
     for _ in range(1000):
         estimator.add(0.5, censored=False)
@@ -427,16 +427,16 @@ def test_the_availability_is_the_recent_share_of_requests_that_did_not_fail() ->
 def test_a_failure_says_something_about_the_ttft_only_with_a_time() -> None:
     estimator = fed([0.5] * 30)
     curve = estimator.curve()
-    estimator.failed(None)
+    estimator.add_failure(None)
     assert estimator.n == 30
     assert estimator.curve().at(1.0) == curve.at(1.0)
-    estimator.failed(20.0)
+    estimator.add_failure(20.0)
     assert estimator.n == 31
     assert estimator.censored_share == pytest.approx(1 / 31)
     assert estimator.curve().at(1.0) > curve.at(1.0)
     twice = fed([0.5] * 30)
     for _ in range(2):
-        twice.failed(None)
+        twice.add_failure(None)
     assert estimator.availability() == twice.availability(), "one failure each, and no answer"
 
 
@@ -450,7 +450,7 @@ def walk(estimator: ServerTtft, course: Iterable[tuple[float, bool] | float | No
         if isinstance(step, tuple):
             estimator.add(*step)
         else:
-            estimator.failed(step)
+            estimator.add_failure(step)
     return estimator
 
 
@@ -506,7 +506,7 @@ def test_a_time_that_cannot_be_is_refused_and_changes_nothing(ttft_s: float) -> 
     with pytest.raises(ValueError, match="positive and finite"):
         estimator.add(ttft_s, censored=False)
     with pytest.raises(ValueError, match="positive and finite"):
-        estimator.failed(ttft_s)
+        estimator.add_failure(ttft_s)
     assert estimator.to_json() == before
 
 

@@ -66,7 +66,7 @@ def test_what_was_not_waited_for_to_the_end_does_not_make_longer_silences_usual(
     server = learned()
     for _ in range(100):
         server.add(2.0, censored=True)
-        server.failed(9.0)
+        server.add_failure(9.0)
     assert server.silence_s == LEAST_S
 
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.bench.proxy import Proxy
-from disco_daemon.bench.soak_clients import Broken, SoakAnswer, _error_of, judged
+from disco_daemon.bench.soak_clients import Broken, SoakAnswer, _error_of, judge
 
 WHOLE = "one two three"
 
@@ -28,7 +28,7 @@ WHOLE = "one two three"
     ],
 )
 def test_an_answer_is_whole_or_a_beginning_whose_end_is_told(heard: SoakAnswer, left: bool, wrong: str | None) -> None:
-    said = judged(heard, WHOLE, left=left)
+    said = judge(heard, WHOLE, left=left)
     assert (said is None) if wrong is None else (said is not None and wrong in said)
 
 

@@ -22,7 +22,7 @@ from disco_daemon.engine.speculation.speculate import (
     SIZES,
     Option,
     Speculator,
-    expected,
+    n_expected,
 )
 from disco_daemon.scheduler.latency import IterationLatency, IterationLoad
 from disco_daemon.scheduler.timeline import Timeline
@@ -109,8 +109,8 @@ def test_expected_is_what_a_simulation_says() -> None:
     n = 20_000
     for chance in (0.0, 0.3, 0.9):
         total = sum(next((i for i in range(7) if rng.random() >= chance), 7) for _ in range(n))
-        assert expected(chance, 7) == pytest.approx(total / n, abs=0.06)
-    assert expected(1.0, 7) == 7
+        assert n_expected(chance, 7) == pytest.approx(total / n, abs=0.06)
+    assert n_expected(1.0, 7) == 7
 
 
 class Scene:

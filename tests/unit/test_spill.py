@@ -222,7 +222,7 @@ def test_the_bound_holds_and_what_was_used_longest_ago_goes_first(tmp_path: Path
 
 def test_it_is_remembered_what_was_used_last(tmp_path: Path) -> None:
     with opened(tmp_path, idle_s=0) as (spill, clock):
-        spill.left(key(A))
+        spill.note_unused(key(A))
         clock.now = 1000
         assert spill.write_idle(lambda _: b"kv") is not None
         assert spill._flush(PATIENCE_S)
@@ -242,7 +242,7 @@ def test_at_the_end_what_was_used_last_gets_the_room(tmp_path: Path) -> None:
         spill.remove(key(A))
     with opened(tmp_path, size) as (spill, clock):
         for text in (A, B):
-            spill.left(key(text))
+            spill.note_unused(key(text))
             clock.now += 10
         assert spill.write_all(lambda _: bytes(40), PATIENCE_S)
         assert spill.has(key(B))
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with opened(tmp_path / "file") as (spill, _):
         assert str(tmp_path / "file") in spill.error
-        spill.left(key(A))
+        spill.note_unused(key(A))
         assert spill.write_idle(lambda _: pytest.fail("there is nowhere to write to")) is None
 
 
@@ -320,11 +320,11 @@ def test_a_text_is_written_when_nobody_has_used_it_for_long(tmp_path: Path) -> N
 
     with opened(tmp_path, idle_s=60.0) as (spill, clock):
         assert spill.write_idle(copy) is None
-        spill.left(key(A))
+        spill.note_unused(key(A))
         clock.now = 30
-        spill.left(key(B))
+        spill.note_unused(key(B))
         assert spill.write_idle(copy) == 30
-        spill.left(key([*A, 9]))  # its second turn
+        spill.note_unused(key([*A, 9]))  # its second turn
         clock.now = 90
         assert spill.write_idle(copy) == spill_module.POLL_S
         assert copied == [key(B)]
@@ -332,7 +332,7 @@ def test_a_text_is_written_when_nobody_has_used_it_for_long(tmp_path: Path) -> N
         assert spill.write_idle(copy) == spill_module.POLL_S
         assert copied == [key(B), key([*A, 9])]
         assert spill._flush(PATIENCE_S)
-        spill.left(key(A))
+        spill.note_unused(key(A))
         clock.now = 200
         assert spill.write_idle(copy) is None
         assert len(copied) == 2, "it is there already"
@@ -348,7 +348,7 @@ def test_at_the_end_the_newest_is_written_first_and_only_while_there_is_time(tmp
             return bytes(spill_module.MAX_QUEUED_BYTES)
 
         for text in (A, B, [7] * 40):
-            spill.left(key(text))
+            spill.note_unused(key(text))
         with spill._lock:
             assert not spill.write_all(copy, 1.5)
     assert copied == [key([7] * 40), key(B)]
@@ -424,10 +424,10 @@ def test_a_conversation_goes_on_in_a_new_process(tmp_path: Path) -> None:
         answered(llama, cells, A)
         idle(cells, spill, clock)
     with made(tmp_path) as (llama, cells, spill, clock):
-        assert cells.cached(A + B) == 40
+        assert cells.count_cached(A + B) == 40
         assert cells.n_used == 0, "to ask changes nothing"
         assert answered(llama, cells, A + B) == 40
-        assert cells.cached(A + B) == 80
+        assert cells.count_cached(A + B) == 80
         assert cells.n_reused == 40
         idle(cells, spill, clock)
         assert len(spill) == 1, "the second turn stands in the place of the first"
@@ -446,7 +446,7 @@ def test_at_the_end_all_is_written_even_of_answers_that_run(tmp_path: Path) -> N
         assert cells.n_taken == 0
         assert spill.write_all(cells.copy, PATIENCE_S)
     with made(tmp_path) as (_, cells, _, _):
-        assert (cells.cached(A), cells.cached(B)) == (40, 36)
+        assert (cells.count_cached(A), cells.count_cached(B)) == (40, 36)
 
 
 def test_what_has_no_room_in_memory_goes_to_disk(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_what_has_no_room_in_memory_goes_to_disk(tmp_path: Path) -> None:
         cells.tidy()
         assert spill._flush(PATIENCE_S)
         assert len(spill) == 2, "the host cache has room for one"
-        assert [cells.cached(text) for text in (A, B, [7] * 40)] == [40] * 3
+        assert [cells.count_cached(text) for text in (A, B, [7] * 40)] == [40] * 3
         assert answered(llama, cells, [*A, 9]) == 40
 
 
@@ -474,7 +474,7 @@ def test_what_gives_up_its_id_goes_to_disk(tmp_path: Path) -> None:
         for text in (A, B, [7] * 40):
             answered(llama, cells, text)
         assert spill._flush(PATIENCE_S)
-        assert cells.cached(A) == 40
+        assert cells.count_cached(A) == 40
         assert llama.n_used == cells.n_used == 80
 
 
@@ -536,7 +536,7 @@ def test_a_damaged_text_is_computed_again(tmp_path: Path) -> None:
         assert answered(llama, cells, A + B) == 0
         assert files(tmp_path) == []
         idle(cells, spill, clock)
-        assert cells.cached(A + B) == 80
+        assert cells.count_cached(A + B) == 80
 
 
 def test_what_llama_does_not_take_back_is_removed_and_computed(tmp_path: Path) -> None:
@@ -567,7 +567,7 @@ def test_a_text_stays_in_the_host_cache_when_there_is_no_room_for_it(tmp_path: P
         cells.tidy()
         assert cells.take([5] * 30) is not None
         assert cells.take([*A, *B, 7]) is None
-        assert cells.cached(A + B) == 80
+        assert cells.count_cached(A + B) == 80
 
 
 def test_a_text_that_goes_on_is_not_taken_for_its_beginning(tmp_path: Path) -> None:

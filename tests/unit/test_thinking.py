@@ -31,11 +31,11 @@ def run(data: bytes, at: list[int], *, inside: bool = False, stop: tuple[str, ..
     edges = [0, *sorted(c % (len(data) + 1) for c in at), len(data)]
     for a, b in itertools.pairwise(edges):
         answer += stream.feed(data[a:b])
-        thought += stream.thought()
+        thought += stream.take_thought()
         if stream.stopped:
             break
     answer += stream.flush()
-    return thought + stream.thought(), answer, stream.stopped
+    return thought + stream.take_thought(), answer, stream.stopped
 
 
 def expected(text: str, *, inside: bool) -> tuple[str, str]:
@@ -72,7 +72,7 @@ def test_only_what_may_be_a_tag_or_its_white_space_waits(text: str, inside: bool
     stream, thought, answer = ThinkingText(inside=inside), "", ""
     for n, character in enumerate(text, 1):
         answer += stream.feed(character.encode())
-        thought += stream.thought()
+        thought += stream.take_thought()
         whole = expected(text[:n], inside=inside)
         assert whole[0].startswith(thought)
         assert whole[1].startswith(answer)

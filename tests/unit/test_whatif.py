@@ -459,7 +459,7 @@ def test_a_prediction_is_what_the_planner_then_gets(side: Side) -> None:
 def lived(rows: list[tuple[int, int, float, float]], side: Side, budget: float) -> list[Outcome]:
     """Request by request through a planner that knows nothing at first, without the promise over 200 requests."""
     planner = Planner(make_policy("optimal"), side, budget, draw=np.random.default_rng(2).random, windowed=False)
-    planner.knowledge.measured_speed(1 / K)
+    planner.knowledge.use_measured_speed(1 / K)
     planner.refit()
     past = []
     for number, row in enumerate(rows):

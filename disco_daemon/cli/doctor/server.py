@@ -250,7 +250,7 @@ def price(config: Config, catalog: Catalog, folder: Path) -> Finding:
 
 def continuation(settings: ServerSettings, profile: Profile | None) -> Finding:
     """Check how this server continues an answer that was begun elsewhere; `profile` is the probe's verdict, if any."""
-    name, way = "continuation", Way.configured(settings.continuation, settings.base_url)
+    name, way = "continuation", Way.from_setting(settings.continuation, settings.base_url)
     source = "as you have set it" if settings.continuation != "auto" else "known of this host"
     if settings.continuation == "auto" and profile is not None:
         way, source = Way.of(profile), "found by the probe"

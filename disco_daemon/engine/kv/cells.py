@@ -31,9 +31,9 @@ EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached te
 class Cells:
     """All sequence ids and cells of one context.
 
-    Owned by the thread that computes; `cached` may be called from any. `_taken` has the sequences of answers, and how
-    many cells each was promised, `_free` the ids without cells; all others are cached prefixes. Those in
-    `_private` are of clients that do not want them on disk.
+    Owned by the thread that computes; `count_cached` may be called from any. `_taken` has the sequences of answers, and
+    how many cells each was promised, `_free` the ids without cells; all others are cached prefixes. Those in `_private`
+    are of clients that do not want them on disk.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Cells:
         """The number of sequences that are taken."""
         return len(self._taken)
 
-    def cached(self, tokens: Sequence[int]) -> int:
+    def count_cached(self, tokens: Sequence[int]) -> int:
         """Count how many of these tokens would not have to be computed."""
         with self._lock:
             n = max(self._index.match(tokens)[0], self._host_cache.match(tokens))
@@ -105,9 +105,9 @@ class Cells:
         with self._lock:
             n, source = self._index.match(tokens[:-1]) if self._llama.divisible else (0, -1)
             if n and source not in self._taken and self._index.length(source) == n:
-                seq = self._continued(source, n)
+                seq = self._continue(source, n)
             else:
-                seq = self._branched(source, n)
+                seq = self._branch(source, n)
             self._index.pin(seq)
         self._conceal(seq, private)
         self._taken[seq] = n
@@ -160,7 +160,7 @@ class Cells:
         self._conceal(seq, private)
         return True
 
-    def _continued(self, source: int, n: int) -> int:
+    def _continue(self, source: int, n: int) -> int:
         """Hand a cached prefix to the new answer, which goes on with its first `n` cells."""
         self._index.used(source, self._clock(), n)
         if n < self._index.length(source):
@@ -168,7 +168,7 @@ class Cells:
             self._index.drop(source, n)
         return source
 
-    def _branched(self, source: int, n: int) -> int:
+    def _branch(self, source: int, n: int) -> int:
         """Make a sequence that shares the first `n` cells of another, which must not be evicted for its id."""
         kept = n > 0 and source not in self._taken
         if kept:
@@ -177,7 +177,7 @@ class Cells:
         if kept:
             self._index.unpin(source)
         if seq is None:  # no other sequence can be evicted
-            return self._continued(source, n)
+            return self._continue(source, n)
         if n:
             self._index.share(source, seq, n, self._clock())
             self._llama.share(source, seq, n)
@@ -209,7 +209,7 @@ class Cells:
         with self._lock:
             self._index.unpin(seq)
         if self.spill is not None and seq not in self._private:
-            self.spill.left(self._index.tokens(seq).tobytes())
+            self.spill.note_unused(self._index.tokens(seq).tobytes())
 
     def _conceal(self, seq: int, private: bool) -> None:
         (self._private.add if private else self._private.discard)(seq)
@@ -230,11 +230,11 @@ class Cells:
         n_past, saved = self.n_of(seq), None
         began = self._clock()
         if self.saved_bytes < self._spare_bytes and n_past:
-            data = self._llama.saved(seq) if self._pays(n_past, recompute_s) else b""
+            data = self._llama.save(seq) if self._pays(n_past, recompute_s) else b""
             saved = Saved(data, n_past) if data else None
         if saved is not None:
             self.saved_bytes += len(saved.data)
-            self._swapped(2 * (self._clock() - began), len(saved.data))
+            self._observe_swap(2 * (self._clock() - began), len(saved.data))
         self.free(seq)
         return saved
 
@@ -259,7 +259,7 @@ class Cells:
             if restored:
                 self._index.hold(seq, tokens[: saved.n_past], self._clock())
         if restored:
-            self._swapped(2 * (self._clock() - began), len(saved.data))
+            self._observe_swap(2 * (self._clock() - began), len(saved.data))
         else:
             self._llama.forget(seq, 0)
         self.forget(saved)
@@ -281,7 +281,7 @@ class Cells:
     def _pays(self, n_past: int, recompute_s: float) -> bool:
         return self.swap_s_per_byte * n_past * self._llama.bytes_per_token < recompute_s
 
-    def _swapped(self, took_s: float, n_bytes: int) -> None:
+    def _observe_swap(self, took_s: float, n_bytes: int) -> None:
         """Record how long swapping `n_bytes` out and in took."""
         if n_bytes:
             self.swap_s_per_byte += NEWEST * (took_s / n_bytes - self.swap_s_per_byte)
@@ -312,7 +312,7 @@ class Cells:
         """Put cached prefixes into the host cache, and the cells of running answers to the front."""
         with self._lock:
             for seq in self._index.unpinned():
-                self._host_cache.put(self._index.tokens(seq), self._llama.saved(seq), private=seq in self._private)
+                self._host_cache.put(self._index.tokens(seq), self._llama.save(seq), private=seq in self._private)
                 self._index.drop(seq)
                 self._llama.forget(seq, 0)
                 self._free.add(seq)
@@ -330,7 +330,7 @@ class Cells:
         self.n_moves += 1
         took_s = self._clock() - began
         self.move_s += took_s
-        self._swapped(took_s, sum(map(len, parts)))
+        self._observe_swap(took_s, sum(map(len, parts)))
 
     @property
     def _n_running(self) -> int:
@@ -377,7 +377,7 @@ class Cells:
         with self._lock:
             n, seq = self._index.match(tokens)
             if n == len(tokens) == self._index.length(seq):
-                return self._llama.saved(seq)
+                return self._llama.save(seq)
             return self._host_cache.get(key)
 
     def _cached_texts(self) -> dict[int, bytes]:
@@ -394,4 +394,4 @@ class Cells:
             return
         tokens = array("i", key)
         if self._host_cache.match(tokens) < len(tokens):
-            self._host_cache.put(tokens, self._llama.saved(seq))
+            self._host_cache.put(tokens, self._llama.save(seq))

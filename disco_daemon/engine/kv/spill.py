@@ -159,7 +159,7 @@ class Spill:
         began = time.perf_counter()
         path = self._path(found.key)
         try:
-            data = _saved(path, self._fingerprint, found.key)
+            data = _read_content(path, self._fingerprint, found.key)
             os.utime(path)
         except (OSError, DamagedError):
             self.remove(found.key)
@@ -179,7 +179,7 @@ class Spill:
 
     # --- what is to be written -----------------------------------------------------------------------------------
 
-    def left(self, key: bytes) -> None:
+    def note_unused(self, key: bytes) -> None:
         """Note the text of an answer that is over; it is written to disk once it has been unused for `idle_s`."""
         if not self.active:
             return
@@ -269,7 +269,7 @@ class Spill:
             shorter = [k for k in self._files if key.startswith(k)]
         for old in shorter:
             self.remove(old)
-        if not self._trimmed(self._max_bytes - size, used_ns):
+        if not self._trim(self._max_bytes - size, used_ns):
             return
         if shutil.disk_usage(self._folder).free - size < SPARE_DISK_BYTES:
             raise OSError("less than 1 GiB would be free")
@@ -318,9 +318,9 @@ class Spill:
                 self._know(key, _File(path.stat().st_size, path.stat().st_mtime_ns))
             else:
                 path.unlink()
-        self._trimmed(self._max_bytes)
+        self._trim(self._max_bytes)
 
-    def _trimmed(self, n_bytes: int, before_ns: float = math.inf) -> bool:
+    def _trim(self, n_bytes: int, before_ns: float = math.inf) -> bool:
         """Remove the oldest texts until `n_bytes` are left; return False if one used after `before_ns` had to go."""
         while self.n_bytes > n_bytes:
             with self._lock:
@@ -360,7 +360,7 @@ def _head(f: BinaryIO, fingerprint: bytes) -> tuple[bytes, int, int]:
     return key, n_data, crc
 
 
-def _saved(path: Path, fingerprint: bytes, key: bytes) -> bytes:
+def _read_content(path: Path, fingerprint: bytes, key: bytes) -> bytes:
     """Read the keys and values of a text. Raises DamagedError and OSError."""
     with path.open("rb") as f:
         text, size, crc = _head(f, fingerprint)
@@ -377,13 +377,13 @@ def fingerprint_of(load: Load, build: str) -> bytes:
     """
     settings = {k: v for k, v in msgspec.to_builtins(load).items() if k not in _IRRELEVANT}
     model = Path(load.model_path)
-    files = [_dated(path) for path in (model, *(Path(adapter.path) for adapter in load.adapters))]
+    files = [_size_and_date(path) for path in (model, *(Path(adapter.path) for adapter in load.adapters))]
     with model.open("rb") as f:
         beginning = f.read(2**16)
     return hashlib.sha256(repr((build, sorted(settings.items()), files, beginning)).encode()).digest()
 
 
-def _dated(path: Path) -> tuple[int, int]:
+def _size_and_date(path: Path) -> tuple[int, int]:
     """Return size (bytes) and date (ns) of a file; zeros if there is none."""
     try:
         stat = path.stat()

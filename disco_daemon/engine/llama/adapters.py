@@ -59,7 +59,7 @@ class Adapters:
         return dict.fromkeys(self._loaded, "") | self.refused
 
     def salt(self, name: str, n_tokens: int) -> int:
-        """Return what `keyed` adds to tokens of a vocabulary of `n_tokens`; 0 for no adapter. Raises AdapterError."""
+        """Return what `prefix_key` adds to one of `n_tokens` tokens; 0 for no adapter. Raises AdapterError."""
         if not name:
             return 0
         if name not in self._loaded:
@@ -85,8 +85,8 @@ class Adapters:
         self._ctx, self._applied = ctx, name
 
 
-def keyed(tokens: list[int], salt: int) -> list[int]:
-    """Return tokens from the first on as the prefix index knows them: no two adapters have a beginning in common."""
+def prefix_key(tokens: list[int], salt: int) -> list[int]:
+    """Return the key of tokens, from the first on, in the prefix index: no two adapters have a beginning in common."""
     return [tokens[0] + salt, *tokens[1:]] if salt and tokens else tokens
 
 

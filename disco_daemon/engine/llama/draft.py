@@ -34,7 +34,7 @@ class DraftModel:
     def __init__(self, load: Load, llama: Llama, abort: AbortFlag) -> None:
         """Load `load.draft_path`, for the model in `llama`. Raises ModelError, which says what to do."""
         self._path = load.draft_path
-        self._model = self._loaded(load)
+        self._model = self._load_model(load)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self._n_known = llama.vocabulary.n_tokens
@@ -53,7 +53,7 @@ class DraftModel:
         self._free = list(range(N_TEXTS))
         self.token_s = self._warm_up()
 
-    def _loaded(self, load: Load) -> Any:
+    def _load_model(self, load: Load) -> Any:
         n_gpu_layers, params = load.n_gpu_layers, llama_cpp.llama_model_default_params()
         params.use_extra_bufts = load.repack
         # It is small: where there is a GPU, all of it fits.

@@ -80,7 +80,7 @@ def _of_schema(schema: dict[str, Any]) -> str:
     converter = _Converter()
     try:
         # As `json_schema_to_gbnf`: the converter writes into what it reads, so it gets a copy.
-        converter.visit(_resolved(converter, json.loads(json.dumps(schema))), "")
+        converter.visit(_resolve(converter, json.loads(json.dumps(schema))), "")
         grammar = str(converter.format_grammar())
         too_many = readings(grammar) > MAX_READINGS
     except GrammarError:
@@ -95,7 +95,7 @@ def _of_schema(schema: dict[str, Any]) -> str:
     return grammar
 
 
-def _resolved(converter: _Converter, schema: dict[str, Any]) -> Any:
+def _resolve(converter: _Converter, schema: dict[str, Any]) -> Any:
     """Resolve a schema's references. The converter looks for none beside a reference: not in its $defs."""
     if "$ref" not in schema:
         return converter.resolve_refs(schema, "stdin")

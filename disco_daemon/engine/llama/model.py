@@ -153,7 +153,7 @@ class Llama:
             raise ModelError(str(e)) from e
 
     def salt(self, adapter: str) -> int:
-        """Return what keeps an adapter's prefixes apart, see `adapters.keyed`. Raises PromptError if it is missing."""
+        """Return an adapter's salt for `adapters.prefix_key`. Raises PromptError if it is missing."""
         try:
             return self.adapters.salt(adapter, self.vocabulary.n_tokens)
         except AdapterError as e:
@@ -204,7 +204,7 @@ class Llama:
     def part(self, seq: int, start: int, end: int) -> memoryview:
         """Copy the KV cache's content of a sequence's positions from `start` to `end`."""
         llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
-        data = self.saved(_SCRATCH)
+        data = self.save(_SCRATCH)
         llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
         return data
 
@@ -220,7 +220,7 @@ class Llama:
         """Let a sequence without cells have the first `n` of another's; nothing is computed or copied."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, seq, 0, n)
 
-    def saved(self, seq: int) -> memoryview:
+    def save(self, seq: int) -> memoryview:
         """Copy the KV cache's content of a sequence."""
         # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
         buffer = np.empty(llama_cpp.llama_state_seq_get_size(self._ctx, seq), np.uint8)
@@ -228,7 +228,7 @@ class Llama:
         return buffer[:n].data
 
     def restore(self, seq: int, data: State) -> bool:
-        """Put the content from `saved` back into the KV cache, as sequence `seq`; return False if there is no room."""
+        """Put the content from `save` back into the KV cache, as sequence `seq`; return False if there is no room."""
         buffer = np.frombuffer(data, np.uint8)
         return bool(llama_cpp.llama_state_seq_set_data(self._ctx, _pointer(buffer), len(buffer), seq))
 
@@ -252,13 +252,13 @@ class Llama:
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
         """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
         if sampler.meter is None:
-            return self._drawn(sampler, row, among)
+            return self._draw(sampler, row, among)
         began = time.thread_time()  # of the processor: on a busy machine a harmless grammar waits, too
-        token = self._drawn(sampler, row, among)
-        sampler.meter.took(time.thread_time() - began)
+        token = self._draw(sampler, row, among)
+        sampler.meter.add(time.thread_time() - began)
         return token
 
-    def _drawn(self, sampler: Sampler, row: int, among: Sequence[int]) -> int:
+    def _draw(self, sampler: Sampler, row: int, among: Sequence[int]) -> int:
         sampler.seed()
         if not (among or sampler.greedy):
             return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))

@@ -26,10 +26,10 @@ class PatternError(ValueError):
 
 def spell(pattern: str) -> str:
     r"""Rewrite a pattern with plain classes: `\d+\.` is `[0-9]+[\x2E]`. Raises PatternError."""
-    return _PART.sub(_respelled, pattern)
+    return _PART.sub(_respell, pattern)
 
 
-def _respelled(part: re.Match[str]) -> str:
+def _respell(part: re.Match[str]) -> str:
     text = part[0]
     if text == ".":
         return f"[^{NOT_IN_A_STRING}]"
@@ -48,7 +48,7 @@ def _respelled(part: re.Match[str]) -> str:
         return f"[{_CLASSES[kind]}]"
     if kind.lower() in _CLASSES:
         return f"[^{_CLASSES[kind.lower()]}{NOT_IN_A_STRING}]"
-    return _one(_meant(text))
+    return _one(_character(text))
 
 
 def _in_set(part: re.Match[str]) -> str:
@@ -56,10 +56,10 @@ def _in_set(part: re.Match[str]) -> str:
     text = part[0]
     if text != '"' and text[1] in _CLASSES:
         return _CLASSES[text[1]]
-    return _hex(text if text == '"' else _meant(text))
+    return _hex(text if text == '"' else _character(text))
 
 
-def _meant(escape: str) -> str:
+def _character(escape: str) -> str:
     r"""Return the character that an escape stands for. Raises PatternError if there is none: `\b`, `\1`, `\p{L}`."""
     kind = escape[1]
     if len(escape) > 2:

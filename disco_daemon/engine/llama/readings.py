@@ -43,7 +43,7 @@ def readings(grammar: str) -> int:
 
     Beyond MAX_READINGS it may be any number. Takes 0.1 s or so at most.
     """
-    walks = _Walks(*_parsed(grammar))
+    walks = _Walks(*_parse(grammar))
     width = 0
     try:
         for width, name, start in sorted(walks.starts(), reverse=True):  # noqa: B007 — asked for below
@@ -216,7 +216,7 @@ class _Rules:
         self.add(name, bodies)
         return name
 
-    def repeated(self, what: tuple[Item, ...], sign: str) -> tuple[Item, ...]:
+    def repeat(self, what: tuple[Item, ...], sign: str) -> tuple[Item, ...]:
         """Add a repetition as llama.cpp writes it: `?` is once or nothing, `*` is once and again, or nothing."""
         if sign == "?":
             return (self.anonymous([what, ()]),)
@@ -225,7 +225,7 @@ class _Rules:
         return (*what, name) if sign == "+" else (name,)
 
 
-def _parsed(grammar: str) -> tuple[dict[str, list[int]], list[tuple[Item, ...]]]:
+def _parse(grammar: str) -> tuple[dict[str, list[int]], list[tuple[Item, ...]]]:
     """Parse a grammar into rules and alternatives; if it is none, llama.cpp will refuse it."""
     rules = _Rules()
     name = ""
@@ -233,26 +233,26 @@ def _parsed(grammar: str) -> tuple[dict[str, list[int]], list[tuple[Item, ...]]]
     for sign in _SIGN.findall(grammar):
         pieces = groups[-1][-1]
         if sign.endswith("::="):
-            rules.add(name, map(_joined, groups[0]))
+            rules.add(name, map(_join, groups[0]))
             name, groups = sign[:-3].strip(), [[[]]]
         elif sign == "(":
             groups.append([[]])
         elif sign == ")" and len(groups) > 1:
             inner = groups.pop()
-            groups[-1][-1].append((rules.anonymous(map(_joined, inner)),))
+            groups[-1][-1].append((rules.anonymous(map(_join, inner)),))
         elif sign == "|":
             groups[-1].append([])
         elif sign[0] in "*+?{" and pieces:  # a bounded repetition is walked as one without an end
-            pieces[-1] = rules.repeated(pieces[-1], "*" if sign[0] == "{" else sign)
+            pieces[-1] = rules.repeat(pieces[-1], "*" if sign[0] == "{" else sign)
         elif sign[0] in '"[.':
             pieces.append(_terminals(sign))
         elif sign[0] not in ")*+?{":
             pieces.append((sign,))
-    rules.add(name, map(_joined, groups[0]))
+    rules.add(name, map(_join, groups[0]))
     return rules.named, rules.bodies
 
 
-def _joined(pieces: Iterable[tuple[Item, ...]]) -> tuple[Item, ...]:
+def _join(pieces: Iterable[tuple[Item, ...]]) -> tuple[Item, ...]:
     return tuple(item for piece in pieces for item in piece)
 
 

@@ -42,7 +42,7 @@ class GrammarMeter:
         self._total_s, self._n = 0.0, 0
         self.over = False  # whether an answer's grammar has cost too much
 
-    def took(self, token_s: float) -> None:
+    def add(self, token_s: float) -> None:
         """Add the time that drawing a token took."""
         self._total_s += token_s
         self._n += 1

@@ -53,14 +53,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self._said,
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self._count_output,
             optimized=False, cache_size=0,
         )  # fmt: skip
         for name in _UNWANTED:
             self.filters.pop(name, None)
-        self.filters = {name: self._stepped(name, run) for name, run in self.filters.items()}
+        self.filters = {name: self._as_step(name, run) for name, run in self.filters.items()}
         self.filters |= {
-            "_each": _hook(self._each), "_joined": _hook(self._joined), "_text": _hook(str), "_made": _hook(self._made),
+            "_each": _hook(self._each), "_join": _hook(self._join), "_text": _hook(str),
+            "_check_literal": _hook(self._check_literal),
         }  # fmt: skip
         del self.globals["lipsum"]
         self.begin()
@@ -89,7 +90,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._affordable(name, (getattr(method, "__self__", None), *given))
         if __obj in _KEEPERS:
             _weigh(given)
-        return self._sized(super().call(__context, __obj, *args, **kwargs))
+        return self._check_size(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator that can make a large value of small ones."""
@@ -102,7 +103,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._affordable("%", (left, right))
         elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             self._room(left, len(left) + len(right))
-        return self._sized(super().call_binop(context, operator, left, right))
+        return self._check_size(super().call_binop(context, operator, left, right))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """`a.b`."""
@@ -114,11 +115,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._step()
         return super().getitem(obj, argument)
 
-    def _stepped(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _as_step(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         """Make a filter a step. It takes the context, so that nothing is computed while the template compiles."""
         kind = getattr(getattr(run, "jinja_pass_arg", None), "name", "")
 
-        def stepped(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
             self._step()
             if name in ("join", "list", "sum", "sort", "unique", "string") and isinstance(value, Iterator):
                 value = list(self._each(value))
@@ -126,9 +127,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if name not in _LIGHT:
                 _weigh(value)
             first = {"context": (context,), "eval_context": (context.eval_ctx,), "environment": (self,)}.get(kind, ())
-            return self._sized(run(*first, value, *args, **kwargs))
+            return self._check_size(run(*first, value, *args, **kwargs))
 
-        return pass_context(stepped)
+        return pass_context(step)
 
     def _each(self, items: Any) -> Iterator[Any]:
         """Yield the items of a loop, each as a step."""
@@ -136,20 +137,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._step()
             yield item
 
-    def _joined(self, parts: list[Any]) -> str:
+    def _join(self, parts: list[Any]) -> str:
         """`a ~ b`."""
         self._step()
         texts = [_text(part) for part in parts]
         self._room("", sum(map(len, texts)))
         return "".join(texts)
 
-    def _made(self, value: Any) -> Any:
+    def _check_literal(self, value: Any) -> Any:
         """Check a list or dictionary literal: it may hold others, and those others."""
         self._step()
         _weigh(value)
         return value
 
-    def _said(self, value: Any) -> str:
+    def _count_output(self, value: Any) -> str:
         """Count text that is put out, also inside a macro or block."""
         self._step()
         text = _text(value)
@@ -198,7 +199,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             msg = f"it makes {'a text' if isinstance(kind, str) else 'a list'} of more than {most}"
             raise TooMuch(msg)
 
-    def _sized(self, value: Any) -> Any:
+    def _check_size(self, value: Any) -> Any:
         """Return a result, unless it is too large. Raises TooMuch."""
         if isinstance(value, str | list | tuple | dict):
             self._room(value if isinstance(value, str) else [], len(value))
@@ -219,22 +220,22 @@ class _Watched(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
         """`a ~ b`."""
         self.generic_visit(node)
-        return _through("_joined", nodes.List(node.nodes, lineno=node.lineno))
+        return _through("_join", nodes.List(node.nodes, lineno=node.lineno))
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         """`[a, b]`."""
         self.generic_visit(node)
-        return _through("_made", node)
+        return _through("_check_literal", node)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         """`{a: b}`."""
         self.generic_visit(node)
-        return _through("_made", node)
+        return _through("_check_literal", node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         """`(a, b)`, unless it is assigned to."""
         self.generic_visit(node)
-        return _through("_made", node) if node.ctx == "load" else node
+        return _through("_check_literal", node) if node.ctx == "load" else node
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Filter:  # noqa: N802
         """Text outside of all braces."""

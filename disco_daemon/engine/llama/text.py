@@ -31,7 +31,7 @@ class TextStream:
         """The bytes behind the text shown: what is held back, or the stop string and what came with it."""
         return self._held.encode() + self._utf8.getstate()[0]
 
-    def thought(self) -> str:
+    def take_thought(self) -> str:
         """Return text that is not part of the answer, since the last call; here none (see `thinking`)."""
         return ""
 

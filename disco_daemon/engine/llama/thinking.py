@@ -41,7 +41,7 @@ class _Phase(Enum):
 
 
 class ThinkingText(TextStream):
-    """A TextStream of the answer alone; `thought` returns the thought.
+    """A TextStream of the answer alone; `take_thought` returns the thought.
 
     The tags belong to neither, nor does white space around the thought. Stop strings count in the answer only.
     """
@@ -72,13 +72,13 @@ class ThinkingText(TextStream):
             case _Phase.GAP:
                 return self._skip(piece)
 
-    def thought(self) -> str:
+    def take_thought(self) -> str:
         """Return the text of the thought since the last call."""
         out, self._thought = self._thought, ""
         return out
 
     def flush(self) -> str:
-        """Return the rest of the answer at its regular end; `thought` returns the rest of an unfinished thought."""
+        """Return the rest of the answer at its regular end; `take_thought` returns that of an unfinished thought."""
         if self._phase is _Phase.THOUGHT:
             self._note(self._thinking.flush())
             return ""

@@ -172,7 +172,7 @@ class Vocabulary:
 
     def close_thought(self, prompt: list[int], text: str) -> list[int]:
         """Return a prompt for the answer `text` to follow: a thought that the prompt opens is closed."""
-        if not (self._opened(prompt) and is_answer(text)):
+        if not (self._opens_thought(prompt) and is_answer(text)):
             return prompt
         return prompt + self.tokenize(NO_THOUGHT, parse_special=True)
 
@@ -180,9 +180,9 @@ class Vocabulary:
         """Make a stream that turns the tokens behind `prompt` and the partial `answer` into text."""
         if request.prompt is not None or not self._thinks or (answer and not within(answer)):
             return TextStream(request.stop)
-        return ThinkingText(request.stop, inside=bool(answer) or self._opened(prompt))
+        return ThinkingText(request.stop, inside=bool(answer) or self._opens_thought(prompt))
 
-    def _opened(self, prompt: Sequence[int]) -> bool:
+    def _opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with the beginning of a thought."""
         if not self._thinks:
             return False

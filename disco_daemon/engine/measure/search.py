@@ -40,15 +40,15 @@ class Search:
         """Find the fastest knobs: threads, attention if `flash` may be off, micro-batch if `long` prompts can run."""
         counts = thread_counts(n_cores)
         knobs = self._axis(start, [replace(start, n_threads=n) for n in counts], "decode")
-        knobs = self._spared(knobs, replace(knobs, n_threads=n_cores - 1), "decode", knobs.n_threads == n_cores)
+        knobs = self._spare_a_core(knobs, replace(knobs, n_threads=n_cores - 1), "decode", knobs.n_threads == n_cores)
         knobs = self._axis(knobs, [replace(knobs, n_threads_batch=n) for n in counts], "prefill")
         less = replace(knobs, n_threads_batch=n_cores - 1)
-        knobs = self._spared(knobs, less, "prefill", knobs.n_threads_batch == n_cores)
+        knobs = self._spare_a_core(knobs, less, "prefill", knobs.n_threads_batch == n_cores)
         if flash:
             knobs = self._axis(knobs, [knobs, replace(knobs, flash_attn=False)], "prefill", FLASH_GAIN)
         if long:
             knobs = self._axis(knobs, [replace(knobs, n_ubatch=n) for n in UBATCHES], "long")
-        return self._checked(start, knobs)
+        return self._check(start, knobs)
 
     def rows(self) -> list[TuneRow]:
         """Return all measurements."""
@@ -58,33 +58,33 @@ class Search:
         """Return the first candidate that is nearly as fast as the fastest; `current` if the time runs out."""
         if len(candidates) < 2:
             return current
-        took = self._compared(candidates, work)
+        took = self._compare(candidates, work)
         if took is None:
             return current
         fastest = min(took.values())
         return next(k for k in candidates if took.get(k, inf) <= fastest * (1 + tie))
 
-    def _spared(self, knobs: Knobs, less: Knobs, work: str, takes_all: bool) -> Knobs:
+    def _spare_a_core(self, knobs: Knobs, less: Knobs, work: str, takes_all: bool) -> Knobs:
         """Return `less`, which leaves a core free, unless all cores are better overall, alone and beside others."""
         if not takes_all or min(less.n_threads, less.n_threads_batch) < 1:
             return knobs
-        alone = self._compared([knobs, less], work, drop=inf)
-        beside = self._compared([knobs, less], work, drop=inf, busy=True)
+        alone = self._compare([knobs, less], work, drop=inf)
+        beside = self._compare([knobs, less], work, drop=inf, busy=True)
         if alone is None or beside is None:
             return less
         return knobs if alone[knobs] * beside[knobs] < alone[less] * beside[less] else less
 
-    def _checked(self, start: Knobs, knobs: Knobs) -> Knobs:
+    def _check(self, start: Knobs, knobs: Knobs) -> Knobs:
         """Return `start` if the choice, made knob by knob, is slower on the whole: noise can do that."""
         if knobs == start:
             return start
-        decode, prefill = (self._compared([start, knobs], work, drop=inf) for work in ("decode", "prefill"))
+        decode, prefill = (self._compare([start, knobs], work, drop=inf) for work in ("decode", "prefill"))
         if decode is None or prefill is None:
             return knobs
         cost = {k: decode[k] * prefill[k] for k in (start, knobs)}
         return knobs if cost[knobs] <= cost[start] * (1 + TIE) ** 2 else start
 
-    def _compared(
+    def _compare(
         self, candidates: Sequence[Knobs], work: str, *, drop: float = DROP, busy: bool = False
     ) -> dict[Knobs, float] | None:
         """Return each median time, s, without those `drop` times slower than the fastest; None if the time ran out."""

@@ -188,12 +188,12 @@ def run_job(job: TuneJob) -> Tuned:
     knobs = search.best(job.start, job.n_cores, flash=flash, long=bench.long) if job.budget_s else job.start
     speed, start = bench.speed(knobs), bench.speed(job.start)
     file_type = int(bench.llama.file_type or -1)
-    other, agreement = _compared(job, bench) if job.compare else (None, None)
+    other, agreement = _compare(job, bench) if job.compare else (None, None)
     took_s = time.perf_counter() - started
     return Tuned(knobs, speed, start, search.rows(), took_s, search.complete, file_type, other, agreement)
 
 
-def _compared(job: TuneJob, bench: TuneBench) -> tuple[Speed, float | None]:
+def _compare(job: TuneJob, bench: TuneBench) -> tuple[Speed, float | None]:
     """Measure another file at `job.start`, and its share of next tokens in common; None for another vocabulary."""
     _say(TuneProgress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
     ours, n_vocab = bench.next_tokens(), bench.llama.vocabulary.n_tokens

@@ -64,7 +64,7 @@ class Admission:
 
     def release(self, s: Sequence, now: float) -> None:
         """Let a held sequence compete for the device again."""
-        self._set(s, _unchosen(s))
+        self._set(s, _status_unchosen(s))
         s.waiting_since = now
         self._changed = True
 
@@ -102,7 +102,7 @@ class Admission:
         if not self._changed and now - self._decided_at < QUANTUM_S:
             return False
         self._decided_at, self._changed = now, False  # what is preempted below may run again soon
-        chosen = self._chosen(now)
+        chosen = self._choose(now)
         for s in self.resident:
             if not s.is_held:
                 self._set(s, RUNNING if s in chosen else PAUSED)
@@ -126,7 +126,7 @@ class Admission:
             s.n_preempted += 1
         s.slot, s.idle_sent = -1, False
         s.n_past = 0 if s.saved is None else s.saved.n_past
-        self._set(s, HELD if s.is_held else _unchosen(s))
+        self._set(s, HELD if s.is_held else _status_unchosen(s))
         self._changed = True
 
     def give_way(self) -> None:
@@ -145,7 +145,7 @@ class Admission:
         assert status is s.status or status in MOVES[s.status], f"{s.status} -> {status}"
         s.status = status
 
-    def _chosen(self, now: float) -> dict[Sequence, None]:
+    def _choose(self, now: float) -> dict[Sequence, None]:
         ready = [s for s in self.sequences.values() if not s.is_held]
         if not ready:
             return {}
@@ -181,7 +181,7 @@ class Admission:
         return True
 
 
-def _unchosen(s: Sequence) -> SequenceStatus:
+def _status_unchosen(s: Sequence) -> SequenceStatus:
     """Return the status of a sequence that may generate, and is not chosen."""
     if s.slot >= 0:
         return PAUSED

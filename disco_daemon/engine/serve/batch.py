@@ -70,7 +70,7 @@ class Batcher:
             return
         salt = self.llama.salt(request.adapter)
         if len(ready.prompt) >= self.llama.n_ctx:
-            self.send(wire.refused(request.id, PromptTooLong(self.llama.n_ctx, len(ready.prompt), exact=True)))
+            self.send(wire.refusal(request.id, PromptTooLong(self.llama.n_ctx, len(ready.prompt), exact=True)))
             return
         now = self.clock()
         given = Given(
@@ -325,7 +325,7 @@ class Batcher:
         if reason != "cancelled":
             s.emit(s.unsent.text.flush(), self.send)
         self._remove(s)
-        self.send(s.done(reason))
+        self.send(s.done_message(reason))
 
     def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
         self._remove(s)
@@ -333,7 +333,7 @@ class Batcher:
 
     def _refuse(self, s: Sequence, error: PromptError) -> None:
         self._remove(s)
-        self.send(wire.refused(s.request.id, error))
+        self.send(wire.refusal(s.request.id, error))
 
     def _remove(self, s: Sequence) -> None:
         self.admission.remove(s)

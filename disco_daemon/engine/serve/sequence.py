@@ -10,7 +10,7 @@ from ...scheduler.jobs import Job
 from ...scheduler.timeline import Timeline
 from .. import wire
 from ..kv.host_cache import Saved
-from ..llama.adapters import keyed
+from ..llama.adapters import prefix_key
 from ..llama.sampler import Sampler
 from ..llama.text import TextStream
 from ..llama.vocabulary import Vocabulary
@@ -214,7 +214,7 @@ class Sequence:
 
     def key(self, start: int = 0, end: int | None = None) -> list[int]:
         """Return its tokens as the prefix index knows them: they are of use under its adapter only."""
-        return keyed(self.tokens[start:end], 0 if start else self.salt)
+        return prefix_key(self.tokens[start:end], 0 if start else self.salt)
 
     def job(self, swap_s: float) -> Job:
         """Describe it to the scheduler; `swap_s` is how long it takes to swap it in, s."""
@@ -280,7 +280,7 @@ class Sequence:
     def emit(self, text: str, send: Send) -> None:
         """Send a thought that is complete, and the text; with ids where they spell it."""
         unsent, id_ = self.unsent, self.request.id
-        if thought := unsent.text.thought():
+        if thought := unsent.text.take_thought():
             send(wire.TextPiece(id=id_, text=thought, n_tokens=unsent.n_tokens, thought=True))
             unsent.n_tokens = 0
         if not text:
@@ -307,7 +307,7 @@ class Sequence:
             )
         )
 
-    def done(self, reason: str) -> wire.Done:
+    def done_message(self, reason: str) -> wire.Done:
         """Return the message that it has ended."""
         prefill, n = self.prefill, self.draw.n_completion
         return wire.Done(

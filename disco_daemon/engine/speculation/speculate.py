@@ -48,7 +48,7 @@ class Drafting(Protocol):
 
 
 class Option(NamedTuple):
-    """A guess of `size` tokens: `more` are expected to be right, it costs `cost_s`; `of_model`: the draft model's."""
+    """A guess of `size` tokens: `more` are n_expected to be right, it costs `cost_s`; `of_model`: the draft model's."""
 
     size: int
     more: float
@@ -91,14 +91,18 @@ class Speculator:
         now, n_tokens, n_guessed = self._clock(), float(len(decoding)), 0
         took_s = self._latency.predict(len(decoding), 0, sum(s.n_past for s in decoding))
         for s in decoding:
-            if s.draw.candidates or self._rounded(s) or (s.request.pace_tps and s.timeline.stock_s(now) > ENOUGH_S):
+            if (
+                s.draw.candidates
+                or self._may_change_answer(s)
+                or (s.request.pace_tps and s.timeline.stock_s(now) > ENOUGH_S)
+            ):
                 continue
-            limit = min(MAX_GUESSED - n_guessed, self._left(s))
+            limit = min(MAX_GUESSED - n_guessed, self._n_useful(s))
             best = self._best(self._possible(s, limit, trial=n_iterations % TRY_EVERY == 0), n_tokens / took_s)
             # Guesses take no cell that an answer may need before the next decision.
             if best is None or not self._cells.make_room(best.size + 2 * len(decoding)):
                 continue
-            if draft := self._modelled(s, best.size) if best.of_model else _lookup(s).guess(best.size):
+            if draft := self._ask_model(s, best.size) if best.of_model else _lookup(s).guess(best.size):
                 found[s], self._options[s] = draft, best
                 n_tokens, took_s, n_guessed = n_tokens + best.more, took_s + best.cost_s, n_guessed + len(draft)
         return found
@@ -107,10 +111,12 @@ class Speculator:
         """List the guesses of at most `limit` tokens."""
         sizes, found = [size for size in SIZES if size <= limit], []
         if chance := _lookup(s).chance:
-            found += [Option(size, self.trust * expected(chance, size), self.cost_s(size), False) for size in sizes]
+            found += [Option(size, self.trust * n_expected(chance, size), self.cost_s(size), False) for size in sizes]
         if self._model is not None:
             chance, token_s = max(s.drafting.value, TRY_CHANCE * trial), self._model.token_s
-            found += [Option(size, expected(chance, size), self.cost_s(size) + size * token_s, True) for size in sizes]
+            found += [
+                Option(size, n_expected(chance, size), self.cost_s(size) + size * token_s, True) for size in sizes
+            ]
         return found
 
     @property
@@ -123,21 +129,21 @@ class Speculator:
         best = max(options, key=lambda o: o.more - MARGIN * rate * o.cost_s, default=None)
         if best is None or best.more > MARGIN * rate * best.cost_s:
             return best
-        if any(o.more >= self.trust * expected(LIKELY, o.size) for o in options):
+        if any(o.more >= self.trust * n_expected(LIKELY, o.size) for o in options):
             self.costs = {size: (RELAX * cost, n) for size, (cost, n) in self.costs.items()}
             self._promised, self._kept = RELAX * self._promised, RELAX * self._kept
         return None
 
-    def _rounded(self, s: Sequence) -> bool:
+    def _may_change_answer(self, s: Sequence) -> bool:
         """Whether guesses might change the answer: the product with an adapter depends on how many rows there are."""
         return self._llama.exact and bool(s.request.adapter)
 
-    def _left(self, s: Sequence) -> int:
+    def _n_useful(self, s: Sequence) -> int:
         """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
         limit = math.inf if s.n_left is None else s.n_left - 1
         return int(min(limit, self._llama.n_ctx - len(s.tokens) - 1))
 
-    def _modelled(self, s: Sequence, size: int) -> list[int]:
+    def _ask_model(self, s: Sequence, size: int) -> list[int]:
         assert self._model is not None
         began = self._clock()
         draft = self._model.draft(s.request.id, s.tokens, size)
@@ -199,7 +205,7 @@ class Speculator:
             self.costs[size] = cost + max(NEWEST, 1 / (n + 2)) * (measured - cost), n + 1
 
 
-def expected(chance: float, size: int) -> float:
+def n_expected(chance: float, size: int) -> float:
     """Expect how many of `size` guessed tokens are right before the first wrong one, each with this chance."""
     return float(size) if chance >= 1 else chance * (1 - chance**size) / (1 - chance)
 

@@ -152,7 +152,7 @@ def summary(rows: Sequence[Row]) -> str:
 def play_chats(chats: Chats, kind: type[Planner], budget: float, seed: int) -> Iterator[Turn]:
     """Play the requests one after another through a planner of that kind, which learns from each before the next."""
     planner = kind(Optimal(), Side.DEVICE, budget, draw=np.random.default_rng(seed + 1).random)
-    planner.knowledge.measured_speed(LAPTOP.prefill_tps)
+    planner.knowledge.use_measured_speed(LAPTOP.prefill_tps)
     planner.refit()
     cached = 0
     columns = (chats.begins, chats.prompt, chats.answer, chats.server_s)

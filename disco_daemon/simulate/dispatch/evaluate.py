@@ -20,7 +20,7 @@ from ...dispatch.paper import Paper
 from ...dispatch.policies import REGISTRY
 from ...dispatch.policy import Policy, PolicyInput
 from ...errors import ConfigError
-from ...estimation.context import Contexts, conditioned
+from ...estimation.context import Contexts, estimate_contexts
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, kaplan_meier
@@ -144,7 +144,7 @@ class Scene:
             past,
             own,
             estimator.curve(),
-            conditioned(*estimator.samples()),
+            estimate_contexts(*estimator.samples()),
             Recent(estimator.predictor(), estimator.levels, math.log(own.quantile(0.95)) + 0.1),
             LengthDistribution.of(seen.prompt),
             _answers(seen.output),

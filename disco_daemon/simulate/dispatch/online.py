@@ -92,7 +92,7 @@ def planner(policy: Policy, constrained: Side, budget: float, seed: int, *, wind
 def play_online(stream: Stream, seed: int, phone: Phone, planner: Planner, *, shadow: bool = True) -> Iterator[Seen]:
     """Play one lane through `planner`, which learns from each outcome before the next plan."""
     device_s = phone.ttft_s(stream.prompt[:, seed])
-    planner.knowledge.measured_speed(phone.prefill_tps)
+    planner.knowledge.use_measured_speed(phone.prefill_tps)
     planner.refit()
     columns = (stream.prompt[:, seed], stream.output[:, seed], stream.server_s[:, seed], device_s)
     for number, (prompt, output, server, device) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):

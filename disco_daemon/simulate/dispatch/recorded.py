@@ -18,11 +18,11 @@ import numpy as np
 from ...arrays import BoolArray, FloatArray
 from ...dispatch.mover import DECODE_TPS
 from ...errors import ConfigError
-from ...estimation.context import Contexts, conditioned
+from ...estimation.context import Contexts, estimate_contexts
 from ...estimation.knowledge import LEAST_S, SILENT, Knowledge
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
-from ...estimation.survival import Survival, completed, heavy_tail, kaplan_meier
+from ...estimation.survival import Survival, complete, heavy_tail, kaplan_meier
 from ...types import Attempt, Outcome, Side
 from .player import Phone, Recent
 
@@ -119,7 +119,7 @@ class Recorded:
             bound=np.array([[_is_bound_to(o, side, models[side]) for o in requests] for side in Side]),
             lengths=LengthDistribution.of(prompt),
             curve=estimator.curve(),
-            contexts=conditioned(*estimator.samples()),
+            contexts=estimate_contexts(*estimator.samples()),
             phone=Phone("this machine", 1 / k, _decode_tps(requests, k), c),
             answers=knowledge.outputs,
             facts=_facts(requests),
@@ -194,7 +194,7 @@ def _fill_in(waited: FloatArray, seen: BoolArray, draws: FloatArray) -> FloatArr
     """Return the server's TTFT of every request: as seen, or else drawn from the curve beyond the time waited."""
     asked = waited > 0
     own = kaplan_meier(waited[asked], seen[asked])
-    curve = completed(own, heavy_tail(float(own.quantile(0.5))))
+    curve = complete(own, heavy_tail(float(own.quantile(0.5))))
     drawn = curve.quantile(1.0 - curve.at(waited) * (1.0 - draws))
     times: FloatArray = np.where(seen, waited, np.maximum(drawn, waited))
     return times
