@@ -160,7 +160,7 @@ class Answer:
                 effects = (self._sides.start(side, self.generated),)
             case _:
                 return []  # its endpoint is not running any more, or not for this answer
-        in_order = list(effects)
+        in_order = effects if isinstance(effects, list) else list(effects)
         assert self.state in allowed, (event, self.state)
         return in_order
 
@@ -182,9 +182,8 @@ class Answer:
 
     def _arrived(self, side: Side, token: Token) -> Iterable[Effect]:
         """Take a token for what it is: a repetition perhaps, the first one of all, a target's, or the source's."""
-        opening = self._sides.openings.get(side)
-        if opening is not None and not (token.delta is not None and not token.text):  # a thought comes before the text
-            return self._open(opening, Arrived(side, token))
+        if side in self._sides.openings and (token.text or token.delta is None):  # a thought comes before the text
+            return self._open(self._sides.openings[side], Arrived(side, token))
         if self.state is State.RACING:
             return self._win(side, token)
         if self._handoff is not None and side is self._handoff.target:
@@ -292,8 +291,8 @@ class Answer:
             if handoff.state is HandoffState.JOINED and self.state is State.RELAYING:
                 yield from self._ended(side, finish)
             return
-        if (opening := self._sides.openings.get(side)) is not None:
-            yield from self._open(opening, Ended(side, finish))
+        if side in self._sides.openings:
+            yield from self._open(self._sides.openings[side], Ended(side, finish))
             return
         if finish.full and self.available != {side}:
             yield from self._broke(side, EndpointError(side, CONTEXT_FULL, no_room(side)))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from disco_daemon.delivery.buffer import MAX_BUFFERED, MAX_CLUSTER, TokenBuffer
+from disco_daemon.delivery.buffer import MAX_BUFFERED, TokenBuffer
+from disco_daemon.delivery.held import MAX_CLUSTER
 from disco_daemon.types import Delivery, Token
 
 PACE = 4.8
