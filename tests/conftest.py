@@ -19,9 +19,9 @@ WHOLE_MACHINE = ("tests/e2e/", "tests/faults/")  # they start processes that com
 BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
-        "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact", "foresight",
-        "imports", "install", "keys", "launcher", "lora", "money", "private", "private_marks", "pull", "reloads",
-        "service_live", "setup", "speculate", "spill", "structured", "thinking", "trace", "tui_terminal",
+        "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact", "imports",
+        "install", "keys", "launcher", "lora", "money", "private", "private_marks", "pull", "reloads", "service_live",
+        "setup", "speculate", "spill", "structured", "thinking", "trace", "tui_terminal", "whatif",
     )
 )  # fmt: skip
 

@@ -78,6 +78,13 @@ def test_the_command_line_starts_without_heavy_modules() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_file_of_more_than_400_lines_says_why() -> None:
+    for path in (path for package in ("disco_daemon", "tui", "benchmarks") for path in (ROOT / package).rglob("*.py")):
+        source = path.read_text("utf-8")
+        why = ast.get_docstring(ast.parse(source)) or ""
+        assert source.count("\n") <= 400 or "longer" in why, f"split {path}, or let its docstring say why it is longer"
+
+
 # --- packaging ----------------------------------------------------------------------------------------------------
 
 

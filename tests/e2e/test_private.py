@@ -15,8 +15,8 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.config.layers import load
 from tests.e2e.test_cli import disco
 from tests.e2e.test_doctor import doctor
-from tests.e2e.test_foresight import remembered, whatif
 from tests.e2e.test_money import change
+from tests.e2e.test_whatif import remembered, whatif
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream
 

@@ -10,7 +10,7 @@ import pytest
 
 from disco_daemon.store.past import outcomes
 from disco_daemon.types import Plan
-from tests.e2e.test_foresight import remembered
+from tests.e2e.test_whatif import remembered
 from tests.fixtures.daemon import ask, running
 from tests.fixtures.upstream import Upstream
 

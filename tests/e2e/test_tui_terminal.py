@@ -19,7 +19,7 @@ from disco_daemon.client.stream import Link
 from disco_daemon.config.layers import load
 from disco_daemon.models.default import default_model_path
 from disco_tui.data.store import Store
-from tests.e2e.test_foresight import remembered
+from tests.e2e.test_whatif import remembered
 from tests.fixtures.daemon import PRICES
 from tests.fixtures.tmux import PATIENCE_S, Pane, Tmux, tmux
 from tests.fixtures.tui import Dictated, dictated
