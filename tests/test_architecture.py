@@ -278,7 +278,7 @@ def test_each_step_of_a_request_is_a_function(name: str) -> None:
 
 
 def test_the_page_on_architecture_is_short() -> None:
-    assert len(STEPS) <= 42  # the aim is 35, with each room entered once
+    assert len(STEPS) <= 35
     assert len(ARCHITECTURE.splitlines()) <= 200
     assert len(rows(ARCHITECTURE, "Glossary")) <= 25
 

@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,7 +37,7 @@ from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
-from .serve.prepare import Prepared, prepare
+from .serve.prepare import prepare
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
@@ -47,7 +48,7 @@ BEAT_S = 1.0  # between signs of life while a long prompt is looked at
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
 
-Command = Prepared | wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.Embed | wire.CancelRequest
+Command = Callable[[], None]
 
 
 class Worker:
@@ -58,7 +59,6 @@ class Worker:
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: the daemon has gone
-        self._llama: Llama | None = None
         self._cells: Cells | None = None
         self._spill: Spill | None = None
         self._batcher: Batcher | None = None
@@ -96,7 +96,7 @@ class Worker:
         confined = _give_up_rights(load)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
-            llama = self._llama = load_model(load, self._abort)
+            llama = load_model(load, self._abort)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
         except ModelError as e:
             self.send(wire.LoadFailed(message=str(e)))
@@ -133,12 +133,14 @@ class Worker:
         self._compute(batcher)
 
     def _compute(self, batcher: Batcher) -> None:
-        """Iterate for ever; wait while there is nothing to compute."""
+        """Iterate for ever, and carry out all queued commands in between; wait while there is nothing to compute."""
         stats = EngineStats(batcher)
         busy = False
         while True:
             self._abort.clear()  # before the queue is drained: a CancelRequest sets it again once it is queued
-            self._apply(batcher, stats, wait=not busy)
+            while not busy or not self._commands.empty():
+                self._next(stats)()
+                busy = True
             with stats:
                 busy = batcher.step()
                 self._flush()
@@ -147,32 +149,6 @@ class Worker:
             if self._embeddings is not None and self._embeddings.step(batcher.spare, beside=busy):
                 busy = True
                 self._flush()
-
-    def _apply(self, batcher: Batcher, stats: EngineStats, *, wait: bool) -> None:
-        """Carry out all queued commands; with `wait`, block until there is at least one."""
-        while wait or not self._commands.empty():
-            wait = False
-            match self._next(stats):
-                case Prepared() as ready:
-                    try:
-                        batcher.queue(ready)
-                    except PromptError as e:
-                        self.post(wire.refusal(ready.request.id, e))
-                case wire.HoldAnswer(id=request_id):
-                    batcher.hold(request_id)
-                case wire.AppendText() as message:
-                    batcher.append(message)
-                case wire.SetPace(id=request_id, pace_tps=pace_tps):
-                    batcher.pace(request_id, pace_tps)
-                case wire.Embed() as request if self._embeddings is not None:
-                    self._embeddings.add(request)
-                case wire.CancelRequest(id=request_id):
-                    batcher.cancel(request_id)
-                    if self._embeddings is not None:
-                        self._embeddings.cancel(request_id)
-                case other:
-                    msg = f"unexpected message {type(other).__name__}"
-                    raise TypeError(msg)
 
     def _next(self, stats: EngineStats) -> Command:
         """Wait for the next command; meanwhile write idle cached prefixes to disk, and all of them at the end."""
@@ -201,20 +177,27 @@ class Worker:
         """Read frames in a thread of its own: answer what needs no context, and queue the rest for the main thread."""
         with self._end_process():
             while (body := wire.read_blocking(self._sock)) is not None:
-                message, llama = wire.decode_to_engine(body), self._llama
-                if isinstance(message, wire.Load) or llama is None:
+                message, batcher, embeddings = wire.decode_to_engine(body), self._batcher, self._embeddings
+                if isinstance(message, wire.Load) or batcher is None or embeddings is None:
                     msg = f"{type(message).__name__} at the wrong time"
                     raise ValueError(msg)
                 with self._refuse_unreadable(message.id):
                     match message:
                         case wire.Count():
-                            self._count(message, llama)
+                            self._count(message, batcher.llama)
                         case wire.Generate():
-                            self._commands.put(prepare(llama, message))
+                            self._commands.put(partial(batcher.queue, prepare(batcher.llama, message)))
                         case wire.Embed():
-                            self._commands.put(_tokenize(message, llama))
-                        case order:
-                            self._commands.put(order)
+                            self._commands.put(partial(embeddings.add, _tokenize(message, batcher.llama)))
+                        case wire.HoldAnswer(id=request_id):
+                            self._commands.put(partial(batcher.hold, request_id))
+                        case wire.AppendText():
+                            self._commands.put(partial(batcher.append, message))
+                        case wire.SetPace(id=request_id, pace_tps=pace_tps):
+                            self._commands.put(partial(batcher.pace, request_id, pace_tps))
+                        case wire.CancelRequest(id=request_id):
+                            self._commands.put(partial(batcher.cancel, request_id))
+                            self._commands.put(partial(embeddings.cancel, request_id))
                 if self._is_urgent(message):
                     self._abort.set()
 

@@ -56,7 +56,7 @@ class Batcher:
         self.queue(prepare(self.llama, request))
 
     def queue(self, ready: Prepared) -> None:
-        """Queue an answer, or refuse it with a Failed that says why. Raises PromptError where it has no adapter."""
+        """Queue an answer, or refuse it with a Failed that says why."""
         request = ready.request
         if len(self.admission.without_cells) >= MAX_WAITING:
             self.send(
@@ -68,7 +68,6 @@ class Batcher:
                 )
             )
             return
-        salt = self.llama.salt(request.adapter)
         if len(ready.prompt) >= self.llama.n_ctx:
             self.send(wire.refusal(request.id, PromptTooLong(self.llama.n_ctx, len(ready.prompt), exact=True)))
             return
@@ -86,7 +85,7 @@ class Batcher:
             timeline=self._timeline(request, now),
             waiting_since=now,
             grammar=ready.grammar,
-            salt=salt,
+            salt=ready.salt,
         )
         self.admission.add(s)
         if request.hold:

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request with the tokens of its prompt and of the answer so far, and the grammar that its answer holds to."""
+    """A request with the tokens of its prompt and of the answer so far, and the grammar that its answer holds to.
+
+    `salt` keeps what its adapter computes apart from others' (`llama.adapters`).
+    """
 
     request: Generate
     prompt: list[int]
     given: list[int]
     grammar: str
+    salt: int
 
 
 def prepare(llama: Llama, request: Generate) -> Prepared:
     """Prepare a request. Raises TemplateError, PromptError."""
     prompt = llama.vocabulary.prompt_tokens(request)
     given = llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
-    return Prepared(request, prompt, given, llama.grammar(request))
+    return Prepared(request, prompt, given, llama.grammar(request), llama.salt(request.adapter))
