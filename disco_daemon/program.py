@@ -17,6 +17,7 @@ PARTS = (
     "disco_daemon.bench.loopback",
     "disco_daemon.engine.measure.checkup",
     "disco_daemon.engine.measure.requantize",
+    "disco_daemon.engine.measure.split_check",
     "disco_daemon.engine.measure.tune",
     "disco_daemon.engine.worker",
 )

@@ -20,6 +20,7 @@ from . import (
     profiling,
     service,
     setup,
+    split,
     status,
     trace,
     tui,
@@ -30,7 +31,7 @@ from .terminal import plainly
 
 VERBS = (
     setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
-    completion,
+    split, completion,
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 Value = int | float | bool | str
 Keys = dict[str, Value | list[Value]]
@@ -47,12 +48,17 @@ _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suf
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: its count of numbers, their packing, and their offset behind the header, bytes."""
+    """One tensor: its shape, the packing of its numbers, and their offset behind the header, bytes."""
 
     name: str
-    n_numbers: int
+    shape: tuple[int, ...]
     packing: int
     offset: int
+
+    @property
+    def n_numbers(self) -> int:
+        """The number of its numbers."""
+        return math.prod(self.shape)
 
     @property
     def n_bytes(self) -> int | None:
@@ -68,7 +74,8 @@ class Header:
     """The part of a file before the weights.
 
     `whole`: all keys and tensors are here; else those before the end of the given bytes. `data_at` is the offset of the
-    weights in the file, bytes; 0 unless `whole`.
+    weights in the file, bytes; 0 unless `whole`. `spans` has the first and the last byte (exclusive) of each key, its
+    name and value, in the file.
     """
 
     n_tensors: int
@@ -76,6 +83,12 @@ class Header:
     tensors: tuple[Tensor, ...] = ()
     whole: bool = False
     data_at: int = 0
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def alignment(self) -> int:
+        """The bytes to whose multiple each tensor is aligned."""
+        return self.number("general.alignment") or _ALIGNMENT
 
     def text(self, key: str) -> str:
         """Return the text of a key; empty if it is missing."""
@@ -181,19 +194,23 @@ def read_header(head: bytes) -> Header:
     reader = _HeaderReader(head)
     n_tensors, n_keys = _begin(reader)
     keys: Keys = {}
+    spans: dict[str, tuple[int, int]] = {}
     tensors: list[Tensor] = []
     try:
         for _ in range(n_keys):
-            _pair(reader, keys)
+            start = reader.at
+            key = _pair(reader, keys)
+            spans[key] = (start, reader.at)
         for _ in range(n_tensors):
             tensors.append(_tensor(reader))  # noqa: PERF401 - those before the end of the bytes count
     except _Short:
-        return Header(n_tensors, keys, tuple(tensors))
+        return Header(n_tensors, keys, tuple(tensors), spans=spans)
     alignment = keys.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
         msg = f"an alignment of {alignment!r}: no GGUF header"
         raise ValueError(msg)
-    return Header(n_tensors, keys, tuple(tensors), whole=True, data_at=-(-reader.at // alignment) * alignment)
+    data_at = -(-reader.at // alignment) * alignment
+    return Header(n_tensors, keys, tuple(tensors), whole=True, data_at=data_at, spans=spans)
 
 
 def read_gguf(head: bytes) -> Keys:
@@ -231,17 +248,19 @@ def _begin(reader: _HeaderReader) -> tuple[int, int]:
     return n_tensors, n_keys
 
 
-def _pair(reader: _HeaderReader, found: Keys) -> None:
+def _pair(reader: _HeaderReader, found: Keys) -> str:
+    """Read a key and its value into `found`; return the key."""
     key, kind = reader.text(), int(reader.scalar("I"))
     if kind != _ARRAY:
         found[key] = reader.value(kind)
-        return
+        return key
     inner, n = int(reader.scalar("I")), reader.count()
     found[f"{key}.length"] = n
     if n > _LISTED:
         reader.pass_by(inner, n)
-        return
+        return key
     found[key] = [reader.value(inner) for _ in range(n)]
+    return key
 
 
 def _tensor(reader: _HeaderReader) -> Tensor:
@@ -249,8 +268,8 @@ def _tensor(reader: _HeaderReader) -> Tensor:
     if n_dims > _MOST_DIMS:
         msg = f"a tensor of {n_dims} dimensions: no GGUF header"
         raise ValueError(msg)
-    numbers = math.prod(reader.count() for _ in range(n_dims))
-    if numbers > _MOST_NUMBERS:
+    shape = tuple(reader.count() for _ in range(n_dims))
+    if (numbers := math.prod(shape)) > _MOST_NUMBERS:
         msg = f"a tensor of {numbers} numbers: no GGUF header"
         raise ValueError(msg)
-    return Tensor(name, numbers, int(reader.scalar("I")), reader.count())
+    return Tensor(name, shape, int(reader.scalar("I")), reader.count())

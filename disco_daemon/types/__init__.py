@@ -15,6 +15,7 @@ from .generation import (
     Token,
     Usage,
 )
+from .layers import LayerRange
 from .needs import Json, Refusal
 from .outcome import Attempt, EntryKind, HandoffRecord, LedgerEntry, Outcome, Reading, finite
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
@@ -33,6 +34,7 @@ __all__ = [
     "HandoffRecord",
     "Hold",
     "Json",
+    "LayerRange",
     "LedgerEntry",
     "Order",
     "Outcome",

@@ -36,7 +36,7 @@ def test_what_stands_behind_the_vocabulary_is_read_too() -> None:
     assert found.keys["tokenizer.ggml.tokens.length"] == 5000
     assert "tokenizer.ggml.tokens" not in found.keys
     assert found.text("tokenizer.chat_template") == "{{ messages }}"
-    assert found.tensors == (Tensor("w", 8, F32, 0),)
+    assert found.tensors == (Tensor("w", (8,), F32, 0),)
     assert found.data_at % 64 == 0
 
 
@@ -58,7 +58,7 @@ def test_the_packing_is_the_files_recipe_or_that_of_most_bytes() -> None:
     assert read_header(header(number("general.file_type", 1024 + 15), tensors=tensors)).packing == "Q4_K_M"
     assert read_header(header(number("general.file_type", 999), tensors=tensors)).packing == "Q8_0"
     assert read_header(header()).packing == ""
-    assert Tensor("c", 9, 4711, 0).n_bytes is None
+    assert Tensor("c", (9,), 4711, 0).n_bytes is None
 
 
 @pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")

@@ -75,8 +75,7 @@ class Llama:
     def __init__(self, load: Load, abort: AbortFlag) -> None:
         """Load the model. Raises ModelError."""
         started = time.perf_counter()
-        llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
+        quiet()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
         params.use_extra_bufts = load.repack
@@ -304,6 +303,12 @@ def _too_large(path: str) -> str | None:
         return too_large(model_bytes(path), available_bytes())
     except OSError as e:
         return f"{e.filename} cannot be read: {e.strerror}"
+
+
+def quiet() -> None:
+    """Start llama.cpp; of what it tells only errors are shown, on stderr."""
+    llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
 
 
 def build() -> str:

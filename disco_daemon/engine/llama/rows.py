@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import llama_cpp
 import numpy as np
+from numpy.typing import NDArray
 
 NO_KV_SLOT, ABORTED = 1, 2  # what llama_decode returns, besides 0 (done) and negatives (broken)
 
@@ -14,26 +15,35 @@ Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logit
 
 
 class Rows:
-    """A llama_batch over numpy arrays: filled as a whole, not element by element."""
+    """A llama_batch over numpy arrays: filled as a whole, not element by element.
 
-    def __init__(self, n_batch: int) -> None:
+    With `n_embd` its rows come in place of tokens, hidden rows of that length, as between two ranges of layers.
+    """
+
+    def __init__(self, n_batch: int, n_embd: int = 0) -> None:
         self._token, self._pos, self._n_seq, self._seq = (np.ones(n_batch, np.int32) for _ in range(4))
         self._logits = np.zeros(n_batch, np.int8)
+        self._hidden = np.empty((n_batch if n_embd else 0, n_embd), np.float32)
         where = self._seq.ctypes.data + self._seq.itemsize * np.arange(n_batch, dtype=np.uintp)
         self._seq_of = where.astype(np.uintp)  # each row's list of sequences has one entry
         self._batch = llama_cpp.llama_batch(
             n_tokens=0,
-            token=self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
-            embd=None,
+            token=None if n_embd else self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            embd=self._hidden.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if n_embd else None,
             pos=self._pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
             n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             seq_id=self._seq_of.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),
             logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, rows: Sequence[Row]) -> llama_cpp.llama_batch:
-        """Fill the batch with these rows; it is valid until the next call."""
+    def fill(self, rows: Sequence[Row], hidden: NDArray[np.float32] | None = None) -> llama_cpp.llama_batch:
+        """Fill the batch with these rows, and their hidden rows where they take the place of tokens.
+
+        It is valid until the next call.
+        """
         n = len(rows)
+        if hidden is not None:
+            self._hidden[:n] = hidden
         table = np.array(rows, np.int32)
         self._token[:n], self._pos[:n], self._seq[:n], self._logits[:n] = table.T
         self._batch.n_tokens = n

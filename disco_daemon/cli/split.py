@@ -1,0 +1,98 @@
+"""`disco split`: a model over two machines; so far, whether it can be cut."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from .terminal import make_console, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..profiling.split_checks import SplitCheck
+    from ..types import LayerRange
+
+LONGEST = 2048  # tokens; attention goes other ways for long texts than for short ones
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "split",
+        help="find out whether a model can be cut in two",
+        description="Work with a model in ranges of layers, which two machines can compute.",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="compare a model in ranges with the whole one",
+        description="Cut a model into ranges of layers, compute several thousand tokens with the chain of them and "
+        "with the whole model, and compare each logit. A result is kept for this model, build and processor.",
+    )
+    check.add_argument("--model", help="GGUF file (default from the configuration)")
+    check.add_argument(
+        "--cut", type=int, action="append", metavar="K", help="cut behind K layers; may be given again (default: half)"
+    )
+    check.add_argument(
+        "--tokens", type=int, default=LONGEST, metavar="N", help=f"of the longest text that is compared ({LONGEST})"
+    )
+    check.add_argument("--again", action="store_true", help="compute it although there is a result")
+    check.add_argument("--json", action="store_true", help="print one JSON document")
+    check.set_defaults(run=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Show whether the ranges equal the whole; exit code 1 if they do not."""
+    import asyncio
+    from datetime import UTC, datetime
+
+    from ..config.layers import data_path, load
+    from ..daemon.device import key_for, model_path
+    from ..daemon.split import check, ranges_of
+    from ..profiling.split_checks import SplitCheck, SplitChecks
+
+    config = load(flags={"device.model": args.model})
+    model = model_path(config.device)
+    ranges = ranges_of(model, args.cut or [])
+    checks, key = SplitChecks(data_path() / "profiles" / "splits"), key_for(config, model)
+    cuts = [layers.last for layers in ranges[:-1]]
+    found = None if args.again else checks.load(key, cuts)
+    if found is None or found.result.longest < args.tokens:
+        result = asyncio.run(check(config, model, ranges, progress, longest=max(1, args.tokens)))
+        found = SplitCheck(key, cuts, result, datetime.now(UTC).date().isoformat())
+        checks.save(found)
+    if args.json:
+        print(json.dumps(_document(found)))
+    else:
+        _show(found, ranges)
+    return 0 if found.result.is_equal else 1
+
+
+def _document(found: SplitCheck) -> dict[str, object]:
+    from msgspec import to_builtins
+
+    return {
+        "model": found.key.model,
+        "cuts": found.cuts,
+        "equal": found.result.is_equal,
+        "checked": found.checked,
+        **to_builtins(found.result),
+    }
+
+
+def _show(found: SplitCheck, ranges: Sequence[LayerRange]) -> None:
+    result, console = found.result, make_console(highlight=False)
+    chain = ", ".join(str(layers) for layers in ranges)
+    if result.is_equal:
+        console.print(f"equal to the bit: layers {chain} give the very logits of the whole model")
+    else:
+        console.print(
+            f"NOT equal: layers {chain} differ from the whole model by up to {result.worst:.3g}, and agree on "
+            f"{result.agreement:.1%} of the tokens: this model is not to be cut there"
+        )
+    console.print(
+        f"{result.n_rows} logit rows of {result.n_tokens} tokens, the longest text {result.longest}; "
+        f"the whole took {result.whole_s:.1f} s, the chain {result.chain_s:.1f} s; checked on {found.checked}"
+    )

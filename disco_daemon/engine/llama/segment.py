@@ -1,0 +1,80 @@
+"""A range of a model's layers in llama.cpp: tokens or hidden rows in, hidden rows or logits out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+
+import llama_cpp
+import numpy as np
+
+from ...types import LayerRange
+from ..wire import Load
+from .context import context_params
+from .hidden import FloatRows, HiddenRows
+from .metadata import Metadata
+from .model import N_BATCH, N_SEQS, ModelError
+from .rows import Row, Rows
+
+
+class SegmentModel:
+    """One range with a KV cache of its own, of `load.n_ctx` tokens in up to N_SEQS sequences."""
+
+    def __init__(self, load: Load, layers: LayerRange) -> None:
+        """Load the file of the range, `load.model_path`. Raises ModelError."""
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = load.n_gpu_layers or 0
+        params.use_extra_bufts = load.repack
+        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
+        if not self._model:
+            msg = f"llama.cpp cannot load the layers {layers}: the model cannot be cut there, or memory is short"
+            raise ModelError(msg)
+        self.layers = layers
+        self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
+        self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
+        architecture = Metadata(self._model).text("general.architecture")
+        self._hidden = None if layers.is_last else HiddenRows(architecture, layers.n_layers, self.n_embd)
+        self._rows = Rows(N_BATCH, 0 if layers.is_first else self.n_embd)
+        params = context_params(load)
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = load.n_ctx, N_BATCH, N_BATCH, N_SEQS
+        if self._hidden is not None:
+            self._hidden.prepare(params)
+        self._ctx = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._ctx:
+            llama_cpp.llama_model_free(self._model)
+            msg = f"llama.cpp cannot make a context of {load.n_ctx} tokens for the layers {layers}"
+            raise ModelError(msg)
+        if self._hidden is not None:
+            self._hidden.begin(self._ctx)
+
+    def close(self) -> None:
+        """Free model and context; nothing else may be called afterwards."""
+        llama_cpp.llama_free(self._ctx)
+        llama_cpp.llama_model_free(self._model)
+
+    def run(self, rows: Sequence[Row], hidden: FloatRows | None = None) -> FloatRows:
+        """Compute one batch; `hidden` are the rows that a range which is not the first one takes, n x n_embd.
+
+        Returns the rows for the next range, n x n_embd, or of the last range the logits of the rows that want them, in
+        order. Raises ModelError if llama.cpp cannot compute it.
+        """
+        if not self.layers.is_last:  # with a row wanted it would compute the whole head, for nothing
+            rows = [(token, position, seq, False) for token, position, seq, _ in rows]
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden))
+        if rc != 0:
+            msg = f"llama.cpp cannot compute the layers {self.layers} (it returned {rc})"
+            raise ModelError(msg)
+        llama_cpp.llama_synchronize(self._ctx)
+        if self._hidden is not None:
+            return self._hidden.read(self._ctx, len(rows))
+        wanted = [self._logits(index) for index, row in enumerate(rows) if row[3]]
+        return np.array(wanted, np.float32).reshape(len(wanted), self.n_vocab)
+
+    def forget(self, seq: int, from_pos: int = 0) -> None:
+        """Free the cells of a sequence from position `from_pos` on."""
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._ctx), seq, from_pos, -1)
+
+    def _logits(self, index: int) -> FloatRows:
+        logits = llama_cpp.llama_get_logits_ith(self._ctx, index)
+        return np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self.n_vocab,))

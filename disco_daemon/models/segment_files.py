@@ -1,0 +1,165 @@
+"""The files of segments: written once from a model's file, whole or not at all, and kept in a bounded folder."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from ..errors import ConfigError
+from ..types import LayerRange
+from .gguf import Header, read_header
+from .segments import FORMAT, FileSpan, NotCuttableError, Segment, cut
+
+HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
+SPARE_BYTES = 256 << 20  # left free on the disk for everything else
+CHUNK_BYTES = 8 << 20  # copied at a time where the file system cannot copy by itself
+_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of copy_file_range: copy by hand
+
+
+class SegmentFiles:
+    """The segments of models in `folder`, at most `max_bytes` of them, the latest used."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+
+    def clean(self) -> None:
+        """Remove unfinished files of processes that are gone, and those of other formats; for the start."""
+        for path in self._folder.glob("*.new"):
+            pid = path.suffixes[-2].removeprefix(".") if len(path.suffixes) > 1 else ""
+            if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+                path.unlink(missing_ok=True)
+        for path in self._folder.glob("*.gguf"):
+            if not path.name.endswith(_SUFFIX):
+                path.unlink(missing_ok=True)
+
+    def write(self, model: Path, ranges: Iterable[LayerRange]) -> list[Path]:
+        """Return the files of a model's ranges, in order; those that are missing are written.
+
+        Raises ConfigError, with the reason, if the model cannot be cut, or if there is no room.
+        """
+        head, header = read_head(model)
+        try:
+            segments = [cut(head, header, layers) for layers in ranges]
+        except NotCuttableError as e:
+            msg = f"{model.name} cannot be cut into ranges of layers: {e}"
+            raise ConfigError(msg) from e
+        paths = [self._folder / _name(model, segment.layers) for segment in segments]
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            missing = [(s, p) for s, p in zip(segments, paths, strict=True) if not p.exists()]
+            self._make_room(sum(segment.disk_bytes for segment, _ in missing), set(paths))
+            for segment, path in missing:
+                _write(model, segment, path)
+            for path in paths:
+                os.utime(path)  # used now: the latest are kept
+        except OSError as e:
+            msg = f"the segments of {model.name} cannot be written to {self._folder}: {e.strerror}"
+            raise ConfigError(msg) from e
+        return paths
+
+    def remove(self, model: Path) -> int:
+        """Remove all segments of a model; return their number."""
+        found = list(self._folder.glob(f"{_stem(model)}-*.gguf"))
+        for path in found:
+            path.unlink(missing_ok=True)
+        return len(found)
+
+    def _make_room(self, n_bytes: int, needed: set[Path]) -> None:
+        """Remove the segments that were not used for longest, but for the `needed` ones. Raises ConfigError."""
+        kept = sorted(self._folder.glob("*.gguf"), key=lambda path: path.stat().st_mtime)
+        used = sum(_disk_bytes(path) for path in kept)
+        for path in kept:
+            if used + n_bytes <= self._max_bytes:
+                break
+            if path not in needed:
+                used -= _disk_bytes(path)
+                path.unlink(missing_ok=True)
+        free = shutil.disk_usage(self._folder).free
+        if n_bytes and free < n_bytes + SPARE_BYTES:
+            msg = (
+                f"the segments take {n_bytes / 1e9:.1f} GB in {self._folder}, where {free / 1e9:.1f} GB are free: "
+                "free some, for example by `disco models rm`"
+            )
+            raise ConfigError(msg)
+
+
+_SUFFIX = f".v{FORMAT}.gguf"
+
+
+def read_head(model: Path) -> tuple[bytes, Header]:
+    """Return the first bytes of a model's file, with its whole header. Raises ConfigError."""
+    try:
+        with model.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+        return head, read_header(head)
+    except OSError as e:
+        msg = f"{model} cannot be read: {e.strerror}"
+        raise ConfigError(msg) from e
+    except ValueError as e:
+        msg = f"{model} is no GGUF model: {e}"
+        raise ConfigError(msg) from e
+
+
+def _stem(model: Path) -> str:
+    """Return the beginning of the names of a model's segments; it changes with the file."""
+    stat = model.stat()
+    told = f"{model.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    return f"{model.stem}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+
+def _name(model: Path, layers: LayerRange) -> str:
+    return f"{_stem(model)}-{layers}{_SUFFIX}"
+
+
+def _disk_bytes(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def _write(model: Path, segment: Segment, path: Path) -> None:
+    """Write a segment whole or not at all. Raises OSError."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with model.open("rb") as source, unfinished.open("xb") as target:
+            target.write(segment.header)
+            at = len(segment.header)
+            for piece in segment.pieces:
+                if isinstance(piece, FileSpan):
+                    _copy(source, piece, target, at)
+                at += piece.n_bytes
+            target.truncate(at)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _copy(source: BinaryIO, piece: FileSpan, target: BinaryIO, at: int) -> None:
+    """FileSpan a piece to the offset `at`; the file system does it alone where it can."""
+    target.flush()
+    done = 0
+    try:
+        while done < piece.n_bytes and hasattr(os, "copy_file_range"):
+            n = os.copy_file_range(
+                source.fileno(), target.fileno(), piece.n_bytes - done, piece.offset + done, at + done
+            )
+            if n == 0:
+                break
+            done += n
+    except OSError as e:
+        if e.errno not in _NO_COPY:
+            raise
+    source.seek(piece.offset + done)
+    target.seek(at + done)
+    while done < piece.n_bytes:
+        data = source.read(min(CHUNK_BYTES, piece.n_bytes - done))
+        if not data:
+            raise OSError(errno.EIO, "the model's file ends within its weights")
+        target.write(data)
+        done += len(data)
+    target.seek(at + piece.n_bytes)

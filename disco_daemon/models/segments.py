@@ -1,0 +1,247 @@
+"""Cuts a model into ranges of layers, each a GGUF model of its own that llama.cpp loads. Pure.
+
+A chain of ranges computes what the whole model does, bit for bit: the first takes tokens, each hands its hidden rows to
+the next, and the last one gives logits. llama.cpp cannot load a part of a file, and it shows the rows of all positions
+only at the *input* of a layer. So each range but the last gets one layer more, its tail, whose weights are zeros: it
+adds nothing, and its input is what the range hands on. Zeros are a hole in the file: they take no disk.
+
+Not every architecture can be cut: one that feeds its layers from the side, or that counts layers in its code, computes
+something else in pieces. What is known to fail is refused here; the rest is found out by comparing (`split check`).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..types import LayerRange
+from .gguf import Header, Tensor, Value
+
+FORMAT = 1  # of the segments' files; part of their names
+_LAYER = re.compile(r"^blk\.(?P<layer>\d+)\.(?P<rest>.+)$")
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_NO_VOCABULARY = "none"  # llama.cpp's tokenizer of a model without one
+# Which layers look at a window only: (period, whether the one that sees all is the first of a period). llama.cpp has
+# these numbers in its code, `load_swa_pattern` in src/models/*.cpp, and counts layers by them.
+_WINDOWS = {
+    "afmoe": (4, False), "cohere2": (4, False), "exaone4": (4, False), "gemma2": (2, False), "gemma3": (6, False),
+    "olmo2": (4, False), "gpt-oss": (2, False), "plamo3": (8, False), "smallthinker": (4, True),
+}  # fmt: skip
+# Keys of all architectures that count something else than layers, though they may be as many.
+_NO_LAYERS = ("rope.dimension_sections",)
+_SCALARS = {4: "I", 5: "i", 6: "f", 7: "?"}
+_U32, _BOOL, _TEXT, _ARRAY = 4, 7, 8, 9
+_F32 = 0
+
+
+class NotCuttableError(ValueError):
+    """The model cannot be cut into ranges; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Bytes of the source file."""
+
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Zeros, which take no disk."""
+
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What the file of a range consists of: its `header`, and then its weights."""
+
+    layers: LayerRange
+    header: bytes
+    pieces: tuple[FileSpan | Zeros, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """The length of the file."""
+        return len(self.header) + sum(piece.n_bytes for piece in self.pieces)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What it takes on a disk whose file system knows holes."""
+        return len(self.header) + sum(piece.n_bytes for piece in self.pieces if isinstance(piece, FileSpan))
+
+
+def n_layers(header: Header) -> int:
+    """Return the number of a model's layers. Raises NotCuttableError if its header does not tell."""
+    found = header.number(f"{header.architecture}.block_count")
+    if found is None or found < 1:
+        raise NotCuttableError("its header does not say how many layers it has")
+    return found
+
+
+def cut(head: bytes, header: Header, layers: LayerRange) -> Segment:
+    """Return the segment of a model's `layers`; `head` are the first bytes of its file, with the whole header.
+
+    Raises NotCuttableError.
+    """
+    _refuse(header)
+    placed = list(_tensors(header, layers))
+    offset, infos, pieces = 0, [], list[FileSpan | Zeros]()
+    for tensor, source in placed:
+        size = tensor.n_bytes
+        if size is None:
+            msg = f"its tensor {tensor.name} is packed in a way that this program does not know"
+            raise NotCuttableError(msg)
+        infos.append(_info(replace(tensor, offset=offset)))
+        padded = -(-size // header.alignment) * header.alignment
+        pieces.append(Zeros(size) if source is None else FileSpan(header.data_at + source, size))
+        pieces.append(Zeros(padded - size))
+        offset += padded
+    keys = list(_keys(head, header, layers))
+    packed = b"".join([b"GGUF", struct.pack("<IQQ", 3, len(placed), len(keys)), *keys, *infos])
+    packed += bytes(-len(packed) % header.alignment)
+    return Segment(layers, packed, tuple(_joined(pieces)))
+
+
+def _refuse(header: Header) -> None:
+    if not header.whole or not header.architecture:
+        raise NotCuttableError("its header is longer than what was read of it, or names no architecture")
+    if (header.number("split.count") or 1) > 1:
+        raise NotCuttableError("it lies in several files: join them with llama-gguf-split --merge")
+    if header.number(f"{header.architecture}.nextn_predict_layers"):
+        raise NotCuttableError("it has layers that predict further tokens, which need the whole model")
+    if any(tensor.name.startswith("per_layer_") for tensor in header.tensors):
+        raise NotCuttableError("each of its layers reads an embedding of its own, which is in none of the rows")
+    if any(tensor.name.startswith(("enc.", "dec.")) for tensor in header.tensors):
+        raise NotCuttableError("it has an encoder and a decoder")
+    if any(".ssm_" in tensor.name or ".time_mix_" in tensor.name for tensor in header.tensors):
+        raise NotCuttableError("it is a recurrent model: its state cannot be cut back behind a wrong draft")
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------
+
+
+def _tensors(header: Header, layers: LayerRange) -> Iterator[tuple[Tensor, int | None]]:
+    """Yield the tensors of a range by their new names, with their offsets among the source's weights; None is zeros."""
+    is_tied = all(tensor.name != _OUTPUT for tensor in header.tensors)
+    tail = []
+    for tensor in header.tensors:
+        found = _LAYER.match(tensor.name)
+        if found is None:
+            yield from _shared(tensor, layers, is_tied=is_tied)
+        elif layers.first <= (layer := int(found["layer"])) < layers.last:
+            yield replace(tensor, name=f"blk.{layer - layers.first}.{found['rest']}"), tensor.offset
+            if layer == layers.last - 1 and not layers.is_last:
+                tail.append(replace(tensor, name=f"blk.{layers.n_layers}.{found['rest']}"))
+    for tensor in tail:  # behind all others, so that its zeros are one hole
+        yield tensor, None
+
+
+def _shared(tensor: Tensor, layers: LayerRange, *, is_tied: bool) -> Iterator[tuple[Tensor, int | None]]:
+    """Yield a tensor that is of no layer, where the range needs it."""
+    if tensor.name == _OUTPUT:
+        if layers.is_last:
+            yield tensor, tensor.offset
+    elif tensor.name != _EMBEDDING or layers.is_first or (layers.is_last and is_tied):
+        yield tensor, tensor.offset
+    elif layers.is_last:  # llama.cpp wants one for each word, though rows come in
+        yield tensor, None
+    else:
+        yield Tensor(tensor.name, (tensor.shape[0], 1), _F32, 0), None
+
+
+def _info(tensor: Tensor) -> bytes:
+    """Return a tensor's entry in a header."""
+    shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+    return _text(tensor.name) + shape + struct.pack("<IQ", tensor.packing, tensor.offset)
+
+
+def _joined(pieces: list[FileSpan | Zeros]) -> Iterator[FileSpan | Zeros]:
+    """Yield the pieces with neighbours joined, and without empty ones."""
+    last: FileSpan | Zeros | None = None
+    for piece in pieces:
+        if not piece.n_bytes:
+            continue
+        match last, piece:
+            case FileSpan(offset, n), FileSpan() if piece.offset == offset + n:
+                last = FileSpan(offset, n + piece.n_bytes)
+            case Zeros(n), Zeros():
+                last = Zeros(n + piece.n_bytes)
+            case _:
+                if last is not None:
+                    yield last
+                last = piece
+    if last is not None:
+        yield last
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def _keys(head: bytes, header: Header, layers: LayerRange) -> Iterator[bytes]:
+    """Yield the entries of the range's keys: the model's own, but for those that count layers, or tell words."""
+    own = f"{header.architecture}."
+    new = dict(_counted(header, layers))
+    is_mute = not (layers.is_first or layers.is_last)
+    if is_mute:
+        new[f"{own}vocab_size"] = _key(f"{own}vocab_size", _U32, 1)
+        new["tokenizer.ggml.model"] = _key("tokenizer.ggml.model", _TEXT, _NO_VOCABULARY)
+    for key, (start, end) in header.spans.items():
+        if key not in new and not (is_mute and key.startswith("tokenizer.")):
+            yield head[start:end]
+    yield from new.values()
+    for name, number in (("first", layers.first), ("last", layers.last), ("of", layers.of)):
+        yield _key(f"disco.segment.{name}", _U32, number)
+
+
+def _counted(header: Header, layers: LayerRange) -> Iterator[tuple[str, bytes]]:
+    """Yield the entries of the keys that count layers, or have a value for each."""
+    own, n_tail = f"{header.architecture}.", 0 if layers.is_last else 1
+    yield f"{own}block_count", _key(f"{own}block_count", _U32, layers.n_layers + n_tail)
+    dense = header.number(f"{own}leading_dense_block_count")
+    if dense is not None:
+        yield (
+            f"{own}leading_dense_block_count",
+            _key(f"{own}leading_dense_block_count", _U32, max(0, dense - layers.first)),
+        )
+    for key, values in header.keys.items():
+        counts = isinstance(values, list) and len(values) == layers.of and key.startswith(own)
+        if counts and not key.endswith(_NO_LAYERS):
+            assert isinstance(values, list)
+            yield key, _list(key, _own(values, layers))
+    windows, key = _WINDOWS.get(header.architecture), f"{own}attention.sliding_window_pattern"
+    if windows is not None and f"{own}attention.sliding_window" in header.keys and key not in _arrays(header):
+        period, begins_dense = header.number(key) or windows[0], windows[1]
+        dense_at = 0 if begins_dense else period - 1
+        yield key, _list(key, _own([layer % period != dense_at for layer in range(layers.of)], layers))
+
+
+def _arrays(header: Header) -> frozenset[str]:
+    """Return the keys whose value is an array."""
+    return frozenset(key for key, value in header.keys.items() if isinstance(value, list))
+
+
+def _own(values: list[Value], layers: LayerRange) -> list[Value]:
+    """Return the values of a range's own layers; a tail has that of the layer before it."""
+    own = values[layers.first : layers.last]
+    return own if layers.is_last else [*own, own[-1]]
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _key(key: str, kind: int, value: int | str) -> bytes:
+    packed = _text(value) if isinstance(value, str) else struct.pack(f"<{_SCALARS[kind]}", value)
+    return _text(key) + struct.pack("<I", kind) + packed
+
+
+def _list(key: str, values: list[Value]) -> bytes:
+    """Return the entry of an array of numbers or of truth values."""
+    kind = _BOOL if isinstance(values[0], bool) else 6 if isinstance(values[0], float) else 5
+    packed = struct.pack(f"<{len(values)}{_SCALARS[kind]}", *values)
+    return _text(key) + struct.pack("<IIQ", _ARRAY, kind, len(values)) + packed
