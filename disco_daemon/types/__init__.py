@@ -1,23 +1,11 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
-from .generation import (
-    Append,
-    CaughtUp,
-    Embedding,
-    Finish,
-    Hold,
-    Order,
-    Pace,
-    Paused,
-    Plan,
-    PromptLength,
-    Readiness,
-    Token,
-    Usage,
-)
+from .embedding import Embedding
+from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
 from .needs import Json, Refusal
-from .outcome import Attempt, EntryKind, HandoffRecord, LedgerEntry, Outcome, Reading, finite
+from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
+from .outcome import Attempt, EntryKind, HandoffRecord, LedgerEntry, Outcome, Reading, Usage, finite
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The work on an answer: its plan, the tokens that endpoints make, the orders that they get, and what they used."""
+"""The work on an answer: what is known before it, its plan, the tokens that endpoints make, and their end."""
 
 from __future__ import annotations
 
@@ -83,20 +83,6 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
-    """What a text of `n_tokens` means: little-endian float32 numbers, of length 1; it took `busy_s` to compute, s."""
-
-    vector: bytes
-    n_tokens: int
-    busy_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """A held answer has prefilled all it was given, and waits for more or for the word to go."""
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """The regular end of an answer. `reason` as in OpenAI's `finish_reason`.
 
@@ -105,53 +91,3 @@ class Finish:
 
     reason: str
     full: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Order: go back to the end of what was given, keep its prefill, and wait; tokens made so far are thrown away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Order: add answer text that came from elsewhere, and its token ids where known; with `go` generate from there."""
-
-    text: str
-    ids: tuple[int, ...] = ()
-    go: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Order: the reader takes `pace_tps` token/s from now on; None: as fast as they come."""
-
-    pace_tps: float | None
-
-
-Order = Hold | Append | Pace  # from the conductor to an answer that an endpoint works on
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The endpoint's own scheduler lets the answer wait (`paused`), or go on again: meanwhile it says nothing."""
-
-    paused: bool
-
-
-@dataclass(slots=True)
-class Usage:
-    """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
-
-    `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
-    the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
-    `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
-    it; else it is what its text tells. `load_s` is how long it had to wait for its model.
-    """
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    busy_s: float = 0.0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    told: bool = False
-    load_s: float = 0.0

@@ -8,8 +8,27 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from .generation import Plan, Usage
+from .generation import Plan
 from .request import Delivery, Side
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
+
+    `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
+    the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
+    `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
+    it; else it is what its text tells. `load_s` is how long it had to wait for its model.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    busy_s: float = 0.0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    told: bool = False
+    load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
