@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from ..answer import (
     Answer,
@@ -25,7 +24,6 @@ from ..answer import (
 )
 from ..delivery.buffer import TokenBuffer
 from ..dispatch.planner import Planned
-from ..endpoints.base import Endpoint
 from ..errors import DiscoError, ReaderGone
 from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Side
 from .context import AnswerContext, CurrentDelivery, Sink
@@ -65,6 +63,9 @@ class AnswerRun:
             pace_tps=self._delivery.pace_tps,
             expected_ttft_s=defaults.expected_ttft_s,
         )
+        self._length, self._prompt = length, PromptSize(length)
+        self._inbox, self._journal = EventInbox(), Journal(context, self._request)
+        self._runs = EndpointRuns(context, self._request, self._prompt, self._inbox, self._journal)
         self._answer = Answer(
             UNPLANNED,
             available,
@@ -74,12 +75,9 @@ class AnswerRun:
             frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
             joinable=not request.needs,
             before=request.answer_so_far,
-            overlap=partial(_overlap, endpoints, self._request),
+            overlap=self._runs.overlap,
             buffer=TokenBuffer(self._delivery.mode, self._delivery.pace_tps),
         )
-        self._length, self._prompt = length, PromptSize(length)
-        self._inbox, self._journal = EventInbox(), Journal(context, self._request)
-        self._runs = EndpointRuns(context, self._request, self._prompt, self._inbox, self._journal)
         self._moves = MoveAdvisor(context, self._request, self._answer, self._runs, self._prompt, self._delivery)
         self._timers = Timers(context, self._answer, self._inbox, self._runs, self._moves)
         self._recorder = Recorder(context, self._request, model, self._answer, self._runs, self._prompt, self._delivery)
@@ -245,8 +243,3 @@ class AnswerRun:
         if tps is None or self._delivery.mode is Delivery.PACED:
             tps = min(tps or pace_tps, pace_tps)
         return left / tps
-
-
-def _overlap(endpoints: Mapping[Side, Endpoint], request: GenerationRequest, side: Side, text: str) -> str | None:
-    """Return what `side` repeats of the request's beginning of the answer and `text`."""
-    return endpoints[side].overlap_of(replace(request, answer_so_far=request.answer_so_far + text))

@@ -55,6 +55,11 @@ class EndpointRuns:
         parked = self._parked
         return parked if parked is not None and parked.side is side and parked.ended_at is None else None
 
+    def overlap(self, side: Side, text: str) -> str | None:
+        """Return what `side` would repeat of the client's beginning of the answer and `text`."""
+        request = self._request
+        return self._context.endpoints[side].overlap_of(replace(request, answer_so_far=request.answer_so_far + text))
+
     # --- starting and steering -----------------------------------------------------------------------------------
 
     def start(self, effect: Start, planned: Planned, group: asyncio.TaskGroup) -> None:
