@@ -283,6 +283,13 @@ def test_the_page_on_architecture_is_short() -> None:
     assert len(rows(ARCHITECTURE, "Glossary")) <= 25
 
 
+def test_the_reading_order_is_short() -> None:
+    steps = re.findall(r"^\d\. .*$", ARCHITECTURE.split("## Reading order\n")[1].split("\n## ")[0], re.MULTILINE)
+    files = [file for step in steps for file in code(step.partition(" (")[0])]  # in brackets: what to read beyond it
+    assert len(files) >= 8
+    assert sum((ROOT / "disco_daemon" / file).read_text("utf-8").count("\n") for file in files) <= 1_200
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_module_and_file_that_a_document_names_is_there(name: str) -> None:
     text = re.sub(r"```.*?```", "", PAGES[name], flags=re.DOTALL)
