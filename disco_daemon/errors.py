@@ -79,8 +79,6 @@ class EndpointError(DiscoError):
             self.type = DiscoError.type
         elif reason in ("timeout", "stalled"):
             self.status = 504
-        elif reason == "overloaded":
-            self.status = 503
 
 
 class ReaderGone(DiscoError):
