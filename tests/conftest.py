@@ -21,7 +21,7 @@ BESIDE = tuple(
     for name in (
         "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact", "imports",
         "install", "keys", "launcher", "lora", "money", "private", "private_marks", "pull", "reloads", "service_live",
-        "setup", "speculate", "spill", "structured", "thinking", "trace", "tui_terminal", "whatif",
+        "setup", "speculate", "spill", "split_check", "structured", "thinking", "trace", "tui_terminal", "whatif",
     )
 )  # fmt: skip
 

@@ -64,13 +64,6 @@ class SegmentFiles:
             raise ConfigError(msg) from e
         return paths
 
-    def remove(self, model: Path) -> int:
-        """Remove all segments of a model; return their number."""
-        found = list(self._folder.glob(f"{_stem(model)}-*.gguf"))
-        for path in found:
-            path.unlink(missing_ok=True)
-        return len(found)
-
     def _make_room(self, n_bytes: int, needed: set[Path]) -> None:
         """Remove the segments that were not used for longest, but for the `needed` ones. Raises ConfigError."""
         kept = sorted(self._folder.glob("*.gguf"), key=lambda path: path.stat().st_mtime)
@@ -85,7 +78,7 @@ class SegmentFiles:
         if n_bytes and free < n_bytes + SPARE_BYTES:
             msg = (
                 f"the segments take {n_bytes / 1e9:.1f} GB in {self._folder}, where {free / 1e9:.1f} GB are free: "
-                "free some, for example by `disco models rm`"
+                "free some, or delete that folder: what is needed of it is written again"
             )
             raise ConfigError(msg)
 

@@ -86,10 +86,3 @@ def test_unfinished_files_of_the_dead_and_other_formats_are_removed_at_the_start
         other.touch()
     files.clean()
     assert sorted(folder.iterdir()) == sorted([path, living])
-
-
-def test_all_segments_of_a_model_can_be_removed(source: Path, tmp_path: Path) -> None:
-    files = SegmentFiles(tmp_path / "segments", PLENTY)
-    files.write(source, HALVES)
-    assert files.remove(source) == 2
-    assert not list((tmp_path / "segments").iterdir())
