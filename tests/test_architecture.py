@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import re
 import shlex
@@ -228,7 +229,11 @@ def test_a_number_is_found_with_the_comment_behind_it_or_above() -> None:
 # --- names of modules, functions and files ------------------------------------------------------------------------
 
 ROOMS = {code(name)[0] for name, _, _ in rows(ARCHITECTURE, "Rooms")} - {"profiles", "disco_tui"}
-STEPS = [name for _, names in rows(ARCHITECTURE, "One request") for name in code(names)]
+PATH = [
+    [name for _, names in rows(ARCHITECTURE, title) for name in code(names)]
+    for title in ("Asked before anything is planned", "The way down")
+]
+STEPS = [name for steps in PATH for name in steps]
 MODULES = sorted(grimp.build_graph("disco_daemon", cache_dir=None).modules)
 
 
@@ -275,6 +280,13 @@ def test_a_dotted_name_is_looked_up_in_the_source() -> None:
 def test_each_step_of_a_request_is_a_function(name: str) -> None:
     assert name[name.rindex(".") + 1 :].islower()
     assert is_defined(name), f"{name}: mend it in docs/architecture.md"
+
+
+@pytest.mark.parametrize("steps", PATH, ids=["asked", "down"])
+def test_a_request_enters_each_folder_once_but_for_the_conductors(steps: list[str]) -> None:
+    stays = [folder for folder, _ in itertools.groupby(name.partition(".")[0] for name in steps)]
+    entered = [folder for folder in stays if folder != "conductor"]
+    assert sorted(entered) == sorted(set(entered))
 
 
 def test_the_page_on_architecture_is_short() -> None:
