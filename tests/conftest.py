@@ -20,8 +20,9 @@ BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
         "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact", "imports",
-        "install", "keys", "launcher", "lora", "money", "private", "private_marks", "pull", "reloads", "service_live",
-        "setup", "speculate", "spill", "split_check", "structured", "thinking", "trace", "tui_terminal", "whatif",
+        "install", "keys", "launcher", "lora", "money", "private", "private_marks", "pull", "reloads", "segment_model",
+        "service_live", "setup", "speculate", "spill", "split_check", "structured", "thinking", "trace", "tui_terminal",
+        "whatif",
     )
 )  # fmt: skip
 

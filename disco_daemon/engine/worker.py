@@ -31,8 +31,9 @@ from .llama.adapters import prefix_key
 from .llama.draft import DraftModel
 from .llama.embedding import Embeddings
 from .llama.memory import available_bytes
-from .llama.model import N_SEQS, AbortFlag, Llama, ModelError, build, load_model
-from .llama.refusals import PromptTooLong
+from .llama.model import AbortFlag, Llama, build, load_model
+from .llama.refusals import ModelError, PromptTooLong
+from .llama.sequences import N_SEQS
 from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
 from .serve.admission import SCHEDULERS, Admission

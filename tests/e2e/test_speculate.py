@@ -15,7 +15,8 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.llama.draft import DraftModel
-from disco_daemon.engine.llama.model import AbortFlag, Llama, ModelError
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.speculation.speculate import Drafting, Speculator
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from disco_daemon.engine.llama import gpu
 from disco_daemon.engine.llama import model as llama
 from disco_daemon.engine.llama.memory import GIB, GPU_SPARE, Footprint, gpu_layers, work_bytes
-from disco_daemon.engine.llama.model import AbortFlag, ModelError, load_model
+from disco_daemon.engine.llama.model import AbortFlag, load_model
+from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.wire import Load
 
 MIB = 2**20

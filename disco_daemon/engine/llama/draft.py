@@ -12,7 +12,8 @@ import numpy as np
 
 from ..wire import Load
 from .memory import available_bytes, too_large
-from .model import AbortFlag, Llama, ModelError
+from .model import AbortFlag, Llama
+from .refusals import ModelError
 from .rows import NO_KV_SLOT, Rows
 
 N_TEXTS = 4  # texts that the draft model has in its KV cache

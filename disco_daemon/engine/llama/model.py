@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import llama_cpp
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ..wire import Generate, Load
 from . import gpu
@@ -21,24 +19,18 @@ from .embedding import EmbeddingContext
 from .grammar import GrammarError, grammar_of
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
-from .refusals import FormatError
+from .refusals import FormatError, ModelError
 from .rows import Row, Rows
 from .sampler import Sampler
-from .state import State
+from .sequences import N_SEQS_MAX, Sequences
 from .vocabulary import PromptError, Vocabulary
 
-N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
-_TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # for forgotten cells; for cells that are being moved
 SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
 ERROR = 4  # of llama.cpp's log levels; 5 only continues a line, such as the dots while it loads
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
-
-
-class ModelError(RuntimeError):
-    """The model cannot be loaded or used; the message is fit for a user."""
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
@@ -69,7 +61,7 @@ class AbortFlag:
         self._buffer[0] = b"\x00"
 
 
-class Llama:
+class Llama(Sequences):
     """One model and one context with up to N_SEQS sequences in a unified KV cache."""
 
     def __init__(self, load: Load, abort: AbortFlag) -> None:
@@ -128,15 +120,15 @@ class Llama:
         params.n_ctx = self.n_cells
         params.n_batch = N_BATCH
         params.n_ubatch = min(N_BATCH, load.n_ubatch or N_BATCH)
-        params.n_seq_max = N_SEQS + 2
+        params.n_seq_max = N_SEQS_MAX
         self.n_threads, self.n_threads_batch = load.n_threads, load.n_threads_batch or load.n_threads
         params.abort_callback = self._abort.callback
         params.abort_callback_data = self._abort.data
-        self._ctx = llama_cpp.llama_init_from_model(self._model, params)
-        if not self._ctx:
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
             msg = f"llama.cpp cannot make a context of {self.n_cells} tokens: lower device.n_ctx, or free some memory"
             raise ModelError(msg)
-        self._memory = llama_cpp.llama_get_memory(self._ctx)
+        self._attach(context)
         self._n_computing = load.n_threads
         self._load = load
 
@@ -185,51 +177,6 @@ class Llama:
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)
         return int(rc)
-
-    def forget(self, seq: int, from_pos: int = 0) -> None:
-        """Take the KV cells from position `from_pos` on from a sequence.
-
-        They are not free until `clear`: llama.cpp would fill them next, and attention adds up in the order of the
-        cells. A sequence whose cells are not in the order of their positions is rounded differently, which is enough
-        to make a greedy answer another one.
-        """
-        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, from_pos, -1)
-        llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
-
-    def clear(self) -> None:
-        """Free all cells of all sequences."""
-        llama_cpp.llama_memory_clear(self._memory, False)
-
-    def part(self, seq: int, start: int, end: int) -> memoryview:
-        """Copy the KV cache's content of a sequence's positions from `start` to `end`."""
-        llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
-        data = self.save(_SCRATCH)
-        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
-        return data
-
-    def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
-        """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
-        if not self.restore(_SCRATCH, data):
-            raise ModelError("llama.cpp does not take back what it saved of its KV cache")
-        for seq in owners:
-            llama_cpp.llama_memory_seq_cp(self._memory, _SCRATCH, seq, start, end)
-        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
-
-    def share(self, source: int, seq: int, n: int) -> None:
-        """Let a sequence without cells have the first `n` of another's; nothing is computed or copied."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, seq, 0, n)
-
-    def save(self, seq: int) -> memoryview:
-        """Copy the KV cache's content of a sequence."""
-        # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
-        buffer = np.empty(llama_cpp.llama_state_seq_get_size(self._ctx, seq), np.uint8)
-        n = llama_cpp.llama_state_seq_get_data(self._ctx, _pointer(buffer), len(buffer), seq)
-        return buffer[:n].data
-
-    def restore(self, seq: int, data: State) -> bool:
-        """Put the content from `save` back into the KV cache, as sequence `seq`; return False if there is no room."""
-        buffer = np.frombuffer(data, np.uint8)
-        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, _pointer(buffer), len(buffer), seq))
 
     def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
         """Make a sampler chain in C for an answer that has the tokens `answer` already; `grammar` is from `grammar`."""
@@ -291,10 +238,6 @@ class Llama:
         single = time.perf_counter() - started - elapsed
         self.clear()
         return n / elapsed, single
-
-
-def _pointer(buffer: NDArray[np.uint8]) -> Any:
-    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _too_large(path: str) -> str | None:

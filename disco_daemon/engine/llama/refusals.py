@@ -33,3 +33,7 @@ class PromptTooLong(PromptError):
     def of(self, what: str) -> PromptTooLong:
         """Return the same error about something that is no prompt."""
         return PromptTooLong(self.n_ctx, self.n_tokens, exact=self.exact, what=what)
+
+
+class ModelError(RuntimeError):
+    """The model cannot be loaded or used; the message is fit for a user."""

@@ -14,11 +14,13 @@ from ..wire import Load
 from .context import context_params
 from .hidden import FloatRows, HiddenRows
 from .metadata import Metadata
-from .model import N_BATCH, N_SEQS, ModelError
+from .model import N_BATCH
+from .refusals import ModelError
 from .rows import Row, Rows
+from .sequences import N_SEQS_MAX, Sequences
 
 
-class SegmentModel:
+class SegmentModel(Sequences):
     """One range with a KV cache of its own, of `load.n_ctx` tokens in up to N_SEQS sequences."""
 
     def __init__(self, load: Load, layers: LayerRange) -> None:
@@ -37,16 +39,17 @@ class SegmentModel:
         self._hidden = None if layers.is_last else HiddenRows(architecture, layers.n_layers, self.n_embd)
         self._rows = Rows(N_BATCH, 0 if layers.is_first else self.n_embd)
         params = context_params(load)
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = load.n_ctx, N_BATCH, N_BATCH, N_SEQS
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = load.n_ctx, N_BATCH, N_BATCH, N_SEQS_MAX
         if self._hidden is not None:
             self._hidden.prepare(params)
-        self._ctx = llama_cpp.llama_init_from_model(self._model, params)
-        if not self._ctx:
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
             llama_cpp.llama_model_free(self._model)
             msg = f"llama.cpp cannot make a context of {load.n_ctx} tokens for the layers {layers}"
             raise ModelError(msg)
+        self._attach(context)
         if self._hidden is not None:
-            self._hidden.begin(self._ctx)
+            self._hidden.begin(context)
 
     def close(self) -> None:
         """Free model and context; nothing else may be called afterwards."""
@@ -70,10 +73,6 @@ class SegmentModel:
             return self._hidden.read(self._ctx, len(rows))
         wanted = [self._logits(index) for index, row in enumerate(rows) if row[3]]
         return np.array(wanted, np.float32).reshape(len(wanted), self.n_vocab)
-
-    def forget(self, seq: int, from_pos: int = 0) -> None:
-        """Free the cells of a sequence from position `from_pos` on."""
-        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._ctx), seq, from_pos, -1)
 
     def _logits(self, index: int) -> FloatRows:
         logits = llama_cpp.llama_get_logits_ith(self._ctx, index)

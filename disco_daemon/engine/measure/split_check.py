@@ -19,7 +19,8 @@ from ...types import LayerRange
 from ..confine import Access, confine, with_shards
 from ..llama import gpu
 from ..llama.hidden import FloatRows
-from ..llama.model import N_BATCH, ModelError, build, quiet
+from ..llama.model import N_BATCH, build, quiet
+from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from ..wire import Load

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from ...program import end_with_stdin
 from ..confine import Access, confine, with_shards
 from ..llama import gpu
-from ..llama.model import N_BATCH, AbortFlag, ModelError, load_model
+from ..llama.model import N_BATCH, AbortFlag, load_model
+from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.template import TemplateError
 from ..wire import Generate, Load

@@ -1,0 +1,78 @@
+"""The sequences of a llama.cpp context: what each has in the KV cache, and how it gets from one to another."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from .refusals import ModelError
+from .state import State
+
+N_SEQS = 64  # sequences in one context: answers, and cached prefixes
+_TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # for forgotten cells; for cells that are being moved
+N_SEQS_MAX = N_SEQS + 2  # that a context is made for
+
+
+class Sequences:
+    """A context's KV cache; a whole model and a range of its layers have it in the same way."""
+
+    _ctx: Any
+    _memory: Any
+
+    def _attach(self, context: Any) -> None:
+        """Use a new context, made for N_SEQS_MAX sequences."""
+        self._ctx, self._memory = context, llama_cpp.llama_get_memory(context)
+
+    def forget(self, seq: int, from_pos: int = 0) -> None:
+        """Take the KV cells from position `from_pos` on from a sequence.
+
+        They are not free until `clear`: llama.cpp would fill them next, and attention adds up in the order of the
+        cells. A sequence whose cells are not in the order of their positions is rounded differently, which is enough
+        to make a greedy answer another one.
+        """
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, from_pos, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
+
+    def clear(self) -> None:
+        """Free all cells of all sequences."""
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def part(self, seq: int, start: int, end: int) -> memoryview:
+        """Copy the KV cache's content of a sequence's positions from `start` to `end`."""
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
+        data = self.save(_SCRATCH)
+        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+        return data
+
+    def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
+        """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
+        if not self.restore(_SCRATCH, data):
+            raise ModelError("llama.cpp does not take back what it saved of its KV cache")
+        for seq in owners:
+            llama_cpp.llama_memory_seq_cp(self._memory, _SCRATCH, seq, start, end)
+        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+
+    def share(self, source: int, seq: int, n: int) -> None:
+        """Let a sequence without cells have the first `n` of another's; nothing is computed or copied."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, seq, 0, n)
+
+    def save(self, seq: int) -> memoryview:
+        """Copy the KV cache's content of a sequence."""
+        # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
+        buffer = np.empty(llama_cpp.llama_state_seq_get_size(self._ctx, seq), np.uint8)
+        n = llama_cpp.llama_state_seq_get_data(self._ctx, _pointer(buffer), len(buffer), seq)
+        return buffer[:n].data
+
+    def restore(self, seq: int, data: State) -> bool:
+        """Put the content from `save` back into the KV cache, as sequence `seq`; return False if there is no room."""
+        buffer = np.frombuffer(data, np.uint8)
+        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, _pointer(buffer), len(buffer), seq))
+
+
+def _pointer(buffer: NDArray[np.uint8]) -> Any:
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
