@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from disco_daemon.daemon.tasks import collector
-from disco_daemon.daemon.tasks.collector import collect_at_leisure, free_memory_returner
+from disco_daemon.daemon.tasks.collector import collect_at_leisure, free_memory_returner, longest_wait_s
 
 
 @pytest.fixture
@@ -88,3 +88,9 @@ def test_what_is_free_between_blocks_goes_back_to_the_system() -> None:
     free_memory_returner()()
     assert me.memory_info().rss < kept - 20 * 2**20, f"{full} bytes full, {kept} with a tenth of the blocks"
     assert sum(map(len, blocks)) == 3000 * 2000
+
+
+def test_a_crowd_of_objects_is_looked_at_more_seldom_from_its_first_collection_on() -> None:
+    assert longest_wait_s(10_000, 0.0) == pytest.approx(30.0)
+    assert longest_wait_s(180_000, 0.0) == pytest.approx(360.0)
+    assert longest_wait_s(10_000, 0.2) == pytest.approx(400.0)
