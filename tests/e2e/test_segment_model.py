@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from disco_daemon.engine.llama.hidden import FloatRows
 from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.segment import SegmentModel
@@ -28,14 +29,15 @@ class Chain:
     def __init__(self, models: Sequence[SegmentModel]) -> None:
         self.models = models
 
-    def logits(self, tokens: Sequence[int], start: int, seq: int) -> np.ndarray:
+    def logits(self, tokens: Sequence[int], start: int, seq: int) -> FloatRows:
         """The logits behind the last of these tokens, at positions from `start`."""
         rows: list[Row] = [(token, start + i, seq, i == len(tokens) - 1) for i, token in enumerate(tokens)]
         hidden = None
         for model in self.models:
             hidden = model.run(rows, hidden)
         assert hidden is not None
-        return hidden[0]
+        last: FloatRows = hidden[0]
+        return last
 
 
 def load(path: Path) -> Load:
@@ -54,7 +56,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> np.ndarray:
+def expected() -> FloatRows:
     """What the whole model gives for the text, alone in its cache."""
     quiet()
     whole = Chain([SegmentModel(load(default_model_path()), LayerRange(0, N, N))])
@@ -69,13 +71,13 @@ def _empty(chain: Chain) -> None:
         model.clear()
 
 
-def test_a_text_after_others_gives_the_same(chain: Chain, expected: np.ndarray) -> None:
+def test_a_text_after_others_gives_the_same(chain: Chain, expected: FloatRows) -> None:
     for seq in range(1, 6):
         chain.logits(TEXT[seq * 3 : 40 + seq], 0, seq)
     assert np.array_equal(chain.logits(TEXT, 0, 0), expected)
 
 
-def test_drafts_are_cut_in_every_range(chain: Chain, expected: np.ndarray) -> None:
+def test_drafts_are_cut_in_every_range(chain: Chain, expected: FloatRows) -> None:
     chain.logits(TEXT[:50], 0, 0)
     chain.logits([11, 12, 13, 14], 50, 0)  # drafts, all of them wrong
     for model in chain.models:
@@ -83,14 +85,14 @@ def test_drafts_are_cut_in_every_range(chain: Chain, expected: np.ndarray) -> No
     assert np.array_equal(chain.logits(TEXT[50:], 50, 0), expected)
 
 
-def test_a_second_turn_has_the_cells_of_the_first(chain: Chain, expected: np.ndarray) -> None:
+def test_a_second_turn_has_the_cells_of_the_first(chain: Chain, expected: FloatRows) -> None:
     chain.logits(TEXT[:45], 0, 3)
     for model in chain.models:
         model.share(3, 0, 45)
     assert np.array_equal(chain.logits(TEXT[45:], 45, 0), expected)
 
 
-def test_an_idle_answer_goes_to_main_memory_and_comes_back(chain: Chain, expected: np.ndarray) -> None:
+def test_an_idle_answer_goes_to_main_memory_and_comes_back(chain: Chain, expected: FloatRows) -> None:
     chain.logits(TEXT[:30], 0, 0)
     saved = [bytes(model.save(0)) for model in chain.models]
     for model in chain.models:
