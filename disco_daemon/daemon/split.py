@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,10 +18,11 @@ from ..engine.measure.split_messages import (
     SplitJob,
     SplitProgress,
     SplitRange,
+    SplitReply,
     decode_reply,
     encode,
 )
-from ..engine.process import end, spawn
+from ..engine.process import run_job
 from ..errors import ConfigError, DiscoError
 from ..models.segment_files import SegmentFiles, read_head
 from ..models.segments import NotCuttableError, n_layers
@@ -85,31 +85,25 @@ async def check(
         kv_type=config.device.kv_type,
         flash_attn=knobs.flash_attn,
     )
-    process = await spawn("disco_daemon.engine.measure.split_check", stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+    last: SplitReply | None = None
+
+    def take(line: bytes) -> None:
+        nonlocal last
+        with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
+            last = decode_reply(line)
+        if isinstance(last, SplitProgress):
+            progress(last.text)
+
     try:
-        assert process.stdin is not None
-        process.stdin.write(encode(job) + b"\n")  # left open: the child ends with that pipe, should we be killed
-        async with asyncio.timeout(LAST_S):
-            return await _listen(process, progress)
+        code = await run_job("disco_daemon.engine.measure.split_check", encode(job), take, LAST_S)
     except TimeoutError:
         msg = f"the check gave no result in {LAST_S:g} s"
         raise SplitError(msg) from None
-    finally:
-        await asyncio.shield(end(process))
-
-
-async def _listen(process: asyncio.subprocess.Process, progress: Callable[[str], None]) -> SplitCompared:
-    """Read the child's messages to the result. Raises SplitError."""
-    assert process.stdout is not None
-    while line := await process.stdout.readline():
-        with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
-            match decode_reply(line):
-                case SplitProgress(text=text):
-                    progress(text)
-                case SplitCompared() as compared:
-                    return compared
-                case SplitFailed(message=message):
-                    raise SplitError(message)
-    code = await process.wait()
-    msg = f"llama.cpp ended while it computed the ranges (exit status {code}): this model cannot be cut"
-    raise SplitError(msg)
+    match last:
+        case SplitCompared():
+            return last
+        case SplitFailed(message=message):
+            raise SplitError(message)
+        case _:
+            msg = f"llama.cpp ended while it computed the ranges (exit status {code}): this model cannot be cut"
+            raise SplitError(msg)

@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import os
 import subprocess
+from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ..plain import plain
 from ..program import command, environment
+
+LONGEST_LINE = 2**24  # bytes of a job's report in one line; a table of all that was measured takes some thousand
 
 
 async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.Process:
@@ -26,6 +30,24 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
     except asyncio.CancelledError:
         await end(await fork)
         raise
+
+
+async def run_job(module: str, job: bytes, take: Callable[[bytes], None], timeout_s: float) -> int:
+    """Run a module with a job as the one line on its stdin; `take` gets each line that it prints, at once.
+
+    Returns its exit status. A cancellation kills it. Raises OSError, and TimeoutError after having killed it.
+    """
+    process = await spawn(module, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LONGEST_LINE)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(job + b"\n")  # left open: the child ends with that pipe, should we be killed
+        async with asyncio.timeout(timeout_s):
+            while line := await process.stdout.readline():
+                take(line)
+            return await process.wait()
+    finally:
+        await asyncio.shield(end(process))
 
 
 def run(

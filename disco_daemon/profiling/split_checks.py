@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from ..engine.measure.split_messages import SplitCompared
-from .tuned_profile import ProfileKey, write
+from .tuned_profile import ProfileKey, place, read, write
 
 
 class SplitCheck(msgspec.Struct, frozen=True):
@@ -29,17 +27,12 @@ class SplitChecks:
 
     def path(self, key: ProfileKey, cuts: list[int]) -> Path:
         """Return the place of a check. A changed model has the same place: the file is written anew."""
-        lasting = msgspec.structs.replace(key, size=0, mtime_ns=0)
-        digest = hashlib.sha256(msgspec.json.encode((lasting, cuts))).hexdigest()[:12]
-        return self._folder / f"{Path(key.model).stem}-{digest}.toml"
+        return place(self._folder, key, cuts)
 
     def load(self, key: ProfileKey, cuts: list[int]) -> SplitCheck | None:
         """Return the check of just this model, build and cut; a damaged file is none."""
-        try:
-            found = msgspec.convert(tomllib.loads(self.path(key, cuts).read_text("utf-8")), SplitCheck)
-        except (OSError, ValueError, msgspec.ValidationError):
-            return None
-        return found if found.key == key else None
+        found = read(self.path(key, cuts), SplitCheck)
+        return found if found is not None and found.key == key else None
 
     def save(self, check: SplitCheck) -> Path:
         """Write a check, whole or not at all. Raises OSError."""

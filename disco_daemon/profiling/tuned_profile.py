@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import tomlkit
@@ -20,6 +20,8 @@ from ..engine.measure.tune_messages import Knobs, Speed, Tuned
 
 N_UBATCH = 512  # tokens; llama.cpp's own default
 SYSCTL_TIMEOUT_S = 2.0  # asking macOS for the processor's name
+
+_S = TypeVar("_S", bound=msgspec.Struct)
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
@@ -67,23 +69,36 @@ class TunedProfiles:
 
     def path(self, key: ProfileKey) -> Path:
         """Return the path of the profile. A changed model has the same place: the file is written anew."""
-        lasting = msgspec.structs.replace(key, size=0, mtime_ns=0)
-        digest = hashlib.sha256(msgspec.json.encode(lasting)).hexdigest()[:12]
-        return self._folder / f"{Path(key.model).stem}-{digest}.toml"
+        return place(self._folder, key)
 
     def load(self, key: ProfileKey) -> TunedProfile | None:
         """The profile, if there is one about just this; a damaged file is none."""
-        try:
-            found = msgspec.convert(tomllib.loads(self.path(key).read_text("utf-8")), TunedProfile)
-        except (OSError, ValueError, msgspec.ValidationError):
-            return None
-        return found if found.key == key else None
+        found = read(self.path(key), TunedProfile)
+        return found if found is not None and found.key == key else None
 
     def save(self, key: ProfileKey, tuned: Tuned, measured: str) -> Path:
         """Write what was measured, whole or not at all. Raises OSError."""
         profile = msgspec.to_builtins(TunedProfile(key, tuned.knobs, tuned.speed, measured))
         comment = "Written by the tune, see `disco tune`. Delete it, and it is measured again."
         return write(self.path(key), comment, profile)
+
+
+def place(folder: Path, key: ProfileKey, *more: Any) -> Path:
+    """Return the file for what was measured of a model, in the same place after the model has changed.
+
+    `more` are values of JSON that tell apart what was measured of one model.
+    """
+    lasting = msgspec.structs.replace(key, size=0, mtime_ns=0)
+    told = b"".join(map(msgspec.json.encode, (lasting, *more)))
+    return folder / f"{Path(key.model).stem}-{hashlib.sha256(told).hexdigest()[:12]}.toml"
+
+
+def read(path: Path, kind: type[_S]) -> _S | None:
+    """Return what stands in a TOML file; None if there is none, or it is damaged."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), kind)
+    except (OSError, ValueError, msgspec.ValidationError):
+        return None
 
 
 def write(path: Path, comment: str, values: Mapping[str, Any]) -> Path:

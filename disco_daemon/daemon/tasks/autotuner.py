@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import psutil
 
 from ...clock import Clock
 from ...engine.measure.tune_messages import Message, Tuned, TuneJob, TuneProgress, TuneRefused, decode_message, encode
-from ...engine.process import end, spawn
+from ...engine.process import run_job
 from ...errors import DiscoError
 
 log = logging.getLogger("disco.tune")
@@ -31,43 +29,30 @@ class TuneError(DiscoError):
     """The model cannot be measured; the message is fit for a user."""
 
 
-@dataclass(slots=True)
-class _Child:
-    """The tune's process and its last message."""
-
-    process: asyncio.subprocess.Process
-    last: Message | None = None
-
-    async def listen(self, progress: Callable[[str], None]) -> Tuned:
-        """Read messages to the result. Raises TuneError."""
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
-            with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
-                self.last = decode_message(line)
-            if isinstance(self.last, TuneProgress):
-                progress(self.last.text)
-        if isinstance(self.last, Tuned):
-            return self.last
-        if isinstance(self.last, TuneRefused):
-            raise TuneError(self.last.message)
-        code = await self.process.wait()
-        msg = f"the tune ended without a result (exit status {code})"
-        raise TuneError(msg)
-
-
 async def run_tune(job: TuneJob, progress: Callable[[str], None]) -> Tuned:
     """Run a job in a child process, which a cancellation kills. Raises TuneError."""
-    process = await spawn("disco_daemon.engine.measure.tune", stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=2**24)
+    last: Message | None = None
+
+    def take(line: bytes) -> None:
+        nonlocal last
+        with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
+            last = decode_message(line)
+        if isinstance(last, TuneProgress):
+            progress(last.text)
+
     try:
-        assert process.stdin is not None
-        process.stdin.write(encode(job) + b"\n")  # left open: the child ends with that pipe, should we be killed
-        async with asyncio.timeout(LAST_S):
-            return await _Child(process).listen(progress)
+        code = await run_job("disco_daemon.engine.measure.tune", encode(job), take, LAST_S)
     except TimeoutError:
         msg = f"the tune gave no result in {LAST_S:g} s"
         raise TuneError(msg) from None
-    finally:
-        await asyncio.shield(end(process))
+    match last:
+        case Tuned():
+            return last
+        case TuneRefused(message=message):
+            raise TuneError(message)
+        case _:
+            msg = f"the tune ended without a result (exit status {code})"
+            raise TuneError(msg)
 
 
 class Autotuner:
