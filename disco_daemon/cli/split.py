@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..types import LayerRange
 
 LONGEST = 2048  # tokens; attention goes other ways for long texts than for short ones
+MOST = 32_768  # tokens; a check of more takes hours on a laptop
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,11 +37,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--cut", type=int, action="append", metavar="K", help="cut behind K layers; may be given again (default: half)"
     )
     check.add_argument(
-        "--tokens", type=int, default=LONGEST, metavar="N", help=f"of the longest text that is compared ({LONGEST})"
+        "--tokens", type=_tokens, default=LONGEST, metavar="N", help=f"of the longest text that is compared ({LONGEST})"
     )
     check.add_argument("--again", action="store_true", help="compute it although there is a result")
     check.add_argument("--json", action="store_true", help="print one JSON document")
     check.set_defaults(run=_check)
+
+
+def _tokens(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= MOST:
+        msg = f"must be 1 to {MOST}"
+        raise argparse.ArgumentTypeError(msg)
+    return value
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -60,7 +69,7 @@ def _check(args: argparse.Namespace) -> int:
     cuts = [layers.last for layers in ranges[:-1]]
     found = None if args.again else checks.load(key, cuts)
     if found is None or found.result.longest < args.tokens:
-        result = asyncio.run(check(config, model, ranges, progress, longest=max(1, args.tokens)))
+        result = asyncio.run(check(config, model, ranges, progress, longest=args.tokens))
         found = SplitCheck(key, cuts, result, datetime.now(UTC).date().isoformat())
         checks.save(found)
     if args.json:

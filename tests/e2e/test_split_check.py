@@ -61,6 +61,14 @@ def test_a_result_is_kept_for_the_next_question(capsys: pytest.CaptureFixture[st
     assert not said.err
 
 
+@pytest.mark.parametrize("tokens", ["0", "-3", "40000", "many"])
+def test_a_text_of_no_length_is_wrong_usage(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["split", "check", f"--tokens={tokens}"])
+    assert stopped.value.code == 2
+    assert "--tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("cut", ["0", "30", "31", "-1"])
 def test_a_cut_that_leaves_no_layers_is_refused(cut: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["split", "check", f"--cut={cut}"]) == 1
