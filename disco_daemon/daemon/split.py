@@ -105,5 +105,8 @@ async def check(
         case SplitFailed(message=message):
             raise SplitError(message)
         case _:
-            msg = f"llama.cpp ended while it computed the ranges (exit status {code}): this model cannot be cut"
+            msg = (
+                f"llama.cpp ended while it computed the ranges (exit status {code}): memory is short, or this model "
+                "cannot be cut there"
+            )
             raise SplitError(msg)
