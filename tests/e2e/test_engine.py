@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -298,10 +299,15 @@ async def test_more_answers_than_the_context_holds_all_come_through() -> None:
 
 async def test_counting_does_not_wait_for_a_running_prefill(engine: Engine) -> None:
     answer = engine.open(question("sea " * 1500))
-    began = time.perf_counter()
-    assert await engine.count(question("Hello!"))
-    assert time.perf_counter() - began < 0.1
+    times = []
+    for _ in range(9):  # one that a busy machine holds up for 50 ms is None; most are not
+        began = time.perf_counter()
+        counted = await engine.count(question("Hello!"))
+        times.append(time.perf_counter() - began if counted else float("inf"))
+    assert statistics.median(times) < 0.1
     await answer.close()
+    assert answer.done is not None
+    assert answer.done.n_prompt < 1500  # the prefill was still running
 
 
 async def test_a_killed_engine_is_noticed_at_once_and_comes_back() -> None:
