@@ -1,0 +1,267 @@
+"""The schema of everything that crosses the link between two machines. Pure.
+
+A frame is three little-endian numbers, a msgpack-encoded message and raw bytes: the lengths of the two (4 bytes each),
+and the number of the peer (4 bytes). Over the network that number is 0; between a relay and its engine it says which
+of the connected machines a frame comes from, or goes to. Only `SendRows` has bytes behind its message. Every message
+is a tagged struct, so an unknown or malformed one is an error at the door and never a surprise inside.
+
+The *edge* has the lower layers of a model, and with them the text; the *partner* has the rest and draws the tokens.
+For one answer both count `turn`, which rises with each `DraftVerdict` and each `CutAnswer`: what was sent before the
+sender knew of the newest turn is of no use any more, and is dropped. Rows of one turn come in the order of their
+positions, without a gap and without a repeat; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+PROTOCOL = 1
+MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
+MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
+HEADER = struct.Struct("<III")  # length of the message, length of the bytes behind it, number of the peer
+N_ID = 64  # characters of an answer's id at most
+
+CODECS = ("f32", "bf16", "int8")  # how numbers of rows are sent; see peer.codec
+
+
+class PeerMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Base of all messages between machines."""
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides whether two machines can work together, and whether they compute the same bits.
+
+    `model` is the fingerprint of the whole model, of `n_layers` layers, with rows of `n_embd` numbers and `n_vocab`
+    tokens. `llama` is the version of llama.cpp with the processor's instruction sets, `disco` our own version.
+    """
+
+    disco: str
+    llama: str
+    model: str
+    n_layers: int
+    n_embd: int
+    n_vocab: int
+    protocol: int = PROTOCOL
+
+
+class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn, as in the request; `grammar` in GBNF that every answer of it holds to, or empty."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    grammar: str = ""
+
+
+# --- the two relays, and each with its engine ---------------------------------------------------------------------
+
+
+class Hello(PeerMessage, frozen=True, kw_only=True):
+    """The edge's first message: it has the layers up to `cut`, and may send rows by these codecs."""
+
+    build: Build
+    cut: int
+    codecs: tuple[str, ...] = ("f32",)
+
+
+class Welcome(PeerMessage, frozen=True, kw_only=True):
+    """The partner's answer to Hello: it has the layers from `cut` on.
+
+    A text may have `n_ctx` tokens, `max_answers` may be open at a time, and `credits` rows may be on their way at once.
+    """
+
+    build: Build
+    cut: int
+    n_ctx: int
+    max_answers: int
+    credits: int
+
+
+class Refused(PeerMessage, frozen=True, kw_only=True):
+    """The link is not served, and asking again without a change is of no use; it is closed behind this message."""
+
+    reason: str
+    message: str
+
+
+class PeerJoined(PeerMessage, frozen=True, kw_only=True):
+    """From a relay to its engine: the link to a machine is up. `name` is that in its certificate, `salt` is its own."""
+
+    name: str
+    salt: int = 0
+
+
+class PeerLeft(PeerMessage, frozen=True, kw_only=True):
+    """From a relay to its engine: the link to a machine is down, for this reason."""
+
+    reason: str
+
+
+class Ping(PeerMessage, frozen=True, kw_only=True):
+    """A sign of life between relays, on both connections; answered by Pong with the same number."""
+
+    n: int
+
+
+class Pong(PeerMessage, frozen=True, kw_only=True):
+    """The answer to a Ping."""
+
+    n: int
+
+
+# --- edge -> partner: one answer ----------------------------------------------------------------------------------
+
+
+class OpenAnswer(PeerMessage, frozen=True, kw_only=True):
+    """Begin an answer whose text so far has these token ids; answered by AnswerOpened or AnswerFailed.
+
+    The ids say which rows the partner has already, and judge drafts: the partner never makes text of them.
+    Nothing of a `private` text is kept for another one.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    private: bool = False
+
+
+class SendRows(PeerMessage, frozen=True, kw_only=True):
+    """Hidden rows of the positions from `pos` on, whose tokens these are; the bytes behind it have them by `codec`.
+
+    `drafts`: their logits are wanted, and they wait for the JudgeDrafts; others are computed as they come.
+    """
+
+    id: str
+    turn: int
+    pos: int
+    tokens: tuple[int, ...]
+    codec: str = "f32"
+    drafts: bool = False
+
+
+class BeginDrawing(PeerMessage, frozen=True, kw_only=True):
+    """Draw tokens from now on as `sampling` says, behind the token ids `answer`; until then only prompts are computed.
+
+    The first token may be one of `candidates` only, if there are any (the last given token is healed).
+    """
+
+    id: str
+    sampling: DrawRules
+    answer: tuple[int, ...] = ()
+    candidates: tuple[int, ...] = ()
+
+
+class JudgeDrafts(PeerMessage, frozen=True, kw_only=True):
+    """Draw behind each row from `start` to `end` (exclusive) as long as the next row's token is the one drawn."""
+
+    id: str
+    turn: int
+    start: int
+    end: int
+
+
+class CutAnswer(PeerMessage, frozen=True, kw_only=True):
+    """Forget all beyond the first `n` tokens; `turn` is the new one. The answer goes on with other rows, or waits."""
+
+    id: str
+    turn: int
+    n: int
+
+
+class CloseAnswer(PeerMessage, frozen=True, kw_only=True):
+    """End an answer; answered by AnswerClosed. What was computed may be kept for the next turn of the conversation."""
+
+    id: str
+
+
+# --- partner -> edge: one answer ----------------------------------------------------------------------------------
+
+
+class AnswerOpened(PeerMessage, frozen=True, kw_only=True):
+    """The first `n_past` tokens need no rows: they are computed. Rows are expected from there on."""
+
+    id: str
+    n_past: int
+
+
+class DraftVerdict(PeerMessage, tag="Verdict", frozen=True, kw_only=True):
+    """The tokens drawn behind the rows from `start` on: the drafts that were right, and one more.
+
+    `turn` is the new one: both sides keep the rows up to start + len(tokens), and no row beyond it. `busy_s` is what
+    the partner computed for the answer since the last verdict, s.
+    """
+
+    id: str
+    turn: int
+    start: int
+    tokens: tuple[int, ...]
+    busy_s: float = 0.0
+
+
+class NeedRows(PeerMessage, frozen=True, kw_only=True):
+    """The rows from `pos` on are not there any more, or never came: send them again, in this `turn`."""
+
+    id: str
+    turn: int
+    pos: int
+
+
+class Credit(PeerMessage, frozen=True, kw_only=True):
+    """So many more rows may be on their way: as many have been computed, or dropped."""
+
+    rows: int
+
+
+class AnswerFailed(PeerMessage, tag="Failed", frozen=True, kw_only=True):
+    """An answer cannot go on, and is closed. `reason` is overloaded, context, bad_rows, bad_grammar or engine_error."""
+
+    id: str
+    reason: str
+    message: str
+    your_fault: bool = False
+
+
+class AnswerClosed(PeerMessage, frozen=True, kw_only=True):
+    """An answer has ended: so many of its rows were computed (`n_rows`, drafts included), in `busy_s`, s."""
+
+    id: str
+    n_rows: int
+    busy_s: float
+
+
+ToPartner = Hello | OpenAnswer | SendRows | BeginDrawing | JudgeDrafts | CutAnswer | CloseAnswer
+ToEdge = Welcome | Refused | AnswerOpened | DraftVerdict | NeedRows | Credit | AnswerFailed | AnswerClosed
+PeerFrame = ToPartner | ToEdge | PeerJoined | PeerLeft | Ping | Pong
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[PeerFrame] = msgspec.msgpack.Decoder(PeerFrame)
+
+
+class BadFrameError(ValueError):
+    """Bytes that are no frame, or a frame beyond the limits; the text says which."""
+
+
+def frame(message: PeerFrame, payload: bytes | memoryview = b"", peer: int = 0) -> bytes:
+    """Return a message as a frame, with raw bytes behind it. Raises BadFrameError if it is too large."""
+    body = _encoder.encode(message)
+    check_lengths(len(body), len(payload))
+    return b"".join((HEADER.pack(len(body), len(payload), peer), body, payload))
+
+
+def decode(body: bytes | memoryview) -> PeerFrame:
+    """Return the message of a frame's body. Raises BadFrameError."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        msg = f"no message of this protocol: {e}"
+        raise BadFrameError(msg) from e
+
+
+def check_lengths(n_body: int, n_payload: int) -> None:
+    """Raise BadFrameError if a frame is larger than any that makes sense; call it before its bytes are read."""
+    if n_body > MAX_HEADER or n_payload > MAX_PAYLOAD:
+        msg = f"a frame of {n_body} + {n_payload} bytes exceeds the limit of {MAX_HEADER} + {MAX_PAYLOAD}"
+        raise BadFrameError(msg)
