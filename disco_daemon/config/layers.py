@@ -29,6 +29,7 @@ from ..net import (
     origin,
     without_credentials,
 )
+from .one_device import check_device
 from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
@@ -303,6 +304,7 @@ def _check(config: Config) -> None:
         raise ConfigError(msg)
     if config.policy.private and not config.device.enabled:
         raise ConfigError(NOBODY_HERE)
+    check_device(config)
     for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
         if url and not is_http_url(url):
             msg = f"{key} = {url!r} is not a URL such as https://api.openai.com/v1"

@@ -217,6 +217,51 @@ class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether prompts and answers are stored too; of `private` requests they never are."""
 
 
+class SplitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[split] This machine's model over two machines: the lower layers here, the rest at a partner."""
+
+    enabled: bool = False
+    """Whether the device is split; joining a partner turns it on."""
+    partner: str = ""
+    """Address of the partner, HOST:PORT; joining writes it."""
+    mode: Literal["exact", "confident", "alone"] = "exact"
+    """Who decides a token: `exact` (the partner: answers are the whole model's); `confident` (this machine where it is
+    sure) and `alone` (this machine) need an early exit, which cannot be trained yet, and are refused so far."""
+    theta: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """In `confident`: how sure an exit must be of a token to decide it, above 0, up to 1."""
+    alone: Literal["go-on", "stop"] = "go-on"
+    """What becomes of an answer when the partner has gone and no server may take over: this machine goes on alone, or
+    the answer ends with an error. Without an early exit it always ends."""
+    private_alone: bool = False
+    """Whether a `private` request is answered alone by this machine, if it has not the whole model; else it is refused.
+    Without an early exit it is always refused."""
+    cut: Annotated[int, Meta(ge=1)] | None = None
+    """Number of layers on this machine; null = not joined yet, which writes it. `disco split plan` compares cuts."""
+    codec: Literal["auto", "f32", "bf16", "int8"] = "auto"
+    """How rows travel: `f32` changes no bit; `bf16` takes half, `int8` less than a third of the bytes, and answers may
+    differ; `auto`: f32, unless `device.rounding` is `fast`."""
+
+
+class PartnerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[partner] This machine computes the upper layers of its model for other machines."""
+
+    enabled: bool = False
+    """Whether it does; pairing turns it on. Nothing listens before a machine is paired, or is expected."""
+    listen: _HostName = "0.0.0.0"  # noqa: S104 - the other machine has to reach it; each has a certificate
+    """Address to listen on for them, at `peer.port`; all of them have a certificate, also on loopback."""
+    max_sessions: Annotated[int, Meta(ge=1, le=64)] = 8
+    """Answers of all machines together that may be open at a time; another one is told `overloaded`."""
+    memory: _NonNegative = 0.0
+    """Memory for the KV cache of the upper layers, GiB; 0 = for `device.n_cells` tokens."""
+
+
+class PeerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[peer] The link between machines that compute one model."""
+
+    port: Annotated[int, Meta(ge=1, le=65535)] = 4748
+    """Port for machines that are paired."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings."""
 
@@ -228,6 +273,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handoff: HandoffSettings = HandoffSettings()
     caps: CapSettings = CapSettings()
     history: HistorySettings = HistorySettings()
+    split: SplitSettings = SplitSettings()
+    partner: PartnerSettings = PartnerSettings()
+    peer: PeerSettings = PeerSettings()
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -239,6 +287,9 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "handoff": HandoffSettings,
     "caps": CapSettings,
     "history": HistorySettings,
+    "split": SplitSettings,
+    "partner": PartnerSettings,
+    "peer": PeerSettings,
 }
 SECRET_KEYS = frozenset({"api.key", "api.control_key"})
 TABLES = frozenset({"device.adapters"})
@@ -248,7 +299,8 @@ LIVE = frozenset(
     {
         "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.kappa", "policy.private", "policy.scarcer",
         "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor", "delivery.mode",
-        "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s",
+        "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s", "split.alone", "split.mode",
+        "split.theta",
     }
 )  # fmt: skip
 

@@ -1,0 +1,68 @@
+"""A device is one thing: whole, or split over two machines; settings that say two are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from disco_daemon.config.layers import load, set_values
+from disco_daemon.config.schema import LIVE
+from disco_daemon.errors import ConfigError
+
+JOINED = '[split]\nenabled = true\npartner = "desktop.local:4748"\ncut = 15\n'
+
+
+def said(tmp_path: Path, text: str) -> str:
+    """Return what is wrong with such a config.toml."""
+    path = tmp_path / "config.toml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    return str(error.value)
+
+
+def test_a_joined_device_has_its_partner_its_cut_and_the_exact_mode(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(JOINED, "utf-8")
+    split = load(path, {}).split
+    assert (split.partner, split.cut, split.mode, split.codec) == ("desktop.local:4748", 15, "exact", "auto")
+
+
+@pytest.mark.parametrize(
+    ("more", "other"),
+    [
+        ("[partner]\nenabled = true\n", "partner.enabled"),
+        ('[device]\nbase_url = "http://localhost:1"\n', "device.base_url"),
+    ],
+)
+def test_two_kinds_of_device_are_refused_and_both_are_named(tmp_path: Path, more: str, other: str) -> None:
+    text = said(tmp_path, JOINED + more)
+    assert "split.enabled" in text
+    assert other in text
+
+
+def test_a_device_is_not_split_without_a_partner_or_a_cut(tmp_path: Path) -> None:
+    assert "disco partner pair" in said(tmp_path, "[split]\nenabled = true\ncut = 3\n")
+    assert "disco split join" in said(tmp_path, '[split]\nenabled = true\npartner = "a:1"\n')
+
+
+@pytest.mark.parametrize("line", ["cut = 0", "cut = -1", "theta = 0", "theta = 1.01", 'mode = "fast"', 'codec = "f16"'])
+def test_a_value_out_of_its_range_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    assert "line 2" in said(tmp_path, f"[split]\n{line}\n")
+
+
+@pytest.mark.parametrize("mode", ["confident", "alone"])
+def test_a_mode_that_needs_an_exit_is_refused_with_what_is_missing(tmp_path: Path, mode: str) -> None:
+    assert "early exit" in said(tmp_path, f'[split]\nmode = "{mode}"\n')
+
+
+@pytest.mark.parametrize("partner", ["desktop.local", ":4748", "desktop.local:0", "desktop.local:x"])
+def test_a_partner_is_a_host_and_a_port(tmp_path: Path, partner: str) -> None:
+    assert "split.partner" in said(tmp_path, f'[split]\npartner = "{partner}"\n')
+
+
+def test_mode_theta_and_what_follows_a_lost_partner_change_while_the_daemon_runs(tmp_path: Path) -> None:
+    assert {"split.mode", "split.theta", "split.alone"} <= LIVE
+    assert not {"split.enabled", "split.cut", "split.partner", "peer.port", "partner.listen"} & LIVE
+    assert set_values(tmp_path / "config.toml", {"split.theta": "0.8"}).split.theta == 0.8
