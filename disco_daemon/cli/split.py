@@ -1,4 +1,4 @@
-"""`disco split`: a model over two machines; so far, whether it can be cut."""
+"""`disco split`: a model over two machines: whether it can be cut, and where to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from . import split_plan
 from .terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "split",
-        help="find out whether a model can be cut in two",
+        help="find out whether a model can be cut in two, and where",
         description="Work with a model in ranges of layers, which two machines can compute.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
+    split_plan.add_parser(actions)
     check = actions.add_parser(
         "check",
         help="compare a model in ranges with the whole one",

@@ -1,0 +1,87 @@
+"""The plan of a split says what each cut costs on both machines, and takes the best that fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from disco_daemon.cli.main import main
+from disco_daemon.daemon.split_plan import LinkSpeed, PlanInput, SplitPlan, plan_cuts
+from disco_daemon.models.default import default_model_path
+from disco_daemon.models.segment_files import read_head
+
+GIVEN = PlanInput(0.030, 0.030, LinkSpeed(0.020, 12.5e6), 8e9, 8e9, n_cells=8192)
+
+
+def planned(given: PlanInput) -> SplitPlan:
+    return plan_cuts(*read_head(default_model_path()), given)
+
+
+def test_each_cut_of_thirty_layers_has_its_share_of_the_weights_and_of_the_time() -> None:
+    plan = planned(GIVEN)
+    assert [one.layer for one in plan.cuts] == list(range(1, 30))
+    for lower, upper in zip(plan.cuts, plan.cuts[1:], strict=False):
+        assert lower.edge_bytes < upper.edge_bytes
+        assert lower.partner_bytes > upper.partner_bytes
+        assert lower.edge_s_per_token < upper.edge_s_per_token
+        # On equal machines the whole takes what it takes anywhere.
+        assert lower.edge_s_per_token + lower.partner_s_per_token == pytest.approx(0.030)
+        assert lower.token_s == pytest.approx(0.030 + 0.020 + 576 * 4 / 12.5e6)
+
+
+def test_equal_machines_leave_the_partner_as_little_as_fits() -> None:
+    assert planned(GIVEN).chosen == 29
+    weights = planned(GIVEN).cuts[14]
+    tight = (weights.edge_bytes + 15 * 8192 * 768) / 0.8
+    assert planned(replace(GIVEN, edge_memory_bytes=tight)).chosen == 15
+
+
+def test_a_faster_partner_gets_more_and_a_faster_edge_less() -> None:
+    assert planned(replace(GIVEN, partner_token_s=0.003)).chosen == 1
+    assert planned(replace(GIVEN, edge_token_s=0.003)).chosen == 29
+
+
+def test_a_longer_round_trip_is_shared_by_the_tokens_that_it_gives() -> None:
+    alone = planned(GIVEN).cuts[0].token_s
+    assert planned(replace(GIVEN, tokens_per_round_trip=2.0)).cuts[0].token_s == pytest.approx(alone - 0.010)
+
+
+def test_no_cut_is_chosen_where_the_memory_is_short_and_the_reason_has_the_numbers() -> None:
+    plan = planned(replace(GIVEN, edge_memory_bytes=1e6))
+    assert plan.chosen is None
+    assert "0.00 GB are free for the lower layers, 8.00 GB" in plan.why
+
+
+def test_the_verb_prints_the_document_that_other_programs_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISCO_CONFIG", str(tmp_path / "config.toml"))
+    words = "split plan --json --edge-token-ms 30 --partner-token-ms 10 --rtt-ms 5 --edge-gib 8 --partner-gib 8"
+    assert main(words.split()) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"cuts", "chosen", "why"}
+    assert set(document["cuts"][0]) == {
+        "layer", "edge_bytes", "partner_bytes", "edge_s_per_token", "partner_s_per_token", "tokens_per_round_trip",
+        "token_s",
+    }  # fmt: skip
+    assert main(words.replace("--json ", "").split()) == 0
+    assert "<- best" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["--rtt-ms 0", "--mbit -1", "--edge-gib nan"])
+def test_a_link_that_cannot_be_is_wrong_usage(wrong: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["split", "plan", *wrong.split()])
+    assert ended.value.code == 2
+
+
+def test_a_machine_that_was_not_measured_says_how_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISCO_CONFIG", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    assert main(["split", "plan"]) == 1
+    assert "disco tune" in capsys.readouterr().err
