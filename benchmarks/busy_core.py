@@ -18,9 +18,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from unittest import mock
 
-from disco_daemon import program
+from disco_daemon import process, program
 from disco_daemon.clock import SystemClock
-from disco_daemon.engine import process, wire
+from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path

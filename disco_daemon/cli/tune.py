@@ -111,7 +111,7 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
 def _requantize(path: Path, copy: Path) -> None:
     """Write the copy, in a process of its own. Raises DiscoError."""
     from ..daemon.tasks.autotuner import TuneError
-    from ..engine.process import run as run_part
+    from ..process import run as run_part
 
     progress(f"writing {copy}")
     done = run_part("disco_daemon.engine.measure.requantize", str(path), str(copy))

@@ -22,10 +22,10 @@ from ..engine.measure.split_messages import (
     decode_reply,
     encode,
 )
-from ..engine.process import run_job
 from ..errors import ConfigError, DiscoError
 from ..models.segment_files import SegmentFiles, read_head
 from ..models.segments import NotCuttableError, n_layers
+from ..process import run_job
 from ..types import LayerRange
 from .device import knobs_for
 

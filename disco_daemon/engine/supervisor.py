@@ -16,12 +16,12 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
+from ..process import drain, spawn
 from ..types import GenerationRequest
 from . import wire
 from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
-from .process import drain, spawn
 from .requests import count_message, generate_message
 
 log = logging.getLogger("disco.engine")

@@ -17,8 +17,8 @@ import pytest_asyncio
 from disco_daemon.bench.child import child_env
 from disco_daemon.cli.doctor.engine import confinement, run_checkup
 from disco_daemon.engine import confine
-from disco_daemon.engine.process import run
 from disco_daemon.models.default import default_model_path
+from disco_daemon.process import run
 from tests.fixtures.daemon import DaemonProcess, ask, running
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and landlock are Linux's")

@@ -11,7 +11,7 @@ FOLDERS = ("disco_daemon", "tui", "benchmarks", ".ci")
 # Where a process is started that goes on beside us, and how it hears of our end. Everywhere else programs are run to
 # their end, with a time-out.
 ENDS = {
-    "disco_daemon/engine/process.py": "the parts: their socket or their stdin ends",
+    "disco_daemon/process.py": "the parts: their socket or their stdin ends",
     "disco_daemon/bench/child.py": "`disco up --until-eof`, loopback and llama-server: their stdin ends",
     "tui/data/daemon_launcher.py": "`disco up --until-eof`: its stdin ends",
     "benchmarks/browser.py": "a guard with end_with_stdin",

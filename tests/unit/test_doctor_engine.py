@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from disco_daemon import process
 from disco_daemon.cli.doctor import engine
 from disco_daemon.cli.doctor.engine import Examined
 from disco_daemon.cli.doctor.finding import Level
 from disco_daemon.config.schema import DeviceSettings
-from disco_daemon.engine import process
 from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, work_bytes
 from disco_daemon.engine.llama.model import N_BATCH
 from disco_daemon.engine.measure import checkup

@@ -14,9 +14,9 @@ import msgspec
 
 from ...config.schema import DeviceSettings
 from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_reply, encode
-from ...engine.process import run as run_part
 from ...models.gguf import read_gguf, shard_names
 from ...money.flops import shape_of
+from ...process import run as run_part
 from ...program import is_binary
 from .files import GIB, head, model_path
 from .finding import Finding, ok, warn, wrong

@@ -12,8 +12,8 @@ import psutil
 
 from ...clock import Clock
 from ...engine.measure.tune_messages import Message, Tuned, TuneJob, TuneProgress, TuneRefused, decode_message, encode
-from ...engine.process import run_job
 from ...errors import DiscoError
+from ...process import run_job
 
 log = logging.getLogger("disco.tune")
 

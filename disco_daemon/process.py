@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..plain import plain
-from ..program import command, environment
+from .plain import plain
+from .program import command, environment
 
 LONGEST_LINE = 2**24  # bytes of a job's report in one line; a table of all that was measured takes some thousand
 
