@@ -174,7 +174,7 @@ class Loaded(Message, frozen=True, kw_only=True):
 
     `n_ctx` and `n_cells` are as large as memory allowed; `bytes_per_token` of the KV cache. `adapters` has the reason
     why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all). `confined` lists the rights
-    that the process has given up (`engine.confine`).
+    that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits.
     """
 
     model: str
@@ -187,6 +187,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     adapters: dict[str, str] = {}
     n_gpu_layers: int = 0
     confined: list[str] = []
+    build: str = ""
 
 
 class LoadFailed(Message, frozen=True, kw_only=True):

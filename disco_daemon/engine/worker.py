@@ -129,6 +129,7 @@ class Worker:
                 adapters=llama.adapters.failures,
                 n_gpu_layers=llama.n_gpu_layers,
                 confined=confined.in_force,
+                build=build(),
             )
         )
         self._compute(batcher)

@@ -60,6 +60,13 @@ async def engine() -> AsyncIterator[Engine]:
         yield engine
 
 
+async def test_a_loaded_engine_says_by_which_build_it_computes(engine: Engine) -> None:
+    assert engine.info is not None
+    version, _, instructions = engine.info.build.partition(" ")
+    assert version.count(".") == 2
+    assert "CPU" in instructions
+
+
 async def test_a_long_prefill_stops_within_100_ms(engine: Engine) -> None:
     answer = engine.open(question("word " * 1800))
     await anext(answer)  # the first chunk is through, the next one is being computed
