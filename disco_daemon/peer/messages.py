@@ -6,9 +6,11 @@ of the connected machines a frame comes from, or goes to. Only `SendRows` has by
 is a tagged struct, so an unknown or malformed one is an error at the door and never a surprise inside.
 
 The *edge* has the lower layers of a model, and with them the text; the *partner* has the rest and draws the tokens.
-For one answer both count `turn`, which rises with each `DraftVerdict` and each `CutAnswer`: what was sent before the
-sender knew of the newest turn is of no use any more, and is dropped. Rows of one turn come in the order of their
-positions, without a gap and without a repeat; anything else is refused.
+For one answer both count `turn`: what was sent before the sender knew of the newest one is of no use any more, and is
+dropped. The partner raises it by one, with each `DraftVerdict` and each `NeedRows`; the edge raises it to the next
+multiple of ERA, with each `CutAnswer`, so what both say at the same time never has the same number. Rows of one turn
+come in the order of their positions, without a gap and without a repeat; anything else is refused. Rows go over one
+connection and all else over another one: rows behind a cut may come before it, and drafts before they are judged.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ PROTOCOL = 1
 MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
 HEADER = struct.Struct("<III")  # length of the message, length of the bytes behind it, number of the peer
+ERA = 1 << 24  # turns that the partner may begin between two cuts: more than a text has tokens
 N_ID = 64  # characters of an answer's id at most
 
 CODECS = ("f32", "bf16", "int8")  # how numbers of rows are sent; see peer.codec
@@ -164,7 +167,10 @@ class JudgeDrafts(PeerMessage, frozen=True, kw_only=True):
 
 
 class CutAnswer(PeerMessage, frozen=True, kw_only=True):
-    """Forget all beyond the first `n` tokens; `turn` is the new one. The answer goes on with other rows, or waits."""
+    """Forget all beyond the first `n` tokens; `turn` is the new one, the next multiple of ERA.
+
+    Drawing ends until the next BeginDrawing. The answer goes on with other rows, or waits.
+    """
 
     id: str
     turn: int
@@ -202,7 +208,10 @@ class DraftVerdict(PeerMessage, tag="Verdict", frozen=True, kw_only=True):
 
 
 class NeedRows(PeerMessage, frozen=True, kw_only=True):
-    """The rows from `pos` on are not there any more, or never came: send them again, in this `turn`."""
+    """The rows from `pos` on are not there any more, or never came: send them again, in this `turn`, which is new.
+
+    Drafts of the last turn have to be judged again.
+    """
 
     id: str
     turn: int
@@ -249,6 +258,11 @@ def frame(message: PeerFrame, payload: bytes | memoryview = b"", peer: int = 0) 
     body = _encoder.encode(message)
     check_lengths(len(body), len(payload))
     return b"".join((HEADER.pack(len(body), len(payload), peer), body, payload))
+
+
+def next_era(turn: int) -> int:
+    """Return the turn that a CutAnswer begins."""
+    return (turn // ERA + 1) * ERA
 
 
 def decode(body: bytes | memoryview) -> PeerFrame:
