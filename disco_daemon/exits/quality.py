@@ -1,0 +1,57 @@
+"""What an exit is worth, from its tokens beside the whole model's: figures that `disco exits show` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+REPEAT = 16  # tokens: an answer that says so many again goes in circles, and is counted up to there
+LONGEST_DRAFT = 8  # tokens
+DRAFT_ON = 0.45  # drafts go on while all of them are right with this probability
+
+
+def length_until_repeat(tokens: Sequence[int]) -> int:
+    """Return how many tokens of an answer come before the end of its first repeated run of REPEAT tokens."""
+    seen: set[tuple[int, ...]] = set()
+    for end in range(REPEAT, len(tokens) + 1):
+        run = tuple(tokens[end - REPEAT : end])
+        if run in seen:
+            return end - REPEAT
+        seen.add(run)
+    return len(tokens)
+
+
+def tokens_per_round_trip(agrees: NDArray[np.bool_], confidence: NDArray[np.float64], answers: Ints) -> float:
+    """Return how many tokens of answers one round trip gives, drafted by the exit and judged by the whole model.
+
+    The three have an entry for each token; `answers` says which answer it is of. Each round trip drafts while the
+    product of confidences is at least DRAFT_ON, and gives the drafts that are right and one token more.
+    """
+    n_trips = 0
+    for own in np.split(np.arange(len(agrees)), np.flatnonzero(np.diff(answers)) + 1):
+        at = 0
+        while at < len(own):
+            run = own[at : at + LONGEST_DRAFT]
+            n_drafted = int(np.sum(np.cumprod(confidence[run]) >= DRAFT_ON))
+            n_right = int(np.sum(np.cumprod(agrees[run[:n_drafted]])))
+            at += n_right + 1
+            n_trips += 1
+    return len(agrees) / max(1, n_trips)
+
+
+def rouge_l(found: Sequence[str], wanted: Sequence[str]) -> float:
+    """Return ROUGE-L (F1 of the longest common subsequence) of two lists of words. Source: Lin, W04-1013."""
+    if not found or not wanted:
+        return float(list(found) == list(wanted))
+    lengths = [0] * (len(wanted) + 1)
+    for word in found:
+        before = 0
+        for i, other in enumerate(wanted, start=1):
+            here = lengths[i]
+            lengths[i] = before + 1 if word == other else max(here, lengths[i - 1])
+            before = here
+    common = lengths[-1]
+    return 2 * common / (len(found) + len(wanted))

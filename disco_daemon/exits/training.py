@@ -1,0 +1,101 @@
+"""Trains a head's block and map on kept rows, to say what the whole model says: Adam on gradients by hand.
+
+The loss of a row is the cross-entropy with the whole model's own probabilities over some words: those that its answers
+use, which is a sixth of a vocabulary. Sources: Hinton et al., arXiv 1503.02531 (distillation); Kingma and Ba, arXiv
+1412.6980 (Adam); Pan et al., arXiv 2402.00518 (exits of a frozen model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .head import ExitHead, FfnBlock, Floats, normed, sigmoid
+
+Weights = dict[str, Floats]
+
+
+def weights_of(head: ExitHead) -> Weights:
+    """Return a copy of what is trained of a head, by name."""
+    found = {"map": head.map.copy()}
+    if head.block is not None:
+        found |= {name: getattr(head.block, name).copy() for name in ("norm", "gate", "up", "down")}
+    return found
+
+
+def with_weights(head: ExitHead, weights: Weights) -> ExitHead:
+    """Return a head with trained weights in place of its own."""
+    block = None if head.block is None else FfnBlock(*(weights[name] for name in ("norm", "gate", "up", "down")))
+    return ExitHead(head.scale, weights["map"], head.eps, block)
+
+
+def loss_and_gradients(head: ExitHead, rows: Floats, targets: Floats, output: Floats) -> tuple[float, Weights]:
+    """Return the mean loss over `rows` (n x n_embd), and its gradients by name.
+
+    `targets` are the whole model's probabilities over some words, n x k; `output` are these words' rows of the output
+    matrix, k x n_embd.
+    """
+    n = len(rows)
+    grads: Weights = {}
+    if (block := head.block) is not None:
+        r = normed(rows, head.eps)
+        u = np.asarray(r * block.norm, np.float32)
+        gate: Floats = u @ block.gate.T
+        up: Floats = u @ block.up.T
+        s = sigmoid(gate)
+        silu = gate * s
+        act = silu * up
+        z = np.asarray(rows + act @ block.down.T, np.float32)
+    else:
+        z = rows
+    inv = 1 / np.sqrt(np.mean(np.square(z), axis=1, keepdims=True) + np.float32(head.eps))
+    x = z * inv * head.scale
+    y = x @ head.map.T
+    logits = y @ output.T
+    logits -= logits.max(1, keepdims=True)
+    p = np.exp(logits)
+    total = p.sum(1, keepdims=True)
+    loss = float(np.mean(np.log(total[:, 0]) - np.einsum("ij,ij->i", targets, logits)))
+    p /= total
+    p -= targets
+    dy = (p @ output) / np.float32(n)
+    grads["map"] = dy.T @ x
+    if block is None:
+        return loss, grads
+    dx = (dy @ head.map) * head.scale
+    dz = inv * (dx - z * np.square(inv) * np.mean(dx * z, axis=1, keepdims=True))
+    grads["down"] = dz.T @ act
+    da = dz @ block.down
+    dgate = da * up * (s * (1 + gate * (1 - s)))
+    dup = da * silu
+    grads["gate"], grads["up"] = dgate.T @ u, dup.T @ u
+    grads["norm"] = ((dgate @ block.gate + dup @ block.up) * r).sum(0)
+    return loss, grads
+
+
+@dataclass(slots=True)
+class Adam:
+    """Adam's state: the running means of gradients and of their squares, by name, after `n` steps."""
+
+    mean: Weights = field(default_factory=dict)
+    square: Weights = field(default_factory=dict)
+    n: int = 0
+
+    def step(self, weights: Weights, grads: Weights, rate: float, decay: float = 0.0) -> None:
+        """Change the weights in place; `rate` is of each weight by the root mean square of its own matrix."""
+        self.n += 1
+        for name, grad in grads.items():
+            if name not in self.mean:
+                self.mean[name], self.square[name] = np.zeros_like(grad), np.zeros_like(grad)
+            mean, square = self.mean[name], self.square[name]
+            mean *= np.float32(0.9)
+            mean += np.float32(0.1) * grad
+            square *= np.float32(0.99)
+            square += np.float32(0.01) * np.square(grad)
+            step = (
+                mean / np.float32(1 - 0.9**self.n) / (np.sqrt(square / np.float32(1 - 0.99**self.n)) + np.float32(1e-8))
+            )
+            weights[name] -= np.float32(rate) * step
+            if decay and name != "norm":
+                weights[name] *= np.float32(1 - rate * decay)
