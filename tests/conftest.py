@@ -22,7 +22,7 @@ BESIDE = tuple(
         "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact", "imports",
         "install", "keys", "launcher", "lora", "money", "private", "private_marks", "pull", "reloads", "segment_model",
         "service_live", "setup", "speculate", "spill", "split_check", "structured", "thinking", "trace", "tui_terminal",
-        "whatif",
+        "whatif", "peer_link",
     )
 )  # fmt: skip
 

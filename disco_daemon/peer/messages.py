@@ -64,11 +64,15 @@ class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(PeerMessage, frozen=True, kw_only=True):
-    """The edge's first message: it has the layers up to `cut`, and may send rows by these codecs."""
+    """The edge's first message: it has the layers up to `cut`, and may send rows by these codecs.
+
+    Its relay draws `link`, by which the connection for rows finds this one.
+    """
 
     build: Build
     cut: int
     codecs: tuple[str, ...] = ("f32",)
+    link: str = ""
 
 
 class Welcome(PeerMessage, frozen=True, kw_only=True):

@@ -1,0 +1,158 @@
+"""The relay of the machine that connects: it reaches its partner, and tries again whenever the link has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from ..plain import plain
+from . import tls
+from .control import Address, JoinPartner, LinkDown, LinkUp, RelayEvent
+from .engine_hub import EngineHub
+from .first_frames import MAX_FIRST, BindRows, FirstReply, RowsBound, decode_reply, first_frame
+from .frame_stream import READ_AHEAD, FrameStream, ended_by
+from .link import FROM_PARTNER, PeerLink, drop
+from .messages import BadFrameError, Hello, Refused, Welcome
+from .refusals import RETRIED, LinkEndedError, check_builds
+
+CONNECT_S = 3.0  # for TCP; within a house it takes 1 ms
+REPLY_S = 5.0  # for the answer to a first message; the partner ends a former link first
+RETRY_FIRST_S = 0.1  # a link that broke is mostly there again at once
+RETRY_SOON_S = 0.5  # the longest pause during the first RETRY_FAST_S: an answer is exact again within a second
+RETRY_FAST_S = 60.0  # after which the partner is taken for switched off
+RETRY_MAX_S = 15.0  # the longest pause then: a laptop on the road does not spend its battery on this
+RETRY_REFUSED_S = 30.0  # after a refusal that lasts until somebody changes something
+JITTER = 0.5  # of a pause: machines that lost one partner together do not come back together
+
+Reply = TypeVar("Reply", bound=FirstReply)
+
+
+class Connector:
+    """Keeps one link to the partner that `config` names, while an engine is there; `run` it until it is cancelled."""
+
+    def __init__(self, hub: EngineHub, report: Callable[[RelayEvent], None], config: JoinPartner) -> None:
+        """Raises ssl.SSLError for a key that is none."""
+        self._hub, self._report, self._config = hub, report, config
+        self._context = tls.client_context(config.identity)
+        self._addresses = list(config.addresses)
+
+    async def run(self) -> None:
+        """Connect, carry frames, and begin again."""
+        loop = asyncio.get_running_loop()
+        lost_at, pause_s, told = loop.time(), RETRY_FIRST_S, ""
+        while True:
+            await self._hub.attached.wait()
+            up = False
+
+            def joined() -> None:
+                nonlocal up
+                up = True
+
+            why = await self._link(joined)
+            if up:
+                lost_at, pause_s, told = loop.time(), RETRY_FIRST_S, ""
+            final = why.reason not in RETRIED and isinstance(why, RefusedError)
+            if (said := f"{why.reason} {why.message}") != told:  # once, not at each attempt
+                told = said
+                down = LinkDown(name=self._config.name, reason=why.reason, message=plain(why.message), final=final)
+                self._report(down)
+            fast = loop.time() - lost_at < RETRY_FAST_S
+            wait_s = RETRY_REFUSED_S if final else pause_s
+            await asyncio.sleep(wait_s * random.uniform(1 - JITTER, 1))
+            pause_s = min(2 * pause_s, RETRY_SOON_S if fast else RETRY_MAX_S)
+
+    async def _link(self, joined: Callable[[], None]) -> LinkEndedError:
+        """Make both connections and carry frames until the link ends; return why."""
+        streams: list[FrameStream] = []
+        try:
+            calls, address = await self._reach()
+            streams.append(calls)
+            name = secrets.token_hex(8)
+            hello = msgspec.structs.replace(self._config.hello, link=name)
+            welcome = await self._ask(calls, hello, Welcome)
+            check_builds(hello.build, welcome.build, hello.cut, welcome.cut)
+            rows = await self._connect(address)
+            streams.append(rows)
+            await self._ask(rows, BindRows(link=name), RowsBound)
+            link = PeerLink(self._hub, self._config.name, calls, rows, FROM_PARTNER)
+
+            def stands() -> None:
+                joined()
+                up = LinkUp(
+                    peer=link.number, name=link.name, build=welcome.build, address=str(address), welcome=welcome
+                )
+                self._report(up)
+
+            return await link.run(self._report, stands)
+        except LinkEndedError as e:
+            return RefusedError(e.reason, e.message) if e.tell else e
+        finally:
+            await drop(*streams)
+
+    async def _reach(self) -> tuple[FrameStream, Address]:
+        """Return a connection to the first address that answers; it is the first to be tried from then on."""
+        errors: list[LinkEndedError] = []
+        for address in list(self._addresses):
+            try:
+                stream = await self._connect(address)
+            except LinkEndedError as e:
+                errors.append(e)
+                continue
+            self._addresses.remove(address)
+            self._addresses.insert(0, address)
+            return stream, address
+        if not errors:
+            raise LinkEndedError("unreachable", "the partner has no address")
+        raise next((e for e in errors if e.reason != "unreachable"), errors[0])
+
+    async def _connect(self, address: Address) -> FrameStream:
+        return await connect(address, self._context, tls.tls_name(self._config.name))
+
+    async def _ask(self, stream: FrameStream, first: Hello | BindRows, kind: type[Reply]) -> Reply:
+        return await ask(stream, first_frame(first), kind)
+
+
+class RefusedError(LinkEndedError):
+    """The other side, or this one, refuses to work together."""
+
+
+async def connect(address: Address, context: ssl.SSLContext, name: str | None) -> FrameStream:
+    """Connect to a machine whose certificate has that name. Raises LinkEndedError: unreachable, certificate."""
+    try:
+        async with asyncio.timeout(CONNECT_S + tls.HANDSHAKE_S):
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port, ssl=context, server_hostname=name or address.host, limit=READ_AHEAD,
+                ssl_handshake_timeout=tls.HANDSHAKE_S, ssl_shutdown_timeout=tls.SHUTDOWN_S,
+            )  # fmt: skip
+    except TimeoutError as e:
+        raise LinkEndedError("unreachable", f"{address} does not answer") from e
+    except ssl.SSLError as e:
+        raise ended_by(e) from e
+    except (OSError, UnicodeError) as e:
+        why = getattr(e, "strerror", None) or e
+        raise LinkEndedError("unreachable", f"{address} cannot be reached: {why}") from e
+    return FrameStream(reader, writer)
+
+
+async def ask(stream: FrameStream, first: bytes, kind: type[Reply]) -> Reply:
+    """Send a first message and return its answer, of this `kind`. Raises LinkEndedError, RefusedError."""
+    stream.write(first)
+    try:
+        async with asyncio.timeout(REPLY_S):
+            body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
+        reply = decode_reply(body)
+    except TimeoutError as e:
+        raise LinkEndedError("silent", f"no answer came within {REPLY_S:g} s") from e
+    except BadFrameError as e:
+        raise LinkEndedError("malformed", str(e)) from e
+    if isinstance(reply, Refused):
+        raise RefusedError(reply.reason, reply.message)
+    if not isinstance(reply, kind):
+        raise LinkEndedError("malformed", f"{type(reply).__name__} is no answer to this")
+    return reply

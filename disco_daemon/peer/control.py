@@ -1,0 +1,213 @@
+"""The messages between a daemon and its relay: what the relay is to do, and what happens on the links. Pure.
+
+A frame is the length of a msgpack-encoded message (4 bytes, little-endian) and the message, a tagged struct; with
+some of them comes a file descriptor (`has_descriptor`). The daemon has the key of the
+certificate authority, the names of the members and the code: the relay asks it, and decides nothing of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from .messages import Build, Hello, Welcome
+
+LENGTH = struct.Struct("<I")
+MAX_CONTROL = 1 << 20  # bytes of a message: certificates, and a thousand names
+
+
+class ControlMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Base of all messages between a daemon and its relay."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine shows to others, as PEM text, and `ca`, the certificate that signs all theirs."""
+
+    certificate: str
+    key: str
+    ca: str
+
+    def __repr__(self) -> str:
+        """Hide the key: a log or a traceback may show this."""
+        return "Identity(…)"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """A host name or an IP address, and a TCP port; 0 = any free one, to listen on."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that may connect: its name, its certificate's serial number (hex), and the salt of its cells."""
+
+    name: str
+    serial: str
+    salt: int = 0
+
+
+# --- daemon -> relay ----------------------------------------------------------------------------------------------
+
+
+class ServeMembers(ControlMessage, frozen=True, kw_only=True):
+    """Be the partner: listen for the members at `listen`. `welcome` is what they get; None until a model is there.
+
+    Without a member and a live code (`pairing`) nothing listens. A member that is missing from the next such message
+    has been revoked: its link is closed at once.
+    """
+
+    identity: Identity
+    listen: Address
+    members: tuple[Member, ...]
+    pairing: bool = False
+    welcome: Welcome | None = None
+
+
+class JoinPartner(ControlMessage, frozen=True, kw_only=True):
+    """Be the edge: connect to the partner of this name at the first of its addresses that answers, again and again."""
+
+    identity: Identity
+    name: str
+    addresses: tuple[Address, ...]
+    hello: Hello
+
+
+class StopRole(ControlMessage, frozen=True, kw_only=True):
+    """Be neither: nothing listens, and no link stays."""
+
+
+class EngineSocket(ControlMessage, frozen=True, kw_only=True):
+    """The socket to an engine that has just started comes with this message; or the engine has gone (not `there`)."""
+
+    there: bool
+
+
+class OfferFile(ControlMessage, frozen=True, kw_only=True):
+    """Members may fetch the file that comes with this message: the model's layers up to `cut`, open for reading."""
+
+    cut: int
+    n_bytes: int
+    sha256: str
+
+
+class RefuseFile(ControlMessage, frozen=True, kw_only=True):
+    """There is no such file, and why."""
+
+    cut: int
+    message: str
+
+
+class PairAnswer(ControlMessage, frozen=True, kw_only=True):
+    """The answer to the PairAsked of this number: a certificate, or a refusal with its reason."""
+
+    n: int
+    certificate: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+# --- relay -> daemon ----------------------------------------------------------------------------------------------
+
+
+class RelayReady(ControlMessage, frozen=True, kw_only=True):
+    """The relay has started; `confined` are the measures in force."""
+
+    confined: tuple[str, ...] = ()
+
+
+class Listening(ControlMessage, frozen=True, kw_only=True):
+    """The relay listens at this port; 0 = it does not (any more), and why, if that is an error."""
+
+    port: int
+    error: str = ""
+
+
+class LinkUp(ControlMessage, frozen=True, kw_only=True):
+    """Both connections to a machine stand. `build` is the other side's; an edge gets its partner's `welcome`, too."""
+
+    peer: int
+    name: str
+    build: Build
+    address: str
+    welcome: Welcome | None = None
+
+
+class LinkDown(ControlMessage, frozen=True, kw_only=True):
+    """The link to a machine has ended, or an edge's attempt has failed.
+
+    `reason` is one of `refusals.REASONS`, or closed, silent, engine_gone, unreachable, replaced or stopped. `final`:
+    the other side refuses, and will do so until something is changed.
+    """
+
+    name: str
+    reason: str
+    message: str
+    final: bool = False
+
+
+class LinkStats(ControlMessage, frozen=True, kw_only=True):
+    """What a link has carried so far, sent once a second while it carries something. Round trips are between relays."""
+
+    name: str
+    rtt_ms: float | None
+    rtt_p99_ms: float | None
+    n_bytes_sent: int
+    n_bytes_received: int
+    n_rows: int
+
+
+class RefusalCounts(ControlMessage, frozen=True, kw_only=True):
+    """How many connections were refused so far, by reason; sent once a second at most."""
+
+    counts: dict[str, int]
+
+
+class PairAsked(ControlMessage, frozen=True, kw_only=True):
+    """A machine at `address` wants a certificate: it has the secret of a code, and a signing request (PEM)."""
+
+    n: int
+    secret: bytes
+    csr: str
+    name: str
+    address: str
+
+
+class FileAsked(ControlMessage, frozen=True, kw_only=True):
+    """A member wants the model's layers up to `cut`: OfferFile or RefuseFile is the answer."""
+
+    name: str
+    cut: int
+
+
+ToRelay = ServeMembers | JoinPartner | StopRole | EngineSocket | OfferFile | RefuseFile | PairAnswer
+RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | PairAsked | FileAsked
+
+_encoder = msgspec.msgpack.Encoder()
+_to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)
+_event: msgspec.msgpack.Decoder[RelayEvent] = msgspec.msgpack.Decoder(RelayEvent)
+
+
+def has_descriptor(message: ToRelay | RelayEvent) -> bool:
+    """Whether a file descriptor comes with a message."""
+    return isinstance(message, OfferFile) or (isinstance(message, EngineSocket) and message.there)
+
+
+def encode(message: ToRelay | RelayEvent) -> bytes:
+    """Return a message as a frame."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def decode_to_relay(body: bytes) -> ToRelay:
+    """Return a message of the daemon. Raises msgspec.MsgspecError."""
+    return _to_relay.decode(body)
+
+
+def decode_event(body: bytes) -> RelayEvent:
+    """Return a message of the relay. Raises msgspec.MsgspecError."""
+    return _event.decode(body)

@@ -1,0 +1,297 @@
+"""The relay of the machine that is connected to: it lets members in, and strangers who have a code.
+
+1. Nothing listens without a member or a live code.
+2. A stranger has a few seconds for the handshake and for its first message, and there are few of them at a time.
+3. A certificate that the authority did not sign ends the handshake; one that is not a member's is refused.
+4. The first message says what the connection is for: a link's calls, its rows, a certificate, or a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Coroutine
+
+from ..plain import plain
+from . import tls
+from .control import LinkDown, LinkUp, Listening, Member, RefusalCounts, RelayEvent, ServeMembers
+from .engine_hub import EngineHub
+from .first_frames import (
+    MAX_FIRST,
+    AskFile,
+    AskPair,
+    BindRows,
+    RowsBound,
+    decode_first,
+    first_frame,
+)
+from .frame_stream import READ_AHEAD, FrameStream, ended_by
+from .link import FROM_EDGE, PeerLink, drop
+from .messages import BadFrameError, Hello
+from .refusals import LinkEndedError, check_builds
+
+FIRST_S = 3.0  # for the first message of a connection
+BIND_S = 5.0  # for the second connection of a link, and for the end of the link before
+STRANGERS_MAX = 32  # connections that have not shown yet that they are of members
+STRANGERS_OF_HOST_MAX = 16  # of one address: one machine alone keeps nobody else out
+PER_MEMBER_MAX = 6  # connections of one member: a link, its successor and two files
+BACKLOG = 64  # connections that wait to be taken
+COUNTS_S = 1.0  # between two reports of what was refused
+NO_DESCRIPTORS_S = 0.2  # pause if no connection can be taken, such as for want of file descriptors
+
+Ask = Callable[[FrameStream, AskPair, str], Coroutine[None, None, None]]
+Send = Callable[[FrameStream, AskFile, str], Coroutine[None, None, None]]
+
+
+class MemberListener:
+    """Serves members as `configure` says. `pair` and `send_file` answer those who want a certificate, or a file.
+
+    All mutable state: what is configured, the listening socket and its task, the tasks of connections, how many
+    strangers each address has, connections and links by member, and what was refused.
+    """
+
+    def __init__(self, hub: EngineHub, report: Callable[[RelayEvent], None], pair: Ask, send_file: Send) -> None:
+        self._hub, self._report, self._pair, self._send_file = hub, report, pair, send_file
+        self._config: ServeMembers | None = None
+        self._context: ssl.SSLContext | None = None
+        self._socket: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: Counter[str] = Counter()
+        self._of_member: Counter[str] = Counter()
+        self._links: dict[str, PeerLink] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[FrameStream]]] = {}
+        self._refused: Counter[str] = Counter()
+        self._counting: asyncio.TimerHandle | None = None
+
+    async def configure(self, config: ServeMembers) -> None:
+        """Serve these members from now on; links of others end. Raises ssl.SSLError for a key that is none."""
+        before, self._config = self._config, config
+        if before is None or before.identity != config.identity:
+            self._context = tls.server_context(config.identity)
+        allowed = {member.name for member in config.members}
+        now = {member.serial for member in config.members}
+        gone = {member.name for member in before.members if member.serial not in now} if before else set()
+        for name, link in self._links.items():
+            if name in gone or name not in allowed:
+                link.end("revoked", "this machine has been revoked", tell=True)
+        if not (config.members or config.pairing):
+            await self._stop_listening()
+        elif self._socket is None or before is None or before.listen != config.listen:
+            await self._stop_listening(tell=False)
+            self._listen()
+
+    async def close(self) -> None:
+        """Stop listening and end all connections."""
+        await self._stop_listening()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._counting is not None:
+            self._counting.cancel()
+        self._config = None
+
+    # --- listening ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        assert self._config is not None
+        listen = self._config.listen
+        try:
+            family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+            made = socket.create_server((listen.host, listen.port), family=family, backlog=BACKLOG)
+        except OSError as e:
+            self._report(Listening(port=0, error=f"{listen} cannot be listened on: {e.strerror or e}"))
+            return
+        made.setblocking(False)
+        self._socket = made
+        self._accepting = asyncio.create_task(self._accept(made), name="accept peers")
+        self._report(Listening(port=made.getsockname()[1]))
+
+    async def _stop_listening(self, *, tell: bool = True) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+            self._accepting = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            if tell:
+                self._report(Listening(port=0))
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listening)
+            except OSError:
+                await asyncio.sleep(NO_DESCRIPTORS_S)
+                continue
+            host = str(address[0])
+            crowded = self._strangers.total() >= STRANGERS_MAX or self._strangers[host] >= STRANGERS_OF_HOST_MAX
+            if crowded:
+                sock.close()
+                self._count("crowded")
+                continue
+            self._strangers[host] += 1
+            task = asyncio.create_task(self._serve(sock, host), name="peer connection")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _count(self, reason: str) -> None:
+        """Count a refusal, and report all of them soon."""
+        self._refused[reason] += 1
+        if self._counting is None:
+            self._counting = asyncio.get_running_loop().call_later(COUNTS_S, self._report_counts)
+
+    def _report_counts(self) -> None:
+        self._counting = None
+        self._report(RefusalCounts(counts=dict(self._refused)))
+
+    # --- one connection -------------------------------------------------------------------------------------------
+
+    async def _serve(self, sock: socket.socket, host: str) -> None:
+        """Find out what a connection is for, and serve it to its end."""
+        stream: FrameStream | None = None
+        stranger = contextlib.ExitStack()
+        stranger.callback(self._forget_stranger, host)
+        member: Member | None = None
+        with stranger:
+            try:
+                stream = await self._shake_hands(sock)
+                member = self._member(stream)
+                first = await self._first(stream)
+                if isinstance(first, AskPair):
+                    await self._answer_pair(stream, first, host)
+                    return
+                member = self._check_member(stream, member)
+                self._of_member[member.name] += 1
+                stranger.close()
+                try:
+                    await self._serve_member(stream, member, first, host)
+                finally:
+                    self._of_member[member.name] -= 1
+            except LinkEndedError as e:
+                self._count(e.reason)
+                if stream is not None:
+                    await (stream.refuse(e.reason, e.message) if e.tell else stream.close())
+            except BaseException:
+                if stream is not None:
+                    stream.abort()
+                raise
+
+    async def _answer_pair(self, stream: FrameStream, asked: AskPair, host: str) -> None:
+        if self._config is None or not self._config.pairing:
+            raise LinkEndedError("no_code", "no code to pair with is valid on that machine", tell=True)
+        await self._pair(stream, asked, host)
+
+    def _forget_stranger(self, host: str) -> None:
+        self._strangers[host] -= 1
+        self._strangers += Counter()  # drops addresses without any
+
+    async def _shake_hands(self, sock: socket.socket) -> FrameStream:
+        """Do the TLS handshake. Raises LinkEndedError."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=READ_AHEAD, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=tls.HANDSHAKE_S,
+                ssl_shutdown_timeout=tls.SHUTDOWN_S,
+            )  # fmt: skip
+        except OSError as e:
+            raise ended_by(e) from e
+        return FrameStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+
+    async def _first(self, stream: FrameStream) -> Hello | BindRows | AskPair | AskFile:
+        try:
+            async with asyncio.timeout(FIRST_S):
+                body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
+            return decode_first(body)
+        except TimeoutError as e:
+            raise LinkEndedError("late", f"no first message came within {FIRST_S:g} s", tell=True) from e
+        except BadFrameError as e:
+            raise LinkEndedError("malformed", str(e), tell=True) from e
+
+    def _member(self, stream: FrameStream) -> Member | None:
+        """Return the member whose certificate this is; None for a stranger or one that was revoked."""
+        shown = stream.writer.get_extra_info("peercert") or {}
+        names = {value for part in shown.get("subject", ()) for key, value in part if key == "commonName"}
+        serial = str(shown.get("serialNumber", "")).lower().lstrip("0")
+        assert self._config is not None
+        fits = (member for member in self._config.members if member.serial == serial and member.name in names)
+        return next(fits, None)
+
+    def _check_member(self, stream: FrameStream, member: Member | None) -> Member:
+        if member is None:
+            if stream.writer.get_extra_info("peercert"):
+                raise LinkEndedError("revoked", "this machine has been revoked: pair it again", tell=True)
+            raise LinkEndedError("no_certificate", tls.MESSAGES["none"], tell=True)
+        if self._of_member[member.name] >= PER_MEMBER_MAX:
+            raise LinkEndedError("crowded", f"{member.name} has {PER_MEMBER_MAX} connections already", tell=True)
+        return member
+
+    async def _serve_member(
+        self, stream: FrameStream, member: Member, first: Hello | BindRows | AskFile, host: str
+    ) -> None:
+        match first:
+            case Hello():
+                await self._begin_link(stream, member, first, host)
+            case BindRows(link=link):
+                name, waiting = self._waiting.get(member.name, ("", None))
+                if waiting is None or name != link or waiting.done():
+                    raise LinkEndedError("late", "no link of this name waits for its second connection", tell=True)
+                waiting.set_result(stream)  # the link has it from here on
+            case AskFile():
+                await self._send_file(stream, first, member.name)
+                await stream.close()
+
+    # --- a link ---------------------------------------------------------------------------------------------------
+
+    async def _begin_link(self, calls: FrameStream, member: Member, hello: Hello, host: str) -> None:
+        """Answer a Hello, wait for the second connection, and carry frames."""
+        assert self._config is not None
+        welcome = self._config.welcome
+        if welcome is None or not self._hub.attached.is_set():
+            raise LinkEndedError("not_ready", "no model is in memory there yet", tell=True)
+        check_builds(welcome.build, hello.build, welcome.cut, hello.cut)
+        await self._end_before(member.name)
+        waiting: asyncio.Future[FrameStream] = asyncio.get_running_loop().create_future()
+        self._waiting[member.name] = hello.link, waiting
+        calls.write(first_frame(welcome))
+        try:
+            async with asyncio.timeout(BIND_S):
+                rows = await waiting
+        except TimeoutError as e:
+            raise LinkEndedError("late", f"the connection for rows did not come within {BIND_S:g} s", tell=True) from e
+        finally:
+            if self._waiting.get(member.name) == (hello.link, waiting):
+                del self._waiting[member.name]
+        link = self._links[member.name] = PeerLink(self._hub, member.name, calls, rows, FROM_EDGE, member.salt)
+
+        def joined() -> None:
+            rows.write(first_frame(RowsBound()))
+            up = LinkUp(peer=link.number, name=member.name, build=hello.build, address=host)
+            self._report(up)
+
+        try:
+            why = await link.run(self._report, joined)
+        finally:
+            if self._links.get(member.name) is link:
+                del self._links[member.name]
+        if why.tell:
+            self._count(why.reason)
+        self._report(LinkDown(name=member.name, reason=why.reason, message=plain(why.message)))
+        await drop(calls, rows)
+
+    async def _end_before(self, name: str) -> None:
+        """End a link of the same machine: it has come anew, and knows of no other one."""
+        _, waiting = self._waiting.pop(name, ("", None))
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(LinkEndedError("replaced", "the machine has connected anew"))
+        if (before := self._links.get(name)) is not None:
+            before.end("replaced", "the machine has connected anew")
+            async with asyncio.timeout(BIND_S):
+                await before.ended.wait()

@@ -1,0 +1,145 @@
+"""What the relay asks its daemon for on behalf of others: certificates, and files of a model's layers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .control import FileAsked, OfferFile, PairAnswer, PairAsked, RefuseFile, RelayEvent
+from .first_frames import AskFile, AskPair, FileFollows, PairGranted, first_frame
+from .frame_stream import FrameStream
+from .messages import Build, Welcome
+from .refusals import LinkEndedError
+
+PAIR_S = 4.0  # for the daemon to sign a certificate: milliseconds; the other side waits for 5 s
+FILE_S = 120.0  # for the daemon to cut a model: seconds on a slow disk, copying where the file system cannot share
+TAKE_S = 30.0  # for a member to take a piece of a file
+FILE_PIECE = 1 << 18  # bytes of a file that are read at once
+FILES_OF_MEMBER = 2  # files that one member fetches at a time
+MAX_ASKING = 8  # strangers whose codes are looked at at a time
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFile:
+    """A file that is open for reading, and what it should be."""
+
+    descriptor: int
+    n_bytes: int
+    sha256: str
+
+
+class Offers:
+    """Questions to the daemon that wait for an answer, and the files that it has handed over, by their cuts."""
+
+    def __init__(self, report: Callable[[RelayEvent], None]) -> None:
+        self._report = report
+        self._numbers = itertools.count(1)
+        self._asking: dict[int, asyncio.Future[PairAnswer]] = {}
+        self._files: dict[int, OfferedFile] = {}
+        self._wanted: dict[int, asyncio.Future[OfferedFile]] = {}
+        self._fetching: Counter[str] = Counter()
+        self.welcome: Welcome | None = None
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            os.close(file.descriptor)
+        self._files.clear()
+
+    # --- the daemon's answers -------------------------------------------------------------------------------------
+
+    def answer_pair(self, answer: PairAnswer) -> None:
+        """Take the daemon's answer to a PairAsked; one that comes too late is dropped."""
+        if (waiting := self._asking.pop(answer.n, None)) is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def offer(self, message: OfferFile, descriptor: int) -> None:
+        """Take a file, in place of a former one with this cut."""
+        if (before := self._files.pop(message.cut, None)) is not None:
+            os.close(before.descriptor)
+        file = self._files[message.cut] = OfferedFile(descriptor, message.n_bytes, message.sha256)
+        if (waiting := self._wanted.pop(message.cut, None)) is not None and not waiting.done():
+            waiting.set_result(file)
+
+    def refuse_file(self, message: RefuseFile) -> None:
+        """Take the daemon's word that there is no such file."""
+        if (waiting := self._wanted.pop(message.cut, None)) is not None and not waiting.done():
+            waiting.set_exception(LinkEndedError("no_file", message.message, tell=True))
+
+    # --- for others -----------------------------------------------------------------------------------------------
+
+    async def pair(self, stream: FrameStream, asked: AskPair, host: str) -> None:
+        """Answer a machine that has a code; closes its connection. Raises LinkEndedError to refuse it."""
+        if len(self._asking) >= MAX_ASKING:
+            raise LinkEndedError("crowded", "too many machines are asking: try again", tell=True)
+        n = next(self._numbers)
+        waiting = self._asking[n] = asyncio.get_running_loop().create_future()
+        self._report(PairAsked(n=n, secret=asked.secret, csr=asked.csr, name=asked.name, address=host))
+        try:
+            async with asyncio.timeout(PAIR_S):
+                answer = await waiting
+        except TimeoutError as e:
+            raise LinkEndedError("late", "the daemon there does not answer: try again", tell=True) from e
+        finally:
+            self._asking.pop(n, None)
+        if not answer.certificate:
+            raise LinkEndedError(answer.reason, answer.message, tell=True)
+        build, n_ctx = _described(self.welcome)
+        stream.write(first_frame(PairGranted(certificate=answer.certificate, build=build, n_ctx=n_ctx)))
+        await stream.drain()
+        await stream.close()
+
+    async def send_file(self, stream: FrameStream, asked: AskFile, name: str) -> None:
+        """Send a file to a member, from the byte it asks for. Raises LinkEndedError."""
+        if self._fetching[name] >= FILES_OF_MEMBER:
+            raise LinkEndedError("crowded", f"{name} is fetching {FILES_OF_MEMBER} files already", tell=True)
+        self._fetching[name] += 1
+        try:
+            file = self._files.get(asked.cut) or await self._want(asked.cut, name)
+            if not 0 <= asked.offset <= file.n_bytes:
+                raise LinkEndedError("no_file", f"the file has {file.n_bytes} bytes only", tell=True)
+            descriptor = os.dup(file.descriptor)  # ours until the end, whatever is offered meanwhile
+            try:
+                follows = FileFollows(n_bytes=file.n_bytes, sha256=file.sha256, offset=asked.offset)
+                stream.write(first_frame(follows))
+                await _send(stream, descriptor, asked.offset, file.n_bytes)
+            finally:
+                os.close(descriptor)
+        finally:
+            self._fetching[name] -= 1
+
+    async def _want(self, cut: int, name: str) -> OfferedFile:
+        """Ask the daemon for a file, once for all who want it."""
+        waiting = self._wanted.get(cut)
+        if waiting is None:
+            waiting = self._wanted[cut] = asyncio.get_running_loop().create_future()
+            self._report(FileAsked(name=name, cut=cut))
+        try:
+            async with asyncio.timeout(FILE_S):
+                return await asyncio.shield(waiting)
+        except TimeoutError as e:
+            self._wanted.pop(cut, None)
+            raise LinkEndedError("late", "the layers could not be written in time: try again", tell=True) from e
+
+
+async def _send(stream: FrameStream, descriptor: int, start: int, end: int) -> None:
+    """Send the bytes of a file from `start` to `end`; it is read in a thread, since a disk may be slow."""
+    while start < end:
+        data = await asyncio.to_thread(os.pread, descriptor, min(FILE_PIECE, end - start), start)
+        if not data:
+            raise LinkEndedError("no_file", "the file has become shorter")
+        stream.write(data)
+        try:
+            async with asyncio.timeout(TAKE_S):
+                await stream.drain()
+        except TimeoutError as e:
+            raise LinkEndedError("slow", "the machine does not take the file") from e
+        start += len(data)
+
+
+def _described(welcome: Welcome | None) -> tuple[Build | None, int]:
+    return (welcome.build, welcome.n_ctx) if welcome is not None else (None, 0)

@@ -1,0 +1,157 @@
+"""The relay process: `python -m disco_daemon.peer.relay FD`. It alone touches the network for two machines' link.
+
+Its one socket to the daemon says what to be (`control`): the partner, which members connect to, or the edge, which
+connects. Frames of the link go to and come from an engine by a socket of their own. When the daemon goes away, its
+socket ends and so does this process. One thread, one loop; nothing is written to a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections import deque
+
+import msgspec
+
+from . import control
+from .connector import Connector
+from .control import EngineSocket, JoinPartner, OfferFile, PairAnswer, RefuseFile, RelayEvent, ServeMembers, StopRole
+from .control_socket import ControlClosedError, ControlSocket
+from .engine_hub import EngineHub
+from .listener import MemberListener
+from .offers import Offers
+from .tls import meaning
+
+NICE = 5  # added to our niceness, as the engine's: the daemon comes first
+MAX_EVENTS = 10_000  # that wait for the daemon; one that takes none for so long has gone
+
+
+class RelayService:
+    """The process: the control socket, the engine's, and one role.
+
+    All mutable state: the present role with its task, and the events that wait for the daemon.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._control = ControlSocket(sock)
+        self._events: deque[RelayEvent] = deque()
+        self._happened = asyncio.Event()
+        self._hub = EngineHub()
+        self._offers = Offers(self.report)
+        self._listener: MemberListener | None = None
+        self._joined: JoinPartner | None = None
+        self._connecting: asyncio.Task[None] | None = None
+
+    def report(self, event: RelayEvent) -> None:
+        """Tell the daemon, soon."""
+        if len(self._events) >= MAX_EVENTS:
+            os._exit(1)
+        self._events.append(event)
+        self._happened.set()
+
+    async def run(self) -> None:
+        """Do what the daemon says until it has gone."""
+        self.report(control.RelayReady())
+        telling = asyncio.create_task(self._tell(), name="events")
+        try:
+            while True:
+                body, descriptors = await self._control.receive()
+                message = control.decode_to_relay(body)
+                taken = descriptors.popleft() if control.has_descriptor(message) else None
+                await self._do(message, taken)
+        except ControlClosedError:
+            pass
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+            await self._stop()
+            await self._hub.detach("this machine ends")
+            self._offers.close()
+            self._control.close()
+
+    async def _tell(self) -> None:
+        with contextlib.suppress(ControlClosedError):
+            while True:
+                while self._events:
+                    await self._control.send(self._events.popleft())
+                self._happened.clear()
+                await self._happened.wait()
+
+    async def _do(self, message: control.ToRelay, descriptor: int | None) -> None:
+        match message:
+            case ServeMembers():
+                await self._serve(message)
+            case JoinPartner():
+                await self._join(message)
+            case StopRole():
+                await self._stop()
+            case EngineSocket():
+                if descriptor is None:
+                    await self._hub.detach("the engine has stopped")
+                else:
+                    await self._hub.attach(socket.socket(fileno=descriptor))
+            case OfferFile():
+                assert descriptor is not None
+                self._offers.offer(message, descriptor)
+            case RefuseFile():
+                self._offers.refuse_file(message)
+            case PairAnswer():
+                self._offers.answer_pair(message)
+
+    async def _serve(self, message: ServeMembers) -> None:
+        await self._stop_connecting()
+        self._offers.welcome = message.welcome
+        if self._listener is None:
+            self._listener = MemberListener(self._hub, self.report, self._offers.pair, self._offers.send_file)
+        try:
+            await self._listener.configure(message)
+        except ssl.SSLError as e:
+            self.report(control.Listening(port=0, error=f"the certificate of this machine cannot be used: {e.reason}"))
+
+    async def _join(self, message: JoinPartner) -> None:
+        if message == self._joined:
+            return  # the link goes on
+        await self._stop()
+        try:
+            connector = Connector(self._hub, self.report, message)
+        except ssl.SSLError as e:
+            _, why = meaning(e)
+            self.report(control.LinkDown(name=message.name, reason="certificate", message=why, final=True))
+            return
+        self._joined = message
+        self._connecting = asyncio.create_task(connector.run(), name="link to the partner")
+
+    async def _stop(self) -> None:
+        await self._stop_connecting()
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+
+    async def _stop_connecting(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+            self._connecting = self._joined = None
+
+
+async def _run(sock: socket.socket) -> None:
+    await RelayService(sock).run()
+
+
+def main() -> None:
+    """Run on the inherited socket whose number is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
+    os.nice(NICE)
+    try:
+        asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
+    except (msgspec.MsgspecError, OSError) as e:
+        sys.exit(f"{type(e).__name__}: {e}")
+
+
+if __name__ == "__main__":
+    main()

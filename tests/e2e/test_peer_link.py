@@ -1,0 +1,223 @@
+"""The link between two machines: real relay processes and real TLS; the tests have the engines' ends of the sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from disco_daemon.bench.proxy import Proxy
+from disco_daemon.peer.control import LinkDown, LinkStats, LinkUp, Listening
+from disco_daemon.peer.daemon_side import RelayLost
+from disco_daemon.peer.messages import (
+    Credit,
+    DraftVerdict,
+    JudgeDrafts,
+    OpenAnswer,
+    PeerFrame,
+    PeerJoined,
+    PeerLeft,
+    SendRows,
+)
+from tests.fixtures.peers import BUILD, HELLO, WELCOME, EngineEnd, Machine, Pairs, machine, rows
+
+
+@dataclass
+class Linked:
+    """Two machines whose link stands; the edge reaches its partner by a proxy."""
+
+    partner: Machine
+    edge: Machine
+    upper: EngineEnd
+    lower: EngineEnd
+    proxy: Proxy
+    pairs: Pairs
+
+
+@asynccontextmanager
+async def linked(folder: Path) -> AsyncIterator[Linked]:
+    pairs = Pairs(folder)
+    laptop = pairs.member("laptop")
+    async with machine() as partner:
+        upper = await partner.engine()
+        partner.relay.serve(pairs.serve())
+        port = (await partner.wait(Listening)).port
+        async with Proxy(port) as proxy, machine() as edge:
+            lower = await edge.engine()
+            edge.relay.join(pairs.join(laptop, proxy.port))
+            assert await upper.joined() == await lower.joined() == 1
+            yield Linked(partner, edge, upper, lower, proxy, pairs)
+
+
+async def test_both_engines_hear_of_the_machine_and_both_daemons_of_the_link(tmp_path: Path) -> None:
+    pairs = Pairs(tmp_path)
+    laptop = pairs.member("laptop")
+    other_bits = msgspec.structs.replace(BUILD, llama="b2 neon")
+    async with machine() as partner, machine() as edge:
+        upper = await partner.engine()
+        partner.relay.serve(pairs.serve())
+        port = (await partner.wait(Listening)).port
+        lower = await edge.engine()
+        edge.relay.join(pairs.join(laptop, port, hello=msgspec.structs.replace(HELLO, build=other_bits)))
+        [member] = pairs.issuer.members()
+        assert await upper.message() == PeerJoined(name="laptop", salt=member.salt)
+        assert await lower.message() == PeerJoined(name="desk")
+        up = await edge.wait(LinkUp)
+        assert (up.name, up.build, up.welcome) == ("desk", BUILD, WELCOME)
+        up = await partner.wait(LinkUp)
+        assert (up.name, up.build, up.welcome) == ("laptop", other_bits, None), "another build is served, and told"
+
+
+async def test_frames_arrive_whole_and_in_order_both_ways(tmp_path: Path) -> None:
+    async with linked(tmp_path) as link:
+        sizes = [0, 1, 65535, 65536, 65537, 1 << 20, 3_000_001, 16 << 20, 576 * 4]
+        for i, size in enumerate(sizes):
+            link.lower.send(*rows(size, pos=i))
+        for i, size in enumerate(sizes):
+            assert await link.upper.frame() == (*rows(size, pos=i), 1)
+        verdicts = [DraftVerdict(id="g1", turn=i, start=i, tokens=tuple(range(i))) for i in range(2000)]
+        for verdict in verdicts:
+            link.upper.send(verdict)
+        assert [await link.lower.message() for _ in verdicts] == verdicts
+        stats = await link.edge.wait(LinkStats, lambda stats: stats.n_rows == 3 * len(sizes))
+        assert stats.n_bytes_sent > sum(sizes)
+        assert stats.rtt_ms is not None
+        assert stats.rtt_p99_ms is not None
+        assert 0.0 < stats.rtt_ms <= stats.rtt_p99_ms
+
+
+async def test_a_small_call_overtakes_a_bulk_upload(tmp_path: Path) -> None:
+    async with linked(tmp_path) as link:
+        for i in range(12):
+            link.lower.send(*rows(4 << 20, pos=i))
+        judge = JudgeDrafts(id="g2", turn=0, start=0, end=1)
+        link.lower.send(judge)
+        came: list[PeerFrame] = []
+        while len(came) < 13:
+            came.append(await link.upper.message())
+        assert came.index(judge) < 12
+        assert [m.pos for m in came if isinstance(m, SendRows)] == list(range(12)), "rows stay in their order"
+
+
+async def test_a_machine_that_takes_nothing_does_not_starve_others(tmp_path: Path) -> None:
+    pairs = Pairs(tmp_path)
+    identities = [pairs.member("slow"), pairs.member("quick")]
+    async with machine() as partner, machine() as slow, machine() as quick:
+        upper = await partner.engine()
+        partner.relay.serve(pairs.serve())
+        port = (await partner.wait(Listening)).port
+        ends = []
+        for edge, identity in zip((slow, quick), identities, strict=True):
+            ends.append(await edge.engine())
+            edge.relay.join(pairs.join(identity, port))
+            await upper.joined()
+            await ends[-1].joined()
+        verdict = DraftVerdict(id="g", turn=1, start=0, tokens=tuple(range(20_000)))
+        for _ in range(500):  # 30 MB for an engine that reads nothing
+            upper.send(verdict, peer=1)
+        upper.send(Credit(rows=7), peer=2)
+        assert await ends[1].message() == Credit(rows=7)
+
+
+async def test_a_cut_link_is_told_at_once_and_stands_again(tmp_path: Path) -> None:
+    async with linked(tmp_path) as link:
+        link.proxy.cut()
+        assert isinstance(await link.lower.message(), PeerLeft)
+        assert isinstance(await link.upper.message(), PeerLeft)
+        assert (await link.edge.wait(LinkDown)).reason == "closed"
+        assert await link.lower.joined() == await link.upper.joined() == 2, "a number is never used again"
+        link.lower.send(OpenAnswer(id="g", tokens=(1,)), peer=2)
+        assert await link.upper.frame() == (OpenAnswer(id="g", tokens=(1,)), b"", 2)
+
+
+async def test_a_stalled_link_has_gone_after_two_pings(tmp_path: Path) -> None:
+    async with linked(tmp_path) as link:
+        loop = asyncio.get_running_loop()
+        async with link.proxy.stalled():
+            began = loop.time()
+            assert isinstance(await link.lower.message(), PeerLeft)
+            assert isinstance(await link.upper.message(), PeerLeft)
+            assert (await link.edge.wait(LinkDown)).reason == "silent"
+            print(f"silence was noticed after {loop.time() - began:.2f} s")
+        await link.lower.joined()
+        await link.upper.joined()
+
+
+async def test_a_killed_relay_is_started_again_and_the_link_with_it(tmp_path: Path) -> None:
+    async with linked(tmp_path) as link:
+        assert link.edge.relay.pid is not None
+        os.kill(link.edge.relay.pid, signal.SIGKILL)
+        assert "signal 9" in (await link.edge.wait(RelayLost)).why
+        assert isinstance(await link.upper.message(), PeerLeft)
+        assert await link.lower.reader.read() == b"", "the engine sees that its socket has gone"
+        lower = await link.edge.engine()
+        await lower.joined()
+        await link.upper.joined()
+
+
+async def test_an_engine_that_goes_ends_its_links_until_the_next_one(tmp_path: Path) -> None:
+    async with linked(tmp_path) as link:
+        link.partner.relay.give_engine(None)
+        assert isinstance(await link.lower.message(), PeerLeft)
+        assert (await link.partner.wait(LinkDown)).reason == "engine_gone"
+        assert (await link.edge.wait(LinkDown, lambda down: down.reason == "not_ready")).final is False
+        upper = await link.partner.engine()
+        await upper.joined()
+        await link.lower.joined()
+
+
+async def test_a_revoked_machine_is_cut_off_at_once_and_for_good(tmp_path: Path) -> None:
+    async with linked(tmp_path) as link:
+        link.pairs.issuer.revoke("laptop")
+        link.pairs.member("other")  # else nothing would listen
+        link.partner.relay.serve(link.pairs.serve())
+        down = await link.edge.wait(LinkDown)
+        assert (down.reason, down.name) == ("revoked", "desk")
+        assert isinstance(await link.upper.message(), PeerLeft)
+        assert (await link.edge.wait(LinkDown)).final, "it is refused when it comes again"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "says"),
+    [
+        ({"build": msgspec.structs.replace(BUILD, protocol=2, disco="0.2.0")}, "protocol", "which has 0.1.0"),
+        ({"build": msgspec.structs.replace(BUILD, protocol=0, disco="0.0.9")}, "protocol", "which has 0.0.9"),
+        ({"build": msgspec.structs.replace(BUILD, model="b" * 64)}, "model", "b" * 16),
+        ({"cut": 12}, "cut", "at layer 24"),
+    ],
+    ids=["a newer protocol", "an older protocol", "another model", "another cut"],
+)
+async def test_a_machine_that_does_not_fit_is_refused_with_the_reason(
+    tmp_path: Path, change: dict[str, object], reason: str, says: str
+) -> None:
+    pairs = Pairs(tmp_path)
+    laptop = pairs.member("laptop")
+    async with machine() as partner, machine() as edge:
+        await partner.engine()
+        partner.relay.serve(pairs.serve())
+        port = (await partner.wait(Listening)).port
+        await edge.engine()
+        edge.relay.join(pairs.join(laptop, port, hello=msgspec.structs.replace(HELLO, **change)))
+        down = await edge.wait(LinkDown)
+        assert (down.reason, down.final) == (reason, True)
+        assert says in down.message
+
+
+async def test_nothing_listens_without_a_member_or_a_code(tmp_path: Path) -> None:
+    pairs = Pairs(tmp_path)
+    async with machine() as partner:
+        partner.relay.serve(pairs.serve(pairing=True))
+        port = (await partner.wait(Listening)).port
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        partner.relay.serve(pairs.serve())
+        assert (await partner.wait(Listening)).port == 0
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
