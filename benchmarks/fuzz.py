@@ -30,7 +30,7 @@ import msgspec
 from disco_daemon.api import openai
 from disco_daemon.config import layers as config
 from disco_daemon.endpoints import stream
-from disco_daemon.engine import schema, wire
+from disco_daemon.engine import framing, schema, wire
 from disco_daemon.engine.llama import grammar, sandbox, template
 from disco_daemon.errors import DiscoError
 from disco_daemon.models import gguf
@@ -162,7 +162,7 @@ def _frames() -> list[bytes]:
             adapters={"a": ""},
         ),
     ]
-    return [wire.frame(message) for message in messages]
+    return [framing.frame(message) for message in messages]
 
 
 def _read_frames(data: bytes) -> None:
@@ -170,7 +170,7 @@ def _read_frames(data: bytes) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        while (body := await wire.read_async(reader)) is not None:
+        while (body := await framing.read_async(reader)) is not None:
             for decode in (wire.decode_to_engine, wire.decode_from_engine):
                 with suppress(msgspec.MsgspecError, ValueError):
                     decode(body)

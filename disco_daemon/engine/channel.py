@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from ..clock import Clock
 from ..errors import EndpointError
 from ..types import Side
-from . import wire
+from . import framing, wire
 from .inbox import EngineGone, ReplyInbox
 
 
@@ -54,8 +54,8 @@ class RequestChannel:
     def write(self, message: wire.Message) -> None:
         """Send a message. Raises EngineGone, and EndpointError if it cannot be sent."""
         try:
-            data = wire.frame(message)
-        except wire.Unsendable as e:
+            data = framing.frame(message)
+        except framing.Unsendable as e:
             raise EndpointError(Side.DEVICE, "unsendable", str(e), your_fault=True) from e
         self._send(data)
 
@@ -94,9 +94,9 @@ class RequestChannel:
         An order that cannot be sent, such as one with a server's token ids of 65 bits, ends the answer.
         """
         try:
-            data = wire.frame(message)
-        except wire.Unsendable as e:
-            self._send(wire.frame(wire.CancelRequest(id=message.id)))
+            data = framing.frame(message)
+        except framing.Unsendable as e:
+            self._send(framing.frame(wire.CancelRequest(id=message.id)))
             inbox.put(wire.Failed(id=message.id, reason="engine_error", message=str(e), your_fault=False))
             return
         if not isinstance(message, wire.SetPace):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ..errors import EndpointError
 from ..types import Hold, Order, Side
 from . import wire
+from .requests import order_message
 
 CANCEL_TIMEOUT_S = 0.5  # for the final counts of a cancelled answer; a decode stops in 0.5-20 ms, more means a hang
 
@@ -100,7 +101,7 @@ class EngineAnswer:
         """Send an order, unless the engine has died: the messages say so. A Hold makes the pieces so far outdated."""
         if not self._ended:
             with contextlib.suppress(EngineGone):
-                self._send(self._inbox, wire.order_message(order, self._id))
+                self._send(self._inbox, order_message(order, self._id))
         if isinstance(order, Hold):
             self._held_at = self._inbox.n_orders
 

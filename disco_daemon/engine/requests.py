@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..types import Delivery, GenerationRequest
+from ..types import Append, Delivery, GenerationRequest, Hold, Order, Pace
 from . import wire
 
 
@@ -44,3 +44,14 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         template_args=request.template_args,
         private=request.private,
     )
+
+
+def order_message(order: Order, answer_id: str) -> wire.HoldAnswer | wire.AppendText | wire.SetPace:
+    """Return the message for an order to one answer."""
+    match order:
+        case Hold():
+            return wire.HoldAnswer(id=answer_id)
+        case Append(text=text, ids=ids, go=go):
+            return wire.AppendText(id=answer_id, text=text, go=go, ids=ids)
+        case Pace(pace_tps=pace_tps):
+            return wire.SetPace(id=answer_id, pace_tps=pace_tps)

@@ -18,7 +18,7 @@ from ..clock import Clock
 from ..errors import EndpointError
 from ..process import drain, spawn
 from ..types import GenerationRequest
-from . import wire
+from . import framing, wire
 from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
@@ -261,7 +261,7 @@ class Engine:
         self._channel.write(load)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                first = await wire.read_async(reader)
+                first = await framing.read_async(reader)
         except TimeoutError:
             self._kill(process, f"loading {load.model_path} took more than {LOAD_TIMEOUT_S:g} s")
             return
@@ -285,7 +285,7 @@ class Engine:
             case other:
                 msg = f"expected Loaded, not {type(other).__name__}"
                 raise TypeError(msg)
-        while (body := await wire.read_async(reader)) is not None:
+        while (body := await framing.read_async(reader)) is not None:
             self._channel.heard_at = self._clock.now()
             match wire.decode_from_engine(body):
                 case wire.Stats() as stats:

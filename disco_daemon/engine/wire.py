@@ -1,29 +1,18 @@
 """The schema of everything that crosses the socket pair between daemon and engine.
 
-A frame is a 4-byte little-endian length and one msgpack-encoded message. Every message is a tagged struct, so an
-unknown or malformed one is an error at the door and never a surprise inside.
+Every message is a tagged struct, so an unknown or malformed one is an error at the door and never a surprise inside.
+How they become bytes is in `framing`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import struct
 from typing import Any
 
 import msgspec
 
-from ..types import Append, Hold, Order, Pace
-
-MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
 FULL = "context"  # the end of a sequence for which there is no room left: its context, or the KV cache, is full
-_HEADER = struct.Struct("<I")
-
-
-class Unsendable(ValueError):
-    """A message cannot be encoded; the error's text is fit for a user."""
 
 
 class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -62,6 +51,8 @@ class Load(Message, frozen=True, kw_only=True):
     `adapters` are loaded with the model; those that cannot be are left out. `speculate`: next tokens may be guessed,
     and the guesses computed along where that pays; `draft_path` is a small model that guesses, too. `disk` is for
     cached prefixes. `repack`: llama.cpp may lay weights out anew for this processor (AMX, interleaved rows).
+    `layers`: the file has only the layers from the first number up to the second (exclusive) of a model with as many as
+    the third says; the others are at a partner, whom frames reach by the inherited socket `peer_fd`.
     """
 
     model_path: str
@@ -81,6 +72,8 @@ class Load(Message, frozen=True, kw_only=True):
     chat_template: str = ""
     disk: Disk | None = None
     repack: bool = True
+    layers: tuple[int, ...] = ()
+    peer_fd: int = -1
 
 
 class Count(Message, frozen=True, kw_only=True):
@@ -260,10 +253,27 @@ class Embedded(Message, frozen=True, kw_only=True):
     busy_s: float
 
 
+class SplitUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer over two machines took: rows computed by each of them, drafts judged and right, bytes sent.
+
+    The partner was asked `round_trips` times, and computed for `partner_s`, s.
+    """
+
+    edge_rows: int
+    partner_rows: int
+    round_trips: int
+    drafted: int
+    accepted: int
+    bytes_up: int
+    bytes_down: int
+    partner_s: float
+
+
 class Done(Message, frozen=True, kw_only=True):
     """A sequence has ended: `stop`, `length` (its `max_tokens`), FULL or `cancelled`.
 
     Counts are of tokens really computed, `busy_s` is in s. `n_cached` prompt tokens were in the KV cache already.
+    `split` tells the partner's part, where there is one.
     """
 
     id: str
@@ -272,6 +282,7 @@ class Done(Message, frozen=True, kw_only=True):
     n_completion: int
     busy_s: float
     n_cached: int = 0
+    split: SplitUsage | None = None
 
 
 class Failed(Message, frozen=True, kw_only=True):
@@ -328,20 +339,8 @@ ToEngine = Load | Count | Generate | HoldAnswer | AppendText | SetPace | Embed |
 Reply = Counted | PrefillProgress | TextPiece | PauseChange | Embedded | Done | Failed
 FromEngine = Loaded | LoadFailed | Reply | Stats | Alive
 
-_encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
-
-
-def order_message(order: Order, answer_id: str) -> HoldAnswer | AppendText | SetPace:
-    """Return the message for an order to one answer."""
-    match order:
-        case Hold():
-            return HoldAnswer(id=answer_id)
-        case Append(text=text, ids=ids, go=go):
-            return AppendText(id=answer_id, text=text, go=go, ids=ids)
-        case Pace(pace_tps=pace_tps):
-            return SetPace(id=answer_id, pace_tps=pace_tps)
 
 
 def refusal(request_id: str, error: Exception) -> Failed:
@@ -349,50 +348,3 @@ def refusal(request_id: str, error: Exception) -> Failed:
     reason = getattr(error, "reason", "bad_messages")
     param = getattr(error, "param", None)
     return Failed(id=request_id, reason=reason, message=str(error), your_fault=True, param=param)
-
-
-def frame(message: Message) -> bytes:
-    """Encode one message with its length in front. Raises Unsendable."""
-    try:
-        body = _encoder.encode(message)
-    except (OverflowError, TypeError, ValueError, RecursionError) as e:  # an integer of 65 bits, half a character
-        msg = f"the request cannot be sent to the engine: {e}"
-        raise Unsendable(msg) from e
-    if len(body) > MAX_FRAME:
-        msg = f"the request is too large for the engine: {len(body)} bytes, at most {MAX_FRAME} are possible"
-        raise Unsendable(msg)
-    return _HEADER.pack(len(body)) + body
-
-
-def _length(header: bytes) -> int:
-    (n,) = _HEADER.unpack(header)
-    if n > MAX_FRAME:
-        msg = f"a frame of {n} bytes exceeds the limit of {MAX_FRAME}"
-        raise ValueError(msg)
-    return int(n)
-
-
-def read_blocking(sock: socket.socket) -> bytes | None:
-    """Read one frame's body in the engine process; None when the daemon has gone."""
-    header = _read_exactly(sock, _HEADER.size)
-    return None if header is None else _read_exactly(sock, _length(header))
-
-
-def _read_exactly(sock: socket.socket, n: int) -> bytes | None:
-    parts: list[bytes] = []
-    while n:
-        part = sock.recv(min(n, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        n -= len(part)
-    return b"".join(parts)
-
-
-async def read_async(reader: asyncio.StreamReader) -> bytes | None:
-    """Read one frame's body in the daemon; None when the engine has gone."""
-    try:
-        header = await reader.readexactly(_HEADER.size)
-        return await reader.readexactly(_length(header))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ..scheduler.latency import IterationLatency
-from . import wire
+from . import framing, wire
 from .confine import Access, Confinement, confine, with_shards
 from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
@@ -69,11 +69,11 @@ class Worker:
 
     def send(self, message: wire.Message) -> None:
         """Send one message to the daemon at once."""
-        self._write(wire.frame(message))
+        self._write(framing.frame(message))
 
     def post(self, message: wire.Message) -> None:
         """Send a message with all others of this iteration; for the main thread."""
-        self._outbox.append(wire.frame(message))
+        self._outbox.append(framing.frame(message))
 
     def _flush(self) -> None:
         if self._outbox:
@@ -87,7 +87,7 @@ class Worker:
 
     def run(self) -> None:
         """Load the model, then compute until the daemon goes away."""
-        first = wire.read_blocking(self._sock)
+        first = framing.read_blocking(self._sock)
         if first is None:
             return
         load = wire.decode_to_engine(first)
@@ -178,7 +178,7 @@ class Worker:
     def _read(self) -> None:
         """Read frames in a thread of its own: answer what needs no context, and queue the rest for the main thread."""
         with self._end_process():
-            while (body := wire.read_blocking(self._sock)) is not None:
+            while (body := framing.read_blocking(self._sock)) is not None:
                 message, batcher, embeddings = wire.decode_to_engine(body), self._batcher, self._embeddings
                 if isinstance(message, wire.Load) or batcher is None or embeddings is None:
                     msg = f"{type(message).__name__} at the wrong time"

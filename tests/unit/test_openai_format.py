@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from disco_daemon.api import openai
 from disco_daemon.api.shapes import AnswerShape, ChatShape, TextShape, error_body
 from disco_daemon.api.sse import BodySink, comment, event
-from disco_daemon.engine import wire
+from disco_daemon.engine import framing, wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
 from disco_daemon.types import BOTH, Delivery, GenerationRequest, Outcome, Plan, Side, Token
 
@@ -179,7 +179,7 @@ def test_every_request_that_is_let_in_fits_through_the_engines_door(value: dict[
     except RequestError:
         return
     s, sent = found.sampling, [dict(m) for m in found.messages]
-    wire.frame(wire.Generate(id="r", messages=sent, max_tokens=s.max_tokens, seed=s.seed, stop=s.stop))
+    framing.frame(wire.Generate(id="r", messages=sent, max_tokens=s.max_tokens, seed=s.seed, stop=s.stop))
 
 
 def test_text_parts_become_one_text_and_other_parts_stay() -> None:

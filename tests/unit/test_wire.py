@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine import wire
+from disco_daemon.engine import framing, wire
 
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
@@ -70,7 +70,7 @@ async def read(data: bytes) -> bytes | None:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
-    return await wire.read_async(reader)
+    return await framing.read_async(reader)
 
 
 def read_blocking(data: bytes) -> bytes | None:
@@ -78,48 +78,50 @@ def read_blocking(data: bytes) -> bytes | None:
     with ours, theirs:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
-        return wire.read_blocking(theirs)
+        return framing.read_blocking(theirs)
 
 
 @given(to_engine)
 def test_every_message_to_the_engine_arrives_as_it_was_sent(message: wire.Message) -> None:
-    assert wire.decode_to_engine(body(wire.frame(message))) == message
+    assert wire.decode_to_engine(body(framing.frame(message))) == message
 
 
 @given(from_engine)
 def test_every_message_from_the_engine_arrives_as_it_was_sent(message: wire.Message) -> None:
-    assert wire.decode_from_engine(body(wire.frame(message))) == message
+    assert wire.decode_from_engine(body(framing.frame(message))) == message
 
 
 @given(st.lists(to_engine, max_size=4))
 def test_frames_in_a_row_are_told_apart_on_both_ends(sent: list[wire.Message]) -> None:
-    data = b"".join(wire.frame(m) for m in sent)
+    data = b"".join(framing.frame(m) for m in sent)
 
     async def read_all() -> list[Any]:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        return [wire.decode_to_engine(b) for b in iter([await wire.read_async(reader) for _ in sent]) if b is not None]
+        return [
+            wire.decode_to_engine(b) for b in iter([await framing.read_async(reader) for _ in sent]) if b is not None
+        ]
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
-        blocking = [wire.decode_to_engine(b) for b in iter(lambda: wire.read_blocking(theirs), None)]
+        blocking = [wire.decode_to_engine(b) for b in iter(lambda: framing.read_blocking(theirs), None)]
     assert blocking == sent
     assert asyncio.run(read_all()) == sent
 
 
 @given(from_engine, st.data())
 def test_a_truncated_frame_means_that_the_peer_has_gone(message: wire.Message, data: st.DataObject) -> None:
-    whole = wire.frame(message)
+    whole = framing.frame(message)
     part = whole[: data.draw(st.integers(0, len(whole) - 1))]
     assert read_blocking(part) is None
     assert asyncio.run(read(part)) is None
 
 
 def test_an_oversize_frame_is_refused_before_it_is_read() -> None:
-    header = struct.pack("<I", wire.MAX_FRAME + 1)
+    header = struct.pack("<I", framing.MAX_FRAME + 1)
     with pytest.raises(ValueError, match="exceeds the limit"):
         read_blocking(header)
     with pytest.raises(ValueError, match="exceeds the limit"):
@@ -143,9 +145,9 @@ def test_an_unknown_or_malformed_message_is_refused_at_the_door(raw: object) -> 
 
 def test_what_goes_one_way_is_not_taken_the_other_way() -> None:
     with pytest.raises(msgspec.ValidationError):
-        wire.decode_to_engine(body(wire.frame(wire.TextPiece(id="a", text="b", n_tokens=1))))
+        wire.decode_to_engine(body(framing.frame(wire.TextPiece(id="a", text="b", n_tokens=1))))
     with pytest.raises(msgspec.ValidationError):
-        wire.decode_from_engine(body(wire.frame(wire.CancelRequest(id="a"))))
+        wire.decode_from_engine(body(framing.frame(wire.CancelRequest(id="a"))))
 
 
 @given(st.binary(max_size=60))
