@@ -64,8 +64,15 @@ class HiddenRows:
         if self._watch is None:
             _set(context, self._layer, True)
 
-    def read(self, context: Any, n: int) -> FloatRows:
-        """Return the rows of the last batch, of `n` positions, in order. Raises ValueError if they were not seen."""
+    def take(self, context: Any, n: int) -> FloatRows:
+        """Return the rows of the last batch, of `n` positions, in order; 0 if it did not go through.
+
+        Raises ValueError if they were not seen.
+        """
+        if n == 0:
+            if self._watch is not None:
+                self._watch.take()
+            return np.empty((0, self._n_embd), np.float32)
         if self._watch is None:
             return np.ctypeslib.as_array(_get(context, self._layer), (n, self._n_embd)).copy()
         rows = b"".join(self._watch.take())

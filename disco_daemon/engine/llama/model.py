@@ -11,12 +11,14 @@ import llama_cpp
 import msgspec
 import numpy as np
 
+from ...types import LayerRange
 from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
 from .context import context_params
-from .embedding import EmbeddingContext
+from .embedding import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
+from .hidden import FloatRows, HiddenRows
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
 from .refusals import FormatError, ModelError
@@ -62,7 +64,11 @@ class AbortFlag:
 
 
 class Llama(Sequences):
-    """One model and one context with up to N_SEQS sequences in a unified KV cache."""
+    """One model, or a range of its layers, and one context with up to N_SEQS sequences in a unified KV cache.
+
+    A range which is not the last one gives hidden rows in place of logits: `hidden_out` has those of the latest decode,
+    n x n_embd. One which is not the first takes such rows.
+    """
 
     def __init__(self, load: Load, abort: AbortFlag) -> None:
         """Load the model. Raises ModelError."""
@@ -91,7 +97,14 @@ class Llama(Sequences):
         n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
         # What a row loses on a cell that is not its own; measured with the default model, on a GPU it is nothing.
         self.skip_s = 0.0 if load.n_gpu_layers else SKIP_S * n_heads / load.n_threads
-        self._rows = Rows(N_BATCH)
+        self.layers = LayerRange(*load.layers) if load.layers else None
+        self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
+        takes_rows = self.layers is not None and not self.layers.is_first
+        self._rows = Rows(N_BATCH, self.n_embd if takes_rows else 0)
+        self._hidden: HiddenRows | None = None
+        if self.layers is not None and not self.layers.is_last:
+            self._hidden = HiddenRows(header.text("general.architecture"), self.layers.n_layers, self.n_embd)
+        self.hidden_out: FloatRows = np.empty((0, self.n_embd), np.float32)
         self._abort = abort  # keeps callback and buffer alive as long as the context
         try:
             self.n_ctx, self.n_cells = self._sizes(load)
@@ -121,6 +134,9 @@ class Llama(Sequences):
         params.n_batch = N_BATCH
         params.n_ubatch = min(N_BATCH, load.n_ubatch or N_BATCH)
         params.n_seq_max = N_SEQS_MAX
+        if self._hidden is not None:
+            params.n_ubatch = N_BATCH  # llama.cpp shows the rows of one micro-batch
+            self._hidden.prepare(params)
         self.n_threads, self.n_threads_batch = load.n_threads, load.n_threads_batch or load.n_threads
         params.abort_callback = self._abort.callback
         params.abort_callback_data = self._abort.data
@@ -129,6 +145,8 @@ class Llama(Sequences):
             msg = f"llama.cpp cannot make a context of {self.n_cells} tokens: lower device.n_ctx, or free some memory"
             raise ModelError(msg)
         self._attach(context)
+        if self._hidden is not None:
+            self._hidden.begin(context)
         self._n_computing = load.n_threads
         self._load = load
 
@@ -156,6 +174,8 @@ class Llama(Sequences):
 
     def embedding_context(self, n_ctx: int) -> EmbeddingContext:
         """Open a context over the same weights for embeddings of up to `n_ctx` tokens. Raises EmbeddingError."""
+        if self.layers is not None:
+            raise EmbeddingError("The device has some of the model's layers only: embeddings need all of them.")
         # As for exact answers: a text's vector does not depend on how the text was cut in pieces.
         params = context_params(msgspec.structs.replace(self._load, exact=True, kv_type="auto", flash_attn=None))
         params.n_ctx, params.n_threads_batch = n_ctx, self.n_threads_batch
@@ -164,18 +184,21 @@ class Llama(Sequences):
 
     # --- computing -----------------------------------------------------------------------------------------------
 
-    def decode(self, rows: Sequence[Row]) -> int:
+    def decode(self, rows: Sequence[Row], hidden: FloatRows | None = None) -> int:
         """Run one batch of (token, position, sequence, wants_logits) rows; return llama_decode's return value.
 
-        0 done, NO_KV_SLOT, ABORTED, negative: broken.
+        0 done, NO_KV_SLOT, ABORTED, negative: broken. `hidden` has the rows, n x n_embd, for a range that takes them.
         """
         n_threads = self.n_threads_batch if len(rows) >= PREFILL_ROWS else self.n_threads
         if n_threads != self._n_computing:
             llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
             self._n_computing = n_threads
-        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows))
+        # With a row wanted, a range without logits would compute the whole head, for nothing.
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden, with_logits=self._hidden is None))
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)
+        if self._hidden is not None:
+            self.hidden_out = self._hidden.take(self._ctx, len(rows) if rc == 0 else 0)
         return int(rc)
 
     def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
@@ -229,12 +252,13 @@ class Llama(Sequences):
         n = min(32, self.n_ctx // 2)
         tokens = (self.vocabulary.tokenize("The quick brown fox jumps over the lazy dog. " * 8) * n)[:n]
         rows = [(token, i, 0, False) for i, token in enumerate(tokens)]
-        self.decode(rows)
+        hidden = np.random.default_rng(0).standard_normal((n, self.n_embd), np.float32)
+        self.decode(rows, hidden)
         self.forget(0)
         started = time.perf_counter()
-        self.decode(rows)
+        self.decode(rows, hidden)
         elapsed = time.perf_counter() - started
-        self.decode([(tokens[0], n, 0, True)])
+        self.decode([(tokens[0], n, 0, True)], hidden[:1])
         single = time.perf_counter() - started - elapsed
         self.clear()
         return n / elapsed, single

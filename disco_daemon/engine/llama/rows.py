@@ -36,15 +36,19 @@ class Rows:
             logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, rows: Sequence[Row], hidden: NDArray[np.float32] | None = None) -> llama_cpp.llama_batch:
+    def fill(
+        self, rows: Sequence[Row], hidden: NDArray[np.float32] | None = None, *, with_logits: bool = True
+    ) -> llama_cpp.llama_batch:
         """Fill the batch with these rows, and their hidden rows where they take the place of tokens.
 
         It is valid until the next call.
         """
         n = len(rows)
-        if hidden is not None:
+        if hidden is not None and len(self._hidden):
             self._hidden[:n] = hidden
         table = np.array(rows, np.int32)
         self._token[:n], self._pos[:n], self._seq[:n], self._logits[:n] = table.T
+        if not with_logits:
+            self._logits[:n] = 0
         self._batch.n_tokens = n
         return self._batch

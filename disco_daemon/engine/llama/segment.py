@@ -70,7 +70,7 @@ class SegmentModel(Sequences):
             raise ModelError(msg)
         llama_cpp.llama_synchronize(self._ctx)
         if self._hidden is not None:
-            return self._hidden.read(self._ctx, len(rows))
+            return self._hidden.take(self._ctx, len(rows))
         wanted = [self._logits(index) for index, row in enumerate(rows) if row[3]]
         return np.array(wanted, np.float32).reshape(len(wanted), self.n_vocab)
 

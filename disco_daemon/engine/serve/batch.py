@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,13 +13,13 @@ from ...scheduler.timeline import Timeline
 from .. import wire
 from ..llama.model import Llama
 from ..llama.refusals import PromptTooLong
-from ..llama.rows import ABORTED, NO_KV_SLOT
+from ..llama.rows import ABORTED, NO_KV_SLOT, Row
 from ..llama.vocabulary import PromptError
 from ..speculation.speculate import Speculator
 from .adapter_round_robin import AdapterRoundRobin
 from .admission import Admission
 from .counters import Counters
-from .iteration import Batch, Share
+from .iteration import Batch, DecodedRows, Share
 from .prepare import Prepared, prepare
 from .row_grouping import RowGrouping
 from .sequence import Given, Send, Sequence
@@ -88,6 +88,7 @@ class Batcher:
             salt=ready.salt,
         )
         self.admission.add(s)
+        self._announce(s)
         if request.hold:
             self.admission.hold(s, now)
         self._rewind(s, 0)
@@ -161,9 +162,16 @@ class Batcher:
             now = self.clock()
             s.timeline = self._timeline(s.request, now)
             self.admission.release(s, now)
-        s.draw.sampler = self.llama.sampler(s.request, s.tokens[len(s.given.prompt) :], s.grammar)
+        self._begin_drawing(s)
         if s.is_full:
             self._finish(s, "length")
+
+    def _announce(self, s: Sequence) -> None:
+        """Prepare for a new answer, before anything of it is computed."""
+
+    def _begin_drawing(self, s: Sequence) -> None:
+        """Make ready to draw the tokens of an answer behind those it has."""
+        s.draw.sampler = self.llama.sampler(s.request, s.tokens[len(s.given.prompt) :], s.grammar)
 
     # --- one iteration -------------------------------------------------------------------------------------------
 
@@ -195,9 +203,7 @@ class Batcher:
             self.llama.adapt(self.adapters.adapter)
         decoding = [s for s in sequences if s.is_running and not s.is_prefilling]
         prefilling = [s for s in sequences if s.is_prefilling and (s.is_running or s.is_held)]
-        if self.speculator is not None and not prefilling:
-            batch.drafts = self.speculator.drafts(decoding, self.counters.iterations)
-            self.counters.busy_s += self.speculator.took_s
+        batch.drafts = self._drafts(decoding, prefilling)
         batch.add_last_tokens(decoding)
         if prefilling:
             batch.add_chunks(prefilling, self.spare())
@@ -213,6 +219,14 @@ class Batcher:
             batch.alike = not (batch.load.n_prefill or batch.drafts or self.adapters.adapter)
             batch.apart = batch.alike and self.grouping.apart(len(batch.rows))
         return batch
+
+    def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
+        """Return the guessed tokens to compute behind the last ones; none while a prompt needs the rows."""
+        if self.speculator is None or prefilling:
+            return {}
+        drafts = self.speculator.drafts(decoding, self.counters.iterations)
+        self.counters.busy_s += self.speculator.took_s
+        return drafts
 
     def spare(self) -> int:
         """How many rows of a prompt, or of other work, go beside the running answers without their readers noticing."""
@@ -234,7 +248,7 @@ class Batcher:
         if not rows:
             return False
         started = self.clock()
-        rc = self.llama.decode(rows)
+        rc = self._compute(batch, rows)
         batch.ended_at = self.clock()
         took_s = batch.ended_at - started
         batch.took_s += took_s
@@ -247,24 +261,39 @@ class Batcher:
         batch.n_decoded += len(batch.part)
         return True
 
+    def _compute(self, batch: Batch, rows: list[Row]) -> int:
+        """Decode the rows of the present part; return llama_decode's return value."""
+        del batch
+        return self.llama.decode(rows)
+
     def _collect(self, batch: Batch) -> None:
         """Give each sequence of the part just decoded what its rows have come to."""
+        at = 0
         for s, n, row in batch.part:
             draft = batch.drafts.get(s, [])
             self.admission.cells.grow(s.slot, s.key(s.n_past, s.n_past + n) + draft)
             s.n_past += n
             self.counters.prompt_tokens += s.prefill.count_computed(s.n_past)
-            if row < 0:
-                s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
-                continue
-            tokens = self._draw(s, draft, row)
-            assert s.draw.sampler is not None
-            if (meter := s.draw.sampler.meter) is not None and meter.over:
-                self._refuse(s, meter.error())
-                continue
-            for token in tokens:
-                if not s.has_ended:  # its text may have ended at the token before
-                    self._take(s, token, batch.ended_at)
+            self._use(s, DecodedRows(draft, row, at, n, batch.ended_at))
+            at += n
+
+    def _use(self, s: Sequence, rows: DecodedRows) -> None:
+        """Draw the next tokens of a sequence from its rows, or tell how far its prompt is."""
+        if rows.last < 0:
+            s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
+            return
+        tokens = self._draw(s, rows.draft, rows.last)
+        assert s.draw.sampler is not None
+        if (meter := s.draw.sampler.meter) is not None and meter.over:
+            self._refuse(s, meter.error())
+            return
+        self._take_all(s, tokens, rows.ended_at)
+
+    def _take_all(self, s: Sequence, tokens: Iterable[int], now: float) -> None:
+        """Add drawn tokens to an answer, up to its end."""
+        for token in tokens:
+            if not s.has_ended:  # its text may have ended at the token before
+                self._take(s, token, now)
 
     def _draw(self, s: Sequence, draft: list[int], row: int) -> list[int]:
         """Draw the next token of a sequence, or several where its draft was right."""

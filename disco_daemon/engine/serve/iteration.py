@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...scheduler.latency import IterationLoad
 from ..llama.rows import Row
@@ -10,6 +11,19 @@ from .sequence import Sequence
 
 Share = tuple[Sequence, int, int]  # a sequence, the number of its rows, and the row to sample from or -1
 NO_LOAD = IterationLoad(0, 0, 0)
+
+
+class DecodedRows(NamedTuple):
+    """What became of a sequence's rows in the part just decoded: `n` of them from number `at` on.
+
+    `last` is the one to sample from, or -1; those before it belong to the `draft`, if there is one.
+    """
+
+    draft: list[int]
+    last: int
+    at: int
+    n: int
+    ended_at: float
 
 
 @dataclass(slots=True)
