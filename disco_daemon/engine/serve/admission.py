@@ -10,7 +10,7 @@ from ...scheduler.baselines import Fcfs, RoundRobin
 from ...scheduler.jobs import Capacity, TokenScheduler
 from ...scheduler.latency import IterationLatency
 from ..kv.cells import Cells
-from .sequence import ENDED, HELD, MOVES, PAUSED, RUNNING, SWAPPED, WAITING, Sequence, SequenceStatus
+from .sequence import AWAY, ENDED, HELD, MOVES, PAUSED, RUNNING, SWAPPED, WAITING, Sequence, SequenceStatus
 
 QUANTUM_S = 0.1  # between two decisions, unless a sequence comes, goes or changes
 GROWTH = 8  # cells kept free for each running answer, so that it does not end up without one within a quantum
@@ -45,6 +45,11 @@ class Admission:
         return [s for s in self.sequences.values() if s.slot >= 0]
 
     @property
+    def n_movable(self) -> int:
+        """The number of sequences that may lose their cells to another one now."""
+        return sum(not s.is_away for s in self.resident)
+
+    @property
     def without_cells(self) -> list[Sequence]:
         """The sequences without cells."""
         return [s for s in self.sequences.values() if s.slot < 0]
@@ -67,6 +72,14 @@ class Admission:
         self._set(s, _status_unchosen(s))
         s.waiting_since = now
         self._changed = True
+
+    def send_away(self, s: Sequence) -> None:
+        """Let a running sequence wait for its partner's verdict."""
+        self._set(s, AWAY)
+
+    def bring_back(self, s: Sequence) -> None:
+        """Let a sequence run on: the verdict is there."""
+        self._set(s, RUNNING)
 
     def cut(self, s: Sequence, n: int) -> None:
         """Forget what is computed beyond `n` tokens, and the last token: its logits are wanted again."""
@@ -104,16 +117,18 @@ class Admission:
         self._decided_at, self._changed = now, False  # what is preempted below may run again soon
         chosen = self._choose(now)
         for s in self.resident:
-            if not s.is_held:
+            if not (s.is_held or s.is_away):
                 self._set(s, RUNNING if s in chosen else PAUSED)
         for s in chosen:
-            if s.slot >= 0 or self._enter(s):
+            if not s.is_away and (s.slot >= 0 or self._enter(s)):
                 self._set(s, RUNNING)
         for s in self.without_cells:
             if s.is_held:
                 self._enter(s)
         for s in self.sequences.values():
-            s.waiting_since = None if s.is_running else (now if s.waiting_since is None else s.waiting_since)
+            s.waiting_since = (
+                None if s.is_running or s.is_away else (now if s.waiting_since is None else s.waiting_since)
+            )
         return True
 
     def preempt(self, s: Sequence) -> None:
@@ -136,7 +151,7 @@ class Admission:
         """
         self.preempt(
             min(
-                self.resident,
+                (s for s in self.resident if not s.is_away),
                 key=lambda s: (not s.is_held, s.is_running, s.held_at if s.is_held else -s.timeline.arrived_s),
             )
         )
@@ -159,7 +174,7 @@ class Admission:
     def _enter(self, s: Sequence) -> bool:
         """Give a sequence its cells, if there are any; held ones and paused ones make room for one that runs."""
         while not self._place(s):
-            others = [r for r in self.resident if not r.is_running and r is not s]
+            others = [r for r in self.resident if not (r.is_running or r.is_away or r is s)]
             if s.is_held or not others:
                 return False
             self.preempt(min(others, key=lambda r: (not r.is_held, r.held_at if r.is_held else -len(r.tokens))))

@@ -188,7 +188,7 @@ class Batcher:
     def _send_pauses(self) -> None:
         """Say which begun answers wait since the latest decision: their silence would look like a hang."""
         for s in self.admission.sequences.values():
-            waits = not (s.is_running or s.is_held)
+            waits = not (s.is_running or s.is_away or s.is_held)
             if waits != s.pause_sent and (s.draw.n_drawn or s.pause_sent):
                 s.pause_sent = waits
                 self.send(wire.PauseChange(id=s.request.id, paused=waits))
@@ -340,7 +340,7 @@ class Batcher:
         if rc == NO_KV_SLOT and self.admission.cells.n_garbage:
             self.admission.cells.move()
             return
-        if rc == NO_KV_SLOT and len(self.admission.resident) > 1:
+        if rc == NO_KV_SLOT and self.admission.n_movable > 1:
             self.admission.give_way()
             return
         for s, _, _ in shares:

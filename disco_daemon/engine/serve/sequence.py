@@ -26,17 +26,19 @@ class SequenceStatus(Enum):
     RUNNING = auto()  # it has cells, and the scheduler has chosen it
     PAUSED = auto()  # it keeps its cells, but the scheduler has chosen others
     SWAPPED = auto()  # its cells' content is in main memory
+    AWAY = auto()  # it has cells, and a partner has its rows: nothing can be computed before the verdict on them
     HELD = auto()  # it waits for an order; meanwhile it may have cells, or be swapped out, or neither
     ENDED = auto()  # it has left, for whatever reason
 
 
-WAITING, RUNNING, PAUSED, SWAPPED, HELD, ENDED = SequenceStatus
+WAITING, RUNNING, PAUSED, SWAPPED, AWAY, HELD, ENDED = SequenceStatus
 
 MOVES = {
     WAITING: {RUNNING, HELD, ENDED},
-    RUNNING: {PAUSED, WAITING, SWAPPED, HELD, ENDED},
+    RUNNING: {PAUSED, WAITING, SWAPPED, AWAY, HELD, ENDED},
     PAUSED: {RUNNING, WAITING, SWAPPED, HELD, ENDED},
     SWAPPED: {RUNNING, HELD, ENDED},
+    AWAY: {RUNNING, HELD, ENDED},
     HELD: {WAITING, PAUSED, SWAPPED, ENDED},
     ENDED: set[SequenceStatus](),
 }
@@ -139,6 +141,7 @@ class Unsent:
 class Sequence:
     """One answer. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache, or in `saved`.
 
+    Where rows come from another machine, those of the first `n_rows` tokens are there (None: all can be computed here).
     Its cells belong to the sequence `slot` of the KV cache, -1 without cells. The first token's `key` has its adapter's
     `salt`. Of its orders `n_orders` are carried out. The daemon knows that it is idle (`idle_sent`), and that it waits
     for others (`pause_sent`).
@@ -159,6 +162,7 @@ class Sequence:
 
     tokens: list[int] = field(default_factory=list)
     n_past: int = 0
+    n_rows: int | None = None
     prefill: Prefill = field(default_factory=Prefill)
     draw: Draw = field(default_factory=Draw)
     unsent: Unsent = field(default_factory=Unsent)
@@ -183,14 +187,19 @@ class Sequence:
         return self.status is RUNNING
 
     @property
+    def is_away(self) -> bool:
+        """Whether it waits for a partner's verdict."""
+        return self.status is AWAY
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing more comes of it."""
         return self.status is ENDED
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the last token is still to be computed."""
-        return self.n_past < len(self.tokens) - 1
+        """Whether more than the last token is still to be computed, and can be."""
+        return self.n_past < (len(self.tokens) - 1 if self.n_rows is None else min(self.n_rows, len(self.tokens) - 1))
 
     @property
     def n_left(self) -> int | None:

@@ -60,7 +60,7 @@ class EngineStats:
         iteration_s = self._wall_s / n if n else 0.0
         self._llama_s, self._wall_s, self._n_sent, self._sent_at = in_all_s, 0.0, self.n_iterations, now
         active = list(admission.sequences.values())
-        n_resident, n_running = len(admission.resident), sum(s.is_running for s in active)
+        n_resident, n_running = len(admission.resident), sum(s.is_running or s.is_away for s in active)
         n_swapped = sum(s.saved is not None for s in active)
         return wire.Stats(
             running=n_running,

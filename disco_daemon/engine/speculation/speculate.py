@@ -155,24 +155,9 @@ class Speculator:
     # --- judging -------------------------------------------------------------------------------------------------
 
     def draw(self, s: Sequence, draft: list[int], row: int) -> list[int]:
-        """Draw the next tokens from the rows of the last token and of the draft; `row` is the last row.
-
-        As many as were guessed right, and one more: nothing is drawn from behind a wrong guess, or behind an end. Wrong
-        guesses are cut from the KV cache.
-        """
-        assert s.draw.sampler is not None
-        tokens: list[int] = []
-        for i, guessed in enumerate((*draft, None), row - len(draft)):
-            tokens.append(self._llama.sample(s.draw.sampler, i, ()))
-            if tokens[-1] != guessed or self._llama.vocabulary.ends(guessed):
-                break
-            if s.draw.sampler.meter is not None and s.draw.sampler.meter.over:
-                break  # its grammar takes too long: the answer ends here
-        n_right = len(tokens) - 1
-        self.judge(s, n_right, len(draft))
-        if n_right < len(draft):
-            s.n_past -= len(draft) - n_right
-            self._cells.cut(s.slot, s.n_past)
+        """Draw the next tokens from the rows of the last token and of the draft, and learn; see `draw_run`."""
+        tokens = draw_run(self._llama, self._cells, s, draft, row)
+        self.judge(s, len(tokens) - 1, len(draft))
         return tokens
 
     def judge(self, s: Sequence, n_right: int, n: int) -> None:
@@ -203,6 +188,27 @@ class Speculator:
             cost, n = self.cost_s(size) / unit_s, self.costs.get(size, (0.0, 0))[1]
             measured = min(max(cost * spent_s / thought_s, CHEAPEST * size), DEAREST * size)
             self.costs[size] = cost + max(NEWEST, 1 / (n + 2)) * (measured - cost), n + 1
+
+
+def draw_run(llama: Llama, cells: Cells, s: Sequence, draft: list[int], row: int) -> list[int]:
+    """Draw the next tokens from the rows of the last token and of the draft; `row` is the last row.
+
+    As many as were guessed right, and one more: nothing is drawn from behind a wrong guess, or behind an end. Wrong
+    guesses are cut from the KV cache.
+    """
+    assert s.draw.sampler is not None
+    tokens: list[int] = []
+    for i, guessed in enumerate((*draft, None), row - len(draft)):
+        tokens.append(llama.sample(s.draw.sampler, i, s.draw.candidates))
+        if tokens[-1] != guessed or llama.vocabulary.ends(guessed):
+            break
+        if s.draw.sampler.meter is not None and s.draw.sampler.meter.over:
+            break  # its grammar takes too long: the answer ends here
+    n_wrong = len(draft) - (len(tokens) - 1)
+    if n_wrong:
+        s.n_past -= n_wrong
+        cells.cut(s.slot, s.n_past)
+    return tokens
 
 
 def n_expected(chance: float, size: int) -> float:
