@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..types import LayerRange
 from . import wire
 
 
@@ -33,6 +34,8 @@ class EngineConfig:
     chat_template: str = ""
     disk: wire.Disk | None = None
     keep_alive_s: float = 0.0
+    layers: LayerRange | None = None
+    patience_s: float = 0.0
 
     def load(self) -> wire.Load:
         """Return the message that loads the model in the engine process."""
@@ -53,4 +56,6 @@ class EngineConfig:
             draft_path=self.draft_path,
             chat_template=self.chat_template,
             disk=self.disk,
+            layers=() if self.layers is None else (self.layers.first, self.layers.last, self.layers.of),
+            patience_s=self.patience_s,
         )

@@ -10,6 +10,7 @@ import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -62,7 +63,10 @@ class Engine:
     All mutable state: the process of the present life, `state`, and the requests in flight on its socket (`_channel`).
     """
 
-    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+    def __init__(
+        self, config: EngineConfig, clock: Clock, attach: Callable[[socket.socket], object] | None = None
+    ) -> None:
+        """With `attach`, each process gets a socket pair to a relay: `attach` is called with the relay's end of it."""
         self.config = config
         self.state = EngineState.STOPPED
         self.info: wire.Loaded | None = None
@@ -71,6 +75,7 @@ class Engine:
         self.restarts = 0
         self.pid: int | None = None
         self._clock = clock
+        self._attach = attach
         self._channel = RequestChannel(clock, lambda: self.last_error)
         self._changed = asyncio.Condition()
         self._born = clock.now()
@@ -192,16 +197,7 @@ class Engine:
 
     async def _live(self) -> None:
         """Run one life of the process, from fork to the end of its socket."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = await spawn(
-                    "disco_daemon.engine.worker", str(theirs.fileno()), pass_fds=[theirs.fileno()],
-                    stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
-                )  # fmt: skip
-        except BaseException:
-            ours.close()
-            raise
+        process, ours = await self._spawn()
         self.pid = process.pid
         ours.setblocking(False)
         stderr: deque[str] = deque(maxlen=N_STDERR_LINES)
@@ -219,6 +215,25 @@ class Engine:
                     watch.cancel()
         finally:
             await asyncio.shield(self._bury(process, stderr))
+
+    async def _spawn(self) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """Start the process; return it with our end of the socket pair. Raises OSError."""
+        pairs = [socket.socketpair() for _ in range(1 if self._attach is None else 2)]
+        fds = [theirs.fileno() for _, theirs in pairs]
+        try:
+            process = await spawn(
+                "disco_daemon.engine.worker", *map(str, fds), pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
+            )
+        except BaseException:
+            for ours, _ in pairs:
+                ours.close()
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        if self._attach is not None:
+            self._attach(pairs[1][0])
+        return process, pairs[0][0]
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kill an engine that owes answers and is silent; unload a model that has long been unused.

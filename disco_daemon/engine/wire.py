@@ -52,7 +52,8 @@ class Load(Message, frozen=True, kw_only=True):
     and the guesses computed along where that pays; `draft_path` is a small model that guesses, too. `disk` is for
     cached prefixes. `repack`: llama.cpp may lay weights out anew for this processor (AMX, interleaved rows).
     `layers`: the file has only the layers from the first number up to the second (exclusive) of a model with as many as
-    the third says; the others are at a partner, whom frames reach by the inherited socket `peer_fd`.
+    the third says; the others are at a partner, whom frames reach by a second inherited socket. An answer whose partner
+    has gone waits for it for `patience_s`, s, before it fails.
     """
 
     model_path: str
@@ -73,7 +74,7 @@ class Load(Message, frozen=True, kw_only=True):
     disk: Disk | None = None
     repack: bool = True
     layers: tuple[int, ...] = ()
-    peer_fd: int = -1
+    patience_s: float = 0.0
 
 
 class Count(Message, frozen=True, kw_only=True):
