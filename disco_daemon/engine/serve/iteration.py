@@ -60,8 +60,6 @@ class Batch:
                 return
             # The last token of a held sequence stays out: its logits are wanted when it may generate.
             end = min(len(s.tokens) - (1 if s.is_held else 0), s.n_past + room)
-            if s.n_rows is not None:
-                end = min(end, s.n_rows)
             sample = end == len(s.tokens)
             self.rows += [(s.tokens[i], i, s.slot, sample and i == end - 1) for i in range(s.n_past, end)]
             self.shares.append((s, end - s.n_past, len(self.rows) - 1 if sample else -1))

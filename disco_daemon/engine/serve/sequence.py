@@ -141,7 +141,6 @@ class Unsent:
 class Sequence:
     """One answer. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache, or in `saved`.
 
-    Where rows come from another machine, those of the first `n_rows` tokens are there (None: all can be computed here).
     Its cells belong to the sequence `slot` of the KV cache, -1 without cells. The first token's `key` has its adapter's
     `salt`. Of its orders `n_orders` are carried out. The daemon knows that it is idle (`idle_sent`), and that it waits
     for others (`pause_sent`).
@@ -162,7 +161,6 @@ class Sequence:
 
     tokens: list[int] = field(default_factory=list)
     n_past: int = 0
-    n_rows: int | None = None
     prefill: Prefill = field(default_factory=Prefill)
     draw: Draw = field(default_factory=Draw)
     unsent: Unsent = field(default_factory=Unsent)
@@ -198,8 +196,8 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the last token is still to be computed, and can be."""
-        return self.n_past < (len(self.tokens) - 1 if self.n_rows is None else min(self.n_rows, len(self.tokens) - 1))
+        """Whether more than the last token is still to be computed."""
+        return self.n_past < len(self.tokens) - 1
 
     @property
     def n_left(self) -> int | None:
