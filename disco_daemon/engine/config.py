@@ -36,6 +36,7 @@ class EngineConfig:
     keep_alive_s: float = 0.0
     layers: LayerRange | None = None
     patience_s: float = 0.0
+    max_answers: int = 16
 
     def load(self) -> wire.Load:
         """Return the message that loads the model in the engine process."""
@@ -58,4 +59,5 @@ class EngineConfig:
             disk=self.disk,
             layers=() if self.layers is None else (self.layers.first, self.layers.last, self.layers.of),
             patience_s=self.patience_s,
+            max_answers=self.max_answers,
         )

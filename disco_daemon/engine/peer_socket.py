@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
 import threading
 from collections.abc import Iterator
 
-from ..peer.messages import HEADER, BadFrameError, PeerFrame, check_lengths, decode, frame
+from ..peer.messages import HEADER, PeerFrame, check_lengths, decode, frame
 
 
 class PeerSocket:
@@ -47,12 +46,3 @@ class PeerSocket:
                 self._sock.sendall(self._queue.get())
         except OSError:  # the relay has gone, which the reader notices, too
             return
-
-
-def open_peer_socket(fd: int) -> PeerSocket:
-    """Open the inherited socket. Raises BadFrameError if there is none."""
-    try:
-        return PeerSocket(socket.socket(fileno=os.dup(fd)))
-    except OSError as e:
-        msg = f"the socket to the relay cannot be used: {e.strerror}"
-        raise BadFrameError(msg) from e

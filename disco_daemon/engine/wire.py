@@ -53,7 +53,8 @@ class Load(Message, frozen=True, kw_only=True):
     cached prefixes. `repack`: llama.cpp may lay weights out anew for this processor (AMX, interleaved rows).
     `layers`: the file has only the layers from the first number up to the second (exclusive) of a model with as many as
     the third says; the others are at a partner, whom frames reach by a second inherited socket. An answer whose partner
-    has gone waits for it for `patience_s`, s, before it fails.
+    has gone waits for it for `patience_s`, s, before it fails; of each machine whose partner this is, `max_answers` are
+    served at a time.
     """
 
     model_path: str
@@ -75,6 +76,7 @@ class Load(Message, frozen=True, kw_only=True):
     repack: bool = True
     layers: tuple[int, ...] = ()
     patience_s: float = 0.0
+    max_answers: int = 16
 
 
 class Count(Message, frozen=True, kw_only=True):

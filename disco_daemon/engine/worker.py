@@ -1,4 +1,4 @@
-"""The engine process: `python -m disco_daemon.engine.worker FD`.
+"""The engine process: `python -m disco_daemon.engine.worker FD [PEERS_FD]`.
 
 Two threads. The main thread owns llama.cpp's context and everything in `Batcher`. The reader thread takes frames off
 the socket, answers what needs no context (token counts), and stops a decode in flight when a CancelRequest arrives.
@@ -21,6 +21,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..peer.content import ContentManager, credits_for
+from ..peer.messages import BadFrameError
 from ..scheduler.latency import IterationLatency
 from . import framing, wire
 from .confine import Access, Confinement, confine, with_shards
@@ -36,8 +38,11 @@ from .llama.refusals import ModelError, PromptTooLong
 from .llama.sequences import N_SEQS
 from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
+from .peer_socket import PeerSocket
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
+from .serve.edge import EdgeBatcher
+from .serve.partner import PartnerBatcher
 from .serve.prepare import prepare
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
@@ -55,8 +60,10 @@ Command = Callable[[], None]
 class Worker:
     """The process: socket, reader thread and batcher."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, peers: socket.socket | None = None) -> None:
+        """`peers` leads to the machines that have the other layers."""
         self._sock = sock
+        self._peers = None if peers is None else PeerSocket(peers)
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: the daemon has gone
@@ -110,9 +117,8 @@ class Worker:
         spill = self._spill = _spill(load, llama)
         spare_bytes = int(SPARE_SHARE * available_bytes())
         cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
-        batcher = self._batcher = Batcher(
-            llama, self.post, Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
-        )
+        admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
+        batcher = self._batcher = self._make_batcher(load, llama, admission)
         if load.speculate and llama.divisible:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
         self._embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
@@ -132,7 +138,32 @@ class Worker:
                 build=build(),
             )
         )
+        if self._peers is not None:
+            threading.Thread(target=self._read_peers, args=[self._peers, batcher], name="peers", daemon=True).start()
         self._compute(batcher)
+
+    def _make_batcher(self, load: wire.Load, llama: Llama, admission: Admission) -> Batcher:
+        """Make the batcher for the whole model, or for the range of its layers that is here."""
+        if llama.layers is None:
+            return Batcher(llama, self.post, admission)
+        if self._peers is None:
+            msg = f"the layers {llama.layers} are of no use without a way to the others"
+            raise ValueError(msg)
+        if llama.layers.is_first:
+            return EdgeBatcher(llama, self.post, admission, send_frame=self._peers.send, patience_s=load.patience_s)
+        n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
+        contents = ContentManager(llama.n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
+        return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=self._peers.send)
+
+    def _read_peers(self, peers: PeerSocket, batcher: Batcher) -> None:
+        """Read peers' frames in a thread of its own, and queue them for the main thread, until the relay has gone."""
+        assert isinstance(batcher, EdgeBatcher | PartnerBatcher)
+        try:
+            for peer, message, payload in peers.read():
+                self._commands.put(partial(batcher.receive, peer, message, payload))
+        except BadFrameError as e:
+            os.write(2, f"the relay sent what is no frame: {e}\n".encode())
+            os._exit(1)
 
     def _compute(self, batcher: Batcher) -> None:
         """Iterate for ever, and carry out all queued commands in between; wait while there is nothing to compute."""
@@ -155,14 +186,16 @@ class Worker:
     def _next(self, stats: EngineStats) -> Command:
         """Wait for the next command; meanwhile write idle cached prefixes to disk, and all of them at the end."""
         while True:
-            wait_s = None
+            wait_s = stats.batcher.wait_s
             if self._spill is not None and self._cells is not None and self._commands.empty():
-                wait_s = self._spill.write_idle(self._cells.copy)
+                wait_s = least(wait_s, self._spill.write_idle(self._cells.copy))
                 if (due := stats.stats_if_due(busy=False)) is not None:
                     self.send(due)
             try:
                 command = self._commands.get(timeout=wait_s)
             except queue.Empty:
+                stats.batcher.look()
+                self._flush()
                 continue
             if command is not None:
                 return command
@@ -270,6 +303,11 @@ class Worker:
         )
 
 
+def least(*waits_s: float | None) -> float | None:
+    """Return the shortest wait, s; None if all are without end."""
+    return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
+
+
 def _tokenize(message: wire.Embed, llama: Llama) -> wire.Embed:
     """Tokenize the text of an embedding. Raises PromptError."""
     try:
@@ -306,11 +344,11 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
 
 
 def main() -> None:
-    """Run on the inherited socket whose number is the only argument."""
+    """Run on the inherited sockets whose numbers are the arguments: the daemon's, and the relay's if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
     os.nice(NICE)
     try:
-        Worker(socket.socket(fileno=int(sys.argv[1]))).run()
+        Worker(*(socket.socket(fileno=int(fd)) for fd in sys.argv[1:])).run()
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()

@@ -344,6 +344,11 @@ class ContentManager:
             del sender.ended[next(iter(sender.ended))]
 
 
+def credits_for(max_answers: int) -> int:
+    """Return how many rows may be on their way from a peer with so many answers: twice what its drafts need at most."""
+    return 4 * MAX_JUDGED * max_answers
+
+
 def _credit(n: int) -> tuple[ToEdge, ...]:
     return (Credit(rows=n),) if n else ()
 

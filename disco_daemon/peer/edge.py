@@ -137,6 +137,15 @@ class EdgeAnswer:
         self._rows.extend([None] * (end - len(self._rows)))
         self._rows[pos:end] = np.array(rows, np.float32)
 
+    def fill(self, pos: int, tokens: Sequence[int], rows: RowArray) -> None:
+        """As `add`, but leave out those that are there already: they were computed again for the KV cache here."""
+        known = self._rows[pos : pos + len(tokens)]
+        is_new = [i >= len(known) or known[i] is None for i in range(len(tokens))]
+        for at in range(len(tokens)):
+            if is_new[at] and (at == 0 or not is_new[at - 1]):
+                end = next((i for i in range(at, len(tokens)) if not is_new[i]), len(tokens))
+                self.add(pos + at, tokens[at:end], rows[at:end])
+
     # --- what is said to the partner ----------------------------------------------------------------------------------
 
     def open(self) -> OpenAnswer:

@@ -173,6 +173,16 @@ class Batcher:
         """Make ready to draw the tokens of an answer behind those it has."""
         s.draw.sampler = self.llama.sampler(s.request, s.tokens[len(s.given.prompt) :], s.grammar)
 
+    # --- between iterations --------------------------------------------------------------------------------------
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for a message at most before `look` is due, s; None while nothing is."""
+        return None
+
+    def look(self) -> None:
+        """Look at what has been waited for."""
+
     # --- one iteration -------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
@@ -352,8 +362,13 @@ class Batcher:
     def _finish(self, s: Sequence, reason: str) -> None:
         if reason != "cancelled":
             s.emit(s.unsent.text.flush(), self.send)
+        done = self._done(s, reason)
         self._remove(s)
-        self.send(s.done_message(reason))
+        self.send(done)
+
+    def _done(self, s: Sequence, reason: str) -> wire.Done:
+        """Return the message that an answer has ended."""
+        return s.done_message(reason)
 
     def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
         self._remove(s)

@@ -314,8 +314,8 @@ class Sequence:
             )
         )
 
-    def done_message(self, reason: str) -> wire.Done:
-        """Return the message that it has ended."""
+    def done_message(self, reason: str, split: wire.SplitUsage | None = None) -> wire.Done:
+        """Return the message that it has ended; `split` is what a partner did for it."""
         prefill, n = self.prefill, self.draw.n_completion
         return wire.Done(
             id=self.request.id,
@@ -324,4 +324,5 @@ class Sequence:
             n_completion=n,
             busy_s=self.busy_s,
             n_cached=prefill.n_cached,
+            split=split,
         )

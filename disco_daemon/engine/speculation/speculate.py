@@ -102,7 +102,7 @@ class Speculator:
             # Guesses take no cell that an answer may need before the next decision.
             if best is None or not self._cells.make_room(best.size + 2 * len(decoding)):
                 continue
-            if draft := self._ask_model(s, best.size) if best.of_model else _lookup(s).guess(best.size):
+            if draft := self._ask_model(s, best.size) if best.of_model else lookup_of(s).guess(best.size):
                 found[s], self._options[s] = draft, best
                 n_tokens, took_s, n_guessed = n_tokens + best.more, took_s + best.cost_s, n_guessed + len(draft)
         return found
@@ -110,7 +110,7 @@ class Speculator:
     def _possible(self, s: Sequence, limit: int, *, trial: bool) -> list[Option]:
         """List the guesses of at most `limit` tokens."""
         sizes, found = [size for size in SIZES if size <= limit], []
-        if chance := _lookup(s).chance:
+        if chance := lookup_of(s).chance:
             found += [Option(size, self.trust * n_expected(chance, size), self.cost_s(size), False) for size in sizes]
         if self._model is not None:
             chance, token_s = max(s.drafting.value, TRY_CHANCE * trial), self._model.token_s
@@ -216,7 +216,7 @@ def n_expected(chance: float, size: int) -> float:
     return float(size) if chance >= 1 else chance * (1 - chance**size) / (1 - chance)
 
 
-def _lookup(s: Sequence) -> PromptLookup:
+def lookup_of(s: Sequence) -> PromptLookup:
     """Return the sequence's prompt lookup, up to date."""
     if s.lookup is None:
         s.lookup = PromptLookup(s.tokens)

@@ -1,0 +1,361 @@
+"""The edge's batcher: it computes the lower layers, and its partner draws the tokens.
+
+To the daemon it is a batcher like any other. Rows go to the partner as they are computed; when the last token of a
+text, and the tokens guessed behind it, are computed, the partner is asked, and the answer is *away* until the verdict
+is there. When the partner has gone, answers wait for it a while, and then fail: the daemon may go on with a server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...peer.edge import EdgeAnswer, LinkCredits, send_all_due
+from ...peer.messages import (
+    AnswerClosed,
+    AnswerFailed,
+    AnswerOpened,
+    BadFrameError,
+    CloseAnswer,
+    Credit,
+    DraftVerdict,
+    DrawRules,
+    NeedRows,
+    PeerFrame,
+    PeerLeft,
+    Refused,
+    Welcome,
+)
+from .. import wire
+from ..speculation.speculate import SIZES, lookup_of, n_expected
+from .batch import Batcher
+from .iteration import DecodedRows
+from .partner import SendFrame
+from .prepare import Prepared
+from .sequence import Sequence
+
+GONE = "partner_gone"  # the reason of an answer that fails with its partner
+FIRST_ROUND_TRIP_S = 0.02  # before one was measured
+NEWEST = 0.2  # weight of the newest round trip
+ROW_SHARE = 0.1  # what a row beside others takes on both machines, in times of a row alone
+LOOK_S = 0.25  # between two looks at how long the partner has been gone, and signs of life
+
+
+@dataclass(slots=True)
+class AwayCounts:
+    """What the partner did for one answer, and when it was asked last."""
+
+    edge_rows: int = 0
+    partner_rows: int = 0
+    round_trips: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    partner_s: float = 0.0
+    asked_at: float = 0.0
+
+
+@dataclass(slots=True)
+class EdgeBatcher(Batcher):
+    """A batcher over the first layers, with one partner for the rest.
+
+    All mutable state: besides the batcher's, what the partner has of each answer (`_answers`) and did for it
+    (`_counts`), the `credits` of the link (None while it is down, since `_down_at`), and the time of a round trip.
+    """
+
+    send_frame: SendFrame = field(kw_only=True)
+    patience_s: float = field(kw_only=True, default=0.0)
+    codec: str = "f32"
+    credits: LinkCredits | None = None
+    peer: int = 0
+    round_trip_s: float = FIRST_ROUND_TRIP_S
+    n_round_trips: int = 0
+    _down_at: float | None = field(init=False)
+    _alive_at: float = 0.0
+    _answers: dict[Sequence, EdgeAnswer] = field(default_factory=dict)
+    _counts: dict[Sequence, AwayCounts] = field(default_factory=dict)
+    _n_opened: int = 0
+
+    def __post_init__(self) -> None:
+        self._down_at = self.clock()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the partner can be asked."""
+        return self.credits is not None
+
+    # --- an answer's life ----------------------------------------------------------------------------------------
+
+    def queue(self, ready: Prepared) -> None:
+        """Queue an answer, or refuse it: none begins while the partner has been gone for too long."""
+        if self._is_given_up:
+            self.send(self._gone(ready.request.id))
+            return
+        Batcher.queue(self, ready)
+
+    def _announce(self, s: Sequence) -> None:
+        """Open the answer at the partner."""
+        self._n_opened += 1
+        tokens = s.given.prompt + s.given.tokens
+        answer = EdgeAnswer(
+            f"{self._n_opened}",  # the daemon's own ids are its clients' business
+            tokens,
+            n_ctx=self.llama.n_ctx,
+            n_vocab=self.llama.vocabulary.n_tokens,
+            codec=self.codec,
+            is_private=s.request.private,
+        )
+        self._answers[s], self._counts[s] = answer, AwayCounts()
+        if self.is_up:
+            self._tell(s, answer.open())
+
+    def _rewind(self, s: Sequence, n_same: int) -> None:
+        Batcher._rewind(self, s, n_same)
+        if not s.has_ended:
+            self._follow(s)
+
+    def _follow(self, s: Sequence) -> None:
+        """Let the partner forget the tokens that are no longer the text's, and add those that are new."""
+        answer = self._answers[s]
+        pairs = enumerate(zip(s.tokens, answer.tokens, strict=False))
+        n = next((i for i, (a, b) in pairs if a != b), min(len(s.tokens), len(answer.tokens)))
+        if answer.is_drawing or answer.tokens[n:]:
+            self._tell(s, answer.cut(n))
+        if len(s.tokens) > n:
+            answer.extend(s.tokens[n:])
+
+    def _begin_drawing(self, s: Sequence) -> None:
+        """Let the partner draw behind the tokens that the answer has."""
+        self._follow(s)  # the last given token may have been taken away, to be drawn again
+        if self.is_up:
+            self._tell_rules(s)
+
+    def _tell_rules(self, s: Sequence) -> None:
+        request = s.request
+        rules = DrawRules(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            grammar=s.grammar,
+        )
+        answer = s.tokens[len(s.given.prompt) :]
+        self._tell(s, self._answers[s].begin_drawing(rules, answer, s.draw.candidates))
+
+    def _remove(self, s: Sequence) -> None:
+        answer = self._answers.pop(s)
+        del self._counts[s]
+        if self.is_up:
+            self.send_frame(self.peer, CloseAnswer(id=answer.name))
+        Batcher._remove(self, s)
+
+    def _done(self, s: Sequence, reason: str) -> wire.Done:
+        counts = self._counts[s]
+        return s.done_message(
+            reason,
+            wire.SplitUsage(
+                edge_rows=counts.edge_rows,
+                partner_rows=counts.partner_rows,
+                round_trips=counts.round_trips,
+                drafted=counts.drafted,
+                accepted=counts.accepted,
+                bytes_up=counts.bytes_up,
+                bytes_down=counts.bytes_down,
+                partner_s=counts.partner_s,
+            ),
+        )
+
+    # --- rows go up ----------------------------------------------------------------------------------------------
+
+    def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
+        """Return the guesses to compute: those that are being judged already, or else of prompt lookup."""
+        del prefilling
+        found: dict[Sequence, list[int]] = {}
+        for s in decoding:
+            answer = self._answers[s]
+            if answer.judged is not None:  # their rows were lost here, and are wanted again
+                draft = answer.tokens[answer.n_text : answer.judged[1]]
+            elif len(answer.tokens) > answer.n_text:
+                draft = answer.tokens[answer.n_text :]
+            elif s.draw.candidates or self.speculator is None:
+                continue
+            else:
+                draft = lookup_of(s).guess(self._n_drafts(s))
+            if draft and self.admission.cells.make_room(len(draft) + 2 * len(decoding)):
+                found[s] = draft
+        return found
+
+    def _n_drafts(self, s: Sequence) -> int:
+        """Return how many guesses pay: the most tokens a second, by their chance and what a round trip takes."""
+        limit = self.n_useful(s)
+        chance = lookup_of(s).chance
+        row_s = ROW_SHARE * self.admission.latency.predict(1)
+        sizes = [0, *(size for size in SIZES if size <= limit)]
+        return max(sizes, key=lambda n: (1 + n_expected(chance, n)) / (self.round_trip_s + n * row_s))
+
+    def n_useful(self, s: Sequence) -> int:
+        """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
+        room = self.llama.n_ctx - len(s.tokens) - 1
+        return max(0, room if s.n_left is None else min(room, s.n_left - 1))
+
+    def _use(self, s: Sequence, rows: DecodedRows) -> None:
+        """Send the rows; behind the last token and its guesses ask the partner, and wait."""
+        answer, pos = self._answers[s], s.n_past - rows.n
+        tokens = [*s.tokens[pos : s.n_past], *rows.draft]
+        answer.fill(pos, tokens, self.llama.hidden_out[rows.at : rows.at + rows.n])
+        self._counts[s].edge_rows += rows.n
+        if rows.last < 0:
+            s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
+        else:
+            self.admission.send_away(s)
+            self._ask(s)
+        self._send_due()
+
+    def _ask(self, s: Sequence) -> None:
+        """Ask for the verdict on what is computed, unless that is asked already or nobody can be."""
+        answer = self._answers[s]
+        if not self.is_up or answer.judged is not None:
+            return
+        self._tell(s, answer.judge())
+        counts = self._counts[s]
+        counts.asked_at = self.clock()
+        counts.round_trips += 1
+        self.n_round_trips += 1
+
+    def _send_due(self) -> None:
+        """Send all rows that are due and for which there are credits."""
+        if self.credits is None:
+            return
+        by_name = {answer.name: s for s, answer in self._answers.items()}
+        for message, payload in send_all_due(self._answers.values(), self.credits):
+            self._counts[by_name[message.id]].bytes_up += len(payload)
+            self.send_frame(self.peer, message, payload)
+
+    def _tell(self, s: Sequence, message: PeerFrame) -> None:
+        if self.is_up:
+            self.send_frame(self.peer, message)
+
+    # --- verdicts come down --------------------------------------------------------------------------------------
+
+    def receive(self, peer: int, message: PeerFrame, payload: bytes) -> None:
+        """Carry out what the relay or the partner says; what cannot be true ends the link."""
+        del payload
+        try:
+            self._receive(peer, message)
+            self._send_due()
+        except BadFrameError as e:
+            self.send_frame(peer, Refused(reason="bad_frame", message=str(e)))
+            self._leave()
+
+    def _receive(self, peer: int, message: PeerFrame) -> None:
+        match message:
+            case Welcome(credits=n):
+                self._join(peer, n)
+            case PeerLeft() | Refused():
+                self._leave()
+            case _ if not self.is_up or peer != self.peer:
+                pass  # it was on its way when the link went down
+            case Credit() if self.credits is not None:
+                self.credits.give_back(message)
+            case AnswerOpened() | DraftVerdict() | NeedRows() | AnswerFailed():
+                self._receive_for(message)
+            case AnswerClosed():
+                pass  # its daemon was told when it ended
+            case _:
+                msg = f"{type(message).__name__} is not for an edge"
+                raise BadFrameError(msg)
+
+    def _join(self, peer: int, credits: int) -> None:
+        """Open all answers at the partner, which may have what was computed before the link was lost."""
+        self.peer, self.credits, self._down_at = peer, LinkCredits(credits), None
+        for s, answer in self._answers.items():
+            self._tell(s, answer.open())
+            if not s.is_held:
+                self._tell_rules(s)
+            if s.is_away:
+                self._ask(s)
+
+    def _leave(self) -> None:
+        self.credits, self._down_at = None, self.clock()
+        self.look()
+
+    def _receive_for(self, message: AnswerOpened | DraftVerdict | NeedRows | AnswerFailed) -> None:
+        s = next((s for s, answer in self._answers.items() if answer.name == message.id), None)
+        if s is None:
+            return  # it has ended here
+        answer = self._answers[s]
+        match message:
+            case AnswerOpened():
+                answer.opened(message)
+                self._compute_missing(s)
+            case NeedRows():
+                for again in answer.need(message):
+                    self._tell(s, again)
+                self._compute_missing(s)
+            case DraftVerdict():
+                self._take_verdict(s, message)
+            case AnswerFailed(reason=reason, message=text, your_fault=your_fault):
+                self._fail_away(s, reason, text, your_fault=your_fault)
+
+    def _compute_missing(self, s: Sequence) -> None:
+        """Compute rows again that the partner wants and that are not kept here."""
+        missing = self._answers[s].missing
+        if not missing:
+            return
+        if s.is_away:
+            self.admission.bring_back(s)
+        self.admission.cut(s, missing.start)
+
+    def _take_verdict(self, s: Sequence, message: DraftVerdict) -> None:
+        """Add the tokens that the partner has drawn; what was guessed wrong is cut from the KV cache."""
+        answer, counts, now = self._answers[s], self._counts[s], self.clock()
+        n_judged = 0 if answer.judged is None else answer.judged[1] - answer.judged[0]
+        taken = answer.verdict(message)
+        if taken is None:
+            return
+        n_drafted, n_right = n_judged - 1, len(taken.tokens) - 1
+        counts.partner_rows += n_judged
+        counts.drafted += n_drafted
+        counts.accepted += n_right
+        counts.partner_s += message.busy_s
+        if self.speculator is not None:
+            self.speculator.n_drafted += n_drafted
+            self.speculator.n_accepted += n_right
+        self.round_trip_s += NEWEST * (now - counts.asked_at - self.round_trip_s)
+        if s.n_past > taken.n_rows:
+            s.n_past = taken.n_rows
+            self.admission.cells.cut(s.slot, s.n_past)
+        if s.is_away:
+            self.admission.bring_back(s)
+        self._take_all(s, taken.tokens, now)
+
+    def _fail_away(self, s: Sequence, reason: str, message: str, *, your_fault: bool) -> None:
+        self._remove(s)
+        text = f"The partner cannot go on with the answer: {message}"
+        self.send(wire.Failed(id=s.request.id, reason=reason, message=text, your_fault=your_fault))
+
+    # --- without a partner ---------------------------------------------------------------------------------------
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether the partner has been gone for longer than answers wait."""
+        return self._down_at is not None and self.clock() - self._down_at >= self.patience_s
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for a message at most before `look` is due, s; None while nothing is."""
+        return LOOK_S if self._answers else None
+
+    def look(self) -> None:
+        """Let answers fail whose partner has been gone for too long; give a sign of life for those that wait."""
+        if self._is_given_up:
+            for s in list(self._answers):
+                self._remove(s)
+                self.send(self._gone(s.request.id))
+        elif self._answers:
+            self.send(wire.Alive())
+
+    def _gone(self, answer_id: str) -> wire.Failed:
+        message = "The partner, which has the upper layers of the model, cannot be reached"
+        return wire.Failed(id=answer_id, reason=GONE, message=message, your_fault=False)

@@ -1,0 +1,248 @@
+"""The partner's batcher: rows of the lower layers come from other machines, and verdicts on their drafts go back.
+
+An answer is a sequence like any other. It is held while there is nothing to judge, and its plain rows are computed
+meanwhile; it competes for the device as soon as a run of drafts is there, and is held again behind the verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ...peer.content import ContentChange, ContentManager
+from ...peer.messages import (
+    BadFrameError,
+    BeginDrawing,
+    CloseAnswer,
+    CutAnswer,
+    JudgeDrafts,
+    OpenAnswer,
+    PeerFrame,
+    PeerJoined,
+    PeerLeft,
+    Refused,
+    SendRows,
+)
+from ...peer.pending import Content, ContentKey
+from .. import wire
+from ..llama.refusals import FormatError
+from ..llama.rows import Row
+from ..speculation.speculate import draw_run
+from .batch import Batcher
+from .iteration import Batch, DecodedRows
+from .sequence import Given, Sequence
+
+
+class SendFrame(Protocol):
+    """Sends a frame to a peer."""
+
+    def __call__(self, peer: int, message: PeerFrame, payload: bytes = b"") -> None:
+        """Queue it; does not block."""
+
+
+@dataclass(slots=True)
+class PartnerBatcher(Batcher):
+    """A batcher over the last layers, for the answers of all connected machines.
+
+    All mutable state: besides the batcher's, the `contents`, the salt of each peer, and the sequence of each
+    open answer.
+    """
+
+    contents: ContentManager = field(kw_only=True)
+    send_frame: SendFrame = field(kw_only=True)
+    _salts: dict[int, int] = field(default_factory=dict)
+    _sequences: dict[ContentKey, Sequence] = field(default_factory=dict)
+    _keys: dict[Sequence, ContentKey] = field(default_factory=dict)
+
+    # --- what peers say ------------------------------------------------------------------------------------------
+
+    def receive(self, peer: int, message: PeerFrame, payload: bytes) -> None:
+        """Carry out what a peer says; one that says what cannot be is refused, and its answers end."""
+        try:
+            self._receive(peer, message, payload)
+        except BadFrameError as e:
+            self.send_frame(peer, Refused(reason="bad_frame", message=str(e)))
+            self._forget(peer)
+
+    def _receive(self, peer: int, message: PeerFrame, payload: bytes) -> None:
+        match message:
+            case PeerJoined(salt=salt):
+                self._salts[peer] = salt
+            case PeerLeft():
+                self._forget(peer)
+            case _ if peer not in self._salts:
+                pass  # it was refused, and this was on its way
+            case OpenAnswer():
+                self._open(peer, message)
+            case SendRows():
+                self._change(peer, message.id, self.contents.rows(peer, message, payload))
+            case BeginDrawing():
+                self._begin(peer, message)
+            case JudgeDrafts():
+                self._change(peer, message.id, self.contents.judge(peer, message))
+            case CutAnswer():
+                self._change(peer, message.id, self.contents.cut(peer, message))
+            case CloseAnswer():
+                self._change(peer, message.id, self.contents.close(peer, message))
+            case _:
+                msg = f"{type(message).__name__} is not for a partner"
+                raise BadFrameError(msg)
+
+    def _forget(self, peer: int) -> None:
+        self._salts.pop(peer, None)
+        self.contents.peer_left(peer)
+        for key in [key for key in self._sequences if key[0] == peer]:
+            self._end(key)
+
+    def _open(self, peer: int, message: OpenAnswer) -> None:
+        """Take up an answer, with cells if there is room for them: then it is known which rows are there already."""
+        key = (peer, message.id)
+        if key in self._sequences:
+            msg = f"the answer {message.id!r} is open already"
+            raise BadFrameError(msg)
+        request = wire.Generate(id=f"{peer}/{message.id}", messages=[], private=message.private)
+        now = self.clock()
+        s = Sequence(
+            request=request,
+            given=Given(prompt=[], text="", tokens=[], exact=True, n_first=0),
+            timeline=self._timeline(request, now),
+            waiting_since=now,
+            salt=self._salts[peer],
+        )
+        s.tokens = list(message.tokens) or [0]
+        self.admission.add(s)
+        self.admission.hold(s, now)
+        self.admission.decide(now)
+        self._sequences[key], self._keys[s] = s, key
+        self._change(peer, message.id, self.contents.open(peer, message, s.n_past))
+
+    def _begin(self, peer: int, message: BeginDrawing) -> None:
+        change = self.contents.begin(peer, message)
+        self._change(peer, message.id, change)
+        s = self._sequences.get((peer, message.id))
+        if s is None:
+            return
+        rules = message.sampling
+        request = wire.Generate(
+            id=s.request.id,
+            messages=[],
+            temperature=rules.temperature,
+            top_p=rules.top_p,
+            seed=rules.seed,
+            frequency_penalty=rules.frequency_penalty,
+            presence_penalty=rules.presence_penalty,
+        )
+        s.draw.close()
+        try:
+            s.draw.sampler = self.llama.sampler(request, message.answer, rules.grammar)
+        except FormatError as e:
+            self._fail_content(s, "bad_grammar", str(e), your_fault=True)
+            return
+        s.draw.candidates = list(message.candidates)
+
+    # --- what follows --------------------------------------------------------------------------------------------
+
+    def _change(self, peer: int, name: str, change: ContentChange) -> None:
+        """Send what is to be sent, and bring the sequence in step with its content."""
+        for message in change.send:
+            self.send_frame(peer, message)
+        key = (peer, name)
+        if change.ended:
+            self._end(key)
+            return
+        s, content = self._sequences.get(key), self.contents.get(key)
+        if s is not None and content is not None:
+            self._follow(s, content, change.keep)
+
+    def _follow(self, s: Sequence, content: Content, keep: int | None) -> None:
+        """Bring tokens, cells and status of a sequence in step with its content."""
+        n, n_plain = content.n_computed, content.n_plain
+        next_token = content.tokens[n_plain] if len(content.tokens) > n_plain else 0  # not computed before it is known
+        s.tokens = [*s.tokens[:n], *content.tokens[:n_plain], next_token]
+        if keep is not None:
+            self.admission.cut(s, keep)
+        can_draw = not n_plain and content.n_run > 0
+        if can_draw == s.is_held:
+            now = self.clock()
+            if can_draw:
+                s.timeline = self._timeline(s.request, now)
+                self.admission.release(s, now)
+            else:
+                self.admission.hold(s, now)
+
+    def _end(self, key: ContentKey) -> None:
+        s = self._sequences.pop(key, None)
+        if s is not None:
+            del self._keys[s]
+            self._remove(s)
+
+    def _fail_content(self, s: Sequence, reason: str, message: str, *, your_fault: bool = False) -> None:
+        peer, name = key = self._keys[s]
+        if self.contents.get(key) is not None:
+            self._change(peer, name, self.contents.fail(key, reason, message, your_fault=your_fault))
+
+    # --- one iteration -------------------------------------------------------------------------------------------
+
+    def _build(self) -> Batch:
+        """Choose the rows; before that ask for the rows of answers whose cells are gone."""
+        for s in self.admission.resident:
+            key = self._keys[s]
+            content = self.contents.get(key)
+            assert content is not None
+            if s.n_past < content.n_computed:
+                self._change(*key, self.contents.evicted(key, s.n_past))
+            elif s.n_past > content.n_computed:  # another answer's cells have more of the text than was sent yet
+                self.admission.cut(s, content.n_computed)
+        return Batcher._build(self)
+
+    def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
+        """Return the drafts to judge."""
+        del prefilling
+        found = {}
+        for s in decoding:
+            content = self.contents.get(self._keys[s])
+            assert content is not None
+            found[s] = content.tokens[1 : content.n_run]
+        return found
+
+    def _compute(self, batch: Batch, rows: list[Row]) -> int:
+        """Decode the rows that came for the present part."""
+        hidden = []
+        for s, n, _ in batch.part:
+            ready = self.contents.take(self._keys[s], n)
+            assert ready is not None
+            assert len(ready.tokens) == n
+            hidden.append(ready.rows)
+        return self.llama.decode(rows, np.concatenate(hidden))
+
+    def _use(self, s: Sequence, rows: DecodedRows) -> None:
+        """Give back the credits of computed rows; where drafts were judged, send the verdict."""
+        peer, name = key = self._keys[s]
+        busy_s, s.busy_s = s.busy_s, 0.0
+        change = self.contents.computed(key, rows.n, busy_s)
+        if rows.last < 0:
+            self._change(peer, name, change)
+            return
+        for message in change.send:
+            self.send_frame(peer, message)
+        began = self.clock()
+        tokens = draw_run(self.llama, self.admission.cells, s, rows.draft, rows.last)
+        self.counters.sample_s += self.clock() - began
+        assert s.draw.sampler is not None
+        if (meter := s.draw.sampler.meter) is not None and meter.over:
+            self._fail_content(s, "bad_grammar", str(meter.error()), your_fault=True)
+            return
+        s.draw.candidates = []
+        s.tokens[-1:] = [s.tokens[-1], *rows.draft]
+        self._change(peer, name, self.contents.verdict(key, tokens))
+
+    # --- ends ----------------------------------------------------------------------------------------------------
+
+    def _finish(self, s: Sequence, reason: str) -> None:
+        """End an answer for which there is no room left."""
+        self._fail_content(s, "overloaded", f"the partner has no room left for it ({reason})")
+
+    def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
+        self._fail_content(s, reason, message)

@@ -1,0 +1,266 @@
+"""Two engine processes, each with some layers of the model, joined by a socket: the answers are the whole model's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from disco_daemon.clock import SystemClock
+from disco_daemon.engine import wire
+from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine.inbox import EngineAnswer
+from disco_daemon.engine.supervisor import Engine
+from disco_daemon.models.default import default_model_path
+from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.peer.content import credits_for
+from disco_daemon.peer.messages import (
+    HEADER,
+    AnswerOpened,
+    Build,
+    PeerFrame,
+    PeerJoined,
+    PeerLeft,
+    SendRows,
+    Welcome,
+    decode,
+    frame,
+)
+from disco_daemon.types import Append, GenerationRequest, LayerRange, Sampling
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
+]
+
+N, CUT, N_CTX = 30, 15, 1024
+BUILD = Build(disco="0", llama="", model="", n_layers=N, n_embd=576, n_vocab=49152)
+WELCOME = Welcome(build=BUILD, cut=CUT, n_ctx=N_CTX, max_answers=16, credits=credits_for(16))
+
+
+@dataclass
+class Wire:
+    """The relays' place: frames go from one engine to the other, as long as the link is up.
+
+    Each link has a number of its own, so that what was meant for one before it is dropped.
+    """
+
+    ends: dict[str, socket.socket] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    up: bool = False
+    number: int = 0
+    seen: list[PeerFrame] = field(default_factory=list)
+
+    def attach(self, name: str) -> Callable[[socket.socket], None]:
+        def attach(end: socket.socket) -> None:
+            with self.lock:
+                self.cut()
+                self.ends[name] = end
+                threading.Thread(target=self._carry, args=[name, end], daemon=True).start()
+                if len(self.ends) == 2:
+                    self.join()
+
+        return attach
+
+    def join(self) -> None:
+        with self.lock:
+            self.up = True
+            self.number += 1
+            self._tell("partner", PeerJoined(name="laptop", salt=5))
+            self._tell("edge", WELCOME)
+
+    def cut(self) -> None:
+        with self.lock:
+            if self.up:
+                self.up = False
+                for name in self.ends:
+                    self._tell(name, PeerLeft(reason="cut"))
+
+    def _tell(self, name: str, message: PeerFrame) -> None:
+        with suppress(OSError):
+            self.ends[name].sendall(frame(message, peer=self.number))
+
+    def _carry(self, name: str, end: socket.socket) -> None:
+        to = {"edge": "partner", "partner": "edge"}[name]
+        with suppress(OSError), end, end.makefile("rb") as stream:
+            while len(head := stream.read(HEADER.size)) == HEADER.size:
+                n_body, n_payload, number = HEADER.unpack(head)
+                body, payload = stream.read(n_body), stream.read(n_payload)
+                with self.lock:
+                    if self.up and number == self.number:
+                        self.seen.append(decode(body))
+                        with suppress(OSError):
+                            self.ends[to].sendall(head + body + payload)
+        with self.lock:
+            if self.ends.get(name) is end:
+                self.cut()
+                del self.ends[name]
+
+
+def question(text: str, max_tokens: int = 24, temperature: float = 0.0, seed: int | None = None) -> GenerationRequest:
+    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    return GenerationRequest("r", ({"role": "user", "content": text},), sampling)
+
+
+async def told(answer: EngineAnswer) -> tuple[str, wire.Done]:
+    text = ""
+    while True:
+        match await anext(answer):
+            case wire.TextPiece(text=piece):
+                text += piece
+            case wire.Done() as done:
+                return text, done
+            case wire.Failed() as failed:
+                raise AssertionError(failed)
+
+
+def config(path: Path, layers: LayerRange | None) -> EngineConfig:
+    return EngineConfig(path, N_CTX, 1, n_cells=4 * N_CTX, layers=layers, patience_s=20.0)
+
+
+@dataclass
+class Pair:
+    edge: Engine
+    partner: Engine
+    wire: Wire
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    ranges = [LayerRange(0, CUT, N), LayerRange(CUT, N, N)]
+    paths = SegmentFiles(tmp_path_factory.mktemp("segments"), 1 << 30).write(default_model_path(), ranges)
+    link, clock = Wire(), SystemClock()
+    edge = Engine(config(paths[0], ranges[0]), clock, link.attach("edge"))
+    partner = Engine(config(paths[1], ranges[1]), clock, link.attach("partner"))
+    edge.start()
+    partner.start()
+    await edge.ready(60)
+    await partner.ready(60)
+    yield Pair(edge, partner, link)
+    await edge.close()
+    await partner.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole() -> AsyncIterator[Engine]:
+    engine = Engine(config(default_model_path(), None), SystemClock())
+    engine.start()
+    await engine.ready(60)
+    yield engine
+    await engine.close()
+
+
+QUESTIONS = ["Name three colours.", "What is the capital of France?", "Write a list of ten fruits, then repeat it."]
+
+
+@pytest.mark.parametrize("text", QUESTIONS)
+async def test_a_greedy_answer_is_the_whole_models(pair: Pair, whole: Engine, text: str) -> None:
+    request = question(text, 64)
+    expected, _ = await told(whole.open(request))
+    got, done = await told(pair.edge.open(request))
+    assert got == expected
+    assert done.split is not None
+    assert done.split.edge_rows > 0
+    assert 0 < done.split.round_trips <= done.n_completion + 1
+
+
+async def test_an_answer_with_a_seed_is_the_whole_models(pair: Pair, whole: Engine) -> None:
+    request = question("Tell me a story about the sea.", 64, temperature=0.7, seed=7)
+    expected, _ = await told(whole.open(request))
+    assert (await told(pair.edge.open(request)))[0] == expected
+
+
+async def test_eight_answers_at_a_time_are_those_of_one_at_a_time(pair: Pair, whole: Engine) -> None:
+    requests = [question(f"Write {n} sentences about the number {n}.", 32) for n in range(2, 10)]
+    expected = [(await told(whole.open(request)))[0] for request in requests]
+    got = await asyncio.gather(*(told(pair.edge.open(request)) for request in requests))
+    assert [text for text, _ in got] == expected
+
+
+async def test_what_is_repeated_takes_fewer_round_trips_than_tokens(pair: Pair, whole: Engine) -> None:
+    text = "alpha beta gamma delta epsilon zeta eta theta iota kappa"
+    request = question(f"Repeat these words exactly three times: {text}", 64)
+    expected, _ = await told(whole.open(request))
+    got, done = await told(pair.edge.open(request))
+    assert got == expected
+    assert done.split is not None
+    assert done.split.accepted > 0
+    assert done.split.round_trips <= done.n_completion + 1 - done.split.accepted
+
+
+async def test_a_second_turn_uploads_only_new_rows(pair: Pair, whole: Engine) -> None:
+    first = question("Tell me about the sea in a few words. " * 8, 24)
+    said, done = await told(pair.edge.open(first))
+    messages = (*first.messages, {"role": "assistant", "content": said}, {"role": "user", "content": "And the sky?"})
+    second = GenerationRequest("r", messages, Sampling(max_tokens=24, temperature=0))
+    expected, _ = await told(whole.open(second))
+    before = len(pair.wire.seen)
+    got, again = await told(pair.edge.open(second))
+    assert got == expected
+    assert done.split is not None
+    assert again.split is not None
+    opened = next(m for m in pair.wire.seen[before:] if isinstance(m, AnswerOpened))
+    rows = [m for m in pair.wire.seen[before:] if isinstance(m, SendRows)]
+    assert opened.n_past > done.n_prompt
+    assert rows[0].pos == opened.n_past
+    assert again.split.bytes_up < done.split.bytes_up
+
+
+async def test_a_handoff_to_the_pair_goes_on_from_the_exact_position(pair: Pair, whole: Engine) -> None:
+    request = question("Name ten animals.", 40)
+    expected, _ = await told(whole.open(request))
+    answer = pair.edge.open(request, hold=True)
+    answer.send(Append(expected[:40]))
+    answer.send(Append("", go=True))
+    text, _ = await told(answer)
+    assert expected[:40] + text == expected
+
+
+async def test_an_answer_goes_on_when_the_link_comes_back(pair: Pair, whole: Engine) -> None:
+    request = question("Write a poem about a lighthouse.", 80)
+    expected, _ = await told(whole.open(request))
+    text, cuts, answer = "", 0, pair.edge.open(request)
+    while True:
+        match await anext(answer):
+            case wire.TextPiece(text=piece):
+                text += piece
+                if cuts < 5 and len(text) > 30 * (cuts + 1):
+                    cuts += 1
+                    pair.wire.cut()
+                    pair.wire.join()
+            case wire.Done():
+                break
+            case wire.Failed() as failed:
+                raise AssertionError(failed)
+    assert cuts == 5
+    assert text == expected
+
+
+async def test_an_answer_goes_on_when_the_partner_has_started_again(pair: Pair, whole: Engine) -> None:
+    request = question("Write a story about a small boat.", 80)
+    expected, _ = await told(whole.open(request))
+    text, answer = "", pair.edge.open(request)
+    killed = False
+    while True:
+        match await anext(answer):
+            case wire.TextPiece(text=piece):
+                text += piece
+                if len(text) > 60 and not killed:
+                    killed = True
+                    assert pair.partner.pid is not None
+                    os.kill(pair.partner.pid, signal.SIGKILL)
+            case wire.Done():
+                break
+            case wire.Failed() as failed:
+                raise AssertionError(failed)
+    assert killed
+    assert text == expected
