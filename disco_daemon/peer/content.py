@@ -189,7 +189,9 @@ class ContentManager:
             self._check_end(message.n)
             content.cut(message)
         except BadContentError as e:
-            return self._fail(content, e, n_before - content.n_held)
+            n_dropped = n_before - content.n_held
+            self._give_back(content, n_dropped)
+            return self._fail(content, e, n_dropped)
         send: tuple[ToEdge, ...] = ()
         if content.turn != message.turn:
             send = (NeedRows(id=message.id, turn=content.turn, pos=content.n_received),)
