@@ -19,10 +19,11 @@ WHOLE_MACHINE = ("tests/e2e/", "tests/faults/")  # they start processes that com
 BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
-        "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact", "imports",
-        "install", "keys", "launcher", "lora", "money", "private", "private_marks", "pull", "reloads", "segment_model",
-        "peer_link", "service_live", "setup", "speculate", "spill", "split_check", "split_engines", "structured",
-        "thinking", "trace", "tui_terminal", "whatif",
+        "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact",
+        "exit_segment", "exits", "imports", "install", "keys", "launcher", "lora", "money", "private", "private_marks",
+        "pull", "reloads",
+        "segment_model", "peer_link", "service_live", "setup", "speculate", "spill", "split_check",
+        "split_engines", "structured", "thinking", "trace", "tui_terminal", "whatif",
     )
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +15,7 @@ import psutil
 from ..errors import ConfigError
 from ..types import LayerRange
 from .gguf import Header, read_header
-from .segments import FORMAT, FileSpan, NotCuttableError, Segment, cut
+from .segments import FORMAT, ExitTensor, FileSpan, GivenBytes, NotCuttableError, Segment, cut
 
 HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
 SPARE_BYTES = 256 << 20  # left free on the disk for everything else
@@ -44,16 +44,34 @@ class SegmentFiles:
 
         Raises ConfigError, with the reason, if the model cannot be cut, or if there is no room.
         """
+        return self._write_all(model, [(layers, None, "") for layers in ranges])
+
+    def write_exit(self, model: Path, layers: LayerRange, exit_: Mapping[str, ExitTensor]) -> Path:
+        """Return the file of a model's first range with an exit, as `cut` takes it; written if it is missing.
+
+        Raises ConfigError, with the reason, if the exit is not of this model, or if there is no room.
+        """
+        digest = hashlib.sha256()
+        for name, tensor in sorted(exit_.items()):
+            digest.update(f"{name} {tensor.shape} {tensor.packing} ".encode() + tensor.data)
+        [path] = self._write_all(model, [(layers, exit_, f"-exit-{digest.hexdigest()[:12]}")])
+        return path
+
+    def _write_all(
+        self, model: Path, wanted: Iterable[tuple[LayerRange, Mapping[str, ExitTensor] | None, str]]
+    ) -> list[Path]:
+        """Return the files of ranges, each with its exit or none, and what is added to the file's name."""
         head, header = read_head(model)
         try:
-            segments = [cut(head, header, layers) for layers in ranges]
+            segments = [(cut(head, header, layers, exit_), tag) for layers, exit_, tag in wanted]
         except NotCuttableError as e:
             msg = f"{model.name} cannot be cut into ranges of layers: {e}"
             raise ConfigError(msg) from e
-        paths = [self._folder / _name(model, segment.layers) for segment in segments]
+        placed = [(segment, self._folder / _name(model, segment.layers, tag)) for segment, tag in segments]
+        paths = [path for _, path in placed]
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            missing = [(s, p) for s, p in zip(segments, paths, strict=True) if not p.exists()]
+            missing = [(segment, path) for segment, path in placed if not path.exists()]
             self._make_room(sum(segment.disk_bytes for segment, _ in missing), set(paths))
             for segment, path in missing:
                 _write(model, segment, path)
@@ -107,8 +125,8 @@ def _stem(model: Path) -> str:
     return f"{model.stem}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
-def _name(model: Path, layers: LayerRange) -> str:
-    return f"{_stem(model)}-{layers}{_SUFFIX}"
+def _name(model: Path, layers: LayerRange, tag: str) -> str:
+    return f"{_stem(model)}-{layers}{tag}{_SUFFIX}"
 
 
 def _disk_bytes(path: Path) -> int:
@@ -123,8 +141,12 @@ def _write(model: Path, segment: Segment, path: Path) -> None:
             target.write(segment.header)
             at = len(segment.header)
             for piece in segment.pieces:
-                if isinstance(piece, FileSpan):
-                    _copy(source, piece, target, at)
+                match piece:
+                    case FileSpan():
+                        _copy(source, piece, target, at)
+                    case GivenBytes(data):
+                        target.seek(at)
+                        target.write(data)
                 at += piece.n_bytes
             target.truncate(at)
         unfinished.replace(path)

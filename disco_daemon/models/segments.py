@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..types import LayerRange
@@ -56,12 +56,36 @@ class Zeros:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenBytes:
+    """Bytes that are in no file yet."""
+
+    data: bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """How many there are."""
+        return len(self.data)
+
+
+Piece = FileSpan | Zeros | GivenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExitTensor:
+    """A tensor of an exit: shape as in the file, ggml's packing, and its bytes."""
+
+    shape: tuple[int, ...]
+    packing: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """What the file of a range consists of: its `header`, and then its weights."""
 
     layers: LayerRange
     header: bytes
-    pieces: tuple[FileSpan | Zeros, ...]
+    pieces: tuple[Piece, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -71,7 +95,7 @@ class Segment:
     @property
     def disk_bytes(self) -> int:
         """What it takes on a disk whose file system knows holes."""
-        return len(self.header) + sum(piece.n_bytes for piece in self.pieces if isinstance(piece, FileSpan))
+        return len(self.header) + sum(piece.n_bytes for piece in self.pieces if not isinstance(piece, Zeros))
 
 
 def n_layers(header: Header) -> int:
@@ -82,14 +106,18 @@ def n_layers(header: Header) -> int:
     return found
 
 
-def cut(head: bytes, header: Header, layers: LayerRange) -> Segment:
+def cut(head: bytes, header: Header, layers: LayerRange, exit_: Mapping[str, ExitTensor] | None = None) -> Segment:
     """Return the segment of a model's `layers`; `head` are the first bytes of its file, with the whole header.
 
+    With `exit_` the range also gives logits: those are the exit's tensors by name (`output_norm.weight` and
+    `output.weight`, and `ffn_*.weight` of a block in its tail). What the range hands on stays the same.
     Raises NotCuttableError.
     """
     _refuse(header)
-    placed = list(_tensors(header, layers))
-    offset, infos, pieces = 0, [], list[FileSpan | Zeros]()
+    placed: list[tuple[Tensor, int | bytes | None]] = list(_tensors(header, layers))
+    if exit_:
+        placed = list(_with_exit(placed, layers, exit_))
+    offset, infos, pieces = 0, [], list[Piece]()
     for tensor, source in placed:
         size = tensor.n_bytes
         if size is None:
@@ -97,7 +125,10 @@ def cut(head: bytes, header: Header, layers: LayerRange) -> Segment:
             raise NotCuttableError(msg)
         infos.append(_info(replace(tensor, offset=offset)))
         padded = -(-size // header.alignment) * header.alignment
-        pieces.append(Zeros(size) if source is None else FileSpan(header.data_at + source, size))
+        if source is None:
+            pieces.append(Zeros(size))
+        else:
+            pieces.append(GivenBytes(source) if isinstance(source, bytes) else FileSpan(header.data_at + source, size))
         pieces.append(Zeros(padded - size))
         offset += padded
     keys = list(_keys(head, header, layers))
@@ -119,6 +150,37 @@ def _refuse(header: Header) -> None:
         raise NotCuttableError("it has an encoder and a decoder")
     if any(".ssm_" in tensor.name or ".time_mix_" in tensor.name for tensor in header.tensors):
         raise NotCuttableError("it is a recurrent model: its state cannot be cut back behind a wrong draft")
+
+
+def _with_exit(
+    placed: list[tuple[Tensor, int | bytes | None]], layers: LayerRange, exit_: Mapping[str, ExitTensor]
+) -> Iterator[tuple[Tensor, int | bytes | None]]:
+    """Yield the tensors of a first range with an exit's in place of its own. Raises NotCuttableError."""
+    if not layers.is_first or layers.is_last:
+        raise NotCuttableError("an exit belongs to the first of several ranges")
+    new = {
+        (name if name.startswith("output") else f"blk.{layers.n_layers}.{name}"): found for name, found in exit_.items()
+    }
+    n_vocab = next(tensor.shape[-1] for tensor, _ in placed if tensor.name == _EMBEDDING)
+    if exit_[_OUTPUT].shape[-1] != n_vocab:
+        raise NotCuttableError("the exit was trained for a model with another vocabulary")
+    has_block = any(name.startswith("blk.") for name in new)
+    for tensor, source in placed:
+        own = new.pop(tensor.name, None)
+        if own is None:
+            if has_block and source is None and tensor.name.endswith(("post_ffw_norm.weight", "ffn_post_norm.weight")):
+                raise NotCuttableError("its layers norm what their FFN gives, which a block of an exit does not")
+            yield tensor, source
+            continue
+        if own.shape != tensor.shape:
+            msg = f"the exit's {tensor.name} has another shape than the model's: it was trained for another model"
+            raise NotCuttableError(msg)
+        yield Tensor(tensor.name, own.shape, own.packing, 0), own.data
+    for name, own in new.items():
+        if name != _OUTPUT:
+            msg = f"its layers have no {name}, which the exit trained"
+            raise NotCuttableError(msg)
+        yield Tensor(name, own.shape, own.packing, 0), own.data
 
 
 # --- tensors --------------------------------------------------------------------------------------------------------
@@ -159,9 +221,9 @@ def _info(tensor: Tensor) -> bytes:
     return _text(tensor.name) + shape + struct.pack("<IQ", tensor.packing, tensor.offset)
 
 
-def _joined(pieces: list[FileSpan | Zeros]) -> Iterator[FileSpan | Zeros]:
+def _joined(pieces: list[Piece]) -> Iterator[Piece]:
     """Yield the pieces with neighbours joined, and without empty ones."""
-    last: FileSpan | Zeros | None = None
+    last: Piece | None = None
     for piece in pieces:
         if not piece.n_bytes:
             continue

@@ -64,13 +64,27 @@ class SegmentModel(Sequences):
         """
         if not self.layers.is_last:  # with a row wanted it would compute the whole head, for nothing
             rows = [(token, position, seq, False) for token, position, seq, _ in rows]
+        self._decode(rows, hidden)
+        return self._wanted(rows) if self._hidden is None else self._hidden.take(self._ctx, len(rows))
+
+    def run_with_exit(self, rows: Sequence[Row]) -> tuple[FloatRows, FloatRows]:
+        """Compute one batch of a first range whose file has an exit.
+
+        Returns the rows for the next range, as `run` does to the bit, and the exit's logits of the rows that want
+        them, in order. Raises ModelError if llama.cpp cannot compute it.
+        """
+        assert self._hidden is not None
+        self._decode(rows, None)
+        return self._hidden.take(self._ctx, len(rows)), self._wanted(rows)
+
+    def _decode(self, rows: Sequence[Row], hidden: FloatRows | None) -> None:
         rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden))
         if rc != 0:
             msg = f"llama.cpp cannot compute the layers {self.layers} (it returned {rc})"
             raise ModelError(msg)
         llama_cpp.llama_synchronize(self._ctx)
-        if self._hidden is not None:
-            return self._hidden.take(self._ctx, len(rows))
+
+    def _wanted(self, rows: Sequence[Row]) -> FloatRows:
         wanted = [self._logits(index) for index, row in enumerate(rows) if row[3]]
         return np.array(wanted, np.float32).reshape(len(wanted), self.n_vocab)
 
