@@ -80,7 +80,7 @@ class Connector:
             rows = await self._connect(address)
             streams.append(rows)
             await self._ask(rows, BindRows(link=name), RowsBound)
-            link = PeerLink(self._hub, self._config.name, calls, rows, FROM_PARTNER)
+            link = PeerLink(self._hub, self._config.name, calls, rows, FROM_PARTNER, credits=welcome.credits)
 
             def stands() -> None:
                 joined()

@@ -20,6 +20,7 @@ class LinkEnd(Protocol):
     number: int
     name: str
     salt: int
+    credits: int
     life: int
 
     def send(self, message: PeerFrame, data: bytes) -> None:
@@ -81,7 +82,7 @@ class EngineHub:
             raise LinkEndedError("not_ready", msg, tell=True)
         link.life = self.life
         self._links[link.number] = link
-        self._stream.write(frame(PeerJoined(name=link.name, salt=link.salt), peer=link.number))
+        self._stream.write(frame(PeerJoined(name=link.name, salt=link.salt, credits=link.credits), peer=link.number))
 
     def leave(self, link: LinkEnd, why: str) -> None:
         """Tell the engine that a machine has gone."""

@@ -269,7 +269,7 @@ class MemberListener:
         finally:
             if self._waiting.get(member.name) == (hello.link, waiting):
                 del self._waiting[member.name]
-        link = self._links[member.name] = PeerLink(self._hub, member.name, calls, rows, FROM_EDGE, member.salt)
+        link = self._links[member.name] = PeerLink(self._hub, member.name, calls, rows, FROM_EDGE, salt=member.salt)
 
         def joined() -> None:
             rows.write(first_frame(RowsBound()))

@@ -96,10 +96,14 @@ class Refused(PeerMessage, frozen=True, kw_only=True):
 
 
 class PeerJoined(PeerMessage, frozen=True, kw_only=True):
-    """From a relay to its engine: the link to a machine is up. `name` is that in its certificate, `salt` is its own."""
+    """From a relay to its engine: the link to a machine is up. `name` is that in its certificate, `salt` is its own.
+
+    A partner says how many rows may be on their way to it, as `credits`.
+    """
 
     name: str
     salt: int = 0
+    credits: int = 0
 
 
 class PeerLeft(PeerMessage, frozen=True, kw_only=True):

@@ -26,12 +26,10 @@ from disco_daemon.peer.content import credits_for
 from disco_daemon.peer.messages import (
     HEADER,
     AnswerOpened,
-    Build,
     PeerFrame,
     PeerJoined,
     PeerLeft,
     SendRows,
-    Welcome,
     decode,
     frame,
 )
@@ -43,8 +41,6 @@ pytestmark = [
 ]
 
 N, CUT, N_CTX = 30, 15, 1024
-BUILD = Build(disco="0", llama="", model="", n_layers=N, n_embd=576, n_vocab=49152)
-WELCOME = Welcome(build=BUILD, cut=CUT, n_ctx=N_CTX, max_answers=16, credits=credits_for(16))
 
 
 @dataclass
@@ -75,8 +71,8 @@ class Wire:
         with self.lock:
             self.up = True
             self.number += 1
-            self._tell("partner", PeerJoined(name="laptop", salt=5))
-            self._tell("edge", WELCOME)
+            self._tell("partner", PeerJoined(name="laptop", salt=1 << 61))
+            self._tell("edge", PeerJoined(name="desktop", credits=credits_for(16)))
 
     def cut(self) -> None:
         with self.lock:

@@ -21,9 +21,9 @@ from ...peer.messages import (
     DrawRules,
     NeedRows,
     PeerFrame,
+    PeerJoined,
     PeerLeft,
     Refused,
-    Welcome,
 )
 from .. import wire
 from ..speculation.speculate import SIZES, lookup_of, n_expected
@@ -250,7 +250,7 @@ class EdgeBatcher(Batcher):
 
     def _receive(self, peer: int, message: PeerFrame) -> None:
         match message:
-            case Welcome(credits=n):
+            case PeerJoined(credits=n):
                 self._join(peer, n)
             case PeerLeft() | Refused():
                 self._leave()

@@ -46,13 +46,14 @@ class SendFrame(Protocol):
 class PartnerBatcher(Batcher):
     """A batcher over the last layers, for the answers of all connected machines.
 
-    All mutable state: besides the batcher's, the `contents`, the salt of each peer, and the sequence of each
-    open answer.
+    All mutable state: besides the batcher's, the `contents`, the salt of each peer, the number of each machine that was
+    ever connected, and the sequence of each open answer.
     """
 
     contents: ContentManager = field(kw_only=True)
     send_frame: SendFrame = field(kw_only=True)
     _salts: dict[int, int] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)
     _sequences: dict[ContentKey, Sequence] = field(default_factory=dict)
     _keys: dict[Sequence, ContentKey] = field(default_factory=dict)
 
@@ -68,8 +69,9 @@ class PartnerBatcher(Batcher):
 
     def _receive(self, peer: int, message: PeerFrame, payload: bytes) -> None:
         match message:
-            case PeerJoined(salt=salt):
-                self._salts[peer] = salt
+            case PeerJoined(salt=salt):  # a number for each machine, as adapters have: keys are of 32 bits
+                number = self._numbers.setdefault(salt, len(self._numbers) + 1)
+                self._salts[peer] = number * self.llama.vocabulary.n_tokens
             case PeerLeft():
                 self._forget(peer)
             case _ if peer not in self._salts:
