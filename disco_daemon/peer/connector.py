@@ -140,15 +140,15 @@ async def connect(address: Address, context: ssl.SSLContext, name: str | None) -
     return FrameStream(reader, writer)
 
 
-async def ask(stream: FrameStream, first: bytes, kind: type[Reply]) -> Reply:
+async def ask(stream: FrameStream, first: bytes, kind: type[Reply], timeout_s: float = REPLY_S) -> Reply:
     """Send a first message and return its answer, of this `kind`. Raises LinkEndedError, RefusedError."""
     stream.write(first)
     try:
-        async with asyncio.timeout(REPLY_S):
+        async with asyncio.timeout(timeout_s):
             body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
         reply = decode_reply(body)
     except TimeoutError as e:
-        raise LinkEndedError("silent", f"no answer came within {REPLY_S:g} s") from e
+        raise LinkEndedError("silent", f"no answer came within {timeout_s:g} s") from e
     except BadFrameError as e:
         raise LinkEndedError("malformed", str(e)) from e
     if isinstance(reply, Refused):

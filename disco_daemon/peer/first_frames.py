@@ -1,7 +1,8 @@
 """What may be the first message on a connection, which says what it is for, and the answers. Pure.
 
 `Hello` begins the connection for calls, `BindRows` the one for rows. Both belong to one link, whose name the edge
-draws. A machine without a certificate may send `AskPair` only. All frames are those of `messages`.
+draws. A machine without a certificate may send `AskAuthority` and `AskPair` only, while a code is live. All frames are
+those of `messages`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ class RowsBound(PeerMessage, frozen=True, kw_only=True):
     """The link stands: both connections have found each other."""
 
 
+class AskAuthority(PeerMessage, frozen=True, kw_only=True):
+    """A machine that has a code wants to see the authority's certificate, to compare its fingerprint."""
+
+
+class TheAuthority(PeerMessage, frozen=True, kw_only=True):
+    """The authority's certificate (PEM)."""
+
+    certificate: str
+
+
 class AskPair(PeerMessage, frozen=True, kw_only=True):
     """A machine that wants to be called `name` has the secret of a code, and a request for a certificate (PEM)."""
 
@@ -40,10 +51,11 @@ class PairGranted(PeerMessage, frozen=True, kw_only=True):
 
 
 class AskFile(PeerMessage, frozen=True, kw_only=True):
-    """A member wants the model's layers up to `cut` as a file, from byte `offset` on."""
+    """A member wants the model's layers up to `cut` as a file, from byte `offset` on if it still has this SHA-256."""
 
     cut: int
     offset: int = 0
+    sha256: str = ""
 
 
 class FileFollows(PeerMessage, frozen=True, kw_only=True):
@@ -54,8 +66,8 @@ class FileFollows(PeerMessage, frozen=True, kw_only=True):
     offset: int
 
 
-First = Hello | BindRows | AskPair | AskFile
-FirstReply = Welcome | Refused | RowsBound | PairGranted | FileFollows
+First = Hello | BindRows | AskAuthority | AskPair | AskFile
+FirstReply = Welcome | Refused | RowsBound | TheAuthority | PairGranted | FileFollows
 
 _encoder = msgspec.msgpack.Encoder()
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)

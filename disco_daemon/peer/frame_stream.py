@@ -128,6 +128,19 @@ def set_options(sock: socket.socket | None) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
+async def say_last(sock: socket.socket, data: bytes) -> None:
+    """Send a few bytes by a non-blocking socket, and let the other side read them before its connection is reset."""
+    if not data:
+        return
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await loop.sock_sendall(sock, data)
+            sock.shutdown(socket.SHUT_WR)
+            while await loop.sock_recv(sock, READ_AHEAD):
+                pass
+
+
 def ended_by(error: OSError) -> LinkEndedError:
     """Return what an error of a connection means."""
     if isinstance(error, ssl.SSLError):

@@ -21,14 +21,17 @@ from .control import LinkDown, LinkUp, Listening, Member, RefusalCounts, RelayEv
 from .engine_hub import EngineHub
 from .first_frames import (
     MAX_FIRST,
+    AskAuthority,
     AskFile,
     AskPair,
     BindRows,
+    First,
     RowsBound,
+    TheAuthority,
     decode_first,
     first_frame,
 )
-from .frame_stream import READ_AHEAD, FrameStream, ended_by
+from .frame_stream import READ_AHEAD, FrameStream, ended_by, say_last
 from .link import FROM_EDGE, PeerLink, drop
 from .messages import BadFrameError, Hello
 from .refusals import LinkEndedError, check_builds
@@ -50,7 +53,7 @@ class MemberListener:
     """Serves members as `configure` says. `pair` and `send_file` answer those who want a certificate, or a file.
 
     All mutable state: what is configured, the listening socket and its task, the tasks of connections, how many
-    strangers each address has, connections and links by member, and what was refused.
+    strangers each address has, connections, links and files under way by member, and what was refused.
     """
 
     def __init__(self, hub: EngineHub, report: Callable[[RelayEvent], None], pair: Ask, send_file: Send) -> None:
@@ -63,6 +66,7 @@ class MemberListener:
         self._strangers: Counter[str] = Counter()
         self._of_member: Counter[str] = Counter()
         self._links: dict[str, PeerLink] = {}
+        self._sending: dict[asyncio.Task[None], str] = {}
         self._waiting: dict[str, tuple[str, asyncio.Future[FrameStream]]] = {}
         self._refused: Counter[str] = Counter()
         self._counting: asyncio.TimerHandle | None = None
@@ -78,6 +82,9 @@ class MemberListener:
         for name, link in self._links.items():
             if name in gone or name not in allowed:
                 link.end("revoked", "this machine has been revoked", tell=True)
+        for task, name in self._sending.items():
+            if name in gone or name not in allowed:
+                task.cancel()
         if not (config.members or config.pairing):
             await self._stop_listening()
         elif self._socket is None or before is None or before.listen != config.listen:
@@ -87,8 +94,8 @@ class MemberListener:
     async def close(self) -> None:
         """Stop listening and end all connections."""
         await self._stop_listening()
-        for task in self._tasks:
-            task.cancel()
+        for connection in self._tasks:
+            connection.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._counting is not None:
             self._counting.cancel()
@@ -163,7 +170,7 @@ class MemberListener:
                 stream = await self._shake_hands(sock)
                 member = self._member(stream)
                 first = await self._first(stream)
-                if isinstance(first, AskPair):
+                if isinstance(first, AskPair | AskAuthority):
                     await self._answer_pair(stream, first, host)
                     return
                 member = self._check_member(stream, member)
@@ -182,10 +189,14 @@ class MemberListener:
                     stream.abort()
                 raise
 
-    async def _answer_pair(self, stream: FrameStream, asked: AskPair, host: str) -> None:
+    async def _answer_pair(self, stream: FrameStream, asked: AskPair | AskAuthority, host: str) -> None:
         if self._config is None or not self._config.pairing:
             raise LinkEndedError("no_code", "no code to pair with is valid on that machine", tell=True)
-        await self._pair(stream, asked, host)
+        if isinstance(asked, AskPair):
+            await self._pair(stream, asked, host)
+        else:
+            stream.write(first_frame(TheAuthority(certificate=self._config.identity.ca)))
+            await stream.close()
 
     def _forget_stranger(self, host: str) -> None:
         self._strangers[host] -= 1
@@ -196,16 +207,18 @@ class MemberListener:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=READ_AHEAD, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=tls.HANDSHAKE_S,
-                ssl_shutdown_timeout=tls.SHUTDOWN_S,
-            )  # fmt: skip
-        except OSError as e:
-            raise ended_by(e) from e
+        with sock.dup() as kept:  # the loop closes `sock` when the handshake fails, before the alert is out
+            try:
+                transport, _ = await loop.connect_accepted_socket(
+                    lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=tls.HANDSHAKE_S,
+                    ssl_shutdown_timeout=tls.SHUTDOWN_S,
+                )  # fmt: skip
+            except OSError as e:
+                await say_last(kept, tls.alert_of(e))
+                raise ended_by(e) from e
         return FrameStream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
-    async def _first(self, stream: FrameStream) -> Hello | BindRows | AskPair | AskFile:
+    async def _first(self, stream: FrameStream) -> First:
         try:
             async with asyncio.timeout(FIRST_S):
                 body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
@@ -245,8 +258,14 @@ class MemberListener:
                     raise LinkEndedError("late", "no link of this name waits for its second connection", tell=True)
                 waiting.set_result(stream)  # the link has it from here on
             case AskFile():
-                await self._send_file(stream, first, member.name)
-                await stream.close()
+                task = asyncio.current_task()
+                assert task is not None
+                self._sending[task] = member.name
+                try:
+                    await self._send_file(stream, first, member.name)
+                    await stream.close()
+                finally:
+                    del self._sending[task]
 
     # --- a link ---------------------------------------------------------------------------------------------------
 

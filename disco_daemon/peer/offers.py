@@ -100,13 +100,12 @@ class Offers:
         self._fetching[name] += 1
         try:
             file = self._files.get(asked.cut) or await self._want(asked.cut, name)
-            if not 0 <= asked.offset <= file.n_bytes:
-                raise LinkEndedError("no_file", f"the file has {file.n_bytes} bytes only", tell=True)
+            offset = asked.offset if asked.sha256 == file.sha256 and 0 <= asked.offset <= file.n_bytes else 0
             descriptor = os.dup(file.descriptor)  # ours until the end, whatever is offered meanwhile
             try:
-                follows = FileFollows(n_bytes=file.n_bytes, sha256=file.sha256, offset=asked.offset)
+                follows = FileFollows(n_bytes=file.n_bytes, sha256=file.sha256, offset=offset)
                 stream.write(first_frame(follows))
-                await _send(stream, descriptor, asked.offset, file.n_bytes)
+                await _send(stream, descriptor, offset, file.n_bytes)
             finally:
                 os.close(descriptor)
         finally:

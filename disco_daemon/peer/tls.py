@@ -9,6 +9,7 @@ import contextlib
 import os
 import ssl
 from collections.abc import Iterator
+from typing import Any, Self
 
 from .control import Identity
 
@@ -55,6 +56,36 @@ def meaning(error: ssl.SSLError) -> tuple[str, str]:
     return kind, MESSAGES[kind] + detail
 
 
+class AlertingSSLObject(ssl.SSLObject):
+    """A side of TLS whose failed handshake leaves the alert for the other side in `alert` of the error.
+
+    asyncio drops it with the connection (CPython 3.11 to 3.14), and the other side would never hear what was wrong.
+    """
+
+    _ours: ssl.MemoryBIO
+
+    @classmethod
+    def _create(cls, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any) -> Self:
+        made: Self = super()._create(incoming, outgoing, *args, **kwargs)  # type: ignore[misc] # called by wrap_bio
+        made._ours = outgoing
+        return made
+
+    def do_handshake(self) -> None:
+        """Go on with the handshake. Raises ssl.SSLError."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLSyscallError):
+            raise
+        except ssl.SSLError as e:
+            e.alert = self._ours.read()  # type: ignore[attr-defined]
+            raise
+
+
+def alert_of(error: OSError) -> bytes:
+    """Return what the other side is to be sent because of a failed handshake; b"" if there is nothing to say."""
+    return getattr(error, "alert", b"")
+
+
 def server_context(identity: Identity) -> ssl.SSLContext:
     """Return the context of the side that listens. A stranger gets in without a certificate, only to pair.
 
@@ -62,6 +93,7 @@ def server_context(identity: Identity) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_OPTIONAL  # a wrong one ends the handshake; none is refused with a reason
+    context.sslobject_class = AlertingSSLObject
     context.num_tickets = 0  # no session outlives its connection: who is revoked has nothing to come back with
     return _prepared(context, identity)
 
@@ -71,10 +103,29 @@ def client_context(identity: Identity) -> ssl.SSLContext:
     return _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), identity)
 
 
-def _prepared(context: ssl.SSLContext, identity: Identity) -> ssl.SSLContext:
+def stranger_context(ca: str) -> ssl.SSLContext:
+    """Return the context of a machine that has no certificate yet, and knows the authority (PEM) of the other one."""
+    return _strict(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ca)
+
+
+def unchecked_context() -> ssl.SSLContext:
+    """Return a context that takes any certificate: only to ask who is there, and never to say a secret."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def _strict(context: ssl.SSLContext, ca: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_COMPRESSION
-    context.load_verify_locations(cadata=identity.ca)
+    context.load_verify_locations(cadata=ca)
+    return context
+
+
+def _prepared(context: ssl.SSLContext, identity: Identity) -> ssl.SSLContext:
+    _strict(context, identity.ca)
     with _as_file(identity.certificate) as certificate, _as_file(identity.key) as key:
         context.load_cert_chain(certificate, key)
     return context

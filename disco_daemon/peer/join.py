@@ -1,0 +1,224 @@
+"""The joining side: pair this machine with the one that printed a code, and fetch its part of the model.
+
+Both are for a program with a loop of its own: a verb of the command line, or the daemon. Nothing is kept of a pairing
+that fails, and a fetch that breaks goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from . import tls
+from .connector import RefusedError, ask, connect
+from .control import Address, Identity
+from .first_frames import AskAuthority, AskFile, AskPair, FileFollows, PairGranted, TheAuthority, first_frame
+from .frame_stream import FrameStream
+from .messages import Build
+from .pairing import PairedPartner, check_authority, check_certificate, check_name, new_request
+from .pairing_code import PairingCode, PairingError
+from .refusals import LinkEndedError
+
+STALLED_S = 30.0  # without a byte of a file: the other side gives up after as long
+FOLLOWS_S = 150.0  # for the first byte: the other machine may have to write the layers first
+TAKEN = 1 << 18  # bytes of a file that are taken at once
+WRITTEN = 1 << 20  # bytes that are written at once
+SPARE_BYTES = 64 << 20  # that stay free on the disk
+ATTEMPTS = 5  # in a row that bring not one byte more
+
+Progress = Callable[[int, int], None]
+
+
+async def pair(
+    code: PairingCode, name: str, wall: Callable[[], float] = time.time
+) -> tuple[PairedPartner, Build | None]:
+    """Get a certificate for this machine, to be called `name`, from the one that printed the code.
+
+    Returns what `pairing.Membership` keeps, and the model that the other one serves, if one is in memory. The secret is
+    sent only after the other side has proved to be the one of the code. Raises PairingError.
+    """
+    check_name(name)
+    try:
+        address, ca = await _find(code)
+        partner = check_authority(ca, code.fingerprint)
+        if partner == name:
+            raise PairingError("bad_name", f"{name!r} is the other machine's own name: choose another one (--name)")
+        key, csr = new_request(name)
+        stream = await connect(address, tls.stranger_context(ca), tls.tls_name(partner))
+        try:
+            asked = AskPair(secret=code.secret, csr=csr, name=name)
+            granted = await ask(stream, first_frame(asked), PairGranted)
+        finally:
+            await stream.close()
+    except LinkEndedError as e:
+        raise PairingError(e.reason, e.message) from e
+    identity = Identity(certificate=granted.certificate, key=key, ca=ca)
+    check_certificate(identity, name, wall())
+    first = (address, *(other for other in code.addresses if other != address))
+    return PairedPartner(name=partner, own_name=name, addresses=first, identity=identity), granted.build
+
+
+async def _find(code: PairingCode) -> tuple[Address, str]:
+    """Return the first address where something answers as a relay does, and the authority (PEM) that it names."""
+    errors: list[LinkEndedError] = []
+    for address in code.addresses:
+        try:
+            stream = await connect(address, tls.unchecked_context(), None)
+            try:
+                return address, (await ask(stream, first_frame(AskAuthority()), TheAuthority)).certificate
+            finally:
+                await stream.close()
+        except LinkEndedError as e:
+            errors.append(e)
+    raise next((e for e in errors if isinstance(e, RefusedError)), errors[0])
+
+
+# --- fetching ------------------------------------------------------------------------------------------------------
+
+
+async def fetch(partner: PairedPartner, cut: int, target: Path, progress: Progress = lambda _done, _all: None) -> None:
+    """Fetch the model's layers up to `cut` as the file `target`, which is whole or not there.
+
+    A former attempt goes on where it ended. `progress` is called with the bytes that are there, and all. Raises
+    PairingError: unreachable, no_file, no_space, damaged, busy, or why the other side refuses.
+    """
+    part = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as e:
+        raise PairingError("no_file", f"{part} cannot be written: {e.strerror or e}") from e
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise PairingError("busy", f"another program is fetching {target.name}: let it end first") from e
+        await _fetch(_Fetching(partner, cut, handle, part.with_suffix(".sum")), progress)
+        os.fsync(handle)
+        part.replace(target)
+        part.with_suffix(".sum").unlink(missing_ok=True)
+    except OSError as e:
+        raise PairingError("no_file", f"{part} cannot be written: {e.strerror or e}") from e
+    finally:
+        os.close(handle)
+
+
+class _Fetching:
+    """One fetch: the part that is there, and the checksum of the file that it is of, which is kept beside it."""
+
+    def __init__(self, partner: PairedPartner, cut: int, handle: int, note: Path) -> None:
+        self.partner, self.cut, self.handle, self._note = partner, cut, handle, note
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes that are there."""
+        return os.fstat(self.handle).st_size
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of the whole file of which the part is; "" if none has begun."""
+        return self._note.read_text("ascii") if self._note.exists() and self.n_bytes else ""
+
+    def begin(self, follows: FileFollows) -> None:
+        """Drop what is of another file, or beyond what follows. Raises PairingError (no_space)."""
+        offset = follows.offset if follows.sha256 == self.sha256 else 0
+        if follows.offset > offset or follows.n_bytes < follows.offset:
+            raise PairingError("damaged", "the other machine sent another part of the file than was asked for")
+        os.ftruncate(self.handle, offset)
+        os.lseek(self.handle, offset, os.SEEK_SET)
+        self._note.write_text(follows.sha256, "ascii")
+        free = shutil.disk_usage(self._note.parent).free
+        if follows.n_bytes - offset + SPARE_BYTES > free:
+            need_mb, free_mb = (follows.n_bytes - offset + SPARE_BYTES) / 1e6, free / 1e6
+            msg = f"the file needs {need_mb:.0f} MB, {self._note.parent} has {free_mb:.0f} MB free"
+            raise PairingError("no_space", msg)
+
+
+async def _fetch(fetching: _Fetching, progress: Progress) -> None:
+    """Fetch until the file is whole, by one connection after the other as long as each brings something."""
+    left, before = ATTEMPTS, -1
+    while True:
+        try:
+            await _take(fetching, progress)
+            return
+        except RefusedError as e:
+            raise PairingError(e.reason, e.message) from e
+        except LinkEndedError as e:
+            left = ATTEMPTS if fetching.n_bytes > before else left - 1
+            before = max(before, fetching.n_bytes)
+            if left <= 0 or e.reason in ("unreachable", "certificate"):
+                raise PairingError(e.reason, e.message) from e
+
+
+async def _take(fetching: _Fetching, progress: Progress) -> None:
+    """Take the rest of the file by one connection, and check it whole. Raises LinkEndedError, PairingError, OSError."""
+    stream = await _connect(fetching.partner)
+    try:
+        asked = AskFile(cut=fetching.cut, offset=fetching.n_bytes, sha256=fetching.sha256)
+        follows = await ask(stream, first_frame(asked), FileFollows, FOLLOWS_S)
+        fetching.begin(follows)
+        await _write_rest(stream, fetching, follows.n_bytes, progress)
+    finally:
+        stream.abort()
+    if await asyncio.to_thread(_sha256, fetching.handle) != follows.sha256:
+        os.ftruncate(fetching.handle, 0)
+        raise PairingError("damaged", "the file arrived damaged, and was removed: fetch it again")
+
+
+async def _connect(partner: PairedPartner) -> FrameStream:
+    try:
+        context = tls.client_context(partner.identity)
+    except ssl.SSLError as e:
+        raise LinkEndedError("certificate", tls.meaning(e)[1]) from e
+    errors: list[LinkEndedError] = []
+    for address in partner.addresses:
+        try:
+            return await connect(address, context, tls.tls_name(partner.name))
+        except LinkEndedError as e:
+            errors.append(e)
+    raise errors[0]
+
+
+async def _write_rest(stream: FrameStream, fetching: _Fetching, n_bytes: int, progress: Progress) -> None:
+    done, waiting = fetching.n_bytes, bytearray()
+    try:
+        while done + len(waiting) < n_bytes:
+            try:
+                async with asyncio.timeout(STALLED_S):
+                    data = await stream.read_some(min(TAKEN, n_bytes - done - len(waiting)))
+            except TimeoutError as e:
+                raise LinkEndedError("silent", f"nothing came for {STALLED_S:.0f} s") from e
+            if not data:
+                raise LinkEndedError("closed", "the other machine has ended the connection before the file was whole")
+            waiting += data
+            if len(waiting) >= WRITTEN:
+                await asyncio.to_thread(_write, fetching.handle, bytes(waiting))
+                done += len(waiting)
+                waiting.clear()
+                progress(done, n_bytes)
+    finally:
+        if waiting:  # what came before the connection broke is kept, too
+            _write(fetching.handle, bytes(waiting))
+            progress(done + len(waiting), n_bytes)
+
+
+def _write(handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _sha256(handle: int) -> str:
+    digest = hashlib.sha256()
+    at = 0
+    while data := os.pread(handle, WRITTEN, at):
+        digest.update(data)
+        at += len(data)
+    return digest.hexdigest()

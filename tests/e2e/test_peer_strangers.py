@@ -1,0 +1,259 @@
+"""Strangers and hostile members at the relay's port: refused with a reason, at once, while it serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from disco_daemon.peer import tls
+from disco_daemon.peer.control import Address, Identity, LinkDown, Listening, RefusalCounts
+from disco_daemon.peer.first_frames import AskAuthority, AskFile, AskPair, BindRows, First, first_frame
+from disco_daemon.peer.frame_stream import FrameStream
+from disco_daemon.peer.messages import (
+    HEADER,
+    MAX_HEADER,
+    MAX_PAYLOAD,
+    Credit,
+    JudgeDrafts,
+    OpenAnswer,
+    PeerFrame,
+    PeerJoined,
+    PeerLeft,
+    Ping,
+    Refused,
+    decode,
+    frame,
+)
+from disco_daemon.peer.pairing import Issuer
+from disco_daemon.peer.refusals import LinkEndedError
+from tests.fixtures.peers import HELLO, HOST, EngineEnd, Machine, Pairs, machine
+
+AT_ONCE_S = 0.1  # from what is not to be served to its refusal, as the issue asks
+
+
+@dataclass
+class Partner:
+    """A partner that listens, with one member whose link stands."""
+
+    machine: Machine
+    upper: EngineEnd
+    port: int
+    pairs: Pairs
+    laptop: Identity
+
+    async def connect(self, identity: Identity | None) -> FrameStream:
+        """Connect as a machine that has this certificate, or none."""
+        context = tls.client_context(identity) if identity else tls.stranger_context(self.pairs.issuer.identity().ca)
+        streams = await asyncio.open_connection(
+            HOST, self.port, ssl=context, server_hostname=tls.tls_name(self.pairs.name)
+        )
+        return FrameStream(*streams)
+
+    async def link(self, identity: Identity) -> tuple[FrameStream, FrameStream]:
+        """Make both connections by hand."""
+        calls = await self.connect(identity)
+        calls.write(first_frame(msgspec.structs.replace(HELLO, link="by-hand")))
+        await calls.read()
+        rows = await self.connect(identity)
+        rows.write(first_frame(BindRows(link="by-hand")))
+        await rows.read()
+        await self.upper.joined()
+        return calls, rows
+
+
+@asynccontextmanager
+async def listening(folder: Path, *, pairing: bool = False) -> AsyncIterator[Partner]:
+    pairs = Pairs(folder)
+    laptop = pairs.member("laptop")
+    async with machine() as partner:
+        upper = await partner.engine()
+        partner.relay.serve(pairs.serve(pairing=pairing))
+        yield Partner(partner, upper, (await partner.wait(Listening)).port, pairs, laptop)
+
+
+@asynccontextmanager
+async def serving_on(partner: Partner) -> AsyncIterator[None]:
+    """An honest member is linked before and after."""
+    async with machine() as edge:
+        lower = await edge.engine()
+        honest = partner.pairs.member("honest")
+        partner.machine.relay.serve(partner.pairs.serve())
+        edge.relay.join(partner.pairs.join(honest, partner.port))
+        number = await partner.upper.joined()
+        await lower.joined()
+        edge.events.clear()
+        yield
+        partner.upper.send(Credit(rows=1), peer=number)
+        assert await lower.message() == Credit(rows=1)
+        assert not [event for event in edge.events if isinstance(event, LinkDown)], "its link has not ended"
+
+
+async def refusal(stream: FrameStream, data: bytes) -> Refused:
+    """Send bytes; return the refusal, which comes at once and is the last there is."""
+    began = time.monotonic()
+    stream.write(data)
+    refused = await next_refusal(stream)
+    took_s = time.monotonic() - began
+    assert await stream.read_some(1) == b""
+    await stream.close()
+    print(f"refused ({refused.reason}) after {1000 * took_s:.1f} ms")
+    assert took_s < AT_ONCE_S
+    return refused
+
+
+async def next_refusal(stream: FrameStream) -> Refused:
+    while True:
+        message = decode((await stream.read())[0])
+        if isinstance(message, Refused):
+            return message
+        assert isinstance(message, Ping)
+
+
+async def test_a_certificate_of_another_authority_ends_the_handshake(tmp_path: Path) -> None:
+    async with listening(tmp_path / "a") as partner, serving_on(partner):
+        other = Pairs(tmp_path / "b").member("laptop")
+        stream = await partner.connect(msgspec.structs.replace(other, ca=partner.laptop.ca))
+        began = time.monotonic()
+        stream.write(first_frame(HELLO))
+        with pytest.raises(LinkEndedError, match="pair them again") as caught:
+            await stream.read()
+        assert caught.value.reason == "certificate"
+        assert time.monotonic() - began < AT_ONCE_S
+        await stream.close()
+
+
+async def test_a_partner_of_another_authority_is_not_talked_to(tmp_path: Path) -> None:
+    async with listening(tmp_path / "a") as partner, machine() as edge:
+        stranger = Pairs(tmp_path / "b")
+        await edge.engine()
+        edge.relay.join(partner.pairs.join(stranger.member("laptop"), partner.port))
+        down = await edge.wait(LinkDown)
+        assert down.reason == "certificate"
+        assert "pair them again" in down.message
+
+
+async def test_an_old_tls_is_not_spoken(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner:
+        context = ssl.create_default_context(cadata=partner.laptop.ca)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError):
+            await asyncio.open_connection(HOST, partner.port, ssl=context, server_hostname=tls.tls_name("desk"))
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (HELLO, "no_certificate"),
+        (BindRows(link="x"), "no_certificate"),
+        (AskFile(cut=24), "no_certificate"),
+        (AskPair(secret=b"0" * 16, csr="", name="x"), "no_code"),
+        (AskAuthority(), "no_code"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
+)
+async def test_a_stranger_without_a_code_gets_nothing(tmp_path: Path, first: First, reason: str) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        stream = await partner.connect(None)
+        assert (await refusal(stream, first_frame(first))).reason == reason
+
+
+async def test_a_revoked_machine_is_refused(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        gone = partner.pairs.member("gone")
+        partner.pairs.issuer.revoke("gone")
+        stream = await partner.connect(gone)
+        assert (await refusal(stream, first_frame(HELLO))).reason == "revoked"
+
+
+GARBAGE = {
+    "zeros": b"\0" * 4096,
+    "noise": random.Random(1).randbytes(12) + b"x" * 64,
+    "http": b"GET / HTTP/1.1\r\nHost: disco\r\n\r\n" * 4,
+    "a length beyond the limit": HEADER.pack(MAX_HEADER + 1, 0, 0),
+    "bytes beyond the limit": HEADER.pack(10, MAX_PAYLOAD + 1, 0),
+    "the largest length of all": HEADER.pack(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+    "a message that is none": HEADER.pack(4, 0, 0) + b"\x81\xa1x\x01",
+    "deep nesting": HEADER.pack(60_000, 0, 0) + b"\x91" * 60_000,
+    "another's message": frame(PeerJoined(name="root")),
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+async def test_garbage_in_place_of_a_first_message_is_refused(tmp_path: Path, data: bytes) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        stream = await partner.connect(partner.laptop)
+        assert (await refusal(stream, data)).reason in ("malformed", "too_large")
+
+
+LATER = GARBAGE | {
+    "rows behind a call": frame(JudgeDrafts(id="g", turn=0, start=0, end=1), b"1234"),
+    "the other side's message": frame(Credit(rows=1)),
+    "the relay's own message": frame(PeerLeft(reason="x")),
+}
+
+
+@pytest.mark.parametrize("data", LATER.values(), ids=LATER)
+async def test_garbage_on_a_link_ends_it_with_the_reason(tmp_path: Path, data: bytes) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        calls, rows = await partner.link(partner.laptop)
+        assert (await refusal(calls, data)).reason in ("malformed", "too_large")
+        await rows.close()
+        assert isinstance(await partner.upper.message(), PeerLeft), "and nothing of it reached the engine"
+
+
+async def test_a_flood_of_calls_is_refused(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        calls, rows = await partner.link(partner.laptop)
+        seen = asyncio.create_task(next_refusal(calls))
+        flood = frame(OpenAnswer(id="g", tokens=(1,))) * 1000
+        n_calls = 0
+        while not seen.done() and n_calls < 200_000:
+            calls.write(flood)
+            n_calls += 1000
+            await asyncio.sleep(0)
+        assert (await seen).reason == "flood"
+        came: list[PeerFrame] = []
+        while not came or not isinstance(came[-1], PeerLeft):
+            came.append(await partner.upper.message())
+        assert len(came) < 40_000
+        await calls.close()
+        await rows.close()
+
+
+async def test_silent_strangers_do_not_keep_members_out_for_long(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner:
+        silent = [await asyncio.open_connection(HOST, partner.port) for _ in range(100)]
+        async with serving_on(partner):
+            pass
+        counts = (await partner.machine.wait(RefusalCounts, lambda event: "crowded" in event.counts)).counts
+        assert counts["crowded"] > 50
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_certificate_that_is_not_valid_at_this_time_says_so(tmp_path: Path) -> None:
+    clock = [time.time() - 20 * 365 * 86400.0]
+    pairs = Pairs(tmp_path)
+    pairs.issuer = Issuer(tmp_path / "old", lambda: clock[0])
+    pairs.issuer.new_code([Address(host=HOST, port=1)], "desk")
+    clock[0] += 15 * 365 * 86400.0  # the authority is still valid
+    laptop = pairs.member("laptop")
+    clock[0] = time.time()
+    async with machine() as partner, machine() as edge:
+        await partner.engine()
+        partner.relay.serve(pairs.serve())
+        port = (await partner.wait(Listening)).port
+        await edge.engine()
+        edge.relay.join(pairs.join(laptop, port))
+        down = await edge.wait(LinkDown)
+        assert down.reason == "certificate"
+        assert "expired" in down.message
