@@ -1,0 +1,77 @@
+"""A proxy on loopback that is as slow as a network: with a delay each way, and a rate that all connections share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Self
+
+from disco_daemon.bench.proxy import PIECE, Proxy
+
+IN_FLIGHT = 64  # pieces that one connection may have on the way: more than 100 Mbit/s over 60 ms can fill
+
+
+class SlowProxy(Proxy):
+    """Delays every byte by half a round trip, and lets through `mbit_s` each way; `n_up`, `n_down` count bytes.
+
+    Up is from the clients of the proxy to the server behind it. Delay and rate may be changed while it runs.
+    """
+
+    def __init__(self, port: int, rtt_s: float = 0.0, mbit_s: float = float("inf")) -> None:
+        super().__init__(port)
+        self.rtt_s, self.mbit_s = rtt_s, mbit_s
+        self.n_up = self.n_down = 0
+        self._free_at = [0.0, 0.0]  # of the line up and down: when the last byte is on its way
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        return self
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None, *, answer: bool
+    ) -> None:
+        """Bytes one way: read at once, written when they are due. Raises OSError."""
+        del limit
+        waiting: deque[tuple[float, bytes]] = deque()
+        changed = asyncio.Condition()
+
+        async def read() -> None:
+            while True:
+                data = await reader.read(PIECE)
+                due = self._due_at(len(data), answer=answer)
+                async with changed:
+                    await changed.wait_for(lambda: len(waiting) < IN_FLIGHT)
+                    waiting.append((due, data))
+                    changed.notify_all()
+                if not data:
+                    return
+
+        async def write() -> None:
+            loop = asyncio.get_running_loop()
+            while True:
+                async with changed:
+                    await changed.wait_for(lambda: waiting)
+                    due, data = waiting.popleft()
+                    changed.notify_all()
+                await asyncio.sleep(due - loop.time())
+                await self._flows.wait()
+                if not data:
+                    break
+                writer.write(data)
+                await writer.drain()
+            if writer.can_write_eof():
+                writer.write_eof()
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(read())
+            both.create_task(write())
+
+    def _due_at(self, n: int, *, answer: bool) -> float:
+        """Return when `n` bytes that have just come are through, on the loop's clock, and count them."""
+        now = asyncio.get_running_loop().time()
+        if answer:
+            self.n_down += n
+        else:
+            self.n_up += n
+        self._free_at[answer] = max(now, self._free_at[answer]) + 8e-6 * n / self.mbit_s
+        return self._free_at[answer] + self.rtt_s / 2
