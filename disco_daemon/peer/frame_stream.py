@@ -11,6 +11,7 @@ from . import tls
 from .messages import HEADER, MAX_HEADER, MAX_PAYLOAD, BadFrameError, Refused, check_lengths, frame
 from .refusals import LinkEndedError
 
+PIECE = 1 << 16  # bytes of a large frame that are read at a time: 0.5 s at 1 Mbit/s
 READ_AHEAD = 1 << 18  # bytes that are taken off a socket before somebody wants them; twice as many at most
 HIGH_WATER = 1 << 18  # bytes that wait to be sent before `drain` waits: 20 ms at 100 Mbit/s
 UNSENT_BYTES = 1 << 17  # that wait in the kernel: what comes behind bulk rows, such as a ping, is soon on its way
@@ -59,17 +60,22 @@ class FrameStream:
         return body, await self.read_exactly(n_payload) if n_payload else b"", peer
 
     async def read_exactly(self, n_bytes: int) -> bytes:
-        """Return so many bytes. Raises LinkEndedError."""
-        try:
-            data = await self._reader.readexactly(n_bytes)
-        except asyncio.IncompleteReadError as e:
-            msg = "the other side has closed the connection"
-            raise LinkEndedError("closed", msg) from e
-        except OSError as e:
-            raise ended_by(e) from e
-        self.n_received += n_bytes
-        self.heard_at = self._loop.time()
-        return data
+        """Return so many bytes. Each piece that comes is a sign of life. Raises LinkEndedError."""
+        pieces: list[bytes] = []
+        left = n_bytes
+        while left:
+            try:
+                piece = await self._reader.readexactly(min(left, PIECE))
+            except asyncio.IncompleteReadError as e:
+                msg = "the other side has closed the connection"
+                raise LinkEndedError("closed", msg) from e
+            except OSError as e:
+                raise ended_by(e) from e
+            pieces.append(piece)
+            left -= len(piece)
+            self.n_received += len(piece)
+            self.heard_at = self._loop.time()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read_some(self, n_bytes: int) -> bytes:
         """Return up to so many bytes, none at the end. Raises LinkEndedError."""

@@ -81,6 +81,7 @@ class PeerLink:
         self._ending: asyncio.Future[LinkEndedError] = self._loop.create_future()
         self._queue: deque[bytes] = deque()
         self._signs: deque[bytes] = deque()  # of life, on the connection for rows: between two frames, never in one
+        self._blocked: set[FrameStream] = set()
         self._n_waiting = 0
         self._queued, self._taken = asyncio.Event(), asyncio.Event()
         self._rtts_s: deque[float] = deque(maxlen=N_RTTS)
@@ -170,10 +171,19 @@ class PeerLink:
                 case _ if isinstance(message, self._allowed) and (not payload or isinstance(message, SendRows)):
                     self._n_rows += len(message.tokens) if isinstance(message, SendRows) else 0
                     self._n_frames += 1
-                    await self._hub.deliver(self, body, payload)
+                    await self._deliver(stream, body, payload)
                 case _:
                     text = f"{type(message).__name__} is not for this machine to send"
                     raise LinkEndedError("malformed", text, tell=True)
+
+    async def _deliver(self, stream: FrameStream, body: bytes, payload: bytes) -> None:
+        """Give our engine a frame. As long as it has too much to read, this stream's silence is not the machine's."""
+        self._blocked.add(stream)
+        try:
+            await self._hub.deliver(self, body, payload)
+        finally:
+            self._blocked.discard(stream)
+            stream.heard_at = self._loop.time()
 
     def _send_sign(self, stream: FrameStream, data: bytes) -> None:
         """Send a ping, or the answer to one. Raises LinkEndedError if those before it were not taken."""
@@ -239,7 +249,7 @@ class PeerLink:
         if self._rtts_s:
             limit_s = min(MAX_SILENT_S, max(limit_s, SILENT_RTTS * max(self._rtts_s)))
         for stream, most_s in ((self._calls, limit_s), (self._rows, ROWS_SILENT_S)):
-            if (silent_s := now - stream.heard_at) > most_s:
+            if (silent_s := now - stream.heard_at) > most_s and stream not in self._blocked:
                 raise LinkEndedError("silent", f"no sign of life came for {silent_s:.1f} s")
 
     def stats(self) -> LinkStats:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -37,7 +38,8 @@ class RelayService:
     All mutable state: the present role with its task, and the events that wait for the daemon.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, confined: tuple[str, ...]) -> None:
+        self._confined = confined
         self._control = ControlSocket(sock)
         self._events: deque[RelayEvent] = deque()
         self._happened = asyncio.Event()
@@ -56,7 +58,7 @@ class RelayService:
 
     async def run(self) -> None:
         """Do what the daemon says until it has gone."""
-        self.report(control.RelayReady())
+        self.report(control.RelayReady(confined=self._confined))
         telling = asyncio.create_task(self._tell(), name="events")
         try:
             while True:
@@ -139,16 +141,32 @@ class RelayService:
             self._connecting = self._joined = None
 
 
-async def _run(sock: socket.socket) -> None:
-    await RelayService(sock).run()
+async def _run(sock: socket.socket, confined: tuple[str, ...]) -> None:
+    await RelayService(sock, confined).run()
+
+
+def give_up_rights() -> tuple[str, ...]:
+    """Give up what a relay never does, in ways that all systems have; return the measures in force.
+
+    It writes to no file, and leaves no core dump, in which keys and rows would be. Landlock and seccomp are the
+    engine's (`engine.confine`), which a relay does not import.
+    """
+    sys.dont_write_bytecode = True
+    found = []
+    for name, limit in (("no core dumps", resource.RLIMIT_CORE), ("no writing to files", resource.RLIMIT_FSIZE)):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(limit, (0, 0))
+            found.append(name)
+    return tuple(found)
 
 
 def main() -> None:
     """Run on the inherited socket whose number is the only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
     os.nice(NICE)
+    confined = give_up_rights()
     try:
-        asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
+        asyncio.run(_run(socket.socket(fileno=int(sys.argv[1])), confined))
     except (msgspec.MsgspecError, OSError) as e:
         sys.exit(f"{type(e).__name__}: {e}")
 
