@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +27,9 @@ RETRY_FIRST_S = 0.1  # a link that broke is mostly there again at once
 RETRY_SOON_S = 0.5  # the longest pause during the first RETRY_FAST_S: an answer is exact again within a second
 RETRY_FAST_S = 60.0  # after which the partner is taken for switched off
 RETRY_MAX_S = 15.0  # the longest pause then: a laptop on the road does not spend its battery on this
-RETRY_REFUSED_S = 30.0  # after a refusal that lasts until somebody changes something
+RETRY_REFUSED_S = 1.0  # after a refusal that lasts until somebody changes something; doubled each time
+RETRY_REFUSED_MAX_S = 30.0  # the longest pause then: a new model or version there is noticed within a minute
+STAGGER_S = 0.3  # between the attempts at two addresses of one machine: the next one need not wait for the first
 JITTER = 0.5  # of a pause: machines that lost one partner together do not come back together
 
 Reply = TypeVar("Reply", bound=FirstReply)
@@ -45,7 +47,7 @@ class Connector:
     async def run(self) -> None:
         """Connect, carry frames, and begin again."""
         loop = asyncio.get_running_loop()
-        lost_at, pause_s, told = loop.time(), RETRY_FIRST_S, ""
+        lost_at, pause_s, refused_s, told = loop.time(), RETRY_FIRST_S, RETRY_REFUSED_S, ""
         while True:
             await self._hub.attached.wait()
             up = False
@@ -56,15 +58,17 @@ class Connector:
 
             why = await self._link(joined)
             if up:
-                lost_at, pause_s, told = loop.time(), RETRY_FIRST_S, ""
+                lost_at, pause_s, refused_s, told = loop.time(), RETRY_FIRST_S, RETRY_REFUSED_S, ""
             final = why.reason not in RETRIED and isinstance(why, RefusedError)
             if (said := f"{why.reason} {why.message}") != told:  # once, not at each attempt
                 told = said
                 down = LinkDown(name=self._config.name, reason=why.reason, message=plain(why.message), final=final)
                 self._report(down)
             fast = loop.time() - lost_at < RETRY_FAST_S
-            wait_s = RETRY_REFUSED_S if final else pause_s
-            await asyncio.sleep(wait_s * random.uniform(1 - JITTER, 1))
+            await asyncio.sleep((refused_s if final else pause_s) * random.uniform(1 - JITTER, 1))
+            if final:
+                refused_s = min(2 * refused_s, RETRY_REFUSED_MAX_S)
+                continue
             pause_s = min(2 * pause_s, RETRY_SOON_S if fast else RETRY_MAX_S)
 
     async def _link(self, joined: Callable[[], None]) -> LinkEndedError:
@@ -96,20 +100,11 @@ class Connector:
             await drop(*streams)
 
     async def _reach(self) -> tuple[FrameStream, Address]:
-        """Return a connection to the first address that answers; it is the first to be tried from then on."""
-        errors: list[LinkEndedError] = []
-        for address in list(self._addresses):
-            try:
-                stream = await self._connect(address)
-            except LinkEndedError as e:
-                errors.append(e)
-                continue
-            self._addresses.remove(address)
-            self._addresses.insert(0, address)
-            return stream, address
-        if not errors:
-            raise LinkEndedError("unreachable", "the partner has no address")
-        raise next((e for e in errors if e.reason != "unreachable"), errors[0])
+        """Return a connection to the address that answers first; it is the first to be tried from then on."""
+        stream, address = await connect_first(self._addresses, self._context, tls.tls_name(self._config.name))
+        self._addresses.remove(address)
+        self._addresses.insert(0, address)
+        return stream, address
 
     async def _connect(self, address: Address) -> FrameStream:
         return await connect(address, self._context, tls.tls_name(self._config.name))
@@ -138,6 +133,40 @@ async def connect(address: Address, context: ssl.SSLContext, name: str | None) -
         why = getattr(e, "strerror", None) or e
         raise LinkEndedError("unreachable", f"{address} cannot be reached: {why}") from e
     return FrameStream(reader, writer)
+
+
+async def connect_first(
+    addresses: Sequence[Address], context: ssl.SSLContext, name: str | None
+) -> tuple[FrameStream, Address]:
+    """Connect to the first of a machine's addresses that answers, as RFC 8305 does. Raises LinkEndedError."""
+    left, errors = list(addresses), list[LinkEndedError]()
+    trying: dict[asyncio.Task[FrameStream], Address] = {}
+    won: asyncio.Task[FrameStream] | None = None
+    try:
+        while won is None and (left or trying):
+            if left:
+                address = left.pop(0)
+                trying[asyncio.create_task(connect(address, context, name), name=f"connect to {address}")] = address
+            wait_s = STAGGER_S if left else None
+            done, _ = await asyncio.wait(trying, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    won = task
+                    return task.result(), trying[task]
+                if not isinstance(error, LinkEndedError):
+                    raise error
+                errors.append(error)
+                del trying[task]
+    finally:
+        for task in trying:
+            task.cancel()
+        for ended in await asyncio.gather(*trying, return_exceptions=True):
+            if isinstance(ended, FrameStream) and (won is None or ended is not won.result()):
+                ended.abort()
+    if not errors:
+        raise LinkEndedError("unreachable", "the other machine has no address")
+    raise next((e for e in errors if e.reason != "unreachable"), errors[0])
 
 
 async def ask(stream: FrameStream, first: bytes, kind: type[Reply], timeout_s: float = REPLY_S) -> Reply:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import tls
-from .connector import RefusedError, ask, connect
+from .connector import RefusedError, ask, connect, connect_first
 from .control import Address, Identity
 from .first_frames import AskAuthority, AskFile, AskPair, FileFollows, PairGranted, TheAuthority, first_frame
 from .frame_stream import FrameStream
@@ -67,17 +67,11 @@ async def pair(
 
 async def _find(code: PairingCode) -> tuple[Address, str]:
     """Return the first address where something answers as a relay does, and the authority (PEM) that it names."""
-    errors: list[LinkEndedError] = []
-    for address in code.addresses:
-        try:
-            stream = await connect(address, tls.unchecked_context(), None)
-            try:
-                return address, (await ask(stream, first_frame(AskAuthority()), TheAuthority)).certificate
-            finally:
-                await stream.close()
-        except LinkEndedError as e:
-            errors.append(e)
-    raise next((e for e in errors if isinstance(e, RefusedError)), errors[0])
+    stream, address = await connect_first(code.addresses, tls.unchecked_context(), None)
+    try:
+        return address, (await ask(stream, first_frame(AskAuthority()), TheAuthority)).certificate
+    finally:
+        await stream.close()
 
 
 # --- fetching ------------------------------------------------------------------------------------------------------
@@ -177,13 +171,8 @@ async def _connect(partner: PairedPartner) -> FrameStream:
         context = tls.client_context(partner.identity)
     except ssl.SSLError as e:
         raise LinkEndedError("certificate", tls.meaning(e)[1]) from e
-    errors: list[LinkEndedError] = []
-    for address in partner.addresses:
-        try:
-            return await connect(address, context, tls.tls_name(partner.name))
-        except LinkEndedError as e:
-            errors.append(e)
-    raise errors[0]
+    stream, _ = await connect_first(partner.addresses, context, tls.tls_name(partner.name))
+    return stream
 
 
 async def _write_rest(stream: FrameStream, fetching: _Fetching, n_bytes: int, progress: Progress) -> None:

@@ -86,7 +86,8 @@ class PeerLink:
         self._queued, self._taken = asyncio.Event(), asyncio.Event()
         self._rtts_s: deque[float] = deque(maxlen=N_RTTS)
         self._pings: dict[int, float] = {}
-        self._n_pings = self._n_rows = self._n_frames = self._n_reported = 0
+        self._n_pings = self._n_rows = self._n_frames = 0
+        self._n_reported = -1  # so that a link's round trip is told once even if it carries nothing
         self._allowance, self._allowed_at = FRAMES_BURST, self._loop.time()
         self.ended = asyncio.Event()
 

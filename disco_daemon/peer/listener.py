@@ -108,7 +108,8 @@ class MemberListener:
         listen = self._config.listen
         try:
             family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-            made = socket.create_server((listen.host, listen.port), family=family, backlog=BACKLOG)
+            both = listen.host == "::" and socket.has_dualstack_ipv6()
+            made = socket.create_server((listen.host, listen.port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
         except OSError as e:
             self._report(Listening(port=0, error=f"{listen} cannot be listened on: {e.strerror or e}"))
             return
@@ -312,5 +313,8 @@ class MemberListener:
             waiting.set_exception(LinkEndedError("replaced", "the machine has connected anew"))
         if (before := self._links.get(name)) is not None:
             before.end("replaced", "the machine has connected anew")
-            async with asyncio.timeout(BIND_S):
-                await before.ended.wait()
+            try:
+                async with asyncio.timeout(BIND_S):
+                    await before.ended.wait()
+            except TimeoutError as e:
+                raise LinkEndedError("crowded", "the link before has not ended yet: try again", tell=True) from e

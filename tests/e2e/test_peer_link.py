@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from disco_daemon.peer.messages import (
     PeerLeft,
     SendRows,
 )
-from tests.fixtures.peers import BUILD, HELLO, WELCOME, EngineEnd, Machine, Pairs, machine, rows
+from tests.fixtures.peers import BUILD, HELLO, SOON_S, WELCOME, EngineEnd, Machine, Pairs, machine, rows
 
 
 @dataclass
@@ -208,6 +210,75 @@ async def test_a_machine_that_does_not_fit_is_refused_with_the_reason(
         down = await edge.wait(LinkDown)
         assert (down.reason, down.final) == (reason, True)
         assert says in down.message
+
+
+async def test_cuts_at_random_moments_lose_nothing_within_a_link_and_carry_nothing_over(tmp_path: Path) -> None:
+    """Between PeerJoined and PeerLeft each connection's frames come in order, without a gap, and of that link only."""
+    rng = random.Random(22)
+    cuts = 25
+
+    async def send(end: EngineEnd, make: Callable[[int], tuple[PeerFrame, bytes]]) -> None:
+        """Send numbered frames to the machine of the day; each says of which link it is."""
+        while True:
+            number = end.peer
+            for i in itertools.count():
+                if end.peer != number or not number:
+                    break
+                message, payload = make(number * 1_000_000 + i)
+                end.send(message, payload, peer=number)
+                await end.writer.drain()
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)
+
+    async def take(end: EngineEnd) -> None:
+        """Check the order of what comes, and note which machine is there."""
+        due: dict[type[PeerFrame], int] = {}
+        while True:
+            message, payload, peer = await end.frame()
+            match message:
+                case PeerJoined():
+                    assert not end.peer
+                    end.peer, due = peer, {}
+                    end.joins.release()
+                case PeerLeft():
+                    assert end.peer == peer
+                    end.peer = 0
+                case SendRows(pos=n) | JudgeDrafts(turn=n) | DraftVerdict(turn=n):
+                    assert end.peer == peer
+                    assert n == due.get(type(message), n - n % 1_000_000), "no gap, no repeat, nothing of another link"
+                    assert n % 1_000_000 == 0 or type(message) in due
+                    assert not isinstance(message, SendRows) or payload == rows(100_000, pos=n)[1]
+                    due[type(message)] = n + 1
+                    end.n_taken += 1
+
+    async with linked(tmp_path) as link:
+        for end in (link.upper, link.lower):
+            end.peer = 1
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                take(link.upper),
+                take(link.lower),
+                send(link.lower, lambda n: rows(100_000, pos=n)),
+                send(link.lower, lambda n: (JudgeDrafts(id="g", turn=n, start=0, end=1), b"")),
+                send(link.upper, lambda n: (DraftVerdict(id="g", turn=n, start=0, tokens=(1,)), b"")),
+            )
+        ]
+        try:
+            for _ in range(cuts):
+                await asyncio.sleep(rng.uniform(0.0, 0.2))
+                link.proxy.cut()
+                async with asyncio.timeout(SOON_S):
+                    await link.lower.joins.acquire()
+                    await link.upper.joins.acquire()
+                for task in tasks:
+                    if task.done():
+                        task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert min(link.upper.n_taken, link.lower.n_taken) > cuts
 
 
 async def test_nothing_listens_without_a_member_or_a_code(tmp_path: Path) -> None:

@@ -88,6 +88,14 @@ async def test_a_code_makes_two_machines_know_each_other(tmp_path: Path) -> None
             await lower.joined()
 
 
+async def test_an_address_that_leads_nowhere_does_not_hold_up_the_one_that_answers(tmp_path: Path) -> None:
+    async with desk(tmp_path) as there:
+        code = there.code()
+        nowhere = Address(host="192.0.2.1", port=there.port)  # RFC 5737: of nobody
+        partner, _ = await join.pair(PairingCode((nowhere, *code.addresses), code.secret, code.fingerprint), "laptop")
+        assert partner.addresses == (*code.addresses, nowhere), "the one that answered comes first"
+
+
 async def test_each_way_to_fail_has_its_own_reason(tmp_path: Path) -> None:
     async with desk(tmp_path) as there:
         code = there.code()
