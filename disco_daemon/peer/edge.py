@@ -120,6 +120,14 @@ class EdgeAnswer:
             end += 1
         return range(start, end)
 
+    @property
+    def n_covered(self) -> int:
+        """How many tokens need not be computed for their rows: those are sent, or they are kept here."""
+        at = self._next
+        while at < len(self._rows) and self._rows[at] is not None:
+            at += 1
+        return at
+
     def add(self, pos: int, tokens: Sequence[int], rows: RowArray) -> None:
         """Add computed rows [n, n_embd] from `pos` on: at the end, behind a gap of rows not computed here, or in one.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,7 @@ pytestmark = [
 ]
 
 N, CUT, N_CTX = 30, 15, 1024
+RANGES = [LayerRange(0, CUT, N), LayerRange(CUT, N, N)]
 
 
 @dataclass
@@ -119,8 +121,8 @@ async def told(answer: EngineAnswer) -> tuple[str, wire.Done]:
                 raise AssertionError(failed)
 
 
-def config(path: Path, layers: LayerRange | None) -> EngineConfig:
-    return EngineConfig(path, N_CTX, 1, n_cells=4 * N_CTX, layers=layers, patience_s=20.0)
+def config(path: Path, layers: LayerRange | None, n_cells: int = 4 * N_CTX) -> EngineConfig:
+    return EngineConfig(path, N_CTX, 1, n_cells=n_cells, layers=layers, patience_s=20.0)
 
 
 @dataclass
@@ -130,20 +132,31 @@ class Pair:
     wire: Wire
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    ranges = [LayerRange(0, CUT, N), LayerRange(CUT, N, N)]
-    paths = SegmentFiles(tmp_path_factory.mktemp("segments"), 1 << 30).write(default_model_path(), ranges)
+@pytest.fixture(scope="module")
+def segments(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return SegmentFiles(tmp_path_factory.mktemp("segments"), 1 << 30).write(default_model_path(), RANGES)
+
+
+@asynccontextmanager
+async def paired(segments: list[Path], n_edge: int = 4 * N_CTX, n_partner: int = 4 * N_CTX) -> AsyncIterator[Pair]:
     link, clock = Wire(), SystemClock()
-    edge = Engine(config(paths[0], ranges[0]), clock, link.attach("edge"))
-    partner = Engine(config(paths[1], ranges[1]), clock, link.attach("partner"))
+    edge = Engine(config(segments[0], RANGES[0], n_edge), clock, link.attach("edge"))
+    partner = Engine(config(segments[1], RANGES[1], n_partner), clock, link.attach("partner"))
     edge.start()
     partner.start()
-    await edge.ready(60)
-    await partner.ready(60)
-    yield Pair(edge, partner, link)
-    await edge.close()
-    await partner.close()
+    try:
+        await edge.ready(60)
+        await partner.ready(60)
+        yield Pair(edge, partner, link)
+    finally:
+        await edge.close()
+        await partner.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(segments: list[Path]) -> AsyncIterator[Pair]:
+    async with paired(segments) as both:
+        yield both
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -260,3 +273,16 @@ async def test_an_answer_goes_on_when_the_partner_has_started_again(pair: Pair, 
                 raise AssertionError(failed)
     assert killed
     assert text == expected
+
+
+@pytest.mark.parametrize(("n_edge", "n_partner"), [(4 * N_CTX, N_CTX), (N_CTX, 4 * N_CTX), (N_CTX, N_CTX)])
+async def test_answers_that_take_each_others_cells_are_the_whole_models(
+    segments: list[Path], whole: Engine, n_edge: int, n_partner: int
+) -> None:
+    words = ["sea", "sky", "boat", "tree", "house", "river", "mountain", "lamp", "road", "bird"]
+    draw = random.Random(n_edge + 2 * n_partner)
+    requests = [question(f"Tell me of {' and '.join(draw.choices(words, k=20 * i))}.", 16) for i in range(2, 10)]
+    expected = [(await told(whole.open(request)))[0] for request in requests]
+    async with paired(segments, n_edge, n_partner) as both:
+        got = await asyncio.gather(*(told(both.edge.open(request)) for request in requests))
+    assert [text for text, _ in got] == expected

@@ -28,7 +28,7 @@ from ...peer.messages import (
 from .. import wire
 from ..speculation.speculate import SIZES, lookup_of, n_expected
 from .batch import Batcher
-from .iteration import DecodedRows
+from .iteration import Batch, DecodedRows
 from .partner import SendFrame
 from .prepare import Prepared
 from .sequence import Sequence
@@ -168,6 +168,13 @@ class EdgeBatcher(Batcher):
 
     # --- rows go up ----------------------------------------------------------------------------------------------
 
+    def _build(self) -> Batch:
+        """Choose the rows; of cached prefixes those are computed again that the partner has not."""
+        for s, answer in self._answers.items():
+            if answer.is_open and s.slot >= 0:
+                self._compute_uncovered(s)
+        return Batcher._build(self)
+
     def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
         """Return the guesses to compute: those that are being judged already, or else of prompt lookup."""
         del prefilling
@@ -288,24 +295,23 @@ class EdgeBatcher(Batcher):
         match message:
             case AnswerOpened():
                 answer.opened(message)
-                self._compute_missing(s)
+                self._compute_uncovered(s)
             case NeedRows():
                 for again in answer.need(message):
                     self._tell(s, again)
-                self._compute_missing(s)
+                self._compute_uncovered(s)
             case DraftVerdict():
                 self._take_verdict(s, message)
             case AnswerFailed(reason=reason, message=text, your_fault=your_fault):
                 self._fail_away(s, reason, text, your_fault=your_fault)
 
-    def _compute_missing(self, s: Sequence) -> None:
-        """Compute rows again that the partner wants and that are not kept here."""
-        missing = self._answers[s].missing
-        if not missing:
-            return
-        if s.is_away:
-            self.admission.bring_back(s)
-        self.admission.cut(s, missing.start)
+    def _compute_uncovered(self, s: Sequence) -> None:
+        """Compute tokens again whose rows are wanted, but were never computed here, or are not kept."""
+        n = self._answers[s].n_covered
+        if s.n_past > n:
+            if s.is_away:
+                self.admission.bring_back(s)
+            self.admission.cut(s, n)
 
     def _take_verdict(self, s: Sequence, message: DraftVerdict) -> None:
         """Add the tokens that the partner has drawn; what was guessed wrong is cut from the KV cache."""
