@@ -19,7 +19,7 @@ from .first_frames import MAX_FIRST, BindRows, FirstReply, RowsBound, decode_rep
 from .frame_stream import READ_AHEAD, FrameStream, ended_by
 from .link import FROM_PARTNER, PeerLink, drop
 from .messages import BadFrameError, Hello, Refused, Welcome
-from .refusals import RETRIED, LinkEndedError, check_builds
+from .refusals import RETRIED, LinkEndedError, check_builds, told_by
 
 CONNECT_S = 3.0  # for TCP; within a house it takes 1 ms
 REPLY_S = 5.0  # for the answer to a first message; the partner ends a former link first
@@ -181,7 +181,8 @@ async def ask(stream: FrameStream, first: bytes, kind: type[Reply], timeout_s: f
     except BadFrameError as e:
         raise LinkEndedError("malformed", str(e)) from e
     if isinstance(reply, Refused):
-        raise RefusedError(reply.reason, reply.message)
+        said = told_by(reply)
+        raise RefusedError(said.reason, said.message)
     if not isinstance(reply, kind):
         raise LinkEndedError("malformed", f"{type(reply).__name__} is no answer to this")
     return reply

@@ -27,6 +27,7 @@ from .pairing_code import PairingCode, PairingError
 from .refusals import LinkEndedError
 
 STALLED_S = 30.0  # without a byte of a file: the other side gives up after as long
+GRANTED_S = 25.0  # for the certificate: as long as the other relay waits for its daemon
 FOLLOWS_S = 150.0  # for the first byte: the other machine may have to write the layers first
 TAKEN = 1 << 18  # bytes of a file that are taken at once
 WRITTEN = 1 << 20  # bytes that are written at once
@@ -54,7 +55,7 @@ async def pair(
         stream = await connect(address, tls.stranger_context(ca), tls.tls_name(partner))
         try:
             asked = AskPair(secret=code.secret, csr=csr, name=name)
-            granted = await ask(stream, first_frame(asked), PairGranted)
+            granted = await ask(stream, first_frame(asked), PairGranted, GRANTED_S)
         finally:
             await stream.close()
     except LinkEndedError as e:

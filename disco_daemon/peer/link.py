@@ -36,10 +36,10 @@ from .messages import (
     decode,
     frame,
 )
-from .refusals import LinkEndedError
+from .refusals import LinkEndedError, told_by
 
-PING_S = 0.4  # between two pings on a connection
-SILENT_S = 1.0  # after which a silent machine has gone: two pings missed. An answer may stand still for 1.5 s
+PING_S = 0.25  # between two pings on a connection
+SILENT_S = 0.8  # after which a silent machine has gone: two pings missed, and time for a third. Noticed within 1.1 s
 SILENT_RTTS = 4  # round trips that it may be silent at least: over a bad radio link a ping takes longer
 MAX_SILENT_S = 5.0  # of silence, whatever a round trip takes
 ROWS_SILENT_S = 10.0  # of the connection for rows, where a ping waits behind rows: the one for calls says it first
@@ -167,8 +167,8 @@ class PeerLink:
                 case Pong(n=n):
                     if (sent_at := self._pings.pop(n, None)) is not None:
                         self._rtts_s.append(self._loop.time() - sent_at)
-                case Refused(reason=reason, message=text):
-                    raise LinkEndedError(reason, text)
+                case Refused():
+                    raise told_by(message)
                 case _ if isinstance(message, self._allowed) and (not payload or isinstance(message, SendRows)):
                     self._n_rows += len(message.tokens) if isinstance(message, SendRows) else 0
                     self._n_frames += 1

@@ -15,7 +15,7 @@ from .frame_stream import FrameStream
 from .messages import Build, Welcome
 from .refusals import LinkEndedError
 
-PAIR_S = 4.0  # for the daemon to sign a certificate: milliseconds; the other side waits for 5 s
+PAIR_S = 20.0  # for the daemon to sign a certificate: milliseconds, unless it is writing a model's layers
 FILE_S = 120.0  # for the daemon to cut a model: seconds on a slow disk, copying where the file system cannot share
 TAKE_S = 30.0  # for a member to take a piece of a file
 FILE_PIECE = 1 << 18  # bytes of a file that are read at once

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .messages import Build
+from ..plain import plain
+from .messages import Build, Refused
 
 # What `Refused.reason` may be, and what it says. Those of RETRIED pass by themselves.
 REASONS = {
@@ -26,6 +27,8 @@ REASONS = {
     "bad_request": "its request for a certificate is not valid",
     "no_file": "there is no such file",
 }
+ENDS = frozenset({"closed", "silent", "engine_gone", "replaced", "stopped"})  # of links, that nobody is to blame for
+MAX_TOLD = 500  # characters of the other side's sentence; ours have 200
 RETRIED = frozenset({"not_ready", "crowded", "slow", "late", "flood"})
 
 
@@ -35,6 +38,12 @@ class LinkEndedError(Exception):
     def __init__(self, reason: str, message: str, *, tell: bool = False) -> None:
         super().__init__(message)
         self.reason, self.message, self.tell = reason, message, tell
+
+
+def told_by(refused: Refused) -> LinkEndedError:
+    """Return what the other side says, fit to be shown: it may say anything, and at any length."""
+    reason = refused.reason if refused.reason in REASONS or refused.reason in ENDS else "refused"
+    return LinkEndedError(reason, plain(refused.message[:MAX_TOLD]))
 
 
 def check_builds(ours: Build, theirs: Build, our_cut: int, their_cut: int) -> None:

@@ -210,6 +210,21 @@ async def test_garbage_on_a_link_ends_it_with_the_reason(tmp_path: Path, data: b
         assert isinstance(await partner.upper.message(), PeerLeft), "and nothing of it reached the engine"
 
 
+async def test_a_refusal_may_say_anything_at_any_length(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        pid = partner.machine.relay.pid
+        calls, rows = await partner.link(partner.laptop)
+        calls.write(frame(Refused(reason="\x1b[2Jx" * 99, message="\x1b[2J" + "x" * 1_000_000)))
+        down = await partner.machine.wait(LinkDown, lambda down: down.name == "laptop")
+        assert down.reason == "refused"
+        assert len(down.message) <= 600
+        assert "\x1b" not in down.message
+        assert isinstance(await partner.upper.message(), PeerLeft)
+        assert partner.machine.relay.pid == pid, "its daemon still understands it"
+        await calls.close()
+        await rows.close()
+
+
 async def test_a_flood_of_calls_is_refused(tmp_path: Path) -> None:
     async with listening(tmp_path) as partner, serving_on(partner):
         calls, rows = await partner.link(partner.laptop)
