@@ -22,7 +22,7 @@ BESIDE = tuple(
         "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact",
         "exit_segment", "exits", "imports", "install", "keys", "launcher", "lora", "money", "private", "private_marks",
         "peer_link", "peer_pairing", "peer_strangers", "pull", "reloads", "segment_model", "service_live",
-        "setup", "speculate", "spill", "split_check", "split_engines", "structured", "thinking", "trace",
+        "setup", "speculate", "spill", "split_check", "split", "split_engines", "structured", "thinking", "trace",
         "tui_terminal", "whatif",
     )
 )  # fmt: skip

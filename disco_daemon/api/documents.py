@@ -61,6 +61,18 @@ class Documents(Protocol):
         """Write live settings and apply them. Raises ConfigError, RequestError, and then nothing has changed."""
         ...
 
+    def partner(self) -> dict[str, Any]:
+        """Return which machines have upper layers computed here, and how the link to each is."""
+        ...
+
+    async def pair(self, address: str) -> dict[str, Any]:
+        """Make a code with which one machine may join; `address` is what it calls this one. Raises ConfigError."""
+        ...
+
+    async def revoke(self, name: str) -> dict[str, Any]:
+        """Refuse a machine from now on. Raises ConfigError for an unknown one."""
+        ...
+
     def providers(self) -> dict[str, Any]:
         """Return the known servers and the models here; called in a thread, since it blocks on disk."""
         ...

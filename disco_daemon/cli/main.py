@@ -16,6 +16,7 @@ from . import (
     doctor,
     evaluate,
     models,
+    partner,
     plan,
     profiling,
     service,
@@ -31,7 +32,7 @@ from .terminal import plainly
 
 VERBS = (
     setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
-    split, completion,
+    split, partner, completion,
 )  # fmt: skip
 
 

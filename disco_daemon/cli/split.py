@@ -1,4 +1,4 @@
-"""`disco split`: a model over two machines: whether it can be cut, and where to."""
+"""`disco split`: a model over two machines: joining a partner, where to cut, and whether the pieces are the whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from . import split_plan
+from . import split_join, split_plan
 from .terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the verb."""
     parser = subparsers.add_parser(
         "split",
-        help="find out whether a model can be cut in two, and where",
+        help="have two machines compute one model",
         description="Work with a model in ranges of layers, which two machines can compute.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
+    split_join.add_parser(actions)
     split_plan.add_parser(actions)
     check = actions.add_parser(
         "check",

@@ -46,8 +46,9 @@ def _show(state: dict[str, Any]) -> None:
     )
     device = state["endpoints"].get("device", {})
     parts = (
-        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _engine(device), _adapters(device),
-        _speed(state), _estimators(state["learned"]), _money(state["money"]), _energy(state["energy"]), _history(state),
+        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _split(state), _engine(device),
+        _adapters(device), _speed(state), _estimators(state["learned"]), _money(state["money"]),
+        _energy(state["energy"]), _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
         print(line)
@@ -65,6 +66,13 @@ def _endpoints(endpoints: dict[str, Any], width: int) -> list[str]:
         folded = textwrap.wrap(failure, max(20, width - len(head))) or ["-"]
         lines += [head + folded[0], *(" " * len(head) + more for more in folded[1:])]
     return lines
+
+
+def _split(state: dict[str, Any]) -> list[str]:
+    """Print the link to the partner of a split device; nothing for a whole one."""
+    from .split_join import lines_of
+
+    return lines_of(state["split"]) if state.get("split") else []
 
 
 def _engine(device: dict[str, Any]) -> list[str]:

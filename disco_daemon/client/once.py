@@ -145,6 +145,11 @@ def change(root: str, changes: dict[str, Any], key: str = "", timeout_s: float =
     return _send("PATCH", root, "/disco/v1/settings", key, timeout_s, json.dumps(changes).encode())
 
 
+def post(root: str, path: str, document: dict[str, Any], key: str = "", timeout_s: float = RELOAD_TIMEOUT_S) -> Any:
+    """POST a JSON document; return the daemon's answer. Raises DaemonError."""
+    return _send("POST", root, path, key, timeout_s, json.dumps(document).encode())
+
+
 def reload(root: str, key: str = "", timeout_s: float = RELOAD_TIMEOUT_S) -> Any:
     """Have the daemon read its configuration again; return what it took up. Raises DaemonError."""
     return _send("POST", root, "/disco/v1/reload", key, timeout_s, b"")

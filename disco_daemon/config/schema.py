@@ -305,6 +305,10 @@ LIVE = frozenset(
 )  # fmt: skip
 
 
+# What the partner's side of a running daemon follows at a reload; no answer of its own is touched.
+HOSTING = ("partner.", "peer.")
+
+
 def keys() -> list[str]:
     """Return all settings as `section.name`."""
     return [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.__struct_fields__]

@@ -244,5 +244,6 @@ def make_planner(config: Config, spending: Spending) -> Planner:
 def estimator_key(config: Config) -> str:
     """Return the name of the pair of endpoints that learned figures are about: another pair starts from nothing."""
     server = f"{without_credentials(config.server.base_url)} {config.server.model}"
-    device = config.device.base_url or "engine"
+    split = config.split
+    device = f"split with {split.partner} at {split.cut}" if split.enabled else config.device.base_url or "engine"
     return f"{server} | {device} {config.device.model or 'default'}"

@@ -29,6 +29,7 @@ from . import files
 from .assembly import Assembly, Shared
 from .binding import bind_key
 from .money import restore
+from .partner import Partner
 from .runtime import Runtime
 from .server_setup import ServerSetup
 from .state import StateDocuments
@@ -71,12 +72,13 @@ class Daemon:
             traces=Traces(),
             price_lists=price_lists,
         )
-        self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, flags)
+        self.partner = Partner(clock)
+        self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, self.partner, flags)
         self._replay = HistoryReplay(
             self.shared.history.path, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
         )  # fmt: skip
         setup = ServerSetup(Onboarding(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
-        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup)
+        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup, self.partner)
 
     @property
     def config(self) -> Config:

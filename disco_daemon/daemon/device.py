@@ -97,7 +97,7 @@ def save(config: Config, path: Path, tuned: Tuned) -> Path:
 def load_measured(config: Config) -> Measured | None:
     """Return the figures of `disco profile` for the configured model and knobs; None if it never ran with these."""
     settings = config.device
-    if not settings.enabled or settings.base_url:
+    if not settings.enabled or settings.base_url or config.split.enabled:
         return None
     path = model_path(settings)
     return load(profiles(), key_for(config, path), knobs_for(config, path))
@@ -106,7 +106,12 @@ def load_measured(config: Config) -> Measured | None:
 def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clock: Clock) -> Autotuner | None:
     """Return the autotuner of an idle daemon; None where settings forbid it, or where the knobs are known already."""
     settings, path = config.device, engine.config.model_path
-    if not settings.autotune or settings.n_threads or profiles().load(key_for(config, path)) is not None:
+    if (
+        not settings.autotune
+        or settings.n_threads
+        or config.split.enabled
+        or profiles().load(key_for(config, path)) is not None
+    ):
         return None
 
     def is_occupied() -> bool:

@@ -15,6 +15,7 @@ from ..endpoints.device import Device
 from ..endpoints.off import Off
 from ..endpoints.server import Server, ServerConfig
 from ..endpoints.shaper import Shape, Shaped
+from ..endpoints.split_device import SplitDevice
 from ..engine import wire
 from ..engine.config import EngineConfig
 from ..engine.supervisor import Engine
@@ -22,6 +23,7 @@ from ..errors import ConfigError
 from ..models import places
 from ..types import Side
 from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
+from .edge import make_edge
 
 log = logging.getLogger("disco.daemon")
 
@@ -47,6 +49,8 @@ def make_endpoints(
 def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
     """Return the old device if the new one would be the same and the old one is well: its model is in memory."""
     if not isinstance(new, Device | Shaped) or not isinstance(old, Device | Shaped):
+        return new
+    if isinstance(new, SplitDevice) and not (isinstance(old, SplitDevice) and new.link.is_same(old.link)):
         return new
     return old if new.engine.config == old.engine.config and old.may_serve() else new
 
@@ -77,6 +81,10 @@ def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
 
 def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
     settings = config.device
+    if config.split.enabled:
+        if shape is not None:
+            raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with split.enabled")
+        return make_edge(config, clock)
     if settings.base_url:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")

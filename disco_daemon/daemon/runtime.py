@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
-from ..config.schema import LIVE, Config, keys
+from ..config.schema import HOSTING, LIVE, Config, keys
 from ..endpoints.base import Endpoint
 from ..errors import ConfigError, RequestError
 from ..types import Outcome, Side
 from .assembly import Assembly
 from .binding import bind_key
+from .partner import Partner
 from .tasks import cancel_all
 
 log = logging.getLogger("disco.daemon")
@@ -31,11 +32,18 @@ class Runtime:
     settings is carried out at a time, and to its end.
     """
 
-    def __init__(self, assembly: Assembly, config: Config, path: Path, flags: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        config: Config,
+        path: Path,
+        partner: Partner,
+        flags: Mapping[str, Any] | None = None,
+    ) -> None:
         self.parts = assembly.make(config, self._busy)
         self.keeper = Keeper(self.parts.context)
         self.conductor = Conductor(self.keeper, self._record, assembly.shared.book)
-        self._assembly, self._path, self._flags = assembly, path, flags
+        self._assembly, self._path, self._flags, self._partner = assembly, path, flags, partner
         self._privacy = assembly.shared.privacy
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
@@ -57,6 +65,7 @@ class Runtime:
         """Hand the first parts what is known, and open their endpoints."""
         await self.parts.prepare()
         await self.keeper.start()
+        await self._partner.follow(self.config)
 
     def start_tasks(self) -> None:
         """Start the background tasks of the parts."""
@@ -70,6 +79,7 @@ class Runtime:
     async def stop(self) -> None:
         """End changes that are under way, and the background tasks."""
         await cancel_all(list(self._changes))
+        await self._partner.close()
         await self.end_tasks()
 
     # --- settings -----------------------------------------------------------------------------------------------------
@@ -105,12 +115,24 @@ class Runtime:
             changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
             restart = {key for key in changed if key.startswith(FIXED)}
             config = with_values(config, {key: get_value(self.config, key) for key in restart})
-            if changed - restart and changed - restart <= LIVE:
+            taken_up = changed - restart
+            if taken_up and all(key in LIVE or key.startswith(HOSTING) for key in taken_up):
                 await self._apply(config)
             else:  # where no setting has changed, a file has that one names: the key, a price list, a template
                 await self._replace(config)
+            await self._partner.follow(self.config)
             log.info("configuration read again; changed: %s", ", ".join(sorted(changed)) or "nothing")
-            return {"changed": sorted(changed - restart), "needs_restart": sorted(restart)}
+            return {"changed": sorted(taken_up), "needs_restart": sorted(restart)}
+
+    async def pair(self, address: str) -> dict[str, Any]:
+        """Make a code for another machine; turns `partner.enabled` on if need be. Raises ConfigError."""
+        turned_on = not self.config.partner.enabled
+        if turned_on:
+            await asyncio.to_thread(set_values, self._path, {"partner.enabled": True})
+            await self.reload()
+            if not self.config.partner.enabled:
+                raise ConfigError("partner.enabled is held to false by a variable or a flag of this daemon")
+        return await self._partner.pair(address) | {"turned_on": turned_on}
 
     async def reload_written(self, written: Collection[str]) -> bool:
         """Reload after those settings were written; return whether a flag of this daemon holds one of them back."""

@@ -15,8 +15,10 @@ from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
 from ..endpoints.device import Device
+from ..endpoints.split_device import SplitDevice
 from ..types import Side
 from .assembly import Shared
+from .partner import Partner
 from .runtime import Runtime
 from .server_setup import ServerSetup
 from .whatif import HistoryReplay
@@ -27,8 +29,11 @@ ANSWERS = ("running", "paused", "swapped", "waiting")  # what the engine's stati
 class StateDocuments(Documents):
     """The documents of one daemon. `url` is set when it listens."""
 
-    def __init__(self, shared: Shared, runtime: Runtime, replay: HistoryReplay, setup: ServerSetup) -> None:
+    def __init__(
+        self, shared: Shared, runtime: Runtime, replay: HistoryReplay, setup: ServerSetup, partner: Partner
+    ) -> None:
         self.url = ""
+        self._partner = partner
         self._shared, self._runtime, self._replay, self._setup = shared, runtime, replay, setup
         self._started = shared.clock.now()
 
@@ -36,7 +41,7 @@ class StateDocuments(Documents):
 
     def state(self) -> dict[str, Any]:
         shared, runtime, parts = self._shared, self._runtime, self._runtime.parts
-        monitor, history = shared.loop_monitor, shared.history
+        monitor, history, device = shared.loop_monitor, shared.history, parts.endpoints.get(Side.DEVICE)
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -46,6 +51,7 @@ class StateDocuments(Documents):
             "policy": parts.planner.policy.name,
             "private": shared.privacy.on,
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
+            "split": device.link.status() if isinstance(device, SplitDevice) else None,
             "in_flight": len(runtime.conductor.in_flight),
             "tasks": len(asyncio.all_tasks()),
             "served": runtime.conductor.in_flight.n_served,
@@ -94,6 +100,17 @@ class StateDocuments(Documents):
 
     async def reload(self) -> dict[str, Any]:
         return await self._runtime.reload()
+
+    # --- other machines -----------------------------------------------------------------------------------------------
+
+    def partner(self) -> dict[str, Any]:
+        return self._partner.document()
+
+    async def pair(self, address: str) -> dict[str, Any]:
+        return await self._runtime.pair(address)
+
+    async def revoke(self, name: str) -> dict[str, Any]:
+        return await self._partner.revoke(name)
 
     # --- first steps --------------------------------------------------------------------------------------------------
 

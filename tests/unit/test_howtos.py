@@ -26,7 +26,13 @@ def typed(text: str) -> list[list[str]]:
 
 
 def test_there_are_how_tos() -> None:
-    assert {page.stem for page in PAGES} == {"howto-editors", "howto-offline", "howto-openai", "howto-vllm"}
+    assert {page.stem for page in PAGES} == {
+        "howto-editors",
+        "howto-offline",
+        "howto-openai",
+        "howto-two-machines",
+        "howto-vllm",
+    }
 
 
 @pytest.mark.parametrize("name", TEXTS)

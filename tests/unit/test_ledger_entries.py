@@ -21,6 +21,7 @@ from disco_daemon.config.schema import Config, DeviceSettings, ServerSettings
 from disco_daemon.daemon import assembly
 from disco_daemon.daemon.assembly import Assembly, Shared
 from disco_daemon.daemon.endpoints import make_endpoints
+from disco_daemon.daemon.partner import Partner
 from disco_daemon.daemon.runtime import Runtime
 from disco_daemon.daemon.tasks import prober
 from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
@@ -101,7 +102,7 @@ async def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(assembly, "make_endpoints", endpoints)
     with History(tmp_path / "history.sqlite") as history:
         shared = Shared(clock, history, metrics, LoopMonitor(clock), Privacy(), Traces(), tmp_path / "servers")
-        runtime = Runtime(Assembly(shared), SETTINGS, tmp_path / "config.toml")
+        runtime = Runtime(Assembly(shared), SETTINGS, tmp_path / "config.toml", Partner(clock, tmp_path / "peer"))
         await runtime.keeper.start()
         learned = runtime.parts.planner.knowledge.to_json()
         yield Books(runtime, shared)

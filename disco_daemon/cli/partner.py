@@ -1,0 +1,83 @@
+"""`disco partner`: compute the upper layers of this machine's model for other machines of yours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from .terminal import make_console
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "partner",
+        help="let another machine of yours use this one for the upper layers of a model",
+        description="Choose which machines may have this one compute the upper layers of its model for them.",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    pair = actions.add_parser(
+        "pair",
+        help="make a one-time code for another machine",
+        description="Print a code with which one other machine may join, once and within ten minutes, and the command "
+        "for it. Whoever has the code can join, and have the upper layers of your model computed here; this machine "
+        "can turn the rows that it is sent into their text.",
+    )
+    pair.add_argument("--address", default="", metavar="HOST", help="what the other machine calls this one")
+    listed = actions.add_parser("list", help="list the machines that have joined")
+    revoke = actions.add_parser("revoke", help="refuse a machine from now on")
+    revoke.add_argument("name", help="of the machine, as `disco partner list` shows it")
+    for action, run in ((pair, _pair), (listed, _list), (revoke, _revoke)):
+        action.add_argument("--url", help="daemon to ask (default from the configuration)")
+        action.add_argument("--json", action="store_true", help="print one JSON document")
+        action.set_defaults(run=run)
+
+
+def _pair(args: argparse.Namespace) -> int:
+    """Print the code, how long it lives and what to type on the other machine."""
+    found = _ask(args, "POST", "/pair", {"address": args.address})
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    console = make_console(highlight=False, soft_wrap=True)
+    if found["turned_on"]:
+        console.print("This machine is a partner from now on (partner.enabled = true).")
+    print(found["code"])
+    console.print(f"The code is good for one machine, for {found['expires_s'] / 60:.0f} minutes. There, type:")
+    print(f"disco split join {found['code']}")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    """Print the machines that have joined."""
+    found = _ask(args, "GET", "", None)
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    state = found["state"] + (f" at {found['listening']}" if found["listening"] else "")
+    print(f"partner: {state}" + (f", layers from {found['cut']} on" if found["cut"] is not None else ""))
+    if found["error"]:
+        print(f"         {found['error']}")
+    for one in found["members"]:
+        print(f"{one['name']}  {'connected' if one['connected'] else 'not connected'}, joined on {one['since']}")
+    if not found["members"]:
+        print("No machine has joined; `disco partner pair` prints a code for one.")
+    return 0
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    """Refuse a machine from now on."""
+    found = _ask(args, "POST", "/revoke", {"name": args.name})
+    print(json.dumps(found) if args.json else f"{found['revoked']} is refused from now on.")
+    return 0
+
+
+def _ask(args: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    """Ask the daemon. Raises DaemonError."""
+    from ..client import once as client
+    from ..config.layers import load
+
+    root, key = client.daemon_at(args.url, load())
+    path = f"/disco/v1/partner{path}"
+    return client.get(root, path, key) if method == "GET" else client.post(root, path, body or {}, key)

@@ -1,0 +1,141 @@
+"""`disco split join|leave|status`: have a partner compute the upper layers of a model, end that, and see how it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .terminal import direct, progress
+
+if TYPE_CHECKING:
+    from ..config.schema import Config
+
+
+def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the actions."""
+    join = actions.add_parser(
+        "join",
+        help="join a partner with its code",
+        description="Join a partner with the code that `disco partner pair` has printed there: get a certificate, "
+        "fetch the lower layers of its model, and have the running daemon answer with both. The partner can turn what "
+        "it is sent into the text of your conversations: join a machine that is yours, or that you trust as a server.",
+    )
+    join.add_argument("code", help="what `disco partner pair` has printed on the other machine")
+    join.add_argument("--cut", type=int, metavar="K", help="number of layers on this machine (default: half of them)")
+    join.add_argument("--name", default="", help="what the partner calls this machine (default: its host name)")
+    leave = actions.add_parser(
+        "leave",
+        help="leave the partner: the device is whole again",
+        description="Remove the lower layers, the certificate and the settings of a partner from this machine. There, "
+        "`disco partner revoke` forgets this one.",
+    )
+    leave.add_argument("--yes", action="store_true", help="do not ask")
+    status = actions.add_parser("status", help="show the link to the partner")
+    for action, run in ((join, _join), (leave, _leave), (status, _status)):
+        action.add_argument("--url", help="daemon to ask (default from the configuration)")
+        action.add_argument("--json", action="store_true", help="print one JSON document")
+        action.set_defaults(run=run)
+
+
+def _join(args: argparse.Namespace) -> int:
+    """Join, write the settings, and reload a running daemon."""
+    import asyncio
+
+    from ..config.layers import config_path, load, set_values
+    from ..daemon.join import join
+    from ..models.progress import ProgressBar
+
+    bar = ProgressBar(direct(sys.stderr))
+    try:
+        joined, reached = asyncio.run(join(load(), args.code, args.name, args.cut, bar, progress))
+    finally:
+        bar.end()
+    address = str(reached)
+    set_values(config_path(), {"split.enabled": True, "split.partner": address, "split.cut": joined.cut})
+    running = _reload(args)
+    if args.json:
+        from msgspec import to_builtins
+
+        print(json.dumps({**to_builtins(joined), "address": address, "running": running}))
+        return 0
+    print(
+        f"This machine has layers 0 to {joined.cut} of {joined.n_layers} of {joined.model} "
+        f"({joined.n_bytes / 1e6:.0f} MB); {joined.partner} at {address} has the rest."
+    )
+    print("The running daemon answers with both from now on." if running else "Start the daemon: `disco up`.")
+    return 0
+
+
+def _leave(args: argparse.Namespace) -> int:
+    """Remove what joining has made; exit code 1 if the user does not want it."""
+    from ..config.layers import config_path, load, set_values
+    from ..daemon.edge import membership
+    from ..daemon.joined import JoinedFolder
+
+    folder = JoinedFolder()
+    found = folder.find()
+    name = f"the layers up to {found.cut} of {found.model}" if found is not None else "what is left of joining"
+    if not args.yes and not _agrees(f"Remove {name}, the certificate for the partner, and the [split] settings?"):
+        print("disco: nothing was removed; --yes removes it without a question", file=sys.stderr)
+        return 1
+    load()  # settings that are wrong are not written to
+    set_values(config_path(), {"split.enabled": False, "split.partner": "", "split.cut": None})
+    running = _reload(args)
+    n_bytes = folder.remove()
+    membership().forget()
+    if args.json:
+        print(json.dumps({"removed_bytes": n_bytes, "running": running}))
+    else:
+        print(f"The device is whole again; {n_bytes / 1e6:.0f} MB of layers and the certificate were removed.")
+    return 0
+
+
+def _agrees(question: str) -> bool:
+    """Ask at a terminal; without one nobody agrees."""
+    return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _status(args: argparse.Namespace) -> int:
+    """Show the link; exit code 1 while it is down."""
+    from ..client import once as client
+    from ..config.layers import load
+
+    root, key = client.daemon_at(args.url, load())
+    found = client.get(root, "/disco/v1/state", key).get("split")
+    if args.json:
+        print(json.dumps(found or {"state": "off"}))
+    else:
+        for line in lines_of(found):
+            print(line)
+    return 0 if found is None or found["state"] == "up" else 1
+
+
+def lines_of(split: dict[str, Any] | None) -> list[str]:
+    """Return the link in words, for `disco status` too."""
+    if split is None:
+        return ["The device is whole: no partner computes a part of its model."]
+    rtt = "" if split["rtt_ms"] is None else f", round trip {split['rtt_ms']:.1f} ms"
+    bits = {True: ", the whole model's very bits", False: ", another build there: answers may differ", None: ""}
+    line = (
+        f"split        {split['state']}: layers 0 to {split['cut']} here, the rest at {split['partner']}; "
+        f"{split['mode']}, rows as {split['codec']}{rtt}{bits[split['same_bits']]}"
+    )
+    return [line] + ([f"             {split['error']}"] if split.get("error") else [])
+
+
+def _reload(args: argparse.Namespace) -> bool:
+    """Reload a running daemon; return whether there is one. Raises DaemonError if it refuses the settings."""
+    from ..client import once as client
+    from ..config.layers import load
+
+    config: Config = load()
+    root, key = client.daemon_at(args.url, config)
+    try:
+        client.reload(root, key)
+    except client.DaemonError as e:
+        if e.code == client.NOT_RUNNING:
+            return False
+        raise
+    return True

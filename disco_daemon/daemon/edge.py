@@ -1,0 +1,159 @@
+"""The device of a machine that has joined a partner: its own layers in the engine, and the link to the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .. import __version__
+from ..clock import Clock
+from ..config.layers import data_path
+from ..config.schema import Config
+from ..endpoints.split_device import SplitDevice
+from ..engine import wire
+from ..engine.config import EngineConfig
+from ..engine.supervisor import Engine
+from ..errors import ConfigError
+from ..peer.control import Address, JoinPartner, LinkDown, LinkStats, LinkUp, RelayEvent
+from ..peer.daemon_side import RelayLost, RelayProcess
+from ..peer.messages import Build, Hello
+from ..peer.pairing import Membership
+from .hosted_range import range_config
+from .joined import JoinedFolder, shape_of
+from .range_engine import RangeEngine
+
+log = logging.getLogger("disco.peer")
+
+PATIENCE_S = 1.0  # that an answer waits for a partner that has gone, before it moves or ends
+
+
+class EdgeLink:
+    """The link of this machine to its partner: the relay that connects, and what it says; `PartnerLink` of the device.
+
+    All mutable state: the build of both sides, once known, the last figures of the link, and why it is down.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Clock, role: JoinPartner, shown: Mapping[str, Any]) -> None:
+        self._relay = RelayProcess(self._hear)
+        self._host = RangeEngine(config, clock, self._relay, self._join)
+        self._role, self._shown = role, shown
+        self._up: LinkUp | None = None
+        self._stats: LinkStats | None = None
+        self._why = "the lower layers are being loaded"
+        self._final = False
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the lower layers."""
+        return self._host.engine
+
+    @property
+    def is_up(self) -> bool:
+        """Whether rows reach the partner now."""
+        return self._up is not None
+
+    @property
+    def why_down(self) -> str:
+        """Why they do not; empty while they do."""
+        return "" if self._up is not None else self._why
+
+    def status(self) -> dict[str, Any]:
+        """Return the link for `disco status`."""
+        up, info, rtt_ms = self._up, self.engine.info, self._stats.rtt_ms if self._stats else None
+        same = up is not None and info is not None and up.build.llama == info.build and self._shown["codec"] == "f32"
+        return {
+            "state": "up" if up is not None else "refused" if self._final else "down",
+            "partner": self._role.name,
+            **self._shown,
+            "rtt_ms": None if rtt_ms is None or up is None else round(rtt_ms, 2),
+            "same_bits": same if up is not None else None,
+            "error": self.why_down or None,
+        }
+
+    async def start(self) -> None:
+        """Start the relay; it connects when the engine has loaded its layers."""
+        self._relay.start()
+
+    async def close(self) -> None:
+        """Stop the relay, behind the engine; idempotent."""
+        await self._host.close()
+        await self._relay.close()
+
+    def is_same(self, other: object) -> bool:
+        """Whether another link would be this one: to the same machine, by the same codec and cut."""
+        return isinstance(other, EdgeLink) and (self._role, self._shown) == (other._role, other._shown)
+
+    def _join(self, info: wire.Loaded) -> None:
+        """Have the relay connect, and say by which build this machine computes."""
+        hello = self._role.hello
+        build = Build(
+            disco=__version__, llama=info.build, model=hello.build.model, n_layers=hello.build.n_layers,
+            n_embd=hello.build.n_embd, n_vocab=hello.build.n_vocab,
+        )  # fmt: skip
+        self._why = "the partner has not answered yet"
+        self._relay.join(
+            JoinPartner(
+                identity=self._role.identity,
+                name=self._role.name,
+                addresses=self._role.addresses,
+                hello=Hello(build=build, cut=hello.cut, codecs=hello.codecs),
+            )
+        )
+
+    def _hear(self, event: RelayEvent | RelayLost) -> None:
+        """Take an event of the relay."""
+        match event:
+            case LinkUp():
+                self._up, self._stats, self._final = event, None, False
+                log.info("linked to %s at %s", event.name, event.address)
+            case LinkDown(message=message, final=final):
+                self._up, self._why, self._final = None, message, final
+                log.warning("no link to %s: %s", event.name, message)
+            case LinkStats():
+                self._stats = event
+            case RelayLost(why=why):
+                self._up, self._why = None, f"the relay process has died: {why}"
+                self._host.replace_socket()
+            case _:
+                pass
+
+
+def make_edge(config: Config, clock: Clock) -> SplitDevice:
+    """Return the device of a machine that has joined a partner.
+
+    Raises ConfigError if it has not, if it has joined with another cut, or if its layers are damaged.
+    """
+    folder, settings, codec = JoinedFolder(), config.split, codec_of(config)
+    joined, paired = folder.load(), membership().partner()
+    if paired is None or paired.name != joined.partner or joined.cut != settings.cut:
+        msg = f"the layers up to {settings.cut} of the partner's model are not here: join again with a new code"
+        raise ConfigError(msg)
+    segment = folder.segment(joined.cut)
+    n_embd, n_vocab = shape_of(segment)
+    engine = replace(range_config(config, segment, joined.layers), patience_s=PATIENCE_S)
+    host, _, port = settings.partner.rpartition(":")
+    first = Address(host=host.strip("[]"), port=int(port))
+    build = Build(
+        disco=__version__, llama="", model=joined.fingerprint, n_layers=joined.n_layers, n_embd=n_embd, n_vocab=n_vocab
+    )
+    role = JoinPartner(
+        identity=paired.identity,
+        name=paired.name,
+        addresses=(first, *(address for address in paired.addresses if address != first)),
+        hello=Hello(build=build, cut=joined.cut, codecs=(codec,)),
+    )
+    link = EdgeLink(engine, clock, role, {"mode": settings.mode, "cut": joined.cut, "codec": codec})
+    return SplitDevice(link.engine, link, joined.model, tuple(config.device.adapters))
+
+
+def membership() -> Membership:
+    """Return what this machine keeps of the partner that it was paired with."""
+    return Membership(data_path() / "peer" / "membership")
+
+
+def codec_of(config: Config) -> str:
+    """Return how rows travel: as they are, unless the settings say otherwise."""
+    wanted = config.split.codec
+    return ("bf16" if config.device.rounding == "fast" else "f32") if wanted == "auto" else wanted

@@ -1,0 +1,109 @@
+"""The upper layers on a partner: which cut its members have, what their model is, and the engine that computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from .. import __version__
+from ..config.layers import data_path, write_private
+from ..config.schema import Config
+from ..engine.config import EngineConfig
+from ..errors import ConfigError
+from ..models.fingerprint import fingerprint
+from ..models.segment_files import read_head
+from ..models.segments import NotCuttableError, cut, n_layers
+from ..peer.messages import Build
+from ..types import LayerRange
+from .device import knobs_for
+from .joined import shape_of
+from .split import segment_files
+from .split_plan import SPARE, kv_bytes_per_layer
+
+
+class HostedCuts:
+    """The cuts of the machines that have joined, by their names, in a file of `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "cuts.json"
+
+    def load(self) -> dict[str, int]:
+        """Return the cut of each machine; a damaged file has none."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+        except (OSError, msgspec.MsgspecError):
+            return {}
+
+    def save(self, cuts: dict[str, int]) -> None:
+        """Keep them, whole or not at all. Raises OSError."""
+        write_private(self._path, msgspec.json.encode(cuts).decode())
+
+
+def describe_model(model: Path) -> Build:
+    """Return what a member has to know of the model; `llama` is empty until an engine has told it.
+
+    Reads the whole file the first time. Raises ConfigError if the model cannot be read, or not be cut.
+    """
+    head, header = read_head(model)
+    try:
+        n = n_layers(header)
+        cut(head, header, LayerRange(0, n - 1, n))
+    except (NotCuttableError, ValueError) as e:
+        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
+        raise ConfigError(msg) from e
+    n_embd, n_vocab = shape_of(model)
+    return Build(
+        disco=__version__, llama="", model=checksum(model), n_layers=n, n_embd=n_embd, n_vocab=n_vocab
+    )  # fmt: skip
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a model's file, or of a range's, which is kept. Raises ConfigError."""
+    return fingerprint(path, data_path() / "profiles" / "fingerprints")
+
+
+def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path]:
+    """Return the files of the layers below a last range, and of the range itself. Raises ConfigError."""
+    lower, upper = segment_files().write(model, [LayerRange(0, layers.first, layers.of), layers])
+    return lower, upper
+
+
+def range_config(config: Config, path: Path, layers: LayerRange) -> EngineConfig:
+    """Return the engine's configuration for a range in the file `path`.
+
+    It rounds exactly unless the settings say otherwise: rows of several answers then give the bits of each alone.
+    """
+    settings, knobs = config.device, knobs_for(config, path)
+    return EngineConfig(
+        path, settings.n_ctx, knobs.n_threads, 0, n_cells=_n_cells(config, path, layers),
+        scheduler=settings.scheduler, exact=settings.rounding != "fast" and settings.flash_attn != "off",
+        n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
+        kv_type=settings.kv_type, speculate=settings.speculation == "auto", layers=layers,
+        max_answers=config.partner.max_sessions,
+    )  # fmt: skip
+
+
+def _n_cells(config: Config, path: Path, layers: LayerRange) -> int:
+    """Return how many tokens the KV cache of a range has; 0 = the engine decides. `partner.memory` is for the last."""
+    memory_bytes = config.partner.memory * 2**30
+    if not layers.is_last or not memory_bytes:
+        return config.device.n_cells
+    _, header = read_head(path)
+    return max(config.device.n_ctx, int(memory_bytes // (kv_bytes_per_layer(header) * layers.n_layers)))
+
+
+def require_memory(config: Config, model: Path, layers: LayerRange) -> None:
+    """Raise ConfigError, with the numbers, if a range and its KV cache do not fit into the free memory."""
+    head, header = read_head(model)
+    n_cells = _n_cells(config, model, layers) or config.device.n_ctx
+    needed = cut(head, header, layers).disk_bytes + n_cells * kv_bytes_per_layer(header) * layers.n_layers
+    free = psutil.virtual_memory().available
+    if needed > free * (1 - SPARE):
+        msg = (
+            f"layers {layers} of {model.name} take {needed / 1e9:.2f} GB at the partner, with {n_cells} tokens of KV "
+            f"cache, and {free / 1e9:.2f} GB are free there, of which {SPARE:.0%} are left for everything else: join "
+            "with a higher --cut, or free some memory"
+        )
+        raise ConfigError(msg)

@@ -1,0 +1,216 @@
+"""Two real daemons on loopback compute one model: paired, joined, asked by the unmodified OpenAI client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from disco_daemon.models.default import default_model_path
+from tests.e2e.test_cli import disco
+from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
+]
+
+CUT = 15
+PROMPTS = ["Name three colours.", "What is the capital of France?", "Tell me about lighthouses."]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@dataclass
+class Machine:
+    """A daemon with a home of its own, and the verbs as they are typed there."""
+
+    daemon: DaemonProcess
+
+    @property
+    def folder(self) -> Path:
+        return self.daemon.folder
+
+    async def type(self, *words: str) -> tuple[int, str, str]:
+        env = {f"XDG_{name}_HOME": str(self.folder) for name in ("CONFIG", "DATA", "CACHE")}
+        return await disco(*words, "--url", self.daemon.root, home=self.folder, env=env)
+
+    async def json(self, *words: str) -> dict[str, Any]:
+        code, out, err = await self.type(*words, "--json")
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    async def in_state(self, wanted: str) -> dict[str, Any]:
+        """The link of this machine, as soon as it is in that state."""
+        state = await self.daemon.until(lambda s: (s["split"] or {}).get("state") == wanted)
+        found: dict[str, Any] = state["split"]
+        return found
+
+
+@asynccontextmanager
+async def machine(folder: Path, port: int = 0, server: str | None = None) -> AsyncIterator[Machine]:
+    settings: dict[str, dict[str, Any]] = {"peer": {"port": port or free_port()}, "partner": {"listen": "127.0.0.1"}}
+    async with running(folder, settings=settings, policy="all-device", server=server) as daemon:
+        await daemon.device_ready()
+        yield Machine(daemon)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def partner(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
+    async with machine(tmp_path_factory.mktemp("partner")) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def edge(partner: Machine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
+    async with machine(tmp_path_factory.mktemp("edge")) as one:
+        code = (await partner.json("partner", "pair"))["code"]
+        joined = await one.json("split", "join", code, "--cut", str(CUT), "--name", "laptop")
+        assert joined["cut"] == CUT
+        assert joined["running"]
+        yield one
+
+
+async def test_nothing_listens_before_a_code_is_made(tmp_path: Path) -> None:
+    port = free_port()
+    async with machine(tmp_path, port) as one:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        found = await one.json("partner", "pair")
+        assert found["turned_on"]
+        assert 500 < found["expires_s"] <= 600
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        assert (await one.json("partner", "list"))["state"] == "waiting for a machine"
+
+
+async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge: Machine) -> None:
+    status = await edge.in_state("up")
+    assert (status["mode"], status["cut"], status["codec"], status["same_bits"]) == ("exact", CUT, "f32", True)
+    for prompt in PROMPTS:
+        whole = await ask(partner.daemon, prompt, max_tokens=32)
+        split = await ask(edge.daemon, prompt, max_tokens=32)
+        assert split.text == whole.text
+        assert split.finish_reason == whole.finish_reason
+    assert (await partner.json("partner", "list"))["members"][0]["rows"] > 0
+
+
+async def test_no_engine_has_a_layer_of_the_other_range(partner: Machine, edge: Machine) -> None:
+    lower = list((edge.folder / "disco" / "split").glob("*.gguf"))
+    assert [path.name for path in lower] == [f"layers-0-{CUT}.gguf"]
+    assert (await partner.json("partner", "list"))["cut"] == CUT
+
+
+async def test_a_private_request_is_refused_with_the_reason(edge: Machine) -> None:
+    with pytest.raises(openai.BadRequestError, match="private request is not sent to the partner"):
+        await edge.daemon.client.chat.completions.create(
+            model="disco", messages=[{"role": "user", "content": "Hi"}], extra_body={"disco": {"private": True}}
+        )
+
+
+async def test_an_embedding_is_refused_with_the_reason(edge: Machine) -> None:
+    with pytest.raises(openai.BadRequestError, match="split over two machines"):
+        await edge.daemon.client.embeddings.create(model="disco", input="Hi")
+
+
+async def test_a_code_is_good_for_one_machine_and_a_wrong_one_for_none(
+    partner: Machine, edge: Machine, tmp_path: Path
+) -> None:
+    before = (edge.folder / "config.toml").read_text()
+    code, _, err = await edge.type("split", "join", "no-code")
+    assert code == 1
+    assert "typing error" in err
+    first = (await partner.json("partner", "pair"))["code"]
+    second = (await partner.json("partner", "pair"))["code"]
+    code, _, err = await edge.type("split", "join", first, "--name", "other")
+    assert code == 1
+    assert "not the latest one" in err
+    code, _, err = await edge.type("split", "join", second, "--name", "laptop")
+    assert code == 1
+    assert "paired already" in err
+    assert (edge.folder / "config.toml").read_text() == before
+
+
+async def test_a_cut_that_is_none_is_refused_and_the_code_is_still_good(
+    partner: Machine, edge: Machine, tmp_path: Path
+) -> None:
+    code = (await partner.json("partner", "pair"))["code"]
+    env = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CONFIG", "DATA", "CACHE")}
+    words = ["split", "join", code, "--name", "third", "--url", "http://127.0.0.1:1", "--json"]
+    for cut, why in (("0", "one layer at least"), ("-1", "one layer"), ("30", "1 to 29"), ("31", "1 to 29")):
+        status, _, err = await disco(*words, "--cut", cut, home=tmp_path, env=env)
+        assert status == 1
+        assert why in err
+    status, _, err = await disco(*words, "--cut", "20", home=tmp_path, env=env)
+    assert status == 1
+    assert f"from {CUT} on, for laptop: join with --cut {CUT}" in err  # the partner has one range
+    status, out, err = await disco(*words, "--cut", str(CUT), home=tmp_path, env=env)
+    assert status == 0, err
+    assert not json.loads(out)["running"]
+    assert {one["name"] for one in (await partner.json("partner", "list"))["members"]} == {"laptop", "third"}
+
+
+async def test_a_partner_that_is_gone_ends_the_answer_with_the_reason(partner: Machine, edge: Machine) -> None:
+    await edge.in_state("up")
+    pid = (await partner.json("partner", "list"))["relay_pid"]
+
+    def cut(heard: object) -> None:
+        nonlocal pid
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            pid = 0
+
+    whole = await ask(partner.daemon, PROMPTS[2], max_tokens=64)
+    heard = Heard()
+    error = ""
+    try:
+        await ask(edge.daemon, PROMPTS[2], max_tokens=64, heard=heard, on_piece=cut)
+    except openai.APIError as e:  # else the link was there again within the answer's patience
+        error = str(e)
+    assert whole.text.startswith(heard.text)
+    assert "partner" in error or heard.text == whole.text
+    await edge.in_state("up")
+    assert (await ask(edge.daemon, PROMPTS[2], max_tokens=64)).text == whole.text
+
+
+async def test_a_machine_that_is_revoked_is_refused_at_once(partner: Machine, edge: Machine) -> None:
+    await edge.in_state("up")
+    assert (await partner.json("partner", "revoke", "laptop")) == {"revoked": "laptop"}
+    status = await edge.in_state("refused")
+    assert "revoked" in status["error"]
+    code, out, _ = await edge.type("split", "status")
+    assert code == 1
+    assert "refused" in out
+    with pytest.raises(openai.APIError, match="partner"):
+        await ask(edge.daemon, "Hi", max_tokens=4)
+    code, _, err = await partner.type("partner", "revoke", "laptop")
+    assert code == 1
+    assert "laptop" in err
+
+
+async def test_leaving_removes_layers_certificate_and_settings(edge: Machine) -> None:
+    code, _, err = await edge.type("split", "leave")
+    assert code == 1
+    assert "--yes" in err
+    assert (await edge.json("split", "leave", "--yes"))["removed_bytes"] > 1e6
+    assert not (edge.folder / "disco" / "split").exists()
+    await edge.daemon.device_ready()
+    assert (await edge.json("split", "status")) == {"state": "off"}
+    assert (await ask(edge.daemon, "Name three colours.", max_tokens=8)).text
