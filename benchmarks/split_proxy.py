@@ -8,6 +8,7 @@ from typing import Self
 
 from disco_daemon.bench.proxy import PIECE, Proxy
 
+END_S = 1.0  # for connections to end, s
 IN_FLIGHT = 64  # pieces that one connection may have on the way: more than 100 Mbit/s over 60 ms can fill
 
 
@@ -26,6 +27,12 @@ class SlowProxy(Proxy):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.cut()
+        if self._tasks:  # they end by themselves, but for one that is stalled
+            await asyncio.wait(self._tasks, timeout=END_S)
+        await super().__aexit__(*error)
 
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None, *, answer: bool

@@ -117,7 +117,7 @@ def document(
 
 
 _COLUMNS = (
-    ("data", "data", 9, ""), ("deployment", "label", 14, ""), ("cut", "cut", 5, "d"), ("codec", "codec", 6, ""),
+    ("data", "data", -9, ""), ("deployment", "label", -14, ""), ("cut", "cut", 4, "d"), ("codec", "codec", 6, ""),
     ("total s", "total_s", 9, ".1f"), ("edge s", "edge_s", 8, ".1f"), ("partner s", "partner_s", 10, ".1f"),
     ("link s", "comm_s", 8, ".1f"), ("asked", "request_rate", 7, ".2f"), ("MB up", "mb_up", 9, ".3f"),
     ("MB down", "mb_down", 9, ".3f"), ("ROUGE-L", "rouge_l", 8, ".3f"), ("equal", "equal", 7, ".2f"),
@@ -141,5 +141,6 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def _cell(value: object, width: int, kind: str) -> str:
+    """Return a value in a column, at its left end if the width is negative."""
     text = NOT_MEASURED if value is None else format(value, kind)
-    return f"{text:<{width}}" if not kind and width > 8 else f"{text:>{width}}"
+    return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"

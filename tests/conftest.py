@@ -19,7 +19,7 @@ WHOLE_MACHINE = ("tests/e2e/", "tests/faults/")  # they start processes that com
 BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
-        "bad_requests", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact",
+        "bad_requests", "bench_split", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact",
         "exit_segment", "exits", "imports", "install", "keys", "launcher", "lora", "money", "private", "private_marks",
         "peer_link", "peer_pairing", "peer_strangers", "pull", "reloads", "segment_model", "service_live",
         "setup", "speculate", "spill", "split_check", "split", "split_engines", "structured", "thinking", "trace",

@@ -1,0 +1,248 @@
+"""Two real daemons that compute one model, with a slow network between them, and what one answer of theirs costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import tomlkit
+
+from disco_daemon.bench.child import LOG_TAIL, BenchError, child, child_env
+from disco_daemon.program import verb
+
+from .split_proxy import SlowProxy
+from .split_tables import SplitAnswer
+
+REQUEST_S = 300.0  # one answer, s
+LINK_S, LOOK_S = 90.0, 0.1  # until the link is up, with the layers loaded on both sides, and how often to look, s
+ENGINE = "disco_daemon.engine.worker"  # what an engine's command line names
+
+
+@dataclass(slots=True)
+class HeardPieces:
+    """One streamed answer: its pieces, when each came after the question, s, and what the daemon says of it."""
+
+    pieces: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    disco: dict[str, Any] = field(default_factory=dict)
+    took_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchDaemon:
+    """A daemon at `root`, its process and folder, and how its verbs are typed."""
+
+    root: str
+    folder: Path
+    session: aiohttp.ClientSession
+    process: psutil.Process
+
+    def engines(self) -> list[psutil.Process]:
+        """Return its engine processes. Raises BenchError if there is none."""
+        found = [p for p in self.process.children(recursive=True) if ENGINE in p.cmdline()]
+        if not found:
+            msg = f"the daemon at {self.root} has no engine"
+            raise BenchError(msg)
+        return found
+
+    async def type(self, *words: str) -> dict[str, Any]:
+        """Return what a verb says. Raises BenchError."""
+        return await type_verb(self.folder, *words, "--url", self.root)
+
+    async def ask(
+        self,
+        root: str,
+        prompt: str,
+        max_tokens: int,
+        on_piece: Callable[[HeardPieces], None] = lambda _: None,
+        heard: HeardPieces | None = None,
+    ) -> HeardPieces:
+        """Stream one greedy answer over `root`, into `heard`; `on_piece` hears of each piece. Raises BenchError."""
+        body = {
+            "model": "disco", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens,
+            "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        heard, sent = heard or HeardPieces(), time.perf_counter()
+        async with self.session.post(f"{root}/v1/chat/completions", json=body) as response:
+            if response.status != 200:
+                msg = f"{root} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
+                raise BenchError(msg)
+            async for line in response.content:
+                if line.startswith(b"data: {") and _take(heard, json.loads(line[6:]), time.perf_counter() - sent):
+                    on_piece(heard)
+        heard.took_s = time.perf_counter() - sent
+        if "completion_tokens" not in heard.usage:
+            msg = f"an answer of {root} ended without its usage"
+            raise BenchError(msg)
+        return heard
+
+
+def _take(heard: HeardPieces, chunk: Mapping[str, Any], at_s: float) -> bool:
+    """Add what a chunk says; whether it has text. Raises BenchError."""
+    if "error" in chunk:
+        msg = f"the stream carried an error: {chunk['error']}"
+        raise BenchError(msg)
+    heard.usage = chunk.get("usage") or heard.usage
+    heard.disco = chunk.get("disco") or heard.disco
+    found = [text for choice in chunk["choices"] if (text := choice["delta"].get("content"))]
+    heard.pieces += found
+    heard.times += [at_s] * len(found)
+    return bool(found)
+
+
+# --- daemons ----------------------------------------------------------------------------------------------------------
+
+
+def _env(folder: Path) -> dict[str, str]:
+    return {"DISCO_CONFIG": str(folder / "config.toml")}
+
+
+async def type_verb(folder: Path, *words: str) -> dict[str, Any]:
+    """Run `disco … --json` as on the machine with this folder; return its document. Raises BenchError."""
+    process = await asyncio.create_subprocess_exec(
+        *verb(words[0]), *words[1:], "--json",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=child_env(folder) | _env(folder),
+    )  # fmt: skip
+    async with asyncio.timeout(REQUEST_S):
+        out, err = await process.communicate()
+    if process.returncode != 0:
+        msg = f"disco {' '.join(words[:2])} failed: {err.decode(errors='replace')[-LOG_TAIL:].strip()}"
+        raise BenchError(msg)
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Make these the settings in a folder, besides those that are there."""
+    folder.mkdir(exist_ok=True)
+    config = folder / "config.toml"
+    found = tomlkit.parse(config.read_text(encoding="utf-8")).unwrap() if config.exists() else {}
+    for section, values in settings.items():
+        found[section] = found.get(section, {}) | values
+    config.write_text(tomlkit.dumps(found), encoding="utf-8")
+
+
+@asynccontextmanager
+async def daemon(
+    folder: Path, session: aiohttp.ClientSession, model: Path, settings: Mapping[str, Any]
+) -> AsyncIterator[BenchDaemon]:
+    """Run a daemon with one thread whose settings are those in its folder, if any, and these."""
+    write_settings(folder, settings)
+    argv = [
+        *verb("up"), "--port", "0", "--json", "--until-eof", "--history", str(folder / "history.sqlite"),
+        "--model", str(model), "--threads", "1", "--device-only", "--policy", "all-device", "--log-level", "warning",
+    ]  # fmt: skip
+    before = set(psutil.Process().children())
+    async with child(argv, folder, "daemon", _env(folder)) as url:
+        (process,) = set(psutil.Process().children()) - before
+        yield BenchDaemon(url.removesuffix("/v1"), folder, session, process)
+
+
+async def until_linked(edge: BenchDaemon) -> None:
+    """Wait until the edge can ask its partner. Raises BenchError."""
+    until = time.perf_counter() + LINK_S
+    while True:
+        async with edge.session.get(f"{edge.root}/disco/v1/state") as response:
+            state: dict[str, Any] = await response.json()
+        link = state.get("split") or {}
+        device = state.get("endpoints", {}).get("device", {})
+        if link.get("state") == "up" and device.get("state") == "ready":
+            return
+        if time.perf_counter() > until:
+            msg = f"the two daemons are not linked after {LINK_S:g} s: {link.get('error') or device.get('last_error')}"
+            raise BenchError(msg)
+        await asyncio.sleep(LOOK_S)
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def busy_s(processes: Sequence[psutil.Process]) -> float:
+    """Return the processor time that the processes have taken so far, s. Raises BenchError if one has ended."""
+    try:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+    except psutil.NoSuchProcess as e:
+        msg = "an engine has ended in the middle of the measurement"
+        raise BenchError(msg) from e
+
+
+# --- both of them -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TwoMachines:
+    """Edge and partner, the proxies before the partner's two ports, and their engines."""
+
+    edge: BenchDaemon
+    partner: BenchDaemon
+    api: SlowProxy
+    link: SlowProxy
+    edge_engines: list[psutil.Process]
+    partner_engines: list[psutil.Process]
+
+    async def cloud(self, prompt: str, max_tokens: int) -> tuple[HeardPieces, SplitAnswer]:
+        """Ask the whole model at the partner, through the network."""
+        before, up, down = busy_s(self.partner_engines), self.api.n_up, self.api.n_down
+        heard = await self.partner.ask(f"http://127.0.0.1:{self.api.port}", prompt, max_tokens)
+        spent = busy_s(self.partner_engines) - before
+        n = int(heard.usage["completion_tokens"])
+        sizes = {"bytes_up": self.api.n_up - up, "bytes_down": self.api.n_down - down}
+        return heard, SplitAnswer(heard.text, n, heard.took_s, edge_s=0.0, partner_s=spent, round_trips=n, **sizes)
+
+    async def exact(self, prompt: str, max_tokens: int) -> SplitAnswer:
+        """Ask the edge, whose partner draws every token."""
+        edge_s, partner_s = busy_s(self.edge_engines), busy_s(self.partner_engines)
+        up, down = self.link.n_up, self.link.n_down
+        heard = await self.edge.ask(self.edge.root, prompt, max_tokens)
+        split = heard.disco.get("split") or {}
+        rows = split.get("layer_tokens") or {}
+        return SplitAnswer(
+            heard.text, int(heard.usage["completion_tokens"]), heard.took_s,
+            edge_s=busy_s(self.edge_engines) - edge_s, partner_s=busy_s(self.partner_engines) - partner_s,
+            round_trips=split.get("round_trips"), drafted=split.get("drafted"), accepted=split.get("accepted"),
+            edge_rows=rows.get("edge"), partner_rows=rows.get("partner"),
+            bytes_up=self.link.n_up - up, bytes_down=self.link.n_down - down,
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def two_machines(model: Path, cut: int, rtt_s: float, mbit_s: float, codec: str) -> AsyncIterator[TwoMachines]:
+    """Run a partner with the whole model and the range above a cut, and an edge that has joined it by its code."""
+    device = {"rounding": "exact", "autotune": False}
+    common = {"device": device, "delivery": {"mode": "off"}}
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="disco-split-") as name:
+        folder, timeout = Path(name), aiohttp.ClientTimeout(total=REQUEST_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            settings = {**common, "peer": {"port": port}, "partner": {"listen": "127.0.0.1"}}
+            async with daemon(folder / "partner", session, model, settings) as partner:
+                code = (await partner.type("partner", "pair", "--address", "127.0.0.1"))["code"]
+                (folder / "edge").mkdir()
+                await type_verb(folder / "edge", "split", "join", code, "--cut", str(cut), "--name", "edge")
+                api = SlowProxy(int(partner.root.rpartition(":")[2]), rtt_s, mbit_s)
+                link = SlowProxy(port, rtt_s, mbit_s)
+                async with api, link:
+                    settings = {**common, "split": {"partner": f"127.0.0.1:{link.port}", "codec": codec}}
+                    async with daemon(folder / "edge", session, model, settings) as edge:
+                        await until_linked(edge)
+                        yield TwoMachines(edge, partner, api, link, edge.engines(), partner.engines())

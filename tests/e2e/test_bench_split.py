@@ -1,0 +1,51 @@
+"""`python -m benchmarks.split`: two real daemons with a slow network between them say what the whole model says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from disco_daemon.models.default import default_model_path
+
+pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+
+
+async def bench(*options: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.split", *options,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_a_naive_one() -> None:
+    code, out, err = await bench(
+        "--answers", "1", "--tokens", "24", "--cut", "24", "--link-cuts", "1", "--long", "1", "--json"
+    )  # fmt: skip
+    assert code == 0, err
+    figures: dict[str, Any] = json.loads(out)
+    rows = {(row["data"], row["name"]): row for row in figures["deployments"]}
+    assert set(rows) == {(data, name) for data in ("plain", "summary") for name in ("cloud", "naive", "exact")}
+    for data in ("plain", "summary"):
+        exact = rows[data, "exact"]
+        assert (exact["equal"], exact["rouge_l"], exact["cut"], exact["codec"]) == (1.0, 1.0, 24, "f32")
+        assert exact["mb_up"] * 10 < rows[data, "naive"]["mb_up"]
+        assert 0 < exact["partner_s"] < rows[data, "cloud"]["partner_s"]
+    cuts = figures["cuts"]
+    assert (cuts["n"], cuts["lost"], cuts["changed"], cuts["doubled"]) == (1, 0, 0, 0)
+    assert min(figures["ttft"].values()) > 0
+    assert figures["link"] == {"rtt_ms": 20.0, "mbit_s": 100.0}
+    assert "1 of 2" in err
+    assert "Traceback" not in err
+
+
+async def test_a_file_without_prompts_is_one_line() -> None:
+    code, out, err = await bench("--prompts", "nowhere.jsonl")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "nowhere.jsonl" in err
