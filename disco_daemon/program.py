@@ -16,6 +16,7 @@ PART = "-m"  # the single binary's first word when the second one is a module of
 PARTS = (
     "disco_daemon.bench.loopback",
     "disco_daemon.engine.measure.checkup",
+    "disco_daemon.engine.measure.exit_training",
     "disco_daemon.engine.measure.requantize",
     "disco_daemon.engine.measure.split_check",
     "disco_daemon.engine.measure.tune",

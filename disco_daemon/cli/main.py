@@ -15,6 +15,7 @@ from . import (
     demo,
     doctor,
     evaluate,
+    exits,
     models,
     partner,
     plan,
@@ -32,7 +33,7 @@ from .terminal import plainly
 
 VERBS = (
     setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
-    split, partner, completion,
+    split, exits, partner, completion,
 )  # fmt: skip
 
 

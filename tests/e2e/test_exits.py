@@ -1,0 +1,80 @@
+"""An exit of the real model: a training is ended and goes on, and llama.cpp computes what it made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disco_daemon.config import layers as config
+from disco_daemon.daemon.exits import FEWEST, ExitError, KeptExits, train
+from disco_daemon.engine.llama.model import quiet
+from disco_daemon.engine.llama.segment import SegmentModel
+from disco_daemon.engine.wire import Load
+from disco_daemon.exits.calibrate import signals
+from disco_daemon.models.default import default_model_path
+from disco_daemon.types import LayerRange
+
+pytestmark = [
+    pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
+    pytest.mark.timeout(600),  # a training beside other tests
+]
+CUT, N = 27, 30
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+async def train_with_a_break(said: list[str]) -> None:
+    """Train, end that when the first tokens are kept, and train again."""
+    started = asyncio.Event()
+
+    def first(text: str) -> None:
+        if text.startswith("collecting"):
+            started.set()
+
+    again = train(config.load(), default_model_path(), first, cut=CUT, head="linear", tokens=FEWEST, nice=0)
+    task = asyncio.create_task(again)
+    await started.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    await train(config.load(), default_model_path(), said.append, cut=CUT, head="linear", tokens=FEWEST, nice=0)
+
+
+def test_a_training_that_was_ended_goes_on_and_its_exit_is_in_the_segment() -> None:
+    said: list[str] = []
+    asyncio.run(train_with_a_break(said))
+    assert not any(line.startswith("collecting to train") for line in said)  # those were kept
+    exits = KeptExits(default_model_path())
+    [kept] = exits.all()
+    figures = kept.figures
+    assert (figures.cut, figures.head) == (CUT, "linear")
+    assert figures.train_tokens >= FEWEST
+    assert 0.3 < figures.agreement < 1
+    assert figures.tokens_per_round_trip > 1
+    assert 0 < figures.rouge_l_alone <= 1
+    assert figures.perplexity > 1
+    assert [path.name for path in exits.folder.iterdir() if path.is_dir()] == []  # the rows are gone
+    quiet()
+    load = Load(model_path=str(exits.segment(kept, N)), n_ctx=256, n_threads=1, n_gpu_layers=0)
+    model = SegmentModel(load, LayerRange(0, CUT, N))
+    try:
+        _, logits = model.run_with_exit([(100 + i, i, 0, True) for i in range(20)])
+    finally:
+        model.close()
+    confidence = kept.calibration().confidence(signals(logits))
+    assert np.all((confidence > 0) & (confidence < 1))
+
+
+def test_a_model_whose_answers_are_too_few_says_so() -> None:
+    async def with_none() -> None:
+        await train(config.load(), default_model_path(), lambda _: None, cut=CUT, head="mlp", tokens=0, nice=0)
+
+    with pytest.raises(ExitError, match="too little text to train"):
+        asyncio.run(with_none())
