@@ -26,6 +26,7 @@ from .range_engine import RangeEngine
 
 log = logging.getLogger("disco.peer")
 
+HELD = "policy.private is on: nothing leaves this machine"
 PATIENCE_S = 1.0  # that an answer waits for a partner that has gone, before it moves or ends
 
 
@@ -42,7 +43,7 @@ class EdgeLink:
         self._up: LinkUp | None = None
         self._stats: LinkStats | None = None
         self._why = "the lower layers are being loaded"
-        self._final = False
+        self._final = self._started = self._held = False
 
     @property
     def engine(self) -> Engine:
@@ -74,7 +75,22 @@ class EdgeLink:
 
     async def start(self) -> None:
         """Start the relay; it connects when the engine has loaded its layers."""
-        self._relay.start()
+        self._started = True
+        if not self._held:
+            self._relay.start()
+
+    async def hold(self, *, private: bool) -> None:
+        """End the relay while `private`, and with it the only way to the network; the engine outlives it."""
+        if private == self._held:
+            return
+        self._held = private
+        if private:
+            self._up, self._why = None, HELD
+            await self._relay.close()
+        elif self._started:
+            self._why = "the partner has not answered yet"
+            self._relay.start()
+            self._host.replace_socket()
 
     async def close(self) -> None:
         """Stop the relay, behind the engine; idempotent."""
@@ -92,7 +108,7 @@ class EdgeLink:
             disco=__version__, llama=info.build, model=hello.build.model, n_layers=hello.build.n_layers,
             n_embd=hello.build.n_embd, n_vocab=hello.build.n_vocab,
         )  # fmt: skip
-        self._why = "the partner has not answered yet"
+        self._why = HELD if self._held else "the partner has not answered yet"
         self._relay.join(
             JoinPartner(
                 identity=self._role.identity,
@@ -154,6 +170,5 @@ def membership() -> Membership:
 
 
 def codec_of(config: Config) -> str:
-    """Return how rows travel: as they are, unless the settings say otherwise."""
-    wanted = config.split.codec
-    return ("bf16" if config.device.rounding == "fast" else "f32") if wanted == "auto" else wanted
+    """Return how rows travel: as they are."""
+    return "f32" if config.split.codec == "auto" else config.split.codec

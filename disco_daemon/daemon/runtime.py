@@ -12,6 +12,7 @@ from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
 from ..config.schema import HOSTING, LIVE, Config, keys
 from ..endpoints.base import Endpoint
+from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError, RequestError
 from ..types import Outcome, Side
 from .assembly import Assembly
@@ -64,6 +65,7 @@ class Runtime:
     async def start(self) -> None:
         """Hand the first parts what is known, and open their endpoints."""
         await self.parts.prepare()
+        await self._confine()
         await self.keeper.start()
         await self._partner.follow(self.config)
 
@@ -176,7 +178,13 @@ class Runtime:
         await self._confine()
 
     async def _confine(self) -> None:
-        """End all requests to servers if the settings say private. When this returns, no server is being asked."""
+        """End all requests to servers, and a link to a partner, if the settings say private.
+
+        When this returns, nothing is being sent to another machine.
+        """
+        device = self.endpoints.get(Side.DEVICE)
+        if isinstance(device, SplitDevice):
+            await device.link.hold(private=self._privacy.on)
         if self._privacy.on:
             if self.parts.prober is not None:
                 await self.parts.prober.stop()

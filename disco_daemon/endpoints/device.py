@@ -157,6 +157,12 @@ class Device:
                     usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
                     usage.completion_tokens = answer.done.n_completion
                     usage.busy_s = answer.done.busy_s
+                    usage.split = self.describe_split(answer.done)
+
+    def describe_split(self, done: wire.Done) -> dict[str, Any] | None:
+        """Return the partner's part of an answer, for the last chunk; a whole device has none."""
+        del done
+        return None
 
     async def _wait_for_load(self, usage: Usage) -> None:
         began_at = self._engine.clock.now()

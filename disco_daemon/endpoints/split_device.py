@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ..engine import wire
 from ..engine.supervisor import Engine
 from ..errors import EndpointError
 from ..types import Embedding, GenerationRequest, Readiness, Refusal
@@ -44,6 +45,10 @@ class PartnerLink(Protocol):
 
     async def start(self) -> None:
         """Begin to connect, and go on trying."""
+        ...
+
+    async def hold(self, *, private: bool) -> None:
+        """Send nothing any more while `private`: when this returns the link is down. It comes back without."""
         ...
 
     async def close(self) -> None:
@@ -92,6 +97,33 @@ class SplitDevice(Device):
         del given
         message = "the device is split over two machines, and makes no embeddings: ask a machine with the whole model"
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
+
+    def describe_split(self, done: wire.Done) -> dict[str, Any] | None:
+        """Return the partner's part of an answer. What it spends on it is not known here."""
+        use, layers = done.split, self.engine.config.layers
+        if use is None or layers is None:
+            return None
+        link = self._link.status()
+        return {
+            "mode": link["mode"],
+            "quality": "whole",
+            "theta": None,
+            "alone_from": None,
+            "codec": link["codec"],
+            "same_bits": link["same_bits"],
+            "n_rows": use.partner_rows,
+            "round_trips": use.round_trips,
+            "drafted": use.drafted,
+            "accepted": use.accepted,
+            "layer_tokens": {
+                "edge": use.edge_rows * layers.n_layers,
+                "partner": use.partner_rows * (layers.of - layers.n_layers),
+            },
+            "bytes": {"up": use.bytes_up, "down": use.bytes_down},
+            "partner_s": use.partner_s,
+            "partner_j": None,
+            "partner_usd": None,
+        }
 
     def status(self) -> dict[str, Any]:
         """Engine state, last failure and the link."""

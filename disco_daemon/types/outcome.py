@@ -19,7 +19,8 @@ class Usage:
     `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
     the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
     `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
-    it; else it is what its text tells. `load_s` is how long it had to wait for its model.
+    it; else it is what its text tells. `load_s` is how long it had to wait for its model. `split` tells the partner's
+    part of a split device's answer, in the names of the API.
     """
 
     prompt_tokens: int = 0
@@ -29,6 +30,7 @@ class Usage:
     reasoning_tokens: int = 0
     told: bool = False
     load_s: float = 0.0
+    split: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The `disco` object of the last chunk (docs/design.md#interfaces)."""
-        return {
+        split = next((a.usage.split for a in reversed(self.attempts) if a.usage.split is not None), None)
+        return ({} if split is None else {"split": split}) | {
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,
             "winner": self.winner,

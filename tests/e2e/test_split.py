@@ -109,6 +109,12 @@ async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge
         split = await ask(edge.daemon, prompt, max_tokens=32)
         assert split.text == whole.text
         assert split.finish_reason == whole.finish_reason
+        told = split.disco["split"]
+        assert (told["mode"], told["quality"], told["codec"], told["same_bits"]) == ("exact", "whole", "f32", True)
+        assert told["n_rows"] > 0 < told["layer_tokens"]["edge"]
+        assert 0 < told["round_trips"] <= 33
+        assert told["bytes"]["up"] > 576 * 4 * told["n_rows"] / 2
+        assert "split" not in whole.disco
     assert (await partner.json("partner", "list"))["members"][0]["rows"] > 0
 
 
@@ -123,6 +129,17 @@ async def test_a_private_request_is_refused_with_the_reason(edge: Machine) -> No
         await edge.daemon.client.chat.completions.create(
             model="disco", messages=[{"role": "user", "content": "Hi"}], extra_body={"disco": {"private": True}}
         )
+
+
+async def test_a_daemon_that_becomes_private_cuts_the_link_and_comes_back(edge: Machine) -> None:
+    await edge.in_state("up")
+    changed = await edge.daemon.controls.patch(f"{edge.daemon.root}/disco/v1/settings", json={"policy.private": True})
+    assert changed.status == 200
+    status = (await edge.daemon.state())["split"]
+    assert (status["state"], status["error"]) == ("down", "policy.private is on: nothing leaves this machine")
+    await edge.daemon.controls.patch(f"{edge.daemon.root}/disco/v1/settings", json={"policy.private": False})
+    await edge.in_state("up")
+    assert (await ask(edge.daemon, PROMPTS[0], max_tokens=8)).text
 
 
 async def test_an_embedding_is_refused_with_the_reason(edge: Machine) -> None:
