@@ -10,9 +10,11 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 import pytest_asyncio
@@ -67,6 +69,8 @@ class Machine:
 @asynccontextmanager
 async def machine(folder: Path, port: int = 0, server: str | None = None) -> AsyncIterator[Machine]:
     settings: dict[str, dict[str, Any]] = {"peer": {"port": port or free_port()}, "partner": {"listen": "127.0.0.1"}}
+    if server is not None:
+        settings["server"] = {"model": "disco/device", "continuation": "token_ids", "stream_usage": True}
     async with running(folder, settings=settings, policy="all-device", server=server) as daemon:
         await daemon.device_ready()
         yield Machine(daemon)
@@ -205,6 +209,30 @@ async def test_a_partner_that_is_gone_ends_the_answer_with_the_reason(partner: M
     assert "partner" in error or heard.text == whole.text
     await edge.in_state("up")
     assert (await ask(edge.daemon, PROMPTS[2], max_tokens=64)).text == whole.text
+
+
+async def test_a_server_takes_the_answer_over_where_the_partner_has_left_it(partner: Machine, tmp_path: Path) -> None:
+    whole = await ask(partner.daemon, PROMPTS[2], max_tokens=96)
+    revoke = partial(partner.daemon.controls.post, f"{partner.daemon.root}/disco/v1/partner/revoke")
+    revoking: list[asyncio.Task[aiohttp.ClientResponse]] = []
+
+    async def refuse() -> aiohttp.ClientResponse:
+        return await revoke(json={"name": "fourth"})
+
+    def leave(heard: Heard) -> None:
+        if not revoking and len(heard.text) > 20:
+            revoking.append(asyncio.create_task(refuse()))
+
+    async with machine(tmp_path, server=partner.daemon.url) as one:
+        code = (await partner.json("partner", "pair"))["code"]
+        await one.json("split", "join", code, "--cut", str(CUT), "--name", "fourth")
+        await one.in_state("up")
+        heard = await ask(one.daemon, PROMPTS[2], max_tokens=96, on_piece=leave)
+    assert [(await task).status for task in revoking] == [200]
+    assert heard.text == whole.text
+    assert heard.disco["handoffs"] == 1
+    assert heard.disco["endpoints"]["device"]["error"] == "partner_gone"
+    assert heard.disco["tokens"]["server"] > 0 < heard.disco["tokens"]["device"]
 
 
 async def test_a_machine_that_is_revoked_is_refused_at_once(partner: Machine, edge: Machine) -> None:
