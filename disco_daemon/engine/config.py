@@ -37,6 +37,7 @@ class EngineConfig:
     layers: LayerRange | None = None
     patience_s: float = 0.0
     max_answers: int = 16
+    exit: wire.ExitCalibration | None = None
 
     def load(self) -> wire.Load:
         """Return the message that loads the model in the engine process."""
@@ -60,4 +61,5 @@ class EngineConfig:
             layers=() if self.layers is None else (self.layers.first, self.layers.last, self.layers.of),
             patience_s=self.patience_s,
             max_answers=self.max_answers,
+            exit=self.exit,
         )

@@ -38,6 +38,14 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float
 
 
+class ExitCalibration(msgspec.Struct, frozen=True, kw_only=True):
+    """How sure the exit in a range's file may be: coefficients and table of `exits.calibrate.Calibration`."""
+
+    coefficients: tuple[float, ...]
+    scores: tuple[float, ...]
+    shares: tuple[float, ...]
+
+
 class Load(Message, frozen=True, kw_only=True):
     """Load a model: the first message to every engine process.
 
@@ -54,7 +62,7 @@ class Load(Message, frozen=True, kw_only=True):
     `layers`: the file has only the layers from the first number up to the second (exclusive) of a model with as many as
     the third says; the others are at a partner, whom frames reach by a second inherited socket. An answer whose partner
     has gone waits for it for `patience_s`, s, before it fails; of each machine whose partner this is, `max_answers` are
-    served at a time.
+    served at a time. With `exit` the file of the first range gives an exit's logits, which draft tokens.
     """
 
     model_path: str
@@ -77,6 +85,7 @@ class Load(Message, frozen=True, kw_only=True):
     layers: tuple[int, ...] = ()
     patience_s: float = 0.0
     max_answers: int = 16
+    exit: ExitCalibration | None = None
 
 
 class Count(Message, frozen=True, kw_only=True):
@@ -310,8 +319,8 @@ class Stats(Message, frozen=True, kw_only=True):
     iteration takes `iteration_s` at present, s; the share `python_share` of the time is not llama.cpp's. The other
     counters are of tokens, s and times since the start; `cached_tokens` did not have to be computed, and `chunks` were
     iterations with a part of a prompt beside running answers, `chunks_s` in all. Of the `drafted` tokens, which were
-    guessed and computed along, `accepted` were right. `disk_texts` conversations are on disk, with `disk_bytes`;
-    `disk_error` says why none can be.
+    guessed and computed along, `accepted` were right; `split` is what a partner did for ended answers. `disk_texts`
+    conversations are on disk, with `disk_bytes`; `disk_error` says why none can be.
     """
 
     running: int
@@ -332,6 +341,7 @@ class Stats(Message, frozen=True, kw_only=True):
     chunks_s: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    split: SplitUsage | None = None
     disk_texts: int = 0
     disk_bytes: int = 0
     disk_error: str = ""

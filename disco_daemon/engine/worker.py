@@ -40,6 +40,7 @@ from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
 from .peer_socket import PeerSocket
 from .serve.admission import SCHEDULERS, Admission
+from .serve.away import ExitDrafter
 from .serve.batch import Batcher
 from .serve.edge import EdgeBatcher
 from .serve.partner import PartnerBatcher
@@ -150,7 +151,9 @@ class Worker:
             msg = f"the layers {llama.layers} are of no use without a way to the others"
             raise ValueError(msg)
         if llama.layers.is_first:
-            return EdgeBatcher(llama, self.post, admission, send_frame=self._peers.send, patience_s=load.patience_s)
+            edge = EdgeBatcher(llama, self.post, admission, send_frame=self._peers.send, patience_s=load.patience_s)
+            edge.exit = None if load.exit is None else ExitDrafter(load.exit)
+            return edge
         n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
         contents = ContentManager(llama.n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
         return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=self._peers.send)

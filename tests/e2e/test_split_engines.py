@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -20,9 +21,13 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineAnswer
+from disco_daemon.engine.llama.weights import read_output, read_weights
 from disco_daemon.engine.supervisor import Engine
+from disco_daemon.exits.head import ExitHead
+from disco_daemon.exits.packing import tensors_of
 from disco_daemon.models.default import default_model_path
-from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.models.segment_files import SegmentFiles, read_head
+from disco_daemon.models.segments import ExitTensor
 from disco_daemon.peer.content import credits_for
 from disco_daemon.peer.messages import (
     HEADER,
@@ -121,8 +126,10 @@ async def told(answer: EngineAnswer) -> tuple[str, wire.Done]:
                 raise AssertionError(failed)
 
 
-def config(path: Path, layers: LayerRange | None, n_cells: int = 4 * N_CTX) -> EngineConfig:
-    return EngineConfig(path, N_CTX, 1, n_cells=n_cells, layers=layers, patience_s=20.0)
+def config(
+    path: Path, layers: LayerRange | None, n_cells: int = 4 * N_CTX, exit_: wire.ExitCalibration | None = None
+) -> EngineConfig:
+    return EngineConfig(path, N_CTX, 1, n_cells=n_cells, layers=layers, patience_s=20.0, exit=exit_)
 
 
 @dataclass
@@ -138,9 +145,14 @@ def segments(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @asynccontextmanager
-async def paired(segments: list[Path], n_edge: int = 4 * N_CTX, n_partner: int = 4 * N_CTX) -> AsyncIterator[Pair]:
+async def paired(
+    segments: list[Path],
+    n_edge: int = 4 * N_CTX,
+    n_partner: int = 4 * N_CTX,
+    exit_: wire.ExitCalibration | None = None,
+) -> AsyncIterator[Pair]:
     link, clock = Wire(), SystemClock()
-    edge = Engine(config(segments[0], RANGES[0], n_edge), clock, link.attach("edge"))
+    edge = Engine(config(segments[0], RANGES[0], n_edge, exit_), clock, link.attach("edge"))
     partner = Engine(config(segments[1], RANGES[1], n_partner), clock, link.attach("partner"))
     edge.start()
     partner.start()
@@ -286,3 +298,27 @@ async def test_answers_that_take_each_others_cells_are_the_whole_models(
     async with paired(segments, n_edge, n_partner) as both:
         got = await asyncio.gather(*(told(both.edge.open(request)) for request in requests))
     assert [text for text, _ in got] == expected
+
+
+def exit_segment(folder: Path) -> Path:
+    """The edge's range with an exit that nobody has trained: it reads the rows as if they were the last layer's."""
+    model = default_model_path()
+    _, header = read_head(model)
+    output = read_output(model, header)
+    head = ExitHead(read_weights(model, header, "output_norm.weight"), np.eye(output.shape[1], dtype=np.float32), 1e-5)
+    tensors = {name: ExitTensor(t.shape, t.packing, t.data) for name, t in tensors_of(head, output).items()}
+    return SegmentFiles(folder, 1 << 30).write_exit(model, RANGES[0], tensors)
+
+
+async def test_drafts_of_an_exit_never_change_an_answer(segments: list[Path], whole: Engine, tmp_path: Path) -> None:
+    sure = wire.ExitCalibration(coefficients=(0.0, 0.0, 0.0, 0.0), scores=(0.0, 1.0), shares=(0.7, 0.7))
+    requests = [question(text, 48) for text in QUESTIONS]
+    requests.append(question("Tell me a story about the sea.", 48, temperature=0.7, seed=7))
+    expected = [(await told(whole.open(request)))[0] for request in requests]
+    async with paired([exit_segment(tmp_path), segments[1]], exit_=sure) as both:
+        one_by_one = [await told(both.edge.open(request)) for request in requests]
+        assert [text for text, _ in one_by_one] == expected
+        got = await asyncio.gather(*(told(both.edge.open(request)) for request in requests))
+        assert [text for text, _ in got] == expected
+        usages = [done.split for _, done in one_by_one]
+        assert all(usage is not None and usage.drafted > 0 for usage in usages)

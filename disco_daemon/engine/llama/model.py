@@ -104,6 +104,7 @@ class Llama(Sequences):
         self._hidden: HiddenRows | None = None
         if self.layers is not None and not self.layers.is_last:
             self._hidden = HiddenRows(header.text("general.architecture"), self.layers.n_layers, self.n_embd)
+        self.has_logits = self._hidden is None or load.exit is not None
         self.hidden_out: FloatRows = np.empty((0, self.n_embd), np.float32)
         self._abort = abort  # keeps callback and buffer alive as long as the context
         try:
@@ -194,12 +195,16 @@ class Llama(Sequences):
             llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
             self._n_computing = n_threads
         # With a row wanted, a range without logits would compute the whole head, for nothing.
-        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden, with_logits=self._hidden is None))
+        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden, with_logits=self.has_logits))
         if rc == 0:
             llama_cpp.llama_synchronize(self._ctx)
         if self._hidden is not None:
             self.hidden_out = self._hidden.take(self._ctx, len(rows) if rc == 0 else 0)
         return int(rc)
+
+    def logits(self, row: int) -> FloatRows:
+        """Return the logits of batch row `row`, [n_vocab]; they are valid until the next decode."""
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.vocabulary.n_tokens,))
 
     def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
         """Make a sampler chain in C for an answer that has the tokens `answer` already; `grammar` is from `grammar`."""
@@ -231,7 +236,7 @@ class Llama(Sequences):
         sampler.seed()
         if not (among or sampler.greedy):
             return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
-        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.vocabulary.n_tokens,))
+        logits = self.logits(row)
         if not among:  # the chain would make a table of the whole vocabulary to find the same
             return int(logits.argmax())
         data = np.zeros(len(among), _CANDIDATE)

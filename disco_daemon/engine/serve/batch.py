@@ -183,6 +183,16 @@ class Batcher:
     def look(self) -> None:
         """Look at what has been waited for."""
 
+    @property
+    def n_drafted(self) -> tuple[int, int]:
+        """How many tokens were guessed and computed along, and how many of them were right."""
+        return (0, 0) if self.speculator is None else (self.speculator.n_drafted, self.speculator.n_accepted)
+
+    @property
+    def split_usage(self) -> wire.SplitUsage | None:
+        """What a partner did for the answers that have ended; None where there is none."""
+        return None
+
     # --- one iteration -------------------------------------------------------------------------------------------
 
     def step(self) -> bool:

@@ -7,6 +7,7 @@ is there. When the partner has gone, answers wait for it a while, and then fail:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ...peer.edge import EdgeAnswer, LinkCredits, send_all_due
@@ -25,8 +26,10 @@ from ...peer.messages import (
     PeerLeft,
     Refused,
 )
+from ...scheduler.draft_length import DraftLength, RunTimes, expected_run
 from .. import wire
-from ..speculation.speculate import SIZES, lookup_of, n_expected
+from ..speculation.speculate import lookup_of
+from .away import Away, ExitDrafter, SplitCounts
 from .batch import Batcher
 from .iteration import Batch, DecodedRows
 from .partner import SendFrame
@@ -34,33 +37,19 @@ from .prepare import Prepared
 from .sequence import Sequence
 
 GONE = "partner_gone"  # the reason of an answer that fails with its partner
-FIRST_ROUND_TRIP_S = 0.02  # before one was measured
-NEWEST = 0.2  # weight of the newest round trip
-ROW_SHARE = 0.1  # what a row beside others takes on both machines, in times of a row alone
+FIRST_TIMES = RunTimes(0.01, 0.02, 0.005)  # of a run of drafts, before any was measured
+ROW_SHARE = 0.1  # what a row beside others takes at the edge, in times of a row alone
+SURE = 0.6  # chance from which on the guesses of prompt lookup are taken, and not the exit's
 LOOK_S = 0.25  # between two looks at how long the partner has been gone, and signs of life
-
-
-@dataclass(slots=True)
-class AwayCounts:
-    """What the partner did for one answer, and when it was asked last."""
-
-    edge_rows: int = 0
-    partner_rows: int = 0
-    round_trips: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    partner_s: float = 0.0
-    asked_at: float = 0.0
 
 
 @dataclass(slots=True)
 class EdgeBatcher(Batcher):
     """A batcher over the first layers, with one partner for the rest.
 
-    All mutable state: besides the batcher's, what the partner has of each answer (`_answers`) and did for it
-    (`_counts`), the `credits` of the link (None while it is down, since `_down_at`), and the time of a round trip.
+    All mutable state: besides the batcher's, what the partner has of each answer and did for it (`_away`) and for those
+    that have ended (`totals`), the `credits` of the link (None while it is down, since `_down_at`), what runs of drafts
+    take (`lengths`), and what is known of the exit, if there is one.
     """
 
     send_frame: SendFrame = field(kw_only=True)
@@ -68,12 +57,12 @@ class EdgeBatcher(Batcher):
     codec: str = "f32"
     credits: LinkCredits | None = None
     peer: int = 0
-    round_trip_s: float = FIRST_ROUND_TRIP_S
-    n_round_trips: int = 0
+    exit: ExitDrafter | None = None
+    lengths: DraftLength = field(default_factory=lambda: DraftLength(FIRST_TIMES))
+    totals: SplitCounts = field(default_factory=SplitCounts)
     _down_at: float | None = field(init=False)
     _alive_at: float = 0.0
-    _answers: dict[Sequence, EdgeAnswer] = field(default_factory=dict)
-    _counts: dict[Sequence, AwayCounts] = field(default_factory=dict)
+    _away: dict[Sequence, Away] = field(default_factory=dict)
     _n_opened: int = 0
 
     def __post_init__(self) -> None:
@@ -105,9 +94,9 @@ class EdgeBatcher(Batcher):
             codec=self.codec,
             is_private=s.request.private,
         )
-        self._answers[s], self._counts[s] = answer, AwayCounts()
+        self._away[s] = Away(answer)
         if self.is_up:
-            self._tell(s, answer.open())
+            self._tell(answer.open())
 
     def _rewind(self, s: Sequence, n_same: int) -> None:
         Batcher._rewind(self, s, n_same)
@@ -116,11 +105,11 @@ class EdgeBatcher(Batcher):
 
     def _follow(self, s: Sequence) -> None:
         """Let the partner forget the tokens that are no longer the text's, and add those that are new."""
-        answer = self._answers[s]
+        answer = self._away[s].answer
         pairs = enumerate(zip(s.tokens, answer.tokens, strict=False))
         n = next((i for i, (a, b) in pairs if a != b), min(len(s.tokens), len(answer.tokens)))
         if answer.is_drawing or answer.tokens[n:]:
-            self._tell(s, answer.cut(n))
+            self._tell(answer.cut(n))
         if len(s.tokens) > n:
             answer.extend(s.tokens[n:])
 
@@ -141,105 +130,116 @@ class EdgeBatcher(Batcher):
             grammar=s.grammar,
         )
         answer = s.tokens[len(s.given.prompt) :]
-        self._tell(s, self._answers[s].begin_drawing(rules, answer, s.draw.candidates))
+        self._tell(self._away[s].answer.begin_drawing(rules, answer, s.draw.candidates))
 
     def _remove(self, s: Sequence) -> None:
-        answer = self._answers.pop(s)
-        del self._counts[s]
+        away = self._away.pop(s)
+        self.totals.add(away.counts)
         if self.is_up:
-            self.send_frame(self.peer, CloseAnswer(id=answer.name))
+            self.send_frame(self.peer, CloseAnswer(id=away.answer.name))
         Batcher._remove(self, s)
 
     def _done(self, s: Sequence, reason: str) -> wire.Done:
-        counts = self._counts[s]
-        return s.done_message(
-            reason,
-            wire.SplitUsage(
-                edge_rows=counts.edge_rows,
-                partner_rows=counts.partner_rows,
-                round_trips=counts.round_trips,
-                drafted=counts.drafted,
-                accepted=counts.accepted,
-                bytes_up=counts.bytes_up,
-                bytes_down=counts.bytes_down,
-                partner_s=counts.partner_s,
-            ),
-        )
+        return s.done_message(reason, self._away[s].counts.usage())
+
+    @property
+    def split_usage(self) -> wire.SplitUsage | None:
+        """What the partner did for the answers that have ended."""
+        return self.totals.usage()
 
     # --- rows go up ----------------------------------------------------------------------------------------------
 
     def _build(self) -> Batch:
         """Choose the rows; of cached prefixes those are computed again that the partner has not."""
-        for s, answer in self._answers.items():
-            if answer.is_open and s.slot >= 0:
+        for s, away in self._away.items():
+            if away.answer.is_open and s.slot >= 0:
                 self._compute_uncovered(s)
+            if s.ahead and s.n_past < len(s.tokens):  # their cells are gone; they are computed again all at once
+                s.ahead = []
         return Batcher._build(self)
 
     def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
-        """Return the guesses to compute: those that are being judged already, or else of prompt lookup."""
+        """Return the guesses to compute: those that have gone up already, or else those of prompt lookup."""
         del prefilling
         found: dict[Sequence, list[int]] = {}
         for s in decoding:
-            answer = self._answers[s]
-            if answer.judged is not None:  # their rows were lost here, and are wanted again
-                draft = answer.tokens[answer.n_text : answer.judged[1]]
-            elif len(answer.tokens) > answer.n_text:
+            answer = self._away[s].answer
+            if s.ahead:
+                continue  # each is computed by itself
+            if len(answer.tokens) > answer.n_text:  # their cells were lost
                 draft = answer.tokens[answer.n_text :]
             elif s.draw.candidates or self.speculator is None:
                 continue
             else:
-                draft = lookup_of(s).guess(self._n_drafts(s))
+                draft = lookup_of(s).guess(self._n_looked_up(s))
             if draft and self.admission.cells.make_room(len(draft) + 2 * len(decoding)):
                 found[s] = draft
         return found
 
-    def _n_drafts(self, s: Sequence) -> int:
-        """Return how many guesses pay: the most tokens a second, by their chance and what a round trip takes."""
-        limit = self.n_useful(s)
+    def _n_looked_up(self, s: Sequence) -> int:
+        """Return how many guesses of prompt lookup pay; none where the exit guesses better."""
         chance = lookup_of(s).chance
-        row_s = ROW_SHARE * self.admission.latency.predict(1)
-        sizes = [0, *(size for size in SIZES if size <= limit)]
-        return max(sizes, key=lambda n: (1 + n_expected(chance, n)) / (self.round_trip_s + n * row_s))
+        if self.exit is not None and chance < SURE:
+            return 0
+        times = self.lengths.times
+        beside = RunTimes(ROW_SHARE * times.edge_s, times.round_trip_s, times.partner_s)
+        return min(self._n_useful(s), expected_run(beside, chance).n_drafts)
 
-    def n_useful(self, s: Sequence) -> int:
+    def _n_useful(self, s: Sequence) -> int:
         """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
         room = self.llama.n_ctx - len(s.tokens) - 1
         return max(0, room if s.n_left is None else min(room, s.n_left - 1))
 
     def _use(self, s: Sequence, rows: DecodedRows) -> None:
-        """Send the rows; behind the last token and its guesses ask the partner, and wait."""
-        answer, pos = self._answers[s], s.n_past - rows.n
-        tokens = [*s.tokens[pos : s.n_past], *rows.draft]
-        answer.fill(pos, tokens, self.llama.hidden_out[rows.at : rows.at + rows.n])
-        self._counts[s].edge_rows += rows.n
+        """Send the rows; behind the last token and its guesses draft on, or ask the partner and wait."""
+        away, pos = self._away[s], s.n_past - rows.n
+        tokens = [*(s.tokens + s.ahead if s.ahead else s.tokens)[pos : s.n_past], *rows.draft]
+        away.answer.fill(pos, tokens, self.llama.hidden_out[rows.at : rows.at + rows.n])
+        away.counts.edge_rows += rows.n
         if rows.last < 0:
             s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
-        else:
+        elif rows.draft or not self._draft_on(s, away, rows.last):
             self.admission.send_away(s)
             self._ask(s)
         self._send_due()
 
+    def _draft_on(self, s: Sequence, away: Away, row: int) -> bool:
+        """Guess one more token by the exit, if that pays; its row is computed next."""
+        if self.exit is None or not self.is_up or s.draw.candidates or away.answer.judged is not None:
+            return False
+        token, chance, found = self.exit.draft(self.llama.logits(row))
+        is_end = bool(s.ahead) and self.llama.vocabulary.ends(s.ahead[-1])
+        if len(s.ahead) >= self._n_useful(s) or not self.lengths.wants_draft(away.chances, chance, ends_text=is_end):
+            return False
+        s.ahead.append(token)
+        away.chances.append(chance)
+        away.signals.append(found)
+        return True
+
     def _ask(self, s: Sequence) -> None:
         """Ask for the verdict on what is computed, unless that is asked already or nobody can be."""
-        answer = self._answers[s]
-        if not self.is_up or answer.judged is not None:
+        away = self._away[s]
+        if not self.is_up or away.answer.judged is not None:
             return
-        self._tell(s, answer.judge())
-        counts = self._counts[s]
-        counts.asked_at = self.clock()
-        counts.round_trips += 1
-        self.n_round_trips += 1
+        self._tell(away.answer.judge())
+        away.asked_at = self.clock()
+        away.counts.round_trips += 1
+
+    def _learn(self, batch: Batch) -> None:
+        Batcher._learn(self, batch)
+        if batch.is_decoded and not (batch.load.n_prefill or batch.drafts) and batch.took_s > 0:
+            self.lengths.observe_step(batch.took_s)
 
     def _send_due(self) -> None:
         """Send all rows that are due and for which there are credits."""
         if self.credits is None:
             return
-        by_name = {answer.name: s for s, answer in self._answers.items()}
-        for message, payload in send_all_due(self._answers.values(), self.credits):
-            self._counts[by_name[message.id]].bytes_up += len(payload)
+        by_name = {away.answer.name: away for away in self._away.values()}
+        for message, payload in send_all_due((away.answer for away in self._away.values()), self.credits):
+            by_name[message.id].counts.bytes_up += len(payload)
             self.send_frame(self.peer, message, payload)
 
-    def _tell(self, s: Sequence, message: PeerFrame) -> None:
+    def _tell(self, message: PeerFrame) -> None:
         if self.is_up:
             self.send_frame(self.peer, message)
 
@@ -276,8 +276,8 @@ class EdgeBatcher(Batcher):
     def _join(self, peer: int, credits: int) -> None:
         """Open all answers at the partner, which may have what was computed before the link was lost."""
         self.peer, self.credits, self._down_at = peer, LinkCredits(credits), None
-        for s, answer in self._answers.items():
-            self._tell(s, answer.open())
+        for s, away in self._away.items():
+            self._tell(away.answer.open())
             if not s.is_held:
                 self._tell_rules(s)
             if s.is_away:
@@ -288,17 +288,17 @@ class EdgeBatcher(Batcher):
         self.look()
 
     def _receive_for(self, message: AnswerOpened | DraftVerdict | NeedRows | AnswerFailed) -> None:
-        s = next((s for s, answer in self._answers.items() if answer.name == message.id), None)
+        s = next((s for s, away in self._away.items() if away.answer.name == message.id), None)
         if s is None:
             return  # it has ended here
-        answer = self._answers[s]
+        answer = self._away[s].answer
         match message:
             case AnswerOpened():
                 answer.opened(message)
                 self._compute_uncovered(s)
             case NeedRows():
                 for again in answer.need(message):
-                    self._tell(s, again)
+                    self._tell(again)
                 self._compute_uncovered(s)
             case DraftVerdict():
                 self._take_verdict(s, message)
@@ -307,7 +307,7 @@ class EdgeBatcher(Batcher):
 
     def _compute_uncovered(self, s: Sequence) -> None:
         """Compute tokens again whose rows are wanted, but were never computed here, or are not kept."""
-        n = self._answers[s].n_covered
+        n = self._away[s].answer.n_covered
         if s.n_past > n:
             if s.is_away:
                 self.admission.bring_back(s)
@@ -315,20 +315,22 @@ class EdgeBatcher(Batcher):
 
     def _take_verdict(self, s: Sequence, message: DraftVerdict) -> None:
         """Add the tokens that the partner has drawn; what was guessed wrong is cut from the KV cache."""
-        answer, counts, now = self._answers[s], self._counts[s], self.clock()
+        away, now = self._away[s], self.clock()
+        answer, counts = away.answer, away.counts
         n_judged = 0 if answer.judged is None else answer.judged[1] - answer.judged[0]
         taken = answer.verdict(message)
         if taken is None:
             return
-        n_drafted, n_right = n_judged - 1, len(taken.tokens) - 1
+        n_right = len(taken.tokens) - 1
         counts.partner_rows += n_judged
-        counts.drafted += n_drafted
+        counts.drafted += n_judged - 1
         counts.accepted += n_right
         counts.partner_s += message.busy_s
-        if self.speculator is not None:
-            self.speculator.n_drafted += n_drafted
-            self.speculator.n_accepted += n_right
-        self.round_trip_s += NEWEST * (now - counts.asked_at - self.round_trip_s)
+        if (took_s := now - away.asked_at) > 0 and 0 < message.busy_s < math.inf:
+            self.lengths.observe_round_trip(n_judged, took_s, message.busy_s)
+        if self.exit is not None:
+            self.exit.learn(away.signals, n_right)
+        away.chances, away.signals, s.ahead = [], [], []
         if s.n_past > taken.n_rows:
             s.n_past = taken.n_rows
             self.admission.cells.cut(s.slot, s.n_past)
@@ -351,15 +353,15 @@ class EdgeBatcher(Batcher):
     @property
     def wait_s(self) -> float | None:
         """How long to wait for a message at most before `look` is due, s; None while nothing is."""
-        return LOOK_S if self._answers else None
+        return LOOK_S if self._away else None
 
     def look(self) -> None:
         """Let answers fail whose partner has been gone for too long; give a sign of life for those that wait."""
         if self._is_given_up:
-            for s in list(self._answers):
+            for s in list(self._away):
                 self._remove(s)
                 self.send(self._gone(s.request.id))
-        elif self._answers:
+        elif self._away:
             self.send(wire.Alive())
 
     def _gone(self, answer_id: str) -> wire.Failed:

@@ -49,7 +49,7 @@ class Batch:
     def add_last_tokens(self, decoding: list[Sequence]) -> None:
         """Add a row for the last token of each answer, and rows for its draft."""
         for s in decoding:
-            tokens = (s.tokens[s.n_past], *self.drafts.get(s, ()))
+            tokens = (s.next_token, *self.drafts.get(s, ()))
             self.rows += [(token, i, s.slot, True) for i, token in enumerate(tokens, s.n_past)]
             self.shares.append((s, len(tokens), len(self.rows) - 1))
 

@@ -141,6 +141,7 @@ class Unsent:
 class Sequence:
     """One answer. `tokens` are prompt and answer; the first `n_past` of them are in the KV cache, or in `saved`.
 
+    Tokens that were guessed one by one, each from the row of the one before, are `ahead` of them until they are judged.
     Its cells belong to the sequence `slot` of the KV cache, -1 without cells. The first token's `key` has its adapter's
     `salt`. Of its orders `n_orders` are carried out. The daemon knows that it is idle (`idle_sent`), and that it waits
     for others (`pause_sent`).
@@ -160,6 +161,7 @@ class Sequence:
     n_preempted: int = 0
 
     tokens: list[int] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
     n_past: int = 0
     prefill: Prefill = field(default_factory=Prefill)
     draw: Draw = field(default_factory=Draw)
@@ -221,7 +223,14 @@ class Sequence:
 
     def key(self, start: int = 0, end: int | None = None) -> list[int]:
         """Return its tokens as the prefix index knows them: they are of use under its adapter only."""
-        return prefix_key(self.tokens[start:end], 0 if start else self.salt)
+        tokens = self.tokens + self.ahead if self.ahead else self.tokens
+        return prefix_key(tokens[start:end], 0 if start else self.salt)
+
+    @property
+    def next_token(self) -> int:
+        """The token whose row is computed next."""
+        n = self.n_past - len(self.tokens)
+        return self.tokens[self.n_past] if n < 0 else self.ahead[n]
 
     def job(self, swap_s: float) -> Job:
         """Describe it to the scheduler; `swap_s` is how long it takes to swap it in, s."""
@@ -245,7 +254,7 @@ class Sequence:
         self.draw.close()
         self.draw = Draw(n_completion=self.draw.n_completion)
         self.unsent = Unsent(vocabulary.stream(self.request, self.given.prompt, self.given.text))
-        self.tokens = self.given.prompt + self.given.tokens
+        self.tokens, self.ahead = self.given.prompt + self.given.tokens, []
         self.prefill.n_prompt = len(self.tokens)
         self.lookup, self.idle_sent = None, False
 
