@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -67,8 +67,12 @@ class Machine:
 
 
 @asynccontextmanager
-async def machine(folder: Path, port: int = 0, server: str | None = None) -> AsyncIterator[Machine]:
+async def machine(
+    folder: Path, port: int = 0, server: str | None = None, more: Mapping[str, dict[str, Any]] | None = None
+) -> AsyncIterator[Machine]:
     settings: dict[str, dict[str, Any]] = {"peer": {"port": port or free_port()}, "partner": {"listen": "127.0.0.1"}}
+    for section, values in (more or {}).items():
+        settings.setdefault(section, {}).update(values)
     if server is not None:
         settings["server"] = {"model": "disco/device", "continuation": "token_ids", "stream_usage": True}
     async with running(folder, settings=settings, policy="all-device", server=server) as daemon:
@@ -233,6 +237,22 @@ async def test_a_server_takes_the_answer_over_where_the_partner_has_left_it(part
     assert heard.disco["handoffs"] == 1
     assert heard.disco["endpoints"]["device"]["error"] == "partner_gone"
     assert heard.disco["tokens"]["server"] > 0 < heard.disco["tokens"]["device"]
+
+
+async def test_two_machines_find_each_other_again_after_both_were_started_anew(tmp_path: Path) -> None:
+    port = free_port()
+    async with machine(tmp_path / "upper", port) as upper, machine(tmp_path / "lower") as lower:
+        whole = await ask(upper.daemon, PROMPTS[0], max_tokens=16)
+        code = (await upper.json("partner", "pair"))["code"]
+        await lower.json("split", "join", code, "--cut", "20", "--name", "laptop")
+    joined = {"split": {"enabled": True, "partner": f"127.0.0.1:{port}", "cut": 20}}
+    hosting = {"partner": {"enabled": True}}
+    async with (
+        machine(tmp_path / "lower", more=joined) as lower,
+        machine(tmp_path / "upper", port, more=hosting) as upper,
+    ):
+        assert (await lower.in_state("up"))["cut"] == 20
+        assert (await ask(lower.daemon, PROMPTS[0], max_tokens=16)).text == whole.text
 
 
 async def test_a_machine_that_is_revoked_is_refused_at_once(partner: Machine, edge: Machine) -> None:

@@ -1,0 +1,64 @@
+"""What a partner has, and what a machine that has joined it keeps: whole, or nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from disco_daemon.config.schema import Config, DeviceSettings
+from disco_daemon.daemon.hosted_range import HostedCuts, describe_model, require_memory
+from disco_daemon.daemon.joined import JoinedFolder, JoinedModel
+from disco_daemon.errors import ConfigError
+from disco_daemon.models.default import default_model_path
+from disco_daemon.types import LayerRange
+
+UPPER = LayerRange(15, 30, 30)
+
+
+def test_a_model_is_described_by_its_header_and_its_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    build = describe_model(default_model_path())
+    assert (build.n_layers, build.n_embd, build.n_vocab) == (30, 576, 49152)
+    assert len(build.model) == 64
+
+
+def test_a_file_that_is_no_model_is_not_hosted(tmp_path: Path) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"no model")
+    with pytest.raises(ConfigError, match="no GGUF model"):
+        describe_model(tmp_path / "no.gguf")
+
+
+def test_a_range_that_does_not_fit_into_memory_is_refused_with_the_numbers() -> None:
+    require_memory(Config(), default_model_path(), UPPER)
+    large = Config(device=DeviceSettings(n_cells=10**9))
+    with pytest.raises(
+        ConfigError, match=r"layers 15-30 of .* GB at the partner, with 1000000000 tokens .* GB are free"
+    ):
+        require_memory(large, default_model_path(), UPPER)
+
+
+def test_a_damaged_list_of_cuts_has_none(tmp_path: Path) -> None:
+    cuts = HostedCuts(tmp_path)
+    assert cuts.load() == {}
+    cuts.save({"laptop": 15})
+    assert HostedCuts(tmp_path).load() == {"laptop": 15}
+    next(tmp_path.iterdir()).write_text("{")
+    assert cuts.load() == {}
+
+
+def test_layers_that_are_not_whole_count_as_none_and_leaving_removes_all(tmp_path: Path) -> None:
+    folder = JoinedFolder(tmp_path / "split")
+    joined = JoinedModel("m", "f" * 64, 30, 15, 7, "0" * 64, "desktop")
+    with pytest.raises(ConfigError, match="disco partner pair"):
+        folder.load()
+    folder.folder.mkdir()
+    folder.segment(15).write_bytes(b"1234567")
+    folder.segment(10).write_bytes(b"of a join before")
+    folder.save(joined)
+    assert folder.load() == joined
+    assert not folder.segment(10).exists()
+    folder.segment(15).write_bytes(b"123456")
+    assert folder.find() is None
+    assert folder.remove() > 0
+    assert not folder.folder.exists()
