@@ -223,6 +223,7 @@ class PeerLink:
                     self._taken.set()
                     if self._queue or start + PIECE < len(data):
                         await asyncio.sleep(0)  # `drain` does not wait while the kernel takes all: others have a turn
+                self._n_frames += 1  # again, now that its bytes are counted
             self._queued.clear()
             await self._queued.wait()
 
