@@ -118,8 +118,12 @@ async def type_verb(folder: Path, *words: str) -> dict[str, Any]:
         *verb(words[0]), *words[1:], "--json",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=child_env(folder) | _env(folder),
     )  # fmt: skip
-    async with asyncio.timeout(REQUEST_S):
-        out, err = await process.communicate()
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     if process.returncode != 0:
         msg = f"disco {' '.join(words[:2])} failed: {err.decode(errors='replace')[-LOG_TAIL:].strip()}"
         raise BenchError(msg)

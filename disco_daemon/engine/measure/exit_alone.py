@@ -15,7 +15,8 @@ from ..llama.rows import Row
 from ..llama.teacher import Teacher
 from .exit_rows import LONGEST_PROMPT, RowCollector
 
-N_ANSWERS = 12
+N_ANSWERS = 12  # at most
+ANSWER_SHARE = 100  # tokens to judge from, for each of them
 LONGEST = 96  # tokens
 
 
@@ -27,9 +28,14 @@ class AloneFigures:
     rouge_l: float
 
 
-def write_alone(teacher: Teacher, rows: RowCollector, head: ExitHead, output: Floats, patterns: str) -> AloneFigures:
-    """Write greedy answers to prompts that are kept to judge, alone and with the whole model. Raises ModelError."""
-    texts = itertools.islice(prompts(patterns, PromptPart.JUDGE), N_ANSWERS)
+def write_alone(
+    teacher: Teacher, rows: RowCollector, head: ExitHead, output: Floats, patterns: str, n_judged: int
+) -> AloneFigures:
+    """Write greedy answers to prompts that are kept to judge, alone and with the whole model. Raises ModelError.
+
+    More of them where more tokens, `n_judged`, were to judge from.
+    """
+    texts = itertools.islice(prompts(patterns, PromptPart.JUDGE), min(N_ANSWERS, max(1, n_judged // ANSWER_SHARE)))
     asked = [rows.prompt_ids(text)[:LONGEST_PROMPT] for text in texts]
     own, alone = _write(teacher, asked, None, output), _write(teacher, asked, head, output)
     shares = [rouge_l(_words(teacher, a), _words(teacher, b)) for a, b in zip(alone, own, strict=True)]

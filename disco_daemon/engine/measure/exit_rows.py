@@ -72,7 +72,8 @@ class RowCollector:
         if n_done >= n:
             return
         began, shard = time.monotonic(), list[TaughtAnswer]()
-        for answer in self._answers(todo, part):
+        n_at_once = min(N_ANSWERS, 1 + (n - n_done) // LONGEST_ANSWER)
+        for answer in self._answers(todo, part, n_at_once):
             shard.append(answer)
             n_new = sum(len(one.kept) for one in shard)
             if n_new >= min(SHARD, n - n_done):
@@ -121,11 +122,11 @@ class RowCollector:
                 n_prompts = max(n_prompts, int(kept["answers"].max()) + 1)
         return n_tokens, n_prompts
 
-    def _answers(self, todo: Iterator[tuple[int, str]], part: PromptPart) -> Iterator[TaughtAnswer]:
-        """Yield finished answers, N_ANSWERS of which are written at a time, until there are no prompts left."""
+    def _answers(self, todo: Iterator[tuple[int, str]], part: PromptPart, n_at_once: int) -> Iterator[TaughtAnswer]:
+        """Yield finished answers, some of which are written at a time, until there are no prompts left."""
         live: dict[int, TaughtAnswer] = {}
         while True:
-            for seq in range(N_ANSWERS):
+            for seq in range(n_at_once):
                 while seq not in live and (found := next(todo, None)) is not None:
                     answer = self._begin(seq, *found, greedy=part is not PromptPart.TRAIN)
                     if answer is not None:

@@ -86,7 +86,7 @@ class Trainer:
         found, agrees = self._verdicts(head, judged)
         confidence = calibration.confidence(found)
         _say(ExitProgress("letting the exit write alone"))
-        alone = write_alone(self._teacher, self._rows, head, self._output, job.patterns)
+        alone = write_alone(self._teacher, self._rows, head, self._output, job.patterns, len(judged.labels))
         file = f"{self._cut}-{name}.npz"
         self._save(Path(job.folder) / file, head, calibration)
         figures = ExitFigures(
