@@ -20,6 +20,7 @@ from ..peer.control import Address, JoinPartner, LinkDown, LinkStats, LinkUp, Re
 from ..peer.daemon_side import RelayLost, RelayProcess
 from ..peer.messages import Build, Hello
 from ..peer.pairing import Membership
+from .exits import read_calibration
 from .hosted_range import range_config
 from .joined import JoinedFolder, shape_of
 from .range_engine import RangeEngine
@@ -148,7 +149,9 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
         raise ConfigError(msg)
     segment = folder.segment(joined.cut)
     n_embd, n_vocab = shape_of(segment)
-    engine = replace(range_config(config, segment, joined.layers), patience_s=PATIENCE_S)
+    engine = replace(
+        range_config(config, segment, joined.layers), patience_s=PATIENCE_S, exit=read_calibration(segment)
+    )
     host, _, port = settings.partner.rpartition(":")
     first = Address(host=host.strip("[]"), port=int(port))
     build = Build(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ from ..engine.measure.exit_messages import (
     encode,
 )
 from ..engine.measure.split_messages import SplitRange
+from ..engine.wire import ExitCalibration
 from ..errors import ConfigError, DiscoError
 from ..exits.calibrate import Calibration
 from ..models.fingerprint import fingerprint
-from ..models.segments import ExitTensor
+from ..models.segment_files import read_head
+from ..models.segments import CALIBRATION, ExitTensor
 from ..process import run_job
 from ..types import LayerRange
 from .device import knobs_for
@@ -41,6 +44,7 @@ TOKENS = 40_000  # of own answers to train on; twice as many gain two or three p
 FEWEST, MOST = 1000, 2_000_000  # tokens that may be asked for
 BACKGROUND = 19  # niceness: below all others
 SPARE_BYTES = 256 << 20  # left free on the disk for everything else
+N_SIGNALS, MOST_SHARES = 3, 10_000  # of a calibration: numbers that it is told from, steps of its table
 HEADS = ("auto", "linear", "mlp")
 
 
@@ -124,7 +128,35 @@ class KeptExits:
     def segment(self, one: KeptExit, n_layers: int) -> Path:
         """Return the file of the first range with this exit in it; written if it is missing. Raises ConfigError."""
         layers = LayerRange(0, one.figures.cut, n_layers)
-        return segment_files().write_exit(self._model, layers, one.tensors())
+        found = one.calibration()
+        told = ExitCalibration(
+            coefficients=tuple(found.coefficients.tolist()),
+            scores=tuple(found.scores.tolist()),
+            shares=tuple(found.shares.tolist()),
+        )
+        text = msgspec.json.encode(told).decode()
+        return segment_files().write_exit(self._model, layers, one.tensors(), text)
+
+
+def read_calibration(segment: Path) -> ExitCalibration | None:
+    """Return how sure the exit in a range's file may be; None if it has none, or says what cannot be.
+
+    The file may be from another machine. Raises ConfigError if it cannot be read.
+    """
+    _, header = read_head(segment)
+    try:
+        found = msgspec.json.decode(header.text(CALIBRATION), type=ExitCalibration)
+    except msgspec.MsgspecError:
+        return None
+    numbers = (*found.coefficients, *found.scores, *found.shares)
+    is_sound = (
+        len(found.coefficients) == N_SIGNALS + 1
+        and 0 < len(found.scores) == len(found.shares) <= MOST_SHARES
+        and all(math.isfinite(number) for number in numbers)
+        and list(found.scores) == sorted(found.scores)
+        and all(0 <= share <= 1 for share in found.shares)
+    )
+    return found if is_sound else None
 
 
 async def train(

@@ -18,6 +18,7 @@ from ..models.segments import NotCuttableError, cut, n_layers
 from ..peer.messages import Build
 from ..types import LayerRange
 from .device import knobs_for
+from .exits import KeptExits
 from .joined import shape_of
 from .split import segment_files
 from .split_plan import SPARE, kv_bytes_per_layer
@@ -65,7 +66,15 @@ def checksum(path: Path) -> str:
 
 
 def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path]:
-    """Return the files of the layers below a last range, and of the range itself. Raises ConfigError."""
+    """Return the files of the layers below a last range, with the best exit that is kept, and of the range itself.
+
+    Raises ConfigError.
+    """
+    kept = KeptExits(model)
+    best = kept.best(layers.first)
+    if best is not None:
+        [upper] = segment_files().write(model, [layers])
+        return kept.segment(best, layers.of), upper
     lower, upper = segment_files().write(model, [LayerRange(0, layers.first, layers.of), layers])
     return lower, upper
 

@@ -44,26 +44,28 @@ class SegmentFiles:
 
         Raises ConfigError, with the reason, if the model cannot be cut, or if there is no room.
         """
-        return self._write_all(model, [(layers, None, "") for layers in ranges])
+        return self._write_all(model, [(layers, None, "", "") for layers in ranges])
 
-    def write_exit(self, model: Path, layers: LayerRange, exit_: Mapping[str, ExitTensor]) -> Path:
-        """Return the file of a model's first range with an exit, as `cut` takes it; written if it is missing.
+    def write_exit(
+        self, model: Path, layers: LayerRange, exit_: Mapping[str, ExitTensor], calibration: str = ""
+    ) -> Path:
+        """Return the file of a model's first range with an exit, as `cut` takes both; written if it is missing.
 
         Raises ConfigError, with the reason, if the exit is not of this model, or if there is no room.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(calibration.encode())
         for name, tensor in sorted(exit_.items()):
             digest.update(f"{name} {tensor.shape} {tensor.packing} ".encode() + tensor.data)
-        [path] = self._write_all(model, [(layers, exit_, f"-exit-{digest.hexdigest()[:12]}")])
+        [path] = self._write_all(model, [(layers, exit_, calibration, f"-exit-{digest.hexdigest()[:12]}")])
         return path
 
     def _write_all(
-        self, model: Path, wanted: Iterable[tuple[LayerRange, Mapping[str, ExitTensor] | None, str]]
+        self, model: Path, wanted: Iterable[tuple[LayerRange, Mapping[str, ExitTensor] | None, str, str]]
     ) -> list[Path]:
-        """Return the files of ranges, each with its exit or none, and what is added to the file's name."""
+        """Return the files of ranges, each with its exit and calibration or none, and what its name has besides."""
         head, header = read_head(model)
         try:
-            segments = [(cut(head, header, layers, exit_), tag) for layers, exit_, tag in wanted]
+            segments = [(cut(head, header, layers, exit_, text), tag) for layers, exit_, text, tag in wanted]
         except NotCuttableError as e:
             msg = f"{model.name} cannot be cut into ranges of layers: {e}"
             raise ConfigError(msg) from e

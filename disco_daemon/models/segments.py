@@ -21,6 +21,7 @@ from .gguf import Header, Tensor, Value
 
 FORMAT = 1  # of the segments' files; part of their names
 _LAYER = re.compile(r"^blk\.(?P<layer>\d+)\.(?P<rest>.+)$")
+CALIBRATION = "disco.exit.calibration"  # key of a text in the header of a range with an exit
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _NO_VOCABULARY = "none"  # llama.cpp's tokenizer of a model without one
 # Which layers look at a window only: (period, whether the one that sees all is the first of a period). llama.cpp has
@@ -106,11 +107,18 @@ def n_layers(header: Header) -> int:
     return found
 
 
-def cut(head: bytes, header: Header, layers: LayerRange, exit_: Mapping[str, ExitTensor] | None = None) -> Segment:
+def cut(
+    head: bytes,
+    header: Header,
+    layers: LayerRange,
+    exit_: Mapping[str, ExitTensor] | None = None,
+    calibration: str = "",
+) -> Segment:
     """Return the segment of a model's `layers`; `head` are the first bytes of its file, with the whole header.
 
     With `exit_` the range also gives logits: those are the exit's tensors by name (`output_norm.weight` and
-    `output.weight`, and `ffn_*.weight` of a block in its tail). What the range hands on stays the same.
+    `output.weight`, and `ffn_*.weight` of a block in its tail). What the range hands on stays the same. How sure the
+    exit may be is kept in the header as the text `calibration`, under the key CALIBRATION.
     Raises NotCuttableError.
     """
     _refuse(header)
@@ -132,6 +140,8 @@ def cut(head: bytes, header: Header, layers: LayerRange, exit_: Mapping[str, Exi
         pieces.append(Zeros(padded - size))
         offset += padded
     keys = list(_keys(head, header, layers))
+    if calibration:
+        keys.append(_key(CALIBRATION, _TEXT, calibration))
     packed = b"".join([b"GGUF", struct.pack("<IQQ", 3, len(placed), len(keys)), *keys, *infos])
     packed += bytes(-len(packed) % header.alignment)
     return Segment(layers, packed, tuple(_joined(pieces)))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from disco_daemon.daemon.exits import read_calibration
 from disco_daemon.engine.llama.hidden import FloatRows
 from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.segment import SegmentModel
 from disco_daemon.engine.llama.weights import read_output, read_weights
-from disco_daemon.engine.wire import Load
+from disco_daemon.engine.wire import ExitCalibration, Load
 from disco_daemon.errors import ConfigError
 from disco_daemon.exits.head import ExitHead, FfnBlock
 from disco_daemon.exits.packing import tensors_of
@@ -74,3 +76,34 @@ def test_an_exit_of_another_model_is_refused(tmp_path: Path) -> None:
     wrong = {name: ExitTensor((64, 100), 0, bytes(25_600)) for name in ("output.weight", "output_norm.weight")}
     with pytest.raises(ConfigError, match="another vocabulary"):
         SegmentFiles(tmp_path, 1 << 30).write_exit(default_model_path(), FIRST, wrong)
+
+
+def test_a_segment_says_how_sure_its_exit_may_be(tmp_path: Path) -> None:
+    found, output = head(block=False)
+    tensors = {name: ExitTensor(t.shape, t.packing, t.data) for name, t in tensors_of(found, output).items()}
+    files, told = SegmentFiles(tmp_path, 1 << 30), ExitCalibration(
+        coefficients=(1.0, 0.5, -0.25, 0.125), scores=(-1.0, 1.0), shares=(0.25, 0.75)
+    )  # fmt: skip
+    path = files.write_exit(default_model_path(), FIRST, tensors, msgspec.json.encode(told).decode())
+    assert read_calibration(path) == told
+    assert files.write_exit(default_model_path(), FIRST, tensors) != path, "another calibration is another file"
+    [plain] = files.write(default_model_path(), [FIRST])
+    assert read_calibration(plain) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        '{"coefficients": [1, 2, 3], "scores": [0], "shares": [0.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [0, 1], "shares": [0.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [1, 0], "shares": [0.5, 0.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [0], "shares": [1.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [], "shares": []}',
+    ],
+)
+def test_a_calibration_from_elsewhere_that_cannot_be_is_none(text: str, tmp_path: Path) -> None:
+    found, output = head(block=False)
+    tensors = {name: ExitTensor(t.shape, t.packing, t.data) for name, t in tensors_of(found, output).items()}
+    path = SegmentFiles(tmp_path, 1 << 30).write_exit(default_model_path(), FIRST, tensors, text)
+    assert read_calibration(path) is None
