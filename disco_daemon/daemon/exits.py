@@ -141,11 +141,16 @@ class KeptExits:
 def read_calibration(segment: Path) -> ExitCalibration | None:
     """Return how sure the exit in a range's file may be; None if it has none, or says what cannot be.
 
-    The file may be from another machine. Raises ConfigError if it cannot be read.
+    Raises ConfigError if it cannot be read.
     """
     _, header = read_head(segment)
+    return parse_calibration(header.text(CALIBRATION))
+
+
+def parse_calibration(text: str) -> ExitCalibration | None:
+    """Return a calibration, whose text may be another machine's; None if it says what cannot be."""
     try:
-        found = msgspec.json.decode(header.text(CALIBRATION), type=ExitCalibration)
+        found = msgspec.json.decode(text, type=ExitCalibration)
     except msgspec.MsgspecError:
         return None
     numbers = (*found.coefficients, *found.scores, *found.shares)

@@ -89,21 +89,3 @@ def test_a_segment_says_how_sure_its_exit_may_be(tmp_path: Path) -> None:
     assert files.write_exit(default_model_path(), FIRST, tensors) != path, "another calibration is another file"
     [plain] = files.write(default_model_path(), [FIRST])
     assert read_calibration(plain) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no JSON",
-        '{"coefficients": [1, 2, 3], "scores": [0], "shares": [0.5]}',
-        '{"coefficients": [1, 2, 3, 4], "scores": [0, 1], "shares": [0.5]}',
-        '{"coefficients": [1, 2, 3, 4], "scores": [1, 0], "shares": [0.5, 0.5]}',
-        '{"coefficients": [1, 2, 3, 4], "scores": [0], "shares": [1.5]}',
-        '{"coefficients": [1, 2, 3, 4], "scores": [], "shares": []}',
-    ],
-)
-def test_a_calibration_from_elsewhere_that_cannot_be_is_none(text: str, tmp_path: Path) -> None:
-    found, output = head(block=False)
-    tensors = {name: ExitTensor(t.shape, t.packing, t.data) for name, t in tensors_of(found, output).items()}
-    path = SegmentFiles(tmp_path, 1 << 30).write_exit(default_model_path(), FIRST, tensors, text)
-    assert read_calibration(path) is None

@@ -7,6 +7,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
+from disco_daemon.daemon.exits import parse_calibration
 from disco_daemon.exits import quality
 from disco_daemon.exits.fit import RidgeSums, best_map
 from disco_daemon.exits.head import ExitHead, FfnBlock, Floats
@@ -116,3 +117,18 @@ def test_rouge_l_is_the_share_of_words_in_the_same_order() -> None:
     assert quality.rouge_l(["a", "b", "c", "d"], ["a", "b", "c", "d"]) == 1.0
     assert quality.rouge_l(["a", "x", "c"], ["a", "b", "c"]) == pytest.approx(2 / 3)
     assert quality.rouge_l([], ["a"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        '{"coefficients": [1, 2, 3], "scores": [0], "shares": [0.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [0, 1], "shares": [0.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [1, 0], "shares": [0.5, 0.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [0], "shares": [1.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [], "shares": []}',
+    ],
+)
+def test_a_calibration_from_elsewhere_that_cannot_be_is_none(text: str) -> None:
+    assert parse_calibration(text) is None
