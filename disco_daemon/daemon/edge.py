@@ -28,7 +28,8 @@ from .range_engine import RangeEngine
 log = logging.getLogger("disco.peer")
 
 HELD = "policy.private is on: nothing leaves this machine"
-PATIENCE_S = 1.0  # that an answer waits for a partner that has gone, before it moves or ends
+PATIENCE_S = 1.0  # that an answer waits for a partner that has gone, before it moves to the server
+LAST_PATIENCE_S = 5.0  # where there is no server: an engine that has fallen is back within a few seconds
 
 
 class EdgeLink:
@@ -150,7 +151,9 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
     segment = folder.segment(joined.cut)
     n_embd, n_vocab = shape_of(segment)
     engine = replace(
-        range_config(config, segment, joined.layers), patience_s=PATIENCE_S, exit=read_calibration(segment)
+        range_config(config, segment, joined.layers),
+        patience_s=PATIENCE_S if config.server.base_url else LAST_PATIENCE_S,
+        exit=read_calibration(segment),
     )
     host, _, port = settings.partner.rpartition(":")
     first = Address(host=host.strip("[]"), port=int(port))
