@@ -9,10 +9,14 @@ import subprocess
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from .plain import plain
 from .program import command, environment
+
+Reply = TypeVar("Reply")
 
 LONGEST_LINE = 2**24  # bytes of a job's report in one line; a table of all that was measured takes some thousand
 
@@ -32,20 +36,27 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
         raise
 
 
-async def run_job(module: str, job: bytes, take: Callable[[bytes], None], timeout_s: float) -> int:
-    """Run a module with a job as the one line on its stdin; `take` gets each line that it prints, at once.
+async def run_job(
+    module: str, job: bytes, decode: Callable[[bytes], Any], heard: Callable[[Reply], None], timeout_s: float
+) -> tuple[list[Reply], int]:
+    """Run a module with a job as the one line on its stdin; `heard` gets each reply that it prints, at once.
 
-    Returns its exit status. A cancellation kills it. Raises OSError, and TimeoutError after having killed it.
+    Lines that `decode` refuses with a MsgspecError are none: a library may print something. Returns all replies,
+    and its exit status. A cancellation kills it.
+    Raises OSError, and TimeoutError after having killed it.
     """
     process = await spawn(module, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LONGEST_LINE)
+    replies: list[Reply] = []
     try:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(job + b"\n")  # left open: the child ends with that pipe, should we be killed
         async with asyncio.timeout(timeout_s):
             while line := await process.stdout.readline():
-                take(line)
-            return await process.wait()
+                with contextlib.suppress(msgspec.MsgspecError):
+                    replies.append(decode(line))
+                    heard(replies[-1])
+            return replies, await process.wait()
     finally:
         await asyncio.shield(end(process))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..config.layers import cache_path, data_path
+from ..config.layers import data_path
 from ..config.schema import Config
 from ..engine.measure.exit_messages import (
     ExitFailed,
@@ -31,13 +31,12 @@ from ..engine.measure.split_messages import SplitRange
 from ..engine.wire import ExitCalibration
 from ..errors import ConfigError, DiscoError
 from ..exits.calibrate import Calibration
-from ..models.fingerprint import fingerprint
 from ..models.segment_files import read_head
 from ..models.segments import CALIBRATION, ExitTensor
 from ..process import run_job
 from ..types import LayerRange
 from .device import knobs_for
-from .split import ranges_of, segment_files
+from .split import checksum, ranges_of, segment_files
 
 LAST_S = 12 * 3600.0  # a training that takes longer hangs
 TOKENS = 40_000  # of own answers to train on; twice as many gain two or three points
@@ -89,7 +88,7 @@ class KeptExits:
     def __init__(self, model: Path, folder: Path | None = None) -> None:
         """`folder` is that of all models' exits. Raises ConfigError if the model cannot be read."""
         self._model = model
-        self.folder = (folder or data_path() / "exits") / fingerprint(model, cache_path() / "fingerprints")
+        self.folder = (folder or data_path() / "exits") / checksum(model)
 
     def all(self) -> list[KeptExit]:
         """Return them by cut, and for each cut the one that agrees most first; damaged ones are left out."""
@@ -227,23 +226,21 @@ def _require_room(folder: Path) -> None:
 
 
 async def _run(job: ExitJob, progress: Callable[[str], None]) -> ExitTrained:
-    last: ExitReply | None = None
 
-    def take(line: bytes) -> None:
-        nonlocal last
-        with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
-            last = decode_reply(line)
-        if isinstance(last, ExitProgress):
-            progress(last.text)
+    def hear(reply: ExitReply) -> None:
+        if isinstance(reply, ExitProgress):
+            progress(reply.text)
 
     try:
-        code = await run_job("disco_daemon.engine.measure.exit_training", encode(job), take, LAST_S)
+        replies, code = await run_job(
+            "disco_daemon.engine.measure.exit_training", encode(job), decode_reply, hear, LAST_S
+        )
     except TimeoutError:
         msg = f"the training gave no result in {LAST_S:g} s"
         raise ExitError(msg) from None
-    match last:
-        case ExitTrained():
-            return last
+    match replies[-1] if replies else None:
+        case ExitTrained() as found:
+            return found
         case ExitFailed(message=message):
             raise ExitError(message)
         case _:

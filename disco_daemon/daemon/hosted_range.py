@@ -8,11 +8,10 @@ import msgspec
 import psutil
 
 from .. import __version__
-from ..config.layers import data_path, write_private
+from ..config.layers import write_private
 from ..config.schema import Config
 from ..engine.config import EngineConfig
 from ..errors import ConfigError
-from ..models.fingerprint import fingerprint
 from ..models.segment_files import read_head
 from ..models.segments import NotCuttableError, cut, n_layers
 from ..peer.messages import Build
@@ -20,7 +19,7 @@ from ..types import LayerRange
 from .device import knobs_for
 from .exits import KeptExits
 from .joined import shape_of
-from .split import segment_files
+from .split import checksum, segment_files
 from .split_plan import SPARE, kv_bytes_per_layer
 
 
@@ -58,11 +57,6 @@ def describe_model(model: Path) -> Build:
     return Build(
         disco=__version__, llama="", model=checksum(model), n_layers=n, n_embd=n_embd, n_vocab=n_vocab
     )  # fmt: skip
-
-
-def checksum(path: Path) -> str:
-    """Return the SHA-256 of a model's file, or of a range's, which is kept. Raises ConfigError."""
-    return fingerprint(path, data_path() / "profiles" / "fingerprints")
 
 
 def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path]:

@@ -15,8 +15,8 @@ from ..peer.messages import Build
 from ..peer.pairing import PairedPartner, check_authority, safe_name
 from ..peer.pairing_code import PairingCode, PairingError, parse_code
 from .edge import membership
-from .hosted_range import checksum
 from .joined import JoinedFolder, JoinedModel
+from .split import checksum
 
 
 async def join(

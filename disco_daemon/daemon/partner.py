@@ -46,8 +46,9 @@ from ..peer.pairing import Issuer
 from ..peer.pairing_code import ADDRESSES_MAX, PairingError, format_code
 from ..types import LayerRange
 from .device import model_path
-from .hosted_range import HostedCuts, checksum, describe_model, range_config, require_memory, write_ranges
+from .hosted_range import HostedCuts, describe_model, range_config, require_memory, write_ranges
 from .range_engine import RangeEngine
+from .split import checksum
 
 log = logging.getLogger("disco.peer")
 

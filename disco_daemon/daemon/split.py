@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import msgspec
 
 from ..config.layers import data_path
 from ..config.schema import Config
@@ -23,6 +20,7 @@ from ..engine.measure.split_messages import (
     encode,
 )
 from ..errors import ConfigError, DiscoError
+from ..models.fingerprint import fingerprint
 from ..models.segment_files import SegmentFiles, read_head
 from ..models.segments import NotCuttableError, n_layers
 from ..process import run_job
@@ -40,6 +38,11 @@ class SplitError(DiscoError):
 def segment_files() -> SegmentFiles:
     """Return the folder of segments on this machine."""
     return SegmentFiles(data_path() / "segments", SEGMENT_BYTES)
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a model's file, or of a range's, which is kept. Raises ConfigError."""
+    return fingerprint(path, data_path() / "profiles" / "fingerprints")
 
 
 def ranges_of(model: Path, cuts: Sequence[int]) -> list[LayerRange]:
@@ -85,23 +88,21 @@ async def check(
         kv_type=config.device.kv_type,
         flash_attn=knobs.flash_attn,
     )
-    last: SplitReply | None = None
 
-    def take(line: bytes) -> None:
-        nonlocal last
-        with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
-            last = decode_reply(line)
-        if isinstance(last, SplitProgress):
-            progress(last.text)
+    def hear(reply: SplitReply) -> None:
+        if isinstance(reply, SplitProgress):
+            progress(reply.text)
 
     try:
-        code = await run_job("disco_daemon.engine.measure.split_check", encode(job), take, LAST_S)
+        replies, code = await run_job(
+            "disco_daemon.engine.measure.split_check", encode(job), decode_reply, hear, LAST_S
+        )
     except TimeoutError:
         msg = f"the check gave no result in {LAST_S:g} s"
         raise SplitError(msg) from None
-    match last:
-        case SplitCompared():
-            return last
+    match replies[-1] if replies else None:
+        case SplitCompared() as found:
+            return found
         case SplitFailed(message=message):
             raise SplitError(message)
         case _:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
-import msgspec
 import psutil
 
 from ...clock import Clock
@@ -31,23 +29,19 @@ class TuneError(DiscoError):
 
 async def run_tune(job: TuneJob, progress: Callable[[str], None]) -> Tuned:
     """Run a job in a child process, which a cancellation kills. Raises TuneError."""
-    last: Message | None = None
 
-    def take(line: bytes) -> None:
-        nonlocal last
-        with contextlib.suppress(msgspec.MsgspecError):  # llama.cpp may print something
-            last = decode_message(line)
-        if isinstance(last, TuneProgress):
-            progress(last.text)
+    def hear(reply: Message) -> None:
+        if isinstance(reply, TuneProgress):
+            progress(reply.text)
 
     try:
-        code = await run_job("disco_daemon.engine.measure.tune", encode(job), take, LAST_S)
+        replies, code = await run_job("disco_daemon.engine.measure.tune", encode(job), decode_message, hear, LAST_S)
     except TimeoutError:
         msg = f"the tune gave no result in {LAST_S:g} s"
         raise TuneError(msg) from None
-    match last:
-        case Tuned():
-            return last
+    match replies[-1] if replies else None:
+        case Tuned() as found:
+            return found
         case TuneRefused(message=message):
             raise TuneError(message)
         case _:

@@ -143,6 +143,11 @@ class EdgeBatcher(Batcher):
         return s.done_message(reason, self._away[s].counts.usage())
 
     @property
+    def n_drafted(self) -> tuple[int, int]:
+        """How many guesses the partner has judged for the answers that have ended, and how many were right."""
+        return self.totals.drafted, self.totals.accepted
+
+    @property
     def split_usage(self) -> wire.SplitUsage | None:
         """What the partner did for the answers that have ended."""
         return self.totals.usage()
