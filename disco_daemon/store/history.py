@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -45,6 +45,7 @@ INSERT INTO profiles (name, updated, state) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET updated = excluded.updated, state = excluded.state
 """
 _MAX_ID = (1 << 63) - 1
+READ_PATIENCE_S = 2.0  # how long a page waits for the rows before it, which are written within milliseconds
 PICO, MICRO = 1e12, 1e6  # the ledger counts in these parts of a $ and of a J
 
 
@@ -149,8 +150,10 @@ class History:
     def recent(self, limit: int, before_id: int | None = None) -> list[dict[str, Any]]:
         """Return the newest requests, newest first; the next page starts with `before_id` = the last `id`.
 
+        All that was recorded before the call is among them, unless the disk takes longer than `READ_PATIENCE_S`.
         `moves` is a list, which is empty in rows of older versions.
         """
+        self._await_queued()
         rows = self._read(_RECENT, (_MAX_ID if before_id is None else before_id, max(0, limit)))
         return [{**dict(row), "moves": json.loads(row["moves"] or "[]")} for row in rows]
 
@@ -174,7 +177,11 @@ class History:
         return Ledger(int(row["requests"]), row["picousd"] / PICO, row["microj"] / MICRO)
 
     def days(self, limit: int) -> list[dict[str, Any]]:
-        """Return the spending of each of the latest days, newest first: `server_usd` and `energy_j`."""
+        """Return the spending of each of the latest days, newest first: `server_usd` and `energy_j`.
+
+        It waits for what was recorded before, as `recent` does.
+        """
+        self._await_queued()
         rows = self._read(_DAYS, (max(0, limit),))
         return [
             {
@@ -185,6 +192,10 @@ class History:
             }
             for row in rows
         ]
+
+    def _await_queued(self) -> None:
+        with suppress(TimeoutError):
+            self._writer.flush(READ_PATIENCE_S)
 
     def _read(self, sql: str, arguments: tuple[object, ...]) -> list[sqlite3.Row]:
         if self._writer.foreign:

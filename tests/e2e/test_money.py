@@ -172,9 +172,7 @@ async def test_a_server_that_bills_on_is_booked_at_its_full_price(tmp_path: Path
                     break
             await stream.close()
             await daemon.until(lambda s: s["served"] == 1 and s["in_flight"] == 0)
-            rows = await daemon.history()
-            while not rows:
-                rows = await daemon.history()
+            await daemon.history()  # waits for the row to be written
         with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection:
             made, unseen, bill = connection.execute(
                 "SELECT completion_tokens, unseen_tokens, bill_usd FROM ttft_samples"

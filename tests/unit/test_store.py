@@ -320,6 +320,23 @@ def test_close_writes_what_is_queued_and_may_be_called_twice(path: Path) -> None
     assert history.dropped == 1
 
 
+def test_a_page_of_the_history_has_every_answer_that_ended_before_it_was_asked_for(path: Path) -> None:
+    with History(path) as history:
+        for n in range(20):
+            history.record(outcome(n))
+            assert len(history.recent(100)) == n + 1
+            assert sum(day["requests"] for day in history.days(7)) == n + 1
+
+
+def test_a_page_of_the_history_comes_though_the_disk_is_stuck(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{History.__module__}.READ_PATIENCE_S", 0.01)
+    with History(path) as history:
+        put(history, outcome(1))
+        with locked(path):
+            history.record(outcome(2))
+            assert len(history.recent(100)) == 1
+
+
 def test_flush_gives_up_in_time_and_close_before_open_is_nothing(path: Path) -> None:
     History(path).close()
     with History(path) as history, locked(path):
