@@ -128,8 +128,7 @@ async def test_unknown_paths_and_methods_have_openai_errors_too(device: DaemonPr
 async def test_the_daemon_is_unharmed(device: DaemonProcess) -> None:
     heard = await ask(device, "Name three colours.")
     assert heard.finish_reason in ("stop", "length")
-    state = await device.state()
-    assert state["in_flight"] == 0
+    state = await device.until(lambda s: s["in_flight"] == 0)
     assert state["endpoints"]["device"]["restarts"] == 0
     assert "Traceback" not in device.log
 

@@ -130,4 +130,4 @@ async def test_a_senseless_retry_after_of_the_server_is_no_fault_of_ours(
 
 async def test_the_daemon_serves_as_before(daemon: DaemonProcess) -> None:
     assert (await ask(daemon, "Still there?")).text
-    assert (await daemon.state())["in_flight"] == 0
+    await daemon.until(lambda s: s["in_flight"] == 0)

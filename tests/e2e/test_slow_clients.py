@@ -109,5 +109,5 @@ async def test_the_daemon_may_open_more_files_than_it_was_started_with(daemon: D
 
 
 async def test_nothing_is_left_and_the_log_has_no_fault_of_ours(daemon: DaemonProcess) -> None:
-    assert (await daemon.state())["in_flight"] == 0
+    await daemon.until(lambda s: s["in_flight"] == 0)
     assert "Traceback" not in daemon.log
