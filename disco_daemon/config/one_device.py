@@ -14,9 +14,6 @@ def check_device(config: Config) -> None:
     if split.mode != "exact":
         msg = f"split.mode = {split.mode!r} {NO_EXIT}"
         raise ConfigError(msg)
-    if split.codec not in ("auto", "f32"):
-        msg = f"split.codec = {split.codec!r} cannot be sent yet: use 'f32', by which no bit changes, or 'auto'"
-        raise ConfigError(msg)
     if split.partner and not _is_address(split.partner):
         msg = f"split.partner = {split.partner!r} is no address such as desktop.local:{config.peer.port}"
         raise ConfigError(msg)

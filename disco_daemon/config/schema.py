@@ -238,8 +238,9 @@ class SplitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut: Annotated[int, Meta(ge=1)] | None = None
     """Number of layers on this machine; null = not joined yet, which writes it. `disco split plan` compares cuts."""
     codec: Literal["auto", "f32", "bf16", "int8"] = "auto"
-    """How rows travel: `f32` changes no bit; `auto` is the same so far, since `bf16` (half of the bytes) and `int8`
-    (less than a third), with which answers may differ, cannot be sent yet, and are refused."""
+    """How rows travel: `f32` changes no bit; `bf16` has half of the bytes and `int8` less than a third, and answers may
+    differ. `auto` is `f32`, or `bf16` where `device.rounding` is `fast` and the partner was measured to be slow to
+    reach."""
 
 
 class PartnerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from ..engine import wire
 from ..engine.config import EngineConfig
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
+from ..peer.codec import choose_codec
 from ..peer.control import Address, JoinPartner, LinkDown, LinkStats, LinkUp, RelayEvent
 from ..peer.daemon_side import RelayLost, RelayProcess
 from ..peer.messages import Build, Hello
@@ -143,15 +144,18 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
 
     Raises ConfigError if it has not, if it has joined with another cut, or if its layers are damaged.
     """
-    folder, settings, codec = JoinedFolder(), config.split, codec_of(config)
+    folder, settings = JoinedFolder(), config.split
     joined, paired = folder.load(), membership().partner()
     if paired is None or paired.name != joined.partner or joined.cut != settings.cut:
         msg = f"the layers up to {settings.cut} of the partner's model are not here: join again with a new code"
         raise ConfigError(msg)
     segment = folder.segment(joined.cut)
     n_embd, n_vocab = shape_of(segment)
+    engine = range_config(config, segment, joined.layers)
+    codec = choose_codec(settings.codec, n_embd, joined.bytes_per_s, exact=engine.exact)
     engine = replace(
-        range_config(config, segment, joined.layers),
+        engine,
+        codec=codec,
         patience_s=PATIENCE_S if config.server.base_url else LAST_PATIENCE_S,
         exit=read_calibration(segment),
     )
@@ -173,8 +177,3 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
 def membership() -> Membership:
     """Return what this machine keeps of the partner that it was paired with."""
     return Membership(data_path() / "peer" / "membership")
-
-
-def codec_of(config: Config) -> str:
-    """Return how rows travel: as they are."""
-    return "f32" if config.split.codec == "auto" else config.split.codec

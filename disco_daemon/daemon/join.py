@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 
 from ..config.schema import Config
@@ -17,6 +18,22 @@ from ..peer.pairing_code import PairingCode, PairingError, parse_code
 from .edge import membership
 from .joined import JoinedFolder, JoinedModel
 from .split import checksum
+
+
+class FetchRate:
+    """Measures how many bytes a second come, from the first ones on; 0 until more than those are there."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+        self.bytes_per_s = 0.0
+
+    def add(self, done: int) -> None:
+        """So many bytes are there now."""
+        now = self._clock()
+        n, at = self._first = self._first or (done, now)
+        if now > at and done > n:
+            self.bytes_per_s = (done - n) / (now - at)
 
 
 async def join(
@@ -44,11 +61,18 @@ async def join(
     layers = _cut(build, cut)
     say(f"paired with {paired.name}; fetching layers 0 to {layers} of {build.n_layers}")
     path = folder.segment(layers)
-    await fetch(paired, layers, path, lambda done, whole: report(path.name, done, whole))
+    rate = FetchRate()
+
+    def hear(done: int, whole: int) -> None:
+        rate.add(done)
+        report(path.name, done, whole)
+
+    await fetch(paired, layers, path, hear)
     _, header = read_head(path)
     model = header.text("general.name") or f"model {build.model[:12]}"
     joined = JoinedModel(
-        model, build.model, build.n_layers, layers, path.stat().st_size, checksum(path), paired.name
+        model, build.model, build.n_layers, layers, path.stat().st_size, checksum(path), paired.name,
+        rate.bytes_per_s,
     )  # fmt: skip
     folder.save(joined)
     return joined, paired.addresses[0]

@@ -17,7 +17,8 @@ from ..types import LayerRange
 class JoinedModel(msgspec.Struct, frozen=True):
     """The model whose first `cut` of `n_layers` layers are here, in a file of `n_bytes` with the checksum `sha256`.
 
-    `fingerprint` is that of the whole model, which only the partner has; `partner` is the name in its certificate.
+    `fingerprint` is that of the whole model, which only the partner has; `partner` is the name in its certificate. The
+    file came with `bytes_per_s`; 0 = not measured.
     """
 
     model: str
@@ -27,6 +28,7 @@ class JoinedModel(msgspec.Struct, frozen=True):
     n_bytes: int
     sha256: str
     partner: str
+    bytes_per_s: float = 0.0
 
     @property
     def layers(self) -> LayerRange:

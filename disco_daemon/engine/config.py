@@ -38,6 +38,7 @@ class EngineConfig:
     patience_s: float = 0.0
     max_answers: int = 16
     exit: wire.ExitCalibration | None = None
+    codec: str = "f32"
 
     def load(self) -> wire.Load:
         """Return the message that loads the model in the engine process."""
@@ -62,4 +63,5 @@ class EngineConfig:
             patience_s=self.patience_s,
             max_answers=self.max_answers,
             exit=self.exit,
+            codec=self.codec,
         )

@@ -62,7 +62,8 @@ class Load(Message, frozen=True, kw_only=True):
     `layers`: the file has only the layers from the first number up to the second (exclusive) of a model with as many as
     the third says; the others are at a partner, whom frames reach by a second inherited socket. An answer whose partner
     has gone waits for it for `patience_s`, s, before it fails; of each machine whose partner this is, `max_answers` are
-    served at a time. With `exit` the file of the first range gives an exit's logits, which draft tokens.
+    served at a time. With `exit` the file of the first range gives an exit's logits, which draft tokens. Its rows
+    travel by `codec`.
     """
 
     model_path: str
@@ -86,6 +87,7 @@ class Load(Message, frozen=True, kw_only=True):
     patience_s: float = 0.0
     max_answers: int = 16
     exit: ExitCalibration | None = None
+    codec: str = "f32"
 
 
 class Count(Message, frozen=True, kw_only=True):

@@ -152,6 +152,7 @@ class Worker:
             raise ValueError(msg)
         if llama.layers.is_first:
             edge = EdgeBatcher(llama, self.post, admission, send_frame=self._peers.send, patience_s=load.patience_s)
+            edge.codec = load.codec
             edge.exit = None if load.exit is None else ExitDrafter(load.exit)
             return edge
         n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)

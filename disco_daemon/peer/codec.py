@@ -15,6 +15,8 @@ Plain float16 is none of them: rows of gemma-3 have numbers up to 98,408, beyond
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,10 +24,29 @@ from .messages import CODECS, BadFrameError
 
 RowArray = NDArray[np.float32]  # [n, n_embd]
 
+SLOW_ROW_S = 0.001  # upload of a float32 row from which on half of it is worth other bits, s
+
 BLOCK = 32  # numbers that share a scale, as in llama.cpp's Q8_0
 N_OUTLIERS = 8  # numbers of a row that travel as they are: hidden rows have a few dimensions that dwarf the others
 LEVELS = 127  # whole multiples of a scale on each side of zero
 MAX_EMBD = 1 << 16  # numbers of a row: places of outliers are 16 bits
+
+
+def choose_codec(wanted: str, n_embd: int, bytes_per_s: float, *, exact: bool) -> str:
+    """Return the codec for rows over a link that carries so many bytes a second (0 = not known), where auto is wanted.
+
+    Rows of an answer that is to be exact travel as they are. Others lose what bf16 rounds off where a float32 row takes
+    long to upload; int8 is only taken where somebody asks for it.
+    """
+    if wanted != "auto":
+        return wanted
+    is_slow = bytes_per_s > 0 and row_bytes("f32", n_embd) / bytes_per_s > SLOW_ROW_S
+    return "bf16" if is_slow and not exact else "f32"
+
+
+def salt_for(salt: int, codecs: Sequence[str]) -> int:
+    """Return a machine's salt for links whose rows come by `codecs`: cells of rounded rows are no exact answer's."""
+    return salt ^ sum(2 << at for at, codec in enumerate(CODECS) if codec in codecs and codec != "f32")
 
 
 def row_bytes(codec: str, n_embd: int) -> int:

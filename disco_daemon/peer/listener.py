@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 
 from ..plain import plain
 from . import tls
+from .codec import salt_for
 from .control import LinkDown, LinkUp, Listening, Member, RefusalCounts, RelayEvent, ServeMembers
 from .engine_hub import EngineHub
 from .first_frames import (
@@ -289,7 +290,8 @@ class MemberListener:
         finally:
             if self._waiting.get(member.name) == (hello.link, waiting):
                 del self._waiting[member.name]
-        link = self._links[member.name] = PeerLink(self._hub, member.name, calls, rows, FROM_EDGE, salt=member.salt)
+        salt = salt_for(member.salt, hello.codecs)
+        link = self._links[member.name] = PeerLink(self._hub, member.name, calls, rows, FROM_EDGE, salt=salt)
 
         def joined() -> None:
             rows.write(first_frame(RowsBound()))

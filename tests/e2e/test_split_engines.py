@@ -133,8 +133,9 @@ def config(
     n_cells: int = 4 * N_CTX,
     exit_: wire.ExitCalibration | None = None,
     n_ctx: int = N_CTX,
+    codec: str = "f32",
 ) -> EngineConfig:
-    return EngineConfig(path, n_ctx, 1, n_cells=n_cells, layers=layers, patience_s=20.0, exit=exit_)
+    return EngineConfig(path, n_ctx, 1, n_cells=n_cells, layers=layers, patience_s=20.0, exit=exit_, codec=codec)
 
 
 @dataclass
@@ -156,9 +157,10 @@ async def paired(
     n_partner: int = 4 * N_CTX,
     exit_: wire.ExitCalibration | None = None,
     n_ctx: int = N_CTX,
+    codec: str = "f32",
 ) -> AsyncIterator[Pair]:
     link, clock = Wire(), SystemClock()
-    edge = Engine(config(segments[0], RANGES[0], n_edge, exit_, n_ctx), clock, link.attach("edge"))
+    edge = Engine(config(segments[0], RANGES[0], n_edge, exit_, n_ctx, codec), clock, link.attach("edge"))
     partner = Engine(config(segments[1], RANGES[1], n_partner, None, n_ctx), clock, link.attach("partner"))
     edge.start()
     partner.start()
@@ -242,6 +244,17 @@ async def test_a_second_turn_uploads_only_new_rows(pair: Pair, whole: Engine) ->
     assert opened.n_past > len(prompt)
     assert rows[0].pos == opened.n_past
     assert again.split.bytes_up < done.split.bytes_up
+
+
+@pytest.mark.parametrize(("codec", "share"), [("bf16", 0.5), ("int8", 660 / 2304)])
+async def test_rounded_rows_take_fewer_bytes_and_give_an_answer(segments: list[Path], codec: str, share: float) -> None:
+    async with paired(segments, codec=codec) as both:
+        text, done = await told(both.edge.open(question("Name three colours.", 16)))
+    sent = [message for message in both.wire.seen if isinstance(message, SendRows)]
+    assert text
+    assert done.split is not None
+    assert {message.codec for message in sent} == {codec}
+    assert done.split.bytes_up == pytest.approx(share * 2304 * sum(len(message.tokens) for message in sent))
 
 
 async def test_a_handoff_to_the_pair_goes_on_from_the_exact_position(pair: Pair, whole: Engine) -> None:
