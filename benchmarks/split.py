@@ -1,9 +1,11 @@
 """One model over two machines, beside the whole model at the partner: `python -m benchmarks.split`.
 
 Edge and partner are real daemons on this machine, with one thread each; what they say to each other passes a proxy with
-the delay and the rate of a network. The deployments are those of CE-CoLLM's Table 2 as far as they exist: `cloud`, the
-whole model at the partner, asked through the same network; `exact`, the split whose partner judges drafts, once for
-each cut; and `naive`, whose bytes are counted and not sent (the rows of the whole context for each token, in float32).
+the delay and the rate of a network. The deployments are those of CE-CoLLM's Table 2: `cloud`, the whole model at the
+partner, asked through the same network; `naive`, which sends the rows of the whole context for each token in float32,
+really run for a few answers, its bytes counted for all; and `exact`, the split whose partner judges drafts, once for
+each cut, and at the first one by each codec. Drafts are the exit's alone, unless `--look-up` is given. The exit is one
+that is kept, or a small one that is trained for this run.
 
 Every prompt is asked of the deployments in turn, greedily. An answer is asked for up to where the whole model first
 repeats 16 of its tokens, since a circle is easy to guess. Busy seconds are processor time of the engines, bytes are
@@ -16,8 +18,9 @@ import argparse
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +28,60 @@ import aiohttp
 
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import Figures, at_least, positive, print_figures, progress, run_measurement, run_script
+from disco_daemon.config.layers import data_path
 from disco_daemon.models.default import fetch_default_model
+from disco_daemon.models.gguf import Header
 from disco_daemon.models.segment_files import read_head
 
-from .split_daemons import TwoMachines, two_machines
+from .peer_link import bench_link
+from .split_asked import asked_table
+from .split_daemons import JoinedMachines, TwoMachines, joined_machines, kept_exits
 from .split_faults import measure_link_cuts, measure_ttft
-from .split_tables import Deployed, SplitAnswer, document, summarize, table
-from .split_text import PACKAGED, SplitPrompt, choose, n_until_repeated, naive_bytes, read_prompts
+from .split_naive import measure_naive
+from .split_run import (
+    EXACT,
+    AskedPrompt,
+    Way,
+    ask_all,
+    ask_cloud,
+    ask_ways,
+    by_data,
+    cloud_rows,
+    codec_rows,
+    naive_rows,
+    share_rows,
+    way_rows,
+)  # fmt: skip
+from .split_tables import Deployed, document, table
+from .split_text import PACKAGED, SplitPrompt, choose, read_prompts
 
-# Prompts of each kind of data, tokens of an answer, cuts of the link, long prompts.
-QUICK, FULL = (4, 64, 4, 2), (100, 128, 200, 5)
+CODECS = ("f32", "bf16", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is measured: prompts of each kind of data, tokens of an answer, cuts of the link, long prompts.
+
+    `naive_answers` of each kind are written by the naive split, and `codec_answers` by each other codec. Exits are
+    trained on `exit_tokens` where none is kept; `calls` cross the link for what relays add.
+    """
+
+    answers: int
+    tokens: int
+    link_cuts: int
+    long: int
+    naive_answers: int
+    codec_answers: int
+    exit_tokens: int
+    calls: int
+
+
+QUICK, FULL = Amounts(4, 64, 4, 2, 1, 2, 3000, 300), Amounts(100, 128, 200, 5, 5, 100, 40000, 3000)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSetup:
-    """What is measured: answers of `n_tokens` at most, and at the first of `cuts` also what `measure_faults` does."""
+    """What is measured, and how much; at the first of `cuts` also what is not `exact` by `codec`."""
 
     model: Path
     prompts: Sequence[SplitPrompt]
@@ -47,109 +89,157 @@ class SplitSetup:
     rtt_ms: float
     mbit_s: float
     codec: str
-    n_tokens: int
-    n_link_cuts: int
-    n_long: int
+    exits: Path
+    look_up: bool
+    n: Amounts
 
-
-async def measure_cut(
-    machines: TwoMachines, prompts: Sequence[SplitPrompt], max_tokens: int
-) -> dict[str, list[tuple[SplitAnswer, SplitAnswer, int]]]:
-    """Ask all prompts of both deployments; for each kind of data the answers and the tokens of each prompt."""
-    found: dict[str, list[tuple[SplitAnswer, SplitAnswer, int]]] = {}
-    await machines.cloud("Hi", 2)  # what is loaded and mapped at the first request
-    await machines.exact("Hi", 2)
-    for number, prompt in enumerate(prompts):
-        heard, cloud = await machines.cloud(prompt.text, max_tokens)
-        limit, n = max_tokens, n_until_repeated(heard.pieces)
-        if n < len(heard.pieces):  # it goes round in a circle: both are asked up to there
-            limit = max(1, n)
-            heard, cloud = await machines.cloud(prompt.text, limit)
-        exact = await machines.exact(prompt.text, limit)
-        found.setdefault(prompt.data, []).append((cloud, exact, int(heard.usage["prompt_tokens"])))
-        same = "the same" if exact.text == cloud.text else "another answer"
-        progress(f"{number + 1} of {len(prompts)}: {cloud.took_s:.1f} s whole, {exact.took_s:.1f} s split, {same}")
-    return found
+    @property
+    def link(self) -> tuple[float, float]:
+        """Round trip of the network, s, and its rate, Mbit/s."""
+        return self.rtt_ms / 1e3, self.mbit_s
 
 
 async def bench_split(setup: SplitSetup) -> Figures:
     """Run it all. Raises BenchError."""
     _, header = read_head(setup.model)
     n_layer = header.number(f"{header.architecture}.block_count") or 0
-    n_embd = header.number(f"{header.architecture}.embedding_length") or 0
     cuts = setup.cuts or [round(0.8 * n_layer), n_layer // 2]
-    rows: list[Deployed] = []
-    faults: dict[str, Any] = {}
-    for cut in cuts:
-        progress(f"cut at {cut} of {n_layer} layers")
-        is_first = cut == cuts[0]
+    figures: dict[str, Any] = document(
+        setup.model.name, n_layer, cuts[0], None, {"rtt_ms": setup.rtt_ms, "mbit_s": setup.mbit_s}, []
+    )
+    with tempfile.TemporaryDirectory(prefix="disco-split-") as name:
+        folder, asked = Path(name), list[AskedPrompt]()
+        exits = await kept_exits(setup.model, cuts, setup.exits, setup.n.exit_tokens, folder)
         try:
-            async with two_machines(setup.model, cut, setup.rtt_ms / 1e3, setup.mbit_s, setup.codec) as machines:
-                found = await measure_cut(machines, setup.prompts, setup.n_tokens)
-                if is_first:
-                    faults = await measure_faults(machines, setup)
+            for cut in cuts:
+                progress(f"cut at {cut} of {n_layer} layers")
+                async with joined_machines(setup.model, cut, *setup.link, exits) as pair:
+                    is_first = cut == cuts[0]
+                    found = await (measure_first if is_first else measure_other)(pair, setup, asked, header)
+                for key, value in found.items():
+                    figures[key] = [*figures[key], *value] if isinstance(value, list) else value
         except (TimeoutError, aiohttp.ClientError) as error:
             msg = f"the measurement broke off: {error!r}"
             raise BenchError(msg) from error
-        for data, answers in found.items():
-            rows += rows_of(data, answers, n_embd, cut, setup.codec, with_cloud=is_first)
-    link = {"rtt_ms": setup.rtt_ms, "mbit_s": setup.mbit_s}
-    host = {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()}
-    return document(setup.model.name, n_layer, cuts[0], None, link, rows) | faults | {"host": host}
+    if setup.n.calls:
+        figures["added_ms_p50"] = (await bench_link(setup.n.calls))["added_ms"]
+    return figures | {
+        "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()}
+    }
+
+
+async def measure_first(
+    pair: JoinedMachines, setup: SplitSetup, asked: list[AskedPrompt], header: Header
+) -> dict[str, Any]:
+    """Ask all deployments, at the first cut; `asked` gets all prompts. Return parts of the document."""
+    n_embd = header.number(f"{header.architecture}.embedding_length") or 0
+    way, cut = Way(EXACT), pair.cut
+    async with pair.edge(setup.codec, look_up=setup.look_up) as machines:
+        await warm_up(machines)
+        for number, prompt in enumerate(setup.prompts):
+            asked.append(one := await ask_cloud(machines, prompt, setup.n.tokens))
+            said = await ask_ways(machines, one, [way], where(cut, setup.codec))
+            progress(f"{number + 1} of {len(setup.prompts)}: {said}")
+        found = await measure_faults(machines, setup)
+    rows = way_rows(asked, way, where(cut, setup.codec), cut, setup.codec)
+    codecs = codec_rows(asked, where(cut, setup.codec), cut, setup.codec, n_embd)
+    few = [one for ones in by_data(asked).values() for one in ones[: setup.n.codec_answers]]
+    for codec in CODECS if few else ():
+        if codec != setup.codec:
+            async with pair.edge(codec, look_up=setup.look_up) as machines:
+                await ask_all(machines, few, [way], where(cut, codec))
+            codecs += codec_rows(few, where(cut, codec), cut, codec, n_embd)
+    naive = await ask_naive(pair, setup, asked, header)
+    shares = share_rows(asked, where(cut, setup.codec), cut, header)
+    deployments = [*cloud_rows(asked), *naive, *rows]
+    return found | {"head": pair.head or None, "deployments": listed(deployments), "codecs": codecs, "shares": shares}
+
+
+async def measure_other(
+    pair: JoinedMachines, setup: SplitSetup, asked: list[AskedPrompt], header: Header
+) -> dict[str, Any]:
+    """Ask for exact answers at another cut."""
+    name = where(pair.cut, setup.codec)
+    async with pair.edge(setup.codec, look_up=setup.look_up) as machines:
+        await machines.split("Hi", 2)
+        await ask_all(machines, asked, [Way(EXACT)], name)
+    rows = way_rows(asked, Way(EXACT), name, pair.cut, setup.codec)
+    return {"deployments": listed(rows), "shares": share_rows(asked, name, pair.cut, header)}
+
+
+async def ask_naive(
+    pair: JoinedMachines, setup: SplitSetup, asked: Sequence[AskedPrompt], header: Header
+) -> list[Deployed]:
+    """Have the naive split write a few of the answers; return its rows."""
+    few = [one for ones in by_data(asked).values() for one in ones[: setup.n.naive_answers]]
+    if few:
+        n_layer = header.number(f"{header.architecture}.block_count") or 0
+        prompts = [(one.prompt.text, one.limit) for one in few]
+        answers = await measure_naive(pair.model, pair.cut, n_layer, prompts, pair.folder, setup.link)
+        for one, answer in zip(few, answers, strict=True):
+            one.answers["naive"] = answer
+            progress(f"naive: {answer.took_s:.1f} s, {answer.bytes_up / 1e6:.1f} MB up")
+    return naive_rows(asked, header.number(f"{header.architecture}.embedding_length") or 0, pair.cut)
+
+
+def where(cut: int, codec: str) -> str:
+    """Name a cut and a codec, by which answers are kept apart."""
+    return f"cut {cut} {codec}"
+
+
+def listed(rows: Sequence[Deployed]) -> list[dict[str, Any]]:
+    """Return rows as the document has them."""
+    return [asdict(row) for row in rows]
+
+
+async def warm_up(machines: TwoMachines) -> None:
+    """Have both load and map what they do at their first request."""
+    await machines.cloud("Hi", 2)
+    await machines.split("Hi", 2)
 
 
 async def measure_faults(machines: TwoMachines, setup: SplitSetup) -> dict[str, Any]:
     """Return what the document says of long prompts and of cuts of the link."""
     found: dict[str, Any] = {}
-    if setup.n_long:
+    if setup.n.long:
         texts = [prompt.text for prompt in read_prompts()]  # our own are long enough
-        found["ttft"] = await measure_ttft(machines, texts, setup.mbit_s, setup.n_long)
-    if setup.n_link_cuts:
-        found["cuts"] = await measure_link_cuts(machines, setup.prompts, setup.n_link_cuts, setup.n_tokens)
+        found["ttft"] = await measure_ttft(machines, texts, setup.mbit_s, setup.n.long)
+    if setup.n.link_cuts:
+        found["cuts"] = await measure_link_cuts(machines, setup.prompts, setup.n.link_cuts, setup.n.tokens)
     return found
 
 
-def rows_of(
-    data: str,
-    answers: Sequence[tuple[SplitAnswer, SplitAnswer, int]],
-    n_embd: int,
-    cut: int,
-    codec: str,
-    *,
-    with_cloud: bool,
-) -> list[Deployed]:
-    """Sum up one kind of data at one cut; cloud and naive do not depend on the cut."""
-    whole = [cloud.text for cloud, _, _ in answers]
-    rows = []
-    if with_cloud:
-        rows = [summarize(data, "cloud", [cloud for cloud, _, _ in answers], whole)]
-        rows.append(naive_row(data, answers, n_embd, cut))
-    return [*rows, summarize(data, "exact", [exact for _, exact, _ in answers], whole, cut=cut, codec=codec)]
-
-
-def naive_row(data: str, answers: Sequence[tuple[SplitAnswer, SplitAnswer, int]], n_embd: int, cut: int) -> Deployed:
-    """Return what a naive split would send for the same answers, which would be equal: counted, not run."""
-    row = summarize(data, "naive", [cloud for cloud, _, _ in answers], [cloud.text for cloud, _, _ in answers])
-    sent = sum(naive_bytes(n_prompt, cloud.n_tokens, n_embd) for cloud, _, n_prompt in answers)
-    return replace(
-        row, cut=cut, codec="f32", mb_up=sent / 1e6, mb_down=4 * row.tokens / 1e6,
-        total_s=None, edge_s=None, partner_s=None, comm_s=None,
-    )  # fmt: skip
-
-
 def report(figures: Figures) -> str:
-    """Return the table, and what it leaves out."""
+    """Return the tables, and what they leave out."""
     lines = [table(figures)]
+    lines += [
+        f"{row['data']}, rows as {row['codec']}: {row['mb_up']:.3f} MB up, naive's are {row['naive_times']:.0f} times "
+        f"as many; {row['agreement']:.1%} of the tokens agree"
+        for row in figures["codecs"]
+    ]
+    lines += [
+        f"{row['data']}, cut {row['cut']}: partner computes {row['flop_share']:.2f} of the whole model's FLOP"
+        for row in figures["shares"]
+    ]
     if ttft := figures["ttft"]:
         lines.append("first token of a long prompt: " + ", ".join(f"{key[:-2]} {ttft[key]:.2f} s" for key in ttft))
-    if cuts := figures["cuts"]:
-        back = "-" if cuts["back_s"] is None else f"{cuts['back_s']:.2f} s"
-        wrong = ", ".join(f"{cuts[key]} {key}" for key in ("lost", "changed", "doubled"))
-        lines.append(f"{cuts['n']} cuts: characters {wrong}; worst gap {cuts['worst_gap_s']:.2f} s, back after {back}")
-    lines.append("naive: counted, not run. Not measured yet: confident, alone and draft, and more edges than one.")
+    lines.append("naive: times are of a few answers, scaled by the rows that it sends for all of them.")
+    lines.append(asked_table(figures))
     host = figures["host"]
     lines.append(f"Python {host['python']}, {host['cpus']} CPUs, {host['platform']}")
     return "\n".join(lines)
+
+
+AMOUNTS = {
+    "answers": ("of each kind of data", 1),
+    "tokens": ("of an answer at most", 2),
+    "link-cuts": ("cuts in the middle of answers", 0),
+    "long": ("prompts of 1,024 tokens", 0),
+    "naive-answers": ("answers of each kind by the naive split", 0),
+    "codec-answers": ("answers of each kind by each other codec", 0),
+    "exit-tokens": ("to train an exit on where none is kept; 0: no exit", 0),
+    "calls": ("round trips over the relays alone", 0),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -162,25 +252,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cut", type=at_least(1), action="append", help="layers at the edge (default: 80 %%, half)")
     parser.add_argument("--rtt-ms", type=float, default=20.0, help="round trip of the network (default: %(default)s)")
     parser.add_argument("--mbit-s", type=positive, default=100.0, help="its rate, each way (default: %(default)s)")
-    parser.add_argument("--codec", choices=("f32", "bf16", "int8"), default="f32", help="(default: %(default)s)")
-    parser.add_argument("--answers", type=at_least(1), help=f"of each kind of data (default: {QUICK[0]})")
-    parser.add_argument("--tokens", type=at_least(2), help=f"of an answer at most (default: {QUICK[1]})")
-    parser.add_argument("--link-cuts", type=at_least(0), help=f"cuts in the middle of answers (default: {QUICK[2]})")
-    parser.add_argument("--long", type=at_least(0), help=f"prompts of 1,024 tokens (default: {QUICK[3]})")
-    parser.add_argument("--full", action="store_true", help="many of all: {} answers, {} tokens, {} cuts".format(*FULL))
+    parser.add_argument("--codec", choices=CODECS, default="f32", help="(default: %(default)s)")
+    parser.add_argument("--exits", type=Path, help="folder of kept exits (default: this user's)")
+    parser.add_argument("--look-up", action="store_true", help="draft by look-up in the text as well")
+    for name, (text, least) in AMOUNTS.items():
+        default = getattr(QUICK, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=at_least(least), metavar="N", help=f"{text} (default: {default})")
+    parser.add_argument("--full", action="store_true", help="many of all: the acceptance")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
-    given = (args.answers, args.tokens, args.link_cuts, args.long)
-    n_answers, n_tokens, n_link_cuts, n_long = (
-        default if value is None else value for value, default in zip(given, FULL if args.full else QUICK, strict=True)
-    )
-    prompts = choose(read_prompts(args.prompts), n_answers)
-    model = args.model or fetch_default_model(progress)
+    names = [name.replace("-", "_") for name in AMOUNTS]
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    n = replace(FULL if args.full else QUICK, **given)
     setup = SplitSetup(
-        model, prompts, args.cut or (), args.rtt_ms, args.mbit_s, args.codec, n_tokens, n_link_cuts, n_long
+        args.model or fetch_default_model(progress), choose(read_prompts(args.prompts), n.answers), args.cut or (),
+        args.rtt_ms, args.mbit_s, args.codec, args.exits or data_path() / "exits", args.look_up, n,
     )  # fmt: skip
-    work = bench_split(setup)
-    return print_figures(run_measurement(work), report, as_json=args.json)
+    return print_figures(run_measurement(bench_split(setup)), report, as_json=args.json)
 
 
 if __name__ == "__main__":

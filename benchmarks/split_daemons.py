@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import tempfile
 import time
@@ -18,13 +19,17 @@ import psutil
 import tomlkit
 
 from disco_daemon.bench.child import LOG_TAIL, BenchError, child, child_env
+from disco_daemon.bench.command import progress
+from disco_daemon.daemon.exits import KeptExits
 from disco_daemon.program import verb
 
 from .split_proxy import SlowProxy
 from .split_tables import SplitAnswer
 
 REQUEST_S = 300.0  # one answer, s
+TRAINING_S, MLP_TOKENS = 3600.0, 10_000  # a training, s; tokens from which on it fits more than a linear map
 LINK_S, LOOK_S = 90.0, 0.1  # until the link is up, with the layers loaded on both sides, and how often to look, s
+DEVICE = {"rounding": "exact", "autotune": False}  # of both machines
 ENGINE = "disco_daemon.engine.worker"  # what an engine's command line names
 
 
@@ -112,14 +117,14 @@ def _env(folder: Path) -> dict[str, str]:
     return {"DISCO_CONFIG": str(folder / "config.toml")}
 
 
-async def type_verb(folder: Path, *words: str) -> dict[str, Any]:
+async def type_verb(folder: Path, *words: str, limit_s: float = REQUEST_S) -> dict[str, Any]:
     """Run `disco … --json` as on the machine with this folder; return its document. Raises BenchError."""
     process = await asyncio.create_subprocess_exec(
         *verb(words[0]), *words[1:], "--json",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=child_env(folder) | _env(folder),
     )  # fmt: skip
     try:
-        async with asyncio.timeout(REQUEST_S):
+        async with asyncio.timeout(limit_s):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:
@@ -203,6 +208,7 @@ class TwoMachines:
     link: SlowProxy
     edge_engines: list[psutil.Process]
     partner_engines: list[psutil.Process]
+    cut: int
 
     async def cloud(self, prompt: str, max_tokens: int) -> tuple[HeardPieces, SplitAnswer]:
         """Ask the whole model at the partner, through the network."""
@@ -213,8 +219,10 @@ class TwoMachines:
         sizes = {"bytes_up": self.api.n_up - up, "bytes_down": self.api.n_down - down}
         return heard, SplitAnswer(heard.text, n, heard.took_s, edge_s=0.0, partner_s=spent, round_trips=n, **sizes)
 
-    async def exact(self, prompt: str, max_tokens: int) -> SplitAnswer:
-        """Ask the edge, whose partner draws every token."""
+    async def split(self, prompt: str, max_tokens: int, mode: str = "exact", theta: float | None = None) -> SplitAnswer:
+        """Ask the edge, in a mode of its split device."""
+        del theta
+        assert mode == "exact"
         edge_s, partner_s = busy_s(self.edge_engines), busy_s(self.partner_engines)
         up, down = self.link.n_up, self.link.n_down
         heard = await self.edge.ask(self.edge.root, prompt, max_tokens)
@@ -224,21 +232,55 @@ class TwoMachines:
             heard.text, int(heard.usage["completion_tokens"]), heard.took_s,
             edge_s=busy_s(self.edge_engines) - edge_s, partner_s=busy_s(self.partner_engines) - partner_s,
             round_trips=split.get("round_trips"), drafted=split.get("drafted"), accepted=split.get("accepted"),
-            edge_rows=rows.get("edge"), partner_rows=rows.get("partner"),
+            edge_rows=int(rows.get("edge", 0)) // self.cut, partner_rows=split.get("n_rows"),
             bytes_up=self.link.n_up - up, bytes_down=self.link.n_down - down,
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedMachines:
+    """A partner that runs, with proxies before its two ports, and the folder of an edge that has joined it.
+
+    `head` is the kind of the exit that came along with the layers, "" if there is none.
+    """
+
+    partner: BenchDaemon
+    api: SlowProxy
+    link: SlowProxy
+    folder: Path
+    model: Path
+    cut: int
+    head: str
+
+    @asynccontextmanager
+    async def edge(self, codec: str, *, look_up: bool) -> AsyncIterator[TwoMachines]:
+        """Run the edge, with or without drafts by prompt look-up."""
+        settings = {
+            "device": {**DEVICE, "speculation": "auto" if look_up else "off"}, "delivery": {"mode": "off"},
+            "split": {"partner": f"127.0.0.1:{self.link.port}", "codec": codec},
+        }  # fmt: skip
+        async with daemon(self.folder, self.partner.session, self.model, settings) as edge:
+            await until_linked(edge)
+            yield TwoMachines(edge, self.partner, self.api, self.link, edge.engines(), self.partner.engines(), self.cut)
+
+
 @asynccontextmanager
-async def two_machines(model: Path, cut: int, rtt_s: float, mbit_s: float, codec: str) -> AsyncIterator[TwoMachines]:
-    """Run a partner with the whole model and the range above a cut, and an edge that has joined it by its code."""
-    device = {"rounding": "exact", "autotune": False}
-    common = {"device": device, "delivery": {"mode": "off"}}
+async def joined_machines(
+    model: Path, cut: int, rtt_s: float, mbit_s: float, exits: Path | None = None
+) -> AsyncIterator[JoinedMachines]:
+    """Run a partner with the whole model and the range above a cut, which an edge has joined by its code.
+
+    The edge gets the best of the `exits` behind the cut, if there is one.
+    """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="disco-split-") as name:
         folder, timeout = Path(name), aiohttp.ClientTimeout(total=REQUEST_S)
+        head = "" if exits is None else bring_exit(model, cut, exits, folder / "partner")
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            settings = {**common, "peer": {"port": port}, "partner": {"listen": "127.0.0.1"}}
+            settings = {
+                "device": DEVICE, "delivery": {"mode": "off"},
+                "peer": {"port": port}, "partner": {"listen": "127.0.0.1"},
+            }  # fmt: skip
             async with daemon(folder / "partner", session, model, settings) as partner:
                 code = (await partner.type("partner", "pair", "--address", "127.0.0.1"))["code"]
                 (folder / "edge").mkdir()
@@ -246,7 +288,32 @@ async def two_machines(model: Path, cut: int, rtt_s: float, mbit_s: float, codec
                 api = SlowProxy(int(partner.root.rpartition(":")[2]), rtt_s, mbit_s)
                 link = SlowProxy(port, rtt_s, mbit_s)
                 async with api, link:
-                    settings = {**common, "split": {"partner": f"127.0.0.1:{link.port}", "codec": codec}}
-                    async with daemon(folder / "edge", session, model, settings) as edge:
-                        await until_linked(edge)
-                        yield TwoMachines(edge, partner, api, link, edge.engines(), partner.engines())
+                    yield JoinedMachines(partner, api, link, folder / "edge", model, cut, head)
+
+
+def bring_exit(model: Path, cut: int, exits: Path, folder: Path) -> str:
+    """Copy the best exit behind a cut to the data of a machine; return its kind, "" if there is none."""
+    best = KeptExits(model, exits).best(cut)
+    if best is None:
+        return ""
+    target = KeptExits(model, folder / "disco" / "exits").folder
+    target.mkdir(parents=True, exist_ok=True)
+    for path in (best.path, best.path.with_suffix(".json")):
+        shutil.copy(path, target)
+    return best.figures.head
+
+
+async def kept_exits(model: Path, cuts: Sequence[int], exits: Path, n_tokens: int, folder: Path) -> Path:
+    """Return a folder with exits behind all cuts: those that are kept, or new ones, trained on so many tokens.
+
+    With 0 tokens none is trained. Raises BenchError.
+    """
+    found = folder / "disco" / "exits"
+    for cut in cuts:
+        if not bring_exit(model, cut, exits, folder) and n_tokens:
+            progress(f"training an exit behind {cut} layers on {n_tokens} tokens")
+            await type_verb(
+                folder, "exits", "train", "--model", str(model), "--cut", str(cut), "--tokens", str(n_tokens), "--head",
+                "linear" if n_tokens < MLP_TOKENS else "auto", "--now", limit_s=TRAINING_S,
+            )  # fmt: skip
+    return found

@@ -113,6 +113,8 @@ def document(
         "ttft": None,
         "cuts": None,
         "added_ms_p50": None,
+        "codecs": [],
+        "shares": [],
     }
 
 

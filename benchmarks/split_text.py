@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from disco_daemon.bench.child import BenchError
+from disco_daemon.models.gguf import Header
 
 PACKAGED = Path(__file__).with_name("split_prompts.jsonl")
 N_REPEATED = 16  # tokens in a row that come a second time: a small model goes round in a circle from there on
@@ -75,3 +78,33 @@ def n_until_repeated(tokens: Sequence[object], n: int = N_REPEATED) -> int:
 def naive_bytes(n_prompt: int, n_tokens: int, n_embd: int) -> int:
     """Return what a naive split sends: for each token the rows of the whole context, in float32 (CE-CoLLM, Table 2)."""
     return 4 * n_embd * sum(n_prompt + at for at in range(n_tokens))
+
+
+def token_agreement(pairs: Sequence[tuple[Sequence[str], str]]) -> float:
+    """Return how often a token is the whole model's where all before it were, of its pieces beside another's text.
+
+    Behind the first token that differs the two write different texts: it counts, and nothing after it.
+    """
+    same = other = 0
+    for pieces, text in pairs:
+        n = next((i for i, said in enumerate(accumulate(pieces)) if not text.startswith(said)), len(pieces))
+        same += n
+        other += n < len(pieces)
+    return same / (same + other) if same + other else 1.0
+
+
+def flop_share(header: Header, cut: int, n_layers: int, n_rows: int, n_logits: int, whole: tuple[int, int]) -> float:
+    """Return what the layers above a cut compute, in shares of the whole model's FLOP for the same answers.
+
+    Both compute rows, of some of which the output head: `n_rows` and `n_logits` here, and those two of the `whole`
+    model. Each number of a matrix counts once a row; attention, which grows with the text, is left out.
+    """
+    layers, head = [0] * n_layers, 0
+    for tensor in header.tensors:
+        kind, _, rest = tensor.name.partition(".")
+        number = rest.partition(".")[0]
+        if kind == "blk" and number.isdigit() and int(number) < n_layers:
+            layers[int(number)] += math.prod(tensor.shape)
+        elif tensor.name == "output.weight" or (tensor.name == "token_embd.weight" and not head):
+            head = math.prod(tensor.shape)
+    return (n_rows * sum(layers[cut:]) + n_logits * head) / (whole[0] * sum(layers) + whole[1] * head)

@@ -14,9 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.split_asked import asked_figures, asked_table
 from benchmarks.split_proxy import SlowProxy
+from benchmarks.split_run import AskedPrompt, codec_rows, naive_rows
 from benchmarks.split_tables import SplitAnswer, document, summarize, table
-from benchmarks.split_text import PACKAGED, choose, n_until_repeated, naive_bytes, read_prompts, rouge_l
+from benchmarks.split_text import (
+    PACKAGED,
+    SplitPrompt,
+    choose,
+    n_until_repeated,
+    naive_bytes,
+    read_prompts,
+    rouge_l,
+    token_agreement,
+)  # fmt: skip
 from disco_daemon.bench.child import BenchError
 
 words = st.lists(st.sampled_from(["a", "b", "c"]), max_size=12)
@@ -99,7 +110,7 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def answer(text: str, **more: float) -> SplitAnswer:
-    return SplitAnswer(text, 10, 2.0, **more)  # type: ignore[arg-type]
+    return SplitAnswer(text, **{"n_tokens": 10, "took_s": 2.0} | more)  # type: ignore[arg-type]
 
 
 def test_answers_are_summed_up_beside_the_whole_models() -> None:
@@ -130,7 +141,8 @@ def test_the_document_has_the_names_that_other_programs_read() -> None:
     ]
     figures = document("m.gguf", 30, 24, None, {"rtt_ms": 20.0, "mbit_s": 100.0}, rows)
     assert list(figures) == [
-        "model", "n_layer", "cut", "head", "link", "deployments", "edges", "ttft", "cuts", "added_ms_p50",
+        "model", "n_layer", "cut", "head", "link", "deployments", "edges", "ttft", "cuts", "added_ms_p50", "codecs",
+        "shares",
     ]  # fmt: skip
     assert list(figures["deployments"][0]) == [
         "data", "name", "theta", "cut", "codec", "answers", "tokens", "total_s", "edge_s", "partner_s", "comm_s",
@@ -196,3 +208,52 @@ async def test_a_cut_ends_slow_connections_and_a_stall_holds_them() -> None:
                 pass
         assert reader.at_eof() or reader.exception() is not None
         writer.close()
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def test_a_token_agrees_where_all_before_it_did() -> None:
+    pieces = ["a", " b", " c", " d"]
+    assert token_agreement([(pieces, "a b c d")]) == 1.0
+    assert token_agreement([(pieces, "a b x y z"), (pieces, "a b c d")]) == pytest.approx(6 / 7)
+    assert token_agreement([(pieces, "a b")]) == pytest.approx(2 / 3)
+
+
+def asked_prompt(text: str) -> AskedPrompt:
+    one = AskedPrompt(SplitPrompt("plain", "?"), 8, 10, answer("a b", n_tokens=2), ["a", " b"])
+    one.answers["cut 24 f32 exact"] = answer(text, n_tokens=2, bytes_up=1000, edge_rows=11, partner_rows=3)
+    return one
+
+
+def test_a_codecs_bytes_stand_beside_naives_for_the_same_answers() -> None:
+    [row] = codec_rows([asked_prompt("a b"), asked_prompt("a x")], "cut 24 f32", 24, "f32", 576)
+    assert row["naive_times"] == pytest.approx(naive_bytes(10, 2, 576) / 1000)
+    assert row["agreement"] == pytest.approx(3 / 4)
+
+
+def test_naive_times_are_scaled_from_the_answers_that_were_written() -> None:
+    asked = [asked_prompt("a b"), asked_prompt("a b")]
+    asked[0].answers["naive"] = answer("a b", n_tokens=2, edge_s=0.25, partner_s=0.5)
+    [row] = naive_rows(asked, 576, 24)
+    assert (row.edge_s, row.partner_s, row.equal, row.answers) == (0.5, 1.0, 1.0, 2)
+    assert row.mb_up == pytest.approx(2 * naive_bytes(10, 2, 576) / 1e6)
+
+
+def test_what_is_asked_stands_beside_what_was_found() -> None:
+    rows = [summarize("plain", "cloud", [answer("a", partner_s=1.0)], ["a"])]
+    for cut, n_trips in ((24, 5), (15, 4)):
+        said = answer("a", n_tokens=10, partner_s=0.25, edge_s=0.5, round_trips=n_trips, drafted=8, accepted=4)
+        rows.append(summarize("plain", "exact", [said], ["a"], cut=cut, codec="f32"))
+    figures = document("m", 30, 24, "mlp", {}, rows)
+    found = {one.what: one.is_met for one in asked_figures(figures)}
+    assert found == {
+        "plain, exact, cut 24: equal answers": True,
+        "plain, exact, cut 24: requests a token": False,
+        "plain, exact, cut 24: wasted drafts a token": True,
+        "plain, exact, cut 24: partner's compute": True,
+        "plain, exact, cut 15: equal answers": True,
+        "plain, exact, cut 15: requests a token": True,
+        "plain, exact, cut 15: wasted drafts a token": True,
+    }
+    assert asked_table(figures).count("NOT MET") == 1
