@@ -3,9 +3,9 @@
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 BIN := .venv/bin
-# Two workers: one for the tests that look at the clock (tests/conftest.py), one for all others. A third one would make
-# the first one slower.
-PYTEST_ARGS ?= -n 2 --dist loadscope
+# Three workers for two cores: one for the tests that look at the clock, which goes first, and two for all others
+# (tests/conftest.py); many tests wait for time to pass more than they compute.
+PYTEST_ARGS ?= -n 3 --dist loadscope
 
 export DISCO_MODELS_DIR := $(CURDIR)/.venv/models
 # llama.cpp is compiled once, minutes on a small machine; afterwards its wheel comes out of pip's cache.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # No test of ours asserts how long something takes; on a busy machine one example may take seconds.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -19,13 +21,23 @@ WHOLE_MACHINE = ("tests/e2e/", "tests/faults/")  # they start processes that com
 BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
-        "bad_requests", "bench_split", "confinement", "continuations", "doctor", "doors", "embeddings", "engine_exact",
-        "exit_segment", "exits", "imports", "install", "keys", "launcher", "lora", "money", "private", "private_marks",
-        "peer_link", "peer_pairing", "peer_strangers", "pull", "reloads", "segment_model", "service_live",
-        "setup", "speculate", "spill", "split_check", "split", "split_engines", "structured", "thinking", "trace",
-        "tui_terminal", "whatif",
+        "bad_requests", "bench_split", "confinement", "context", "continuations", "doctor", "doors", "embeddings",
+        "engine_exact", "exit_segment", "exits", "imports", "install", "keys", "launcher", "lora", "money", "private",
+        "private_marks", "peer_link", "peer_pairing", "peer_strangers", "profile", "pull", "reloads", "segment_model",
+        "service_live", "setup", "soak", "speculate", "spill", "split_check", "split", "split_engines", "structured",
+        "thinking", "trace", "tui_terminal", "tune", "whatif",
     )
 )  # fmt: skip
+# Each has a simulation as its fixture, which takes longer than its tests.
+SIMULATED = tuple(
+    f"tests/unit/test_{name}.py" for name in ("chats", "report", "simulate", "simulate_handoff", "simulate_scheduler")
+)
+
+
+def pytest_configure() -> None:
+    """Let the worker whose tests look at the clock go first: it gets the largest scope, and that is `machine`."""
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+        os.nice(5)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,14 +49,19 @@ def runtime_folder() -> Iterator[str]:
 
 
 class OneAtATime(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests that look at the clock run one after the other, in one of xdist's workers; the rest beside them.
+    """Tests that look at the clock run one after the other, in the first of xdist's workers; the rest beside them.
 
     Not by xdist's `loadgroup`: xdist 3.8 writes the group into an attribute that pytest 9.2 no longer has.
     """
 
+    @property
+    def nodes(self) -> list[WorkerController]:
+        """The workers, the first one first: xdist has them in the order in which they came up."""
+        return sorted(super().nodes, key=lambda node: int(node.gateway.id.removeprefix("gw")))
+
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(BESIDE):
-            return nodeid.partition("::")[0]  # a model is loaded once
+        if nodeid.startswith((*BESIDE, *SIMULATED)):
+            return nodeid.partition("::")[0]  # a model is loaded once, or a simulation run
         return "machine" if nodeid.startswith(WHOLE_MACHINE) else nodeid
 
 

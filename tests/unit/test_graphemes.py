@@ -61,6 +61,9 @@ def test_an_emoji_is_ended_by_any_plain_character() -> None:
 
 def test_a_long_text_is_quick() -> None:
     text = "กำลังทำงาน" * 1000
-    begin = time.perf_counter()
-    assert settled(text) == len(text) - 1
-    assert time.perf_counter() - begin < 0.1
+    times = []
+    for _ in range(3):  # a busy machine may hold one of them up
+        begin = time.thread_time()
+        assert settled(text) == len(text) - 1
+        times.append(time.thread_time() - begin)
+    assert min(times) < 0.1
