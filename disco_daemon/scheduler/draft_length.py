@@ -87,8 +87,9 @@ def expected_token_s(times: RunTimes, chance: float) -> float:
 class DraftLength:
     """Learns the times of one link, from `prior` on, and says whether to draft on.
 
-    Medians of the latest samples; what a row takes at the partner is the median slope between round trips of different
-    lengths (Theil 1950, Sen 1968), so a busy moment of either machine is no speed.
+    Medians of the latest samples; what a row takes at the partner is the median slope between what it was busy for with
+    runs of different lengths (Theil 1950, Sen 1968), so a busy moment of either machine is no speed, and the jitter of
+    the network, which is larger than a row, is none of it.
     """
 
     __slots__ = ("_edge_s", "_prior", "_round_trips", "_times")
@@ -135,10 +136,8 @@ class DraftLength:
 
     def _slope(self) -> float:
         """What a row more took the partner, s."""
-        seen = list(self._round_trips)
-        slopes = [
-            (b_s - a_s) / (n_b - n_a) for i, (n_a, _, a_s) in enumerate(seen) for n_b, _, b_s in seen[:i] if n_b != n_a
-        ]
+        seen = [(n_rows, busy_s) for n_rows, _, busy_s in self._round_trips]
+        slopes = [(b_s - a_s) / (n_b - n_a) for i, (n_a, a_s) in enumerate(seen) for n_b, b_s in seen[:i] if n_b != n_a]
         return max(LEAST_S, median(slopes)) if slopes else self._prior.partner_s
 
 

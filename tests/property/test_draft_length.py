@@ -100,6 +100,16 @@ def test_a_partner_that_was_busy_now_and_then_is_not_taken_for_a_slow_one() -> N
     assert drafting.times.round_trip_s == pytest.approx(0.030, rel=0.05)
 
 
+@given(st.integers(0, 2**32))
+def test_the_jitter_of_a_network_makes_no_row_slow(seed: int) -> None:
+    rng = random.Random(seed)
+    drafting = DraftLength(HOME)
+    for n_rows in (2, 1, 3, 1, 2):  # as many as an answer's first words take
+        busy_s = 0.010 + 0.003 * n_rows
+        drafting.observe_round_trip(n_rows, 0.020 + rng.uniform(0, 0.050) + busy_s, busy_s)
+    assert drafting.times.partner_s == pytest.approx(0.003)
+
+
 def test_a_new_speed_is_known_after_as_many_measurements_as_count() -> None:
     drafting = DraftLength(HOME)
     for took_s in [0.008] * 40 + [0.020] * 20:
