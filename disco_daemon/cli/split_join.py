@@ -23,7 +23,9 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "it is sent into the text of your conversations: join a machine that is yours, or that you trust as a server.",
     )
     join.add_argument("code", help="what `disco partner pair` has printed on the other machine")
-    join.add_argument("--cut", type=int, metavar="K", help="number of layers on this machine (default: half of them)")
+    join.add_argument(
+        "--cut", type=int, metavar="K", help="number of layers on this machine (default: as `disco split plan` would)"
+    )
     join.add_argument("--name", default="", help="what the partner calls this machine (default: its host name)")
     leave = actions.add_parser(
         "leave",
@@ -49,21 +51,22 @@ def _join(args: argparse.Namespace) -> int:
 
     bar = ProgressBar(direct(sys.stderr))
     try:
-        joined, reached = asyncio.run(join(load(), args.code, args.name, args.cut, bar, progress))
+        found = asyncio.run(join(load(), args.code, args.name, args.cut, bar, progress))
     finally:
         bar.end()
-    address = str(reached)
+    joined, address = found.joined, str(found.address)
     set_values(config_path(), {"split.enabled": True, "split.partner": address, "split.cut": joined.cut})
     running = _reload(args)
     if args.json:
         from msgspec import to_builtins
 
-        print(json.dumps({**to_builtins(joined), "address": address, "running": running}))
+        print(json.dumps({**to_builtins(joined), "address": address, "running": running, "why": found.why}))
         return 0
     print(
         f"This machine has layers 0 to {joined.cut} of {joined.n_layers} of {joined.model} "
         f"({joined.n_bytes / 1e6:.0f} MB); {joined.partner} at {address} has the rest."
     )
+    print(f"Why there: {found.why}.")
     print("The running daemon answers with both from now on." if running else "Start the daemon: `disco up`.")
     return 0
 

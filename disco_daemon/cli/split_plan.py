@@ -68,13 +68,11 @@ def _planned(args: argparse.Namespace, config: Config, model: Path) -> SplitPlan
     """Plan by the arguments, and by what is known of this machine. Raises ConfigError."""
     import psutil
 
+    from ..daemon.hosted_range import tell_cuts
     from ..daemon.split_plan import LinkSpeed, PlanInput, plan_cuts
-    from ..errors import ConfigError
-    from ..models.segment_files import read_head
-    from ..models.segments import NotCuttableError
 
-    head, header = read_head(model)
-    here_s = None if args.edge_token_ms and args.partner_token_ms else _token_s(config, model)
+    cuts = tell_cuts(config)
+    here_s = None if args.edge_token_ms and args.partner_token_ms else _token_s(cuts.token_s, model)
     free = psutil.virtual_memory().available
 
     def seconds(given_ms: float | None) -> float:
@@ -89,26 +87,17 @@ def _planned(args: argparse.Namespace, config: Config, model: Path) -> SplitPlan
         LinkSpeed(args.rtt_ms / 1e3, args.mbit * 1e6 / 8),
         memory(args.edge_gib),
         memory(args.partner_gib),
-        config.device.n_cells or 2 * config.device.n_ctx,
+        cuts.n_cells,
     )
-    try:
-        return plan_cuts(head, header, given)
-    except NotCuttableError as e:
-        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
-        raise ConfigError(msg) from e
+    return plan_cuts(cuts, given)
 
 
-def _token_s(config: Config, model: Path) -> float:
+def _token_s(measured_s: float, model: Path) -> float:
     """Return what the whole model takes for a token here, as it was measured, s. Raises ConfigError if it was not."""
-    from ..daemon.device import key_for, load_measured, profiles
     from ..errors import ConfigError
 
-    measured = load_measured(config)
-    if measured is not None:
-        return 1 / measured.device.decode_tps
-    tuned = profiles().load(key_for(config, model))
-    if tuned is not None:
-        return 1 / tuned.speed.decode_tps
+    if measured_s:
+        return measured_s
     msg = (
         f"how long {model.name} takes for a token here is not known: measure it with `disco tune`, or give "
         "--edge-token-ms and --partner-token-ms"
@@ -118,12 +107,13 @@ def _token_s(config: Config, model: Path) -> float:
 
 def _show(plan: SplitPlan) -> None:
     console = make_console(highlight=False)
-    console.print("behind  lower layers  the rest   here     partner  a token")
+    console.print("behind  lower layers  the rest   here     partner  a round trip  a token")
     for one in plan.cuts:
         mark = " <- best" if one.layer == plan.chosen else ""
         console.print(
             f"{one.layer:>6}  {one.edge_bytes / 1e6:>9.1f} MB  {one.partner_bytes / 1e6:>5.1f} MB "
             f"{1e3 * one.edge_s_per_token:>6.1f} ms {1e3 * one.partner_s_per_token:>6.1f} ms "
+            f"{one.tokens_per_round_trip:>6.2f} tokens "
             f"{1e3 * one.token_s:>6.1f} ms{mark}"
         )
     console.print(plan.why[0].upper() + plan.why[1:] + ".")

@@ -94,6 +94,17 @@ def save(config: Config, path: Path, tuned: Tuned) -> Path:
     return profiles().save(key_for(config, path), tuned, datetime.now(UTC).date().isoformat())
 
 
+def token_s(config: Config, path: Path) -> float | None:
+    """Return what a model takes for a token, s, as `disco profile` or `disco tune` measured it, else None."""
+    if config.device.enabled and not config.device.base_url:
+        key = key_for(config, path)
+        if (measured := load(profiles(), key, knobs_for(config, path))) is not None:
+            return 1 / measured.device.decode_tps
+        if (tuned := profiles().load(key)) is not None:
+            return 1 / tuned.speed.decode_tps
+    return None
+
+
 def load_measured(config: Config) -> Measured | None:
     """Return the figures of `disco profile` for the configured model and knobs; None if it never ran with these."""
     settings = config.device

@@ -14,13 +14,14 @@ from ..engine.config import EngineConfig
 from ..errors import ConfigError
 from ..models.segment_files import read_head
 from ..models.segments import NotCuttableError, cut, n_layers
+from ..peer.first_frames import TheCuts
 from ..peer.messages import Build
 from ..types import LayerRange
-from .device import knobs_for
+from .device import knobs_for, model_path, token_s
 from .exits import KeptExits
 from .joined import shape_of
 from .split import checksum, segment_files
-from .split_plan import SPARE, kv_bytes_per_layer
+from .split_plan import SPARE, describe_cuts, kv_bytes_per_layer
 
 
 class HostedCuts:
@@ -57,6 +58,29 @@ def describe_model(model: Path) -> Build:
     return Build(
         disco=__version__, llama="", model=checksum(model), n_layers=n, n_embd=n_embd, n_vocab=n_vocab
     )  # fmt: skip
+
+
+def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
+    """Return where the configured model may be cut, by what is known here; `hosted` as in `TheCuts`.
+
+    Raises ConfigError.
+    """
+    model = model_path(config.device)
+    head, header = read_head(model)
+    chances = {one.figures.cut: one.figures.agreement for one in reversed(KeptExits(model).all())}
+    try:
+        found = describe_cuts(head, header, chances)
+    except NotCuttableError as e:
+        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
+        raise ConfigError(msg) from e
+    return msgspec.structs.replace(
+        found,
+        free_bytes=float(psutil.virtual_memory().available),
+        n_cells=config.device.n_cells or 2 * config.device.n_ctx,
+        kv_bytes=config.partner.memory * 2**30,
+        token_s=token_s(config, model) or 0.0,
+        hosted=hosted,
+    )
 
 
 def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path]:

@@ -1,23 +1,40 @@
-"""Joining a partner from this machine: a certificate, the layers below the cut, and what they belong to."""
+"""Joining a partner from this machine: a certificate, the cut, the layers below it, and what they belong to."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 from ..config.schema import Config
 from ..errors import ConfigError
+from ..models.default import default_model_path
 from ..models.progress import Report
 from ..models.segment_files import read_head
 from ..peer.control import Address
-from ..peer.join import fetch, pair
+from ..peer.first_frames import TheCuts
+from ..peer.join import MeasuredLink, ask_cuts, fetch, measure_link, pair
 from ..peer.messages import Build
 from ..peer.pairing import PairedPartner, check_authority, safe_name
 from ..peer.pairing_code import PairingCode, PairingError, parse_code
+from .device import token_s
 from .edge import membership
 from .joined import JoinedFolder, JoinedModel
 from .split import checksum
+from .split_plan import MEMORY_BYTES_PER_S, SPARE, LinkSpeed, PlanInput, edge_needs, plan_cuts
+
+
+@dataclass(frozen=True, slots=True)
+class JoinResult:
+    """What is on this machine now, where the partner was reached, and why the model is cut there."""
+
+    joined: JoinedModel
+    address: Address
+    why: str
 
 
 class FetchRate:
@@ -38,11 +55,11 @@ class FetchRate:
 
 async def join(
     config: Config, text: str, name: str, cut: int | None, report: Report, say: Callable[[str], None]
-) -> tuple[JoinedModel, Address]:
-    """Join the machine that printed the code `text`; return what is here now, and where the partner was reached.
+) -> JoinResult:
+    """Join the machine that printed the code `text`.
 
-    `cut` layers are fetched, half of them without it. What has failed after the pairing goes on with the same code.
-    Raises ConfigError.
+    `cut` layers are fetched; without it, as many as the plan says. What has failed after the pairing goes on with the
+    same code. Raises ConfigError.
     """
     if config.partner.enabled:
         msg = (
@@ -58,7 +75,7 @@ async def join(
         raise ConfigError(msg)
     folder = JoinedFolder()
     paired, build = await _pair(folder, code, name or safe_name(socket.gethostname()))
-    layers = _cut(build, cut)
+    layers, why = await _choose(config, paired, build, cut, say)
     say(f"paired with {paired.name}; fetching layers 0 to {layers} of {build.n_layers}")
     path = folder.segment(layers)
     rate = FetchRate()
@@ -75,7 +92,7 @@ async def join(
         rate.bytes_per_s,
     )  # fmt: skip
     folder.save(joined)
-    return joined, paired.addresses[0]
+    return JoinResult(joined, paired.addresses[0], why)
 
 
 async def _pair(folder: JoinedFolder, code: PairingCode, name: str) -> tuple[PairedPartner, Build]:
@@ -104,10 +121,57 @@ def _is_of(partner: PairedPartner, code: PairingCode) -> bool:
         return False
 
 
-def _cut(build: Build, wanted: int | None) -> int:
-    """Return the number of layers for this machine. Raises ConfigError."""
-    cut = build.n_layers // 2 if wanted is None else wanted
-    if not 0 < cut < build.n_layers:
-        msg = f"--cut {cut}: the model has {build.n_layers} layers, so from 1 to {build.n_layers - 1} may be here"
+async def _choose(
+    config: Config, partner: PairedPartner, build: Build, wanted: int | None, say: Callable[[str], None]
+) -> tuple[int, str]:
+    """Return the number of layers for this machine, and why so many. Raises ConfigError, with numbers of memory."""
+    if wanted is not None and not 0 < wanted < build.n_layers:
+        msg = f"--cut {wanted}: the model has {build.n_layers} layers, so from 1 to {build.n_layers - 1} may be here"
         raise ConfigError(msg)
-    return cut
+    model, free = await ask_cuts(partner), psutil.virtual_memory().available
+    if wanted is not None:
+        require_room(model, wanted, config.device.n_cells or config.device.n_ctx, free)
+        return wanted, "as you have said"
+    say(f"paired with {partner.name}; measuring the way there")
+    given = plan_input(config, model, await measure_link(partner), free)
+    plan = plan_cuts(model, given)
+    if plan.chosen is None:
+        raise ConfigError(plan.why)
+    return plan.chosen, plan.why
+
+
+def require_room(model: TheCuts, layer: int, n_cells: int, free: float) -> None:
+    """Raise ConfigError, with the numbers, if the layers below a cut and their cells do not fit into `free` bytes."""
+    needed = next((edge_needs(one, model, n_cells) for one in model.cuts if one.layer == layer), 0)
+    if needed > free * (1 - SPARE):
+        msg = (
+            f"layers 0-{layer} take {needed / 1e9:.2f} GB here, with {n_cells} tokens of KV cache, and "
+            f"{free / 1e9:.2f} GB are free, of which {SPARE:.0%} are left for everything else: join with a lower "
+            "--cut, or free some memory"
+        )
+        raise ConfigError(msg)
+
+
+def plan_input(config: Config, model: TheCuts, link: MeasuredLink, free: float) -> PlanInput:
+    """Return what the plan rests on: what is measured here and there, and the rest by the weights' bytes."""
+    there_s, here_s, assumed = model.token_s, _token_s(config, model.whole_bytes), ""
+    if not here_s and not there_s:
+        here_s = there_s = model.whole_bytes / MEMORY_BYTES_PER_S
+        assumed = "; neither machine was measured, so both count as equal (`disco tune`)"
+    elif not here_s:
+        here_s, assumed = there_s, "; this machine was not measured and counts as the partner (`disco tune`)"
+    elif not there_s:
+        there_s, assumed = here_s, "; the partner was not measured and counts as this machine (`disco tune` there)"
+    speed = LinkSpeed(link.rtt_s, link.up_bytes_per_s)
+    n_cells = config.device.n_cells or 2 * config.device.n_ctx
+    return PlanInput(here_s, there_s, speed, free, model.free_bytes, n_cells, assumed)
+
+
+def _token_s(config: Config, whole_bytes: int) -> float:
+    """Return what the partner's model would take here, s, by what this machine's own one takes; 0 = not measured."""
+    path = Path(config.device.model).expanduser() if config.device.model else default_model_path()
+    try:
+        taken = token_s(config, path) if path.is_file() else None
+        return taken * whole_bytes / path.stat().st_size if taken else 0.0
+    except (ConfigError, OSError):
+        return 0.0

@@ -10,23 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config
 from ..engine import wire
 from ..errors import ConfigError
+from ..peer.addresses import own_addresses
 from ..peer.content import credits_for
 from ..peer.control import (
     Address,
+    CutsAnswer,
+    CutsAsked,
     FileAsked,
     LinkDown,
     LinkStats,
@@ -46,7 +47,7 @@ from ..peer.pairing import Issuer
 from ..peer.pairing_code import ADDRESSES_MAX, PairingError, format_code
 from ..types import LayerRange
 from .device import model_path
-from .hosted_range import HostedCuts, describe_model, range_config, require_memory, write_ranges
+from .hosted_range import HostedCuts, describe_model, range_config, require_memory, tell_cuts, write_ranges
 from .range_engine import RangeEngine
 from .split import checksum
 
@@ -96,7 +97,7 @@ class Partner:
         """Make a code for one machine, and listen for it. Raises ConfigError; then nothing listens for it."""
         config = self._config
         assert config is not None
-        addresses = [address] if address else _own_addresses(config.partner.listen)
+        addresses = [address] if address else own_addresses(config.partner.listen)[:ADDRESSES_MAX]
         async with self._changing:
             await self._build_of(config)  # first: a model that cannot be cut needs no code
             code = await asyncio.to_thread(
@@ -294,6 +295,8 @@ class Partner:
                 self._begin(self._grant(event), "certificate")
             case FileAsked():
                 self._begin(self._offer(event), "layers")
+            case CutsAsked():
+                self._begin(self._answer_cuts(event), "cuts")
             case RelayLost():
                 self._links.clear()
                 if self._host is not None:
@@ -341,6 +344,18 @@ class Partner:
             self._tell()
         relay.send(PairAnswer(n=asked.n, certificate=certificate))
 
+    async def _answer_cuts(self, asked: CutsAsked) -> None:
+        """Say where the model may be cut; for a machine that is alone, anywhere."""
+        relay, config = self._relay, self._config
+        if relay is None or config is None:
+            return
+        try:
+            hosted = next((cut for name, cut in self._cuts.load().items() if name != asked.name), 0)
+            cuts = await asyncio.to_thread(tell_cuts, config, hosted)
+            relay.send(CutsAnswer(n=asked.n, cuts=cuts))
+        except (ConfigError, OSError) as e:
+            relay.send(CutsAnswer(n=asked.n, message=str(e)))
+
     async def _offer(self, asked: FileAsked) -> None:
         """Cut the model for a member, load the layers above, and hand over those below; or say why not."""
         async with self._changing:
@@ -377,17 +392,3 @@ class Partner:
         await self._load(config, layers)
         self._tell()
         return OfferFile(cut=asked.cut, n_bytes=lower.stat().st_size, sha256=digest), lower
-
-
-def _own_addresses(listen: str) -> list[str]:
-    """Return by what other machines may reach this one, if it listens there: its own addresses, those of IPv4 first."""
-    if listen not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return [listen]
-    found = [
-        address.address
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        if address.family is socket.AF_INET and not address.address.startswith(("127.", "169.254."))
-        and not name.startswith(("docker", "br-", "veth", "virbr"))
-    ]  # fmt: skip
-    return found[:ADDRESSES_MAX] or ["127.0.0.1"]

@@ -1,27 +1,34 @@
-"""What each cut of a model costs on both machines, and which one to take: the figures of `disco split plan`. Pure.
+"""What each cut of a model costs on both machines, and which one to take: `disco split plan` and `split join`. Pure.
 
 Writing a token reads all weights once, so a range takes its share of the device's time for a token by the bytes of its
-weights. The output head counts as the partner's, and looking up an embedding as nothing.
+weights. The output head counts as the partner's, and looking up an embedding as nothing. An exit behind the cut drafts
+as long as that pays (`scheduler.draft_length`), its guesses right with the share of tokens on which it agreed with the
+whole model; the partner judges a draft for MORE_ROWS of the time of a row alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ..models.gguf import Header
 from ..models.segments import cut, n_layers
+from ..peer.first_frames import CutFacts, TheCuts
+from ..scheduler.draft_length import ExpectedRun, RunTimes, expected_run
 from ..types import LayerRange
 
 SPARE = 0.2  # of the free memory, left for everything else
 TIE = 0.02  # times for a token that are this near count as the same
 FLOAT_BYTES = 4  # of a number of a row, as float32
+MORE_ROWS = 0.25  # of a row alone, for each row beside it: 9.8, 13.9, 16.5, 18.9 ms for 1 to 4 rows (docs/split.md)
+LEAST_S = 1e-6  # no range takes less for a row
+MEMORY_BYTES_PER_S = 10e9  # how fast weights are read where nothing was measured: a laptop of the last ten years
 
 
 class PlannedCut(msgspec.Struct, frozen=True):
-    """One cut behind `layer` layers: the weights on both sides, bytes, and what a token takes, s."""
+    """One cut behind `layer` layers: the weights on both sides, bytes, and what a token takes with its drafts, s."""
 
     layer: int
     edge_bytes: int
@@ -52,7 +59,7 @@ class LinkSpeed:
 class PlanInput:
     """What a plan rests on: how long the whole model takes for a token on each machine, s, and their memory, bytes.
 
-    `n_cells` tokens are to fit into the KV cache of each machine. `tokens_per_round_trip` is what one verdict gives.
+    `n_cells` tokens are to fit into the edge's KV cache. `assumed` says what was not measured.
     """
 
     edge_token_s: float
@@ -61,32 +68,51 @@ class PlanInput:
     edge_memory_bytes: float
     partner_memory_bytes: float
     n_cells: int
-    tokens_per_round_trip: float = 1.0
+    assumed: str = ""
 
 
-def token_time_s(
-    edge_s: float, partner_s: float, row_bytes: int, link: LinkSpeed, tokens_per_round_trip: float
-) -> float:
-    """Return the time for a token of a split answer, s: both machines compute it, its row travels, and it waits.
+def expected(edge_s: float, partner_s: float, row_bytes: int, link: LinkSpeed, chance: float) -> ExpectedRun:
+    """Return what a round trip is expected to give, and the time for a token, s; an exit's guess is right by `chance`.
 
-    One round trip gives `tokens_per_round_trip` tokens. The edge waits for its verdict, and computes nothing meanwhile.
+    Both machines compute each row, which travels, and the edge waits for the verdict.
     """
-    return edge_s + partner_s + row_bytes / link.bytes_per_s + link.rtt_s / tokens_per_round_trip
+    row_s = row_bytes / link.bytes_per_s
+    once_s = link.rtt_s + (1 - MORE_ROWS) * partner_s
+    times = RunTimes(max(LEAST_S, edge_s), max(LEAST_S, once_s), max(LEAST_S, MORE_ROWS * partner_s + row_s))
+    return expected_run(times, chance)
 
 
-def plan_cuts(head: bytes, header: Header, given: PlanInput) -> SplitPlan:
-    """Return what each cut of a model costs, and the best one; `head` as in `segments.cut`. Raises NotCuttableError."""
+def describe_cuts(head: bytes, header: Header, chances: Mapping[int, float]) -> TheCuts:
+    """Return where a model may be cut; `head` as in `segments.cut`, `chances` of exits by their cuts.
+
+    Raises NotCuttableError.
+    """
     n = n_layers(header)
     weights, output = _weights(header, n)
+    whole = sum(weights) + output
+    cuts = tuple(
+        CutFacts(
+            layer=layer,
+            edge_bytes=cut(head, header, LayerRange(0, layer, n)).disk_bytes,
+            partner_bytes=cut(head, header, LayerRange(layer, n, n)).disk_bytes,
+            edge_share=sum(weights[:layer]) / max(1, whole),
+            chance=chances.get(layer, 0.0),
+        )
+        for layer in range(1, n)
+    )
     row_bytes = (header.number(f"{header.architecture}.embedding_length") or 0) * FLOAT_BYTES
-    cuts = [_planned(head, header, layer, weights, output, row_bytes, given) for layer in range(1, n)]
-    per_cell = kv_bytes_per_layer(header) * given.n_cells
-    fitting = [one for one in cuts if _fits(one, n, per_cell, given)]
+    return TheCuts(cuts=cuts, cell_bytes=kv_bytes_per_layer(header), row_bytes=row_bytes, whole_bytes=whole)
+
+
+def plan_cuts(model: TheCuts, given: PlanInput) -> SplitPlan:
+    """Return what each cut of a model costs, and the best one; where the partner has a range already, only its cut."""
+    cuts = [_planned(facts, model, given) for facts in model.cuts]
+    fitting = [one for one in cuts if _fits(one, model, given)]
     if not fitting:
-        return SplitPlan(cuts, None, _too_large(cuts, n, per_cell, given))
+        return SplitPlan(cuts, None, _too_large(cuts, model, given))
     fastest = min(one.token_s for one in fitting)
     chosen = max((one for one in fitting if one.token_s <= fastest * (1 + TIE)), key=lambda one: one.layer)
-    return SplitPlan(cuts, chosen.layer, _why(chosen, len(fitting), len(cuts), given))
+    return SplitPlan(cuts, chosen.layer, _why(chosen, len(fitting), model, given))
 
 
 def kv_bytes_per_layer(header: Header) -> int:
@@ -116,42 +142,69 @@ def _weights(header: Header, n: int) -> tuple[list[int], int]:
     return layers, output or embedding
 
 
-def _planned(
-    head: bytes, header: Header, layer: int, weights: Sequence[int], output: int, row_bytes: int, given: PlanInput
-) -> PlannedCut:
-    n, share = len(weights), sum(weights[:layer]) / max(1, sum(weights) + output)
-    edge_s, partner_s = share * given.edge_token_s, (1 - share) * given.partner_token_s
+def _planned(facts: CutFacts, model: TheCuts, given: PlanInput) -> PlannedCut:
+    edge_s, partner_s = facts.edge_share * given.edge_token_s, (1 - facts.edge_share) * given.partner_token_s
+    run = expected(edge_s, partner_s, model.row_bytes, given.link, min(max(facts.chance, 0.0), 1.0))
+    n_rows = run.n_drafts + 1
+    judged_s = partner_s * (1 + MORE_ROWS * run.n_drafts)
     return PlannedCut(
-        layer,
-        cut(head, header, LayerRange(0, layer, n)).disk_bytes,
-        cut(head, header, LayerRange(layer, n, n)).disk_bytes,
-        edge_s,
-        partner_s,
-        given.tokens_per_round_trip,
-        token_time_s(edge_s, partner_s, row_bytes, given.link, given.tokens_per_round_trip),
+        facts.layer, facts.edge_bytes, facts.partner_bytes, edge_s * n_rows / run.n_tokens, judged_s / run.n_tokens,
+        run.n_tokens, run.token_s,
+    )  # fmt: skip
+
+
+def edge_needs(one: PlannedCut | CutFacts, model: TheCuts, n_cells: int) -> int:
+    """Return the memory that the lower range takes with its KV cache, bytes."""
+    return one.edge_bytes + one.layer * model.cell_bytes * n_cells
+
+
+def _partner_needs(one: PlannedCut, model: TheCuts) -> float:
+    n_layers = len(model.cuts) + 1 - one.layer
+    return one.partner_bytes + (model.kv_bytes or n_layers * model.cell_bytes * model.n_cells)
+
+
+def _fits(one: PlannedCut, model: TheCuts, given: PlanInput) -> bool:
+    """Whether both ranges fit into their machine's memory, with their KV caches; a range that is there does."""
+    if edge_needs(one, model, given.n_cells) > given.edge_memory_bytes * (1 - SPARE):
+        return False
+    if model.hosted:
+        return one.layer == model.hosted
+    return _partner_needs(one, model) <= given.partner_memory_bytes * (1 - SPARE)
+
+
+def _why(chosen: PlannedCut, n_fitting: int, model: TheCuts, given: PlanInput) -> str:
+    facts = next(one for one in model.cuts if one.layer == chosen.layer)
+    if model.hosted:
+        why = f"the partner has the layers from {model.hosted} on for other machines, and those below fit here"
+    else:
+        why = (
+            f"{n_fitting} of {len(model.cuts)} cuts fit both machines; of those that take the least time for a token "
+            f"({1e3 * chosen.token_s:.1f} ms, within {TIE:.0%}) this one leaves the partner least to compute"
+        )
+    if facts.chance > 0:
+        trips = (
+            f"{chosen.tokens_per_round_trip:.2g} tokens a round trip, by the exit behind these layers, whose guesses "
+            f"are right {facts.chance:.0%} of the time"
+        )
+    else:
+        trips = "1 token a round trip, since no exit is kept behind these layers (`disco exits train`)"
+    return (
+        f"{why}. Expected are {trips}; what the look-up in the text guesses comes on top. Counted with are a round "
+        f"trip of {1e3 * given.link.rtt_s:.3g} ms and {8e-6 * given.link.bytes_per_s:.3g} Mbit/s{given.assumed}"
     )
 
 
-def _fits(one: PlannedCut, n: int, per_layer: int, given: PlanInput) -> bool:
-    """Whether both ranges fit into their machine's memory, with their KV caches."""
-    edge = one.edge_bytes + one.layer * per_layer
-    partner = one.partner_bytes + (n - one.layer) * per_layer
-    return edge <= given.edge_memory_bytes * (1 - SPARE) and partner <= given.partner_memory_bytes * (1 - SPARE)
-
-
-def _why(chosen: PlannedCut, n_fitting: int, n_cuts: int, given: PlanInput) -> str:
+def _too_large(cuts: Sequence[PlannedCut], model: TheCuts, given: PlanInput) -> str:
+    here, there = given.edge_memory_bytes / 1e9, given.partner_memory_bytes / 1e9
+    left = f"of which {SPARE:.0%} are left for everything else"
+    if model.hosted:
+        needed = next((edge_needs(one, model, given.n_cells) for one in cuts if one.layer == model.hosted), 0)
+        return (
+            f"the partner has the layers from {model.hosted} on for other machines, those below take "
+            f"{needed / 1e9:.2f} GB here with {given.n_cells} tokens of KV cache, and {here:.2f} GB are free, {left}"
+        )
+    least = min((edge_needs(one, model, given.n_cells) + _partner_needs(one, model) for one in cuts), default=0.0)
     return (
-        f"{n_fitting} of {n_cuts} cuts fit both machines; of those that take the least time for a token "
-        f"({1e3 * chosen.token_s:.1f} ms, within {TIE:.0%}) this one leaves the partner least to compute. Assumed are "
-        f"a round trip of {1e3 * given.link.rtt_s:.3g} ms, {8e-6 * given.link.bytes_per_s:.3g} Mbit/s and "
-        f"{given.tokens_per_round_trip:.2g} tokens a round trip: what the look-up in the text guesses comes on top"
-    )
-
-
-def _too_large(cuts: Sequence[PlannedCut], n: int, per_layer: int, given: PlanInput) -> str:
-    least = min(one.edge_bytes + one.partner_bytes for one in cuts) + n * per_layer if cuts else 0
-    return (
-        f"no cut fits both machines: the ranges take {least / 1e9:.2f} GB in all with {given.n_cells} tokens of KV "
-        f"cache, and {given.edge_memory_bytes / 1e9:.2f} GB are free for the lower layers, "
-        f"{given.partner_memory_bytes / 1e9:.2f} GB for the rest, of which {SPARE:.0%} are left for everything else"
+        f"no cut fits both machines: the ranges and their KV caches take {least / 1e9:.2f} GB or more in all, and "
+        f"{here:.2f} GB are free for the lower layers, {there:.2f} GB for the rest, {left}"
     )

@@ -11,6 +11,7 @@ import struct
 
 import msgspec
 
+from .first_frames import TheCuts
 from .messages import Build, Hello, Welcome
 
 LENGTH = struct.Struct("<I")
@@ -102,6 +103,14 @@ class RefuseFile(ControlMessage, frozen=True, kw_only=True):
     message: str
 
 
+class CutsAnswer(ControlMessage, frozen=True, kw_only=True):
+    """The answer to the CutsAsked of this number: the cuts, or why there are none."""
+
+    n: int
+    cuts: TheCuts | None = None
+    message: str = ""
+
+
 class PairAnswer(ControlMessage, frozen=True, kw_only=True):
     """The answer to the PairAsked of this number: a certificate, or a refusal with its reason."""
 
@@ -184,8 +193,15 @@ class FileAsked(ControlMessage, frozen=True, kw_only=True):
     cut: int
 
 
-ToRelay = ServeMembers | JoinPartner | StopRole | EngineSocket | OfferFile | RefuseFile | PairAnswer
-RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | PairAsked | FileAsked
+class CutsAsked(ControlMessage, frozen=True, kw_only=True):
+    """A member wants to know where the model may be cut."""
+
+    n: int
+    name: str
+
+
+ToRelay = ServeMembers | JoinPartner | StopRole | EngineSocket | OfferFile | RefuseFile | PairAnswer | CutsAnswer
+RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | PairAsked | FileAsked | CutsAsked
 
 _encoder = msgspec.msgpack.Encoder()
 _to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)

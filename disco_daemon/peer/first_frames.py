@@ -12,6 +12,8 @@ import msgspec
 from .messages import HEADER, BadFrameError, Build, Hello, PeerMessage, Refused, Welcome, check_lengths
 
 MAX_FIRST = 1 << 16  # bytes of a first message: a request for a certificate has 1 KB
+MEASURED_MAX = 16  # times that one connection may measure the way
+MEASURED_BYTES = 4 << 20  # that are sent one way to measure it: 0.3 s at 100 Mbit/s
 
 
 class BindRows(PeerMessage, frozen=True, kw_only=True):
@@ -66,8 +68,60 @@ class FileFollows(PeerMessage, frozen=True, kw_only=True):
     offset: int
 
 
-First = Hello | BindRows | AskAuthority | AskPair | AskFile
-FirstReply = Welcome | Refused | RowsBound | TheAuthority | PairGranted | FileFollows
+class AskCuts(PeerMessage, frozen=True, kw_only=True):
+    """A member wants to know where the model may be cut, to choose; answered by TheCuts."""
+
+
+class CutFacts(msgspec.Struct, frozen=True, array_like=True):
+    """A cut behind `layer` layers: the bytes of both ranges, and what share of the weights the lower one has.
+
+    The head counts as the upper one's. `chance` is that of a guess of the exit there to be right; 0 without an exit.
+    """
+
+    layer: int
+    edge_bytes: int
+    partner_bytes: int
+    edge_share: float
+    chance: float = 0.0
+
+
+class TheCuts(PeerMessage, frozen=True, kw_only=True):
+    """All cuts of a model whose tokens take `cell_bytes` in one layer's KV cache; `whole_bytes` are its weights.
+
+    The partner has `free_bytes` of memory, in which a KV cache of `n_cells` tokens is to fit, or of `kv_bytes` if it is
+    set, and takes `token_s` for a token of the whole model; 0 = not measured. `hosted`: it has the layers from there on
+    already, for others; 0 = none.
+    """
+
+    cuts: tuple[CutFacts, ...]
+    cell_bytes: int
+    row_bytes: int
+    whole_bytes: int
+    free_bytes: float = 0.0
+    n_cells: int = 0
+    kv_bytes: float = 0.0
+    token_s: float = 0.0
+    hosted: int = 0
+
+
+class MeasureLink(PeerMessage, frozen=True, kw_only=True):
+    """A member measures the way: `n_up` bytes follow, and LinkMeasured comes back, with `n_down` bytes behind it.
+
+    It may be sent again and again by one connection, MEASURED_MAX times.
+    """
+
+    n_up: int = 0
+    n_down: int = 0
+
+
+class LinkMeasured(PeerMessage, frozen=True, kw_only=True):
+    """What was sent has come; it is `now` there, Unix time, s."""
+
+    now: float
+
+
+First = Hello | BindRows | AskAuthority | AskPair | AskFile | AskCuts | MeasureLink
+FirstReply = Welcome | Refused | RowsBound | TheAuthority | PairGranted | FileFollows | TheCuts | LinkMeasured
 
 _encoder = msgspec.msgpack.Encoder()
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)

@@ -14,12 +14,27 @@ import shutil
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import tls
 from .connector import RefusedError, ask, connect, connect_first
 from .control import Address, Identity
-from .first_frames import AskAuthority, AskFile, AskPair, FileFollows, PairGranted, TheAuthority, first_frame
+from .first_frames import (
+    MAX_FIRST,
+    AskAuthority,
+    AskCuts,
+    AskFile,
+    AskPair,
+    FileFollows,
+    LinkMeasured,
+    MeasureLink,
+    PairGranted,
+    TheAuthority,
+    TheCuts,
+    decode_reply,
+    first_frame,
+)
 from .frame_stream import FrameStream
 from .messages import Build
 from .pairing import PairedPartner, check_authority, check_certificate, check_name, new_request
@@ -32,6 +47,10 @@ FOLLOWS_S = 150.0  # for the first byte: the other machine may have to write the
 TAKEN = 1 << 18  # bytes of a file that are taken at once
 WRITTEN = 1 << 20  # bytes that are written at once
 SPARE_BYTES = 64 << 20  # that stay free on the disk
+MEASURE_S = 20.0  # for measuring the way: half a megabyte each way takes 8 s at 1 Mbit/s
+MEASURE_BYTES = 1 << 19  # that go each way: long enough to fill a link of 100 Mbit/s over a round trip of 20 ms
+ROUND_TRIPS = 8  # of which the shortest counts
+LEAST_S = 1e-4  # nothing is measured to be faster: half a megabyte on loopback takes about a millisecond
 ATTEMPTS = 5  # in a row that bring not one byte more
 
 Progress = Callable[[int, int], None]
@@ -73,6 +92,70 @@ async def _find(code: PairingCode) -> tuple[Address, str]:
         return address, (await ask(stream, first_frame(AskAuthority()), TheAuthority)).certificate
     finally:
         await stream.close()
+
+
+# --- where to cut --------------------------------------------------------------------------------------------------
+
+
+async def ask_cuts(partner: PairedPartner) -> TheCuts:
+    """Return where the partner's model may be cut. Raises PairingError."""
+    try:
+        stream = await _connect(partner)
+        try:
+            return await ask(stream, first_frame(AskCuts()), TheCuts, FOLLOWS_S)
+        finally:
+            await stream.close()
+    except LinkEndedError as e:
+        raise PairingError(e.reason, e.message) from e
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """The way to a partner: there and back, s, and bytes/s up and down; its clock is `ahead_s` of ours, s."""
+
+    rtt_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    ahead_s: float
+
+
+async def measure_link(partner: PairedPartner, wall: Callable[[], float] = time.time) -> MeasuredLink:
+    """Measure the way to a partner within MEASURE_S, by half a megabyte each way. Raises PairingError."""
+    try:
+        async with asyncio.timeout(MEASURE_S):
+            stream = await _connect(partner)
+            try:
+                return await _measure(stream, wall)
+            finally:
+                stream.abort()
+    except LinkEndedError as e:
+        raise PairingError(e.reason, e.message) from e
+    except TimeoutError as e:
+        raise PairingError("silent", f"the link could not be measured within {MEASURE_S:g} s") from e
+
+
+async def _measure(stream: FrameStream, wall: Callable[[], float]) -> MeasuredLink:
+    loop, trips = asyncio.get_running_loop(), list[tuple[float, float]]()
+
+    async def exchange(n_up: int, n_down: int) -> tuple[float, float]:
+        """Return how long it took, s, and by how much the clock there was ahead in the middle of it."""
+        up = os.urandom(n_up)
+        begun, began = loop.time(), wall()
+        stream.write(first_frame(MeasureLink(n_up=n_up, n_down=n_down)) + up)
+        body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
+        measured = decode_reply(body)
+        if not isinstance(measured, LinkMeasured):
+            raise LinkEndedError("malformed", f"{type(measured).__name__} is no answer to this")
+        await stream.read_exactly(n_down)
+        took_s = loop.time() - begun
+        return took_s, measured.now - began - took_s / 2
+
+    for _ in range(ROUND_TRIPS):
+        trips.append(await exchange(0, 0))
+    rtt_s, ahead_s = min(trips)
+    (up_s, _), (down_s, _) = await exchange(MEASURE_BYTES, 0), await exchange(0, MEASURE_BYTES)
+    up, down = (MEASURE_BYTES / max(LEAST_S, took_s - rtt_s) for took_s in (up_s, down_s))
+    return MeasuredLink(rtt_s, up, down, ahead_s)
 
 
 # --- fetching ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 1. Nothing listens without a member or a live code.
 2. A stranger has a few seconds for the handshake and for its first message, and there are few of them at a time.
 3. A certificate that the authority did not sign ends the handshake; one that is not a member's is refused.
-4. The first message says what the connection is for: a link's calls, its rows, a certificate, or a file.
+4. The first message says what the connection is for: a link's calls, its rows, a certificate, or a question.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from .engine_hub import EngineHub
 from .first_frames import (
     MAX_FIRST,
     AskAuthority,
+    AskCuts,
     AskFile,
     AskPair,
     BindRows,
     First,
+    MeasureLink,
     RowsBound,
     TheAuthority,
     decode_first,
@@ -47,18 +49,18 @@ COUNTS_S = 1.0  # between two reports of what was refused
 NO_DESCRIPTORS_S = 0.2  # pause if no connection can be taken, such as for want of file descriptors
 
 Ask = Callable[[FrameStream, AskPair, str], Coroutine[None, None, None]]
-Send = Callable[[FrameStream, AskFile, str], Coroutine[None, None, None]]
+Serve = Callable[[FrameStream, AskFile | AskCuts | MeasureLink, str], Coroutine[None, None, None]]
 
 
 class MemberListener:
-    """Serves members as `configure` says. `pair` and `send_file` answer those who want a certificate, or a file.
+    """Serves members as `configure` says. `pair` answers those who want a certificate, `serve` those who want no link.
 
     All mutable state: what is configured, the listening socket and its task, the tasks of connections, how many
-    strangers each address has, connections, links and files under way by member, and what was refused.
+    strangers each address has, connections, links and what else is done for each member, and what was refused.
     """
 
-    def __init__(self, hub: EngineHub, report: Callable[[RelayEvent], None], pair: Ask, send_file: Send) -> None:
-        self._hub, self._report, self._pair, self._send_file = hub, report, pair, send_file
+    def __init__(self, hub: EngineHub, report: Callable[[RelayEvent], None], pair: Ask, serve: Serve) -> None:
+        self._hub, self._report, self._pair, self._serve_asked = hub, report, pair, serve
         self._config: ServeMembers | None = None
         self._context: ssl.SSLContext | None = None
         self._socket: socket.socket | None = None
@@ -67,7 +69,7 @@ class MemberListener:
         self._strangers: Counter[str] = Counter()
         self._of_member: Counter[str] = Counter()
         self._links: dict[str, PeerLink] = {}
-        self._sending: dict[asyncio.Task[None], str] = {}
+        self._serving: dict[asyncio.Task[None], str] = {}
         self._waiting: dict[str, tuple[str, asyncio.Future[FrameStream]]] = {}
         self._refused: Counter[str] = Counter()
         self._counting: asyncio.TimerHandle | None = None
@@ -83,7 +85,7 @@ class MemberListener:
         for name, link in self._links.items():
             if name in gone or name not in allowed:
                 link.end("revoked", "this machine has been revoked", tell=True)
-        for task, name in self._sending.items():
+        for task, name in self._serving.items():
             if name in gone or name not in allowed:
                 task.cancel()
         if not (config.members or config.pairing):
@@ -249,7 +251,7 @@ class MemberListener:
         return member
 
     async def _serve_member(
-        self, stream: FrameStream, member: Member, first: Hello | BindRows | AskFile, host: str
+        self, stream: FrameStream, member: Member, first: Hello | BindRows | AskFile | AskCuts | MeasureLink, host: str
     ) -> None:
         match first:
             case Hello():
@@ -259,15 +261,15 @@ class MemberListener:
                 if waiting is None or name != link or waiting.done():
                     raise LinkEndedError("late", "no link of this name waits for its second connection", tell=True)
                 waiting.set_result(stream)  # the link has it from here on
-            case AskFile():
+            case AskFile() | AskCuts() | MeasureLink():
                 task = asyncio.current_task()
                 assert task is not None
-                self._sending[task] = member.name
+                self._serving[task] = member.name
                 try:
-                    await self._send_file(stream, first, member.name)
+                    await self._serve_asked(stream, first, member.name)
                     await stream.close()
                 finally:
-                    del self._sending[task]
+                    del self._serving[task]
 
     # --- a link ---------------------------------------------------------------------------------------------------
 

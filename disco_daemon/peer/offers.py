@@ -1,23 +1,38 @@
-"""What the relay asks its daemon for on behalf of others: certificates, and files of a model's layers."""
+"""What the relay asks its daemon for on behalf of others: certificates, cuts, and files of a model's layers."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .control import FileAsked, OfferFile, PairAnswer, PairAsked, RefuseFile, RelayEvent
-from .first_frames import AskFile, AskPair, FileFollows, PairGranted, first_frame
+from .control import CutsAnswer, CutsAsked, FileAsked, OfferFile, PairAnswer, PairAsked, RefuseFile, RelayEvent
+from .first_frames import (
+    MAX_FIRST,
+    MEASURED_BYTES,
+    MEASURED_MAX,
+    AskCuts,
+    AskFile,
+    AskPair,
+    FileFollows,
+    LinkMeasured,
+    MeasureLink,
+    PairGranted,
+    decode_first,
+    first_frame,
+)
 from .frame_stream import FrameStream
-from .messages import Build, Welcome
+from .messages import BadFrameError, Build, Welcome
 from .refusals import LinkEndedError
 
 PAIR_S = 20.0  # for the daemon to sign a certificate: milliseconds, unless it is writing a model's layers
 FILE_S = 120.0  # for the daemon to cut a model: seconds on a slow disk, copying where the file system cannot share
 TAKE_S = 30.0  # for a member to take a piece of a file
+CUTS_S = 60.0  # for the daemon to read the model's header, and once the whole file for its checksum
 FILE_PIECE = 1 << 18  # bytes of a file that are read at once
 FILES_OF_MEMBER = 2  # files that one member fetches at a time
 MAX_ASKING = 8  # strangers whose codes are looked at at a time
@@ -39,6 +54,7 @@ class Offers:
         self._report = report
         self._numbers = itertools.count(1)
         self._asking: dict[int, asyncio.Future[PairAnswer]] = {}
+        self._planning: dict[int, asyncio.Future[CutsAnswer]] = {}
         self._files: dict[int, OfferedFile] = {}
         self._wanted: dict[int, asyncio.Future[OfferedFile]] = {}
         self._fetching: Counter[str] = Counter()
@@ -55,6 +71,11 @@ class Offers:
     def answer_pair(self, answer: PairAnswer) -> None:
         """Take the daemon's answer to a PairAsked; one that comes too late is dropped."""
         if (waiting := self._asking.pop(answer.n, None)) is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def answer_cuts(self, answer: CutsAnswer) -> None:
+        """Take the daemon's answer to a CutsAsked; one that comes too late is dropped."""
+        if (waiting := self._planning.pop(answer.n, None)) is not None and not waiting.done():
             waiting.set_result(answer)
 
     def offer(self, message: OfferFile, descriptor: int) -> None:
@@ -93,7 +114,36 @@ class Offers:
         await stream.drain()
         await stream.close()
 
-    async def send_file(self, stream: FrameStream, asked: AskFile, name: str) -> None:
+    async def serve(self, stream: FrameStream, asked: AskFile | AskCuts | MeasureLink, name: str) -> None:
+        """Answer a member that wants no link. Raises LinkEndedError."""
+        match asked:
+            case AskFile():
+                await self._send_file(stream, asked, name)
+            case AskCuts():
+                await self._send_cuts(stream, name)
+            case MeasureLink():
+                await _measure(stream, asked)
+
+    async def _send_cuts(self, stream: FrameStream, name: str) -> None:
+        """Say where the model may be cut. Raises LinkEndedError."""
+        if len(self._planning) >= MAX_ASKING:
+            raise LinkEndedError("crowded", "too many machines are asking: try again", tell=True)
+        n = next(self._numbers)
+        waiting = self._planning[n] = asyncio.get_running_loop().create_future()
+        self._report(CutsAsked(n=n, name=name))
+        try:
+            async with asyncio.timeout(CUTS_S):
+                answer = await waiting
+        except TimeoutError as e:
+            raise LinkEndedError("late", "the daemon there does not answer: try again", tell=True) from e
+        finally:
+            self._planning.pop(n, None)
+        if answer.cuts is None:
+            raise LinkEndedError("no_file", answer.message, tell=True)
+        stream.write(first_frame(answer.cuts))
+        await stream.drain()
+
+    async def _send_file(self, stream: FrameStream, asked: AskFile, name: str) -> None:
         """Send a file to a member, from the byte it asks for. Raises LinkEndedError."""
         if self._fetching[name] >= FILES_OF_MEMBER:
             raise LinkEndedError("crowded", f"{name} is fetching {FILES_OF_MEMBER} files already", tell=True)
@@ -123,6 +173,44 @@ class Offers:
         except TimeoutError as e:
             self._wanted.pop(cut, None)
             raise LinkEndedError("late", "the layers could not be written in time: try again", tell=True) from e
+
+
+async def _measure(stream: FrameStream, asked: MeasureLink) -> None:
+    """Take what is sent to measure the way, and send something back, as long as more is asked. Raises LinkEndedError.
+
+    The bytes are random: nothing on the way can make them fewer.
+    """
+    for _ in range(MEASURED_MAX):
+        if not (0 <= asked.n_up <= MEASURED_BYTES and 0 <= asked.n_down <= MEASURED_BYTES):
+            raise LinkEndedError("too_large", f"{MEASURED_BYTES} bytes are enough to measure a link", tell=True)
+        try:
+            async with asyncio.timeout(TAKE_S):
+                await stream.read_exactly(asked.n_up)
+                stream.write(first_frame(LinkMeasured(now=time.time())))
+                stream.write(os.urandom(asked.n_down))
+                await stream.drain()
+                body = await _next(stream)
+            if body is None:
+                return
+            again = decode_first(body)
+        except TimeoutError as e:
+            raise LinkEndedError("late", "nothing more came to measure", tell=True) from e
+        except BadFrameError as e:
+            raise LinkEndedError("malformed", str(e), tell=True) from e
+        if not isinstance(again, MeasureLink):
+            raise LinkEndedError("malformed", f"{type(again).__name__} does not measure a link", tell=True)
+        asked = again
+    raise LinkEndedError("flood", f"a link is measured {MEASURED_MAX} times at most", tell=True)
+
+
+async def _next(stream: FrameStream) -> bytes | None:
+    """Return the next message's body; None if the other side has ended the connection. Raises LinkEndedError."""
+    try:
+        return (await stream.read(max_body=MAX_FIRST, max_payload=0))[0]
+    except LinkEndedError as e:
+        if e.reason == "closed":
+            return None
+        raise
 
 
 async def _send(stream: FrameStream, descriptor: int, start: int, end: int) -> None:

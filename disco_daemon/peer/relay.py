@@ -21,7 +21,17 @@ import msgspec
 
 from . import control
 from .connector import Connector
-from .control import EngineSocket, JoinPartner, OfferFile, PairAnswer, RefuseFile, RelayEvent, ServeMembers, StopRole
+from .control import (
+    CutsAnswer,
+    EngineSocket,
+    JoinPartner,
+    OfferFile,
+    PairAnswer,
+    RefuseFile,
+    RelayEvent,
+    ServeMembers,
+    StopRole,
+)
 from .control_socket import ControlClosedError, ControlSocket
 from .engine_hub import EngineHub
 from .listener import MemberListener
@@ -104,12 +114,14 @@ class RelayService:
                 self._offers.refuse_file(message)
             case PairAnswer():
                 self._offers.answer_pair(message)
+            case CutsAnswer():
+                self._offers.answer_cuts(message)
 
     async def _serve(self, message: ServeMembers) -> None:
         await self._stop_connecting()
         self._offers.welcome = message.welcome
         if self._listener is None:
-            self._listener = MemberListener(self._hub, self.report, self._offers.pair, self._offers.send_file)
+            self._listener = MemberListener(self._hub, self.report, self._offers.pair, self._offers.serve)
         try:
             await self._listener.configure(message)
         except ssl.SSLError as e:

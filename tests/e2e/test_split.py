@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -98,7 +99,7 @@ async def edge(partner: Machine, tmp_path_factory: pytest.TempPathFactory) -> As
 
 async def test_nothing_listens_before_a_code_is_made(tmp_path: Path) -> None:
     port = free_port()
-    async with machine(tmp_path, port) as one:
+    async with machine(tmp_path, port, more={"partner": {"memory": 1e5}}) as one:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
         found = await one.json("partner", "pair")
@@ -107,6 +108,13 @@ async def test_nothing_listens_before_a_code_is_made(tmp_path: Path) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         assert (await one.json("partner", "list"))["state"] == "waiting for a machine"
+        # It says at once that it is too small, with the numbers; what is named is refused as what is planned.
+        env = {f"XDG_{name}_HOME": str(tmp_path / "laptop") for name in ("CONFIG", "DATA", "CACHE")}
+        words = ["split", "join", found["code"], "--name", "laptop", "--url", "http://127.0.0.1:1"]
+        for cut, why in (([], "no cut fits both machines: .* 107374"), (["--cut", "15"], "107374.* GB at the partner")):
+            status, _, err = await disco(*words, *cut, home=tmp_path, env=env)
+            assert status == 1
+            assert re.search(why, err), err
 
 
 async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge: Machine) -> None:
@@ -244,14 +252,16 @@ async def test_two_machines_find_each_other_again_after_both_were_started_anew(t
     async with machine(tmp_path / "upper", port) as upper, machine(tmp_path / "lower") as lower:
         whole = await ask(upper.daemon, PROMPTS[0], max_tokens=16)
         code = (await upper.json("partner", "pair"))["code"]
-        await lower.json("split", "join", code, "--cut", "20", "--name", "laptop")
-    joined = {"split": {"enabled": True, "partner": f"127.0.0.1:{port}", "cut": 20}}
+        planned = await lower.json("split", "join", code, "--name", "laptop")  # where the plan says
+        assert planned["cut"] == 29  # two equal machines: the partner has least to compute
+        assert "for other machines" not in planned["why"]
+    joined = {"split": {"enabled": True, "partner": f"127.0.0.1:{port}", "cut": planned["cut"]}}
     hosting = {"partner": {"enabled": True}}
     async with (
         machine(tmp_path / "lower", more=joined) as lower,
         machine(tmp_path / "upper", port, more=hosting) as upper,
     ):
-        assert (await lower.in_state("up"))["cut"] == 20
+        assert (await lower.in_state("up"))["cut"] == planned["cut"]
         assert (await ask(lower.daemon, PROMPTS[0], max_tokens=16)).text == whole.text
 
 

@@ -6,18 +6,28 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from disco_daemon.cli.main import main
-from disco_daemon.daemon.split_plan import LinkSpeed, PlanInput, SplitPlan, plan_cuts
+from disco_daemon.config.schema import Config
+from disco_daemon.daemon.join import plan_input, require_room
+from disco_daemon.daemon.split_plan import LinkSpeed, PlanInput, SplitPlan, describe_cuts, plan_cuts
+from disco_daemon.errors import ConfigError
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import read_head
+from disco_daemon.peer.first_frames import TheCuts
+from disco_daemon.peer.join import MeasuredLink
 
 GIVEN = PlanInput(0.030, 0.030, LinkSpeed(0.020, 12.5e6), 8e9, 8e9, n_cells=8192)
 
 
-def planned(given: PlanInput) -> SplitPlan:
-    return plan_cuts(*read_head(default_model_path()), given)
+def cuts(chances: dict[int, float] | None = None) -> TheCuts:
+    return describe_cuts(*read_head(default_model_path()), chances or {})
+
+
+def planned(given: PlanInput, chances: dict[int, float] | None = None, hosted: int = 0) -> SplitPlan:
+    return plan_cuts(msgspec.structs.replace(cuts(chances), n_cells=8192, hosted=hosted), given)
 
 
 def test_each_cut_of_thirty_layers_has_its_share_of_the_weights_and_of_the_time() -> None:
@@ -44,9 +54,45 @@ def test_a_faster_partner_gets_more_and_a_faster_edge_less() -> None:
     assert planned(replace(GIVEN, edge_token_s=0.003)).chosen == 29
 
 
-def test_a_longer_round_trip_is_shared_by_the_tokens_that_it_gives() -> None:
-    alone = planned(GIVEN).cuts[0].token_s
-    assert planned(replace(GIVEN, tokens_per_round_trip=2.0)).cuts[0].token_s == pytest.approx(alone - 0.010)
+def test_an_exit_shares_the_round_trip_among_the_tokens_that_it_gives_and_its_cut_is_the_best() -> None:
+    plain, drafted = planned(GIVEN), planned(GIVEN, {24: 0.72})
+    assert plain.cuts[23].tokens_per_round_trip == 1.0
+    assert 1.8 < drafted.cuts[23].tokens_per_round_trip < 2.6
+    assert drafted.cuts[23].token_s < plain.cuts[23].token_s - 0.005
+    assert drafted.chosen == 24
+    assert "right 72% of the time" in drafted.why
+    assert "no exit is kept" in plain.why
+
+
+def test_on_a_fast_link_an_exit_that_is_often_wrong_drafts_nothing() -> None:
+    near = replace(GIVEN, link=LinkSpeed(0.0001, 1e9))
+    assert planned(near, {15: 0.3}).cuts[14].tokens_per_round_trip == 1.0
+
+
+def test_a_partner_that_has_a_range_already_leaves_one_cut_and_it_has_to_fit_here() -> None:
+    plan = planned(GIVEN, hosted=15)
+    assert plan.chosen == 15
+    assert "has the layers from 15 on for other machines" in plan.why
+    tight = planned(replace(GIVEN, edge_memory_bytes=1e8), hosted=15)
+    assert tight.chosen is None
+    assert "GB here with 8192 tokens of KV cache, and 0.10 GB are free" in tight.why
+
+
+def test_layers_that_do_not_fit_on_this_machine_are_refused_with_the_numbers() -> None:
+    require_room(cuts(), 15, 8192, 8e9)
+    with pytest.raises(ConfigError, match=r"layers 0-15 take 0\.\d+ GB here, with 8192 tokens .* 0\.10 GB are free"):
+        require_room(cuts(), 15, 8192, 1e8)
+
+
+def test_what_was_not_measured_is_assumed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    link, config = MeasuredLink(0.003, 1e7, 1e7, 0.0), Config()
+    neither = plan_input(config, cuts(), link, 8e9)
+    assert neither.edge_token_s == neither.partner_token_s > 0
+    assert "neither machine was measured" in neither.assumed
+    there = plan_input(config, msgspec.structs.replace(cuts(), token_s=0.02), link, 8e9)
+    assert (there.edge_token_s, there.partner_token_s) == (0.02, 0.02)
+    assert "counts as the partner" in there.assumed
 
 
 def test_no_cut_is_chosen_where_the_memory_is_short_and_the_reason_has_the_numbers() -> None:
