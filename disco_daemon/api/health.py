@@ -23,6 +23,14 @@ class EngineHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkHealth:
+    """The link of a split device to its partner; `rtt_s` is the latest round trip between the machines, if known."""
+
+    up: bool
+    rtt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """The share of all prompt tokens that the scarcer side may process, 0 to 1; `used` over the last 200 requests."""
 
@@ -52,6 +60,7 @@ class HealthSnapshot:
     usd_per_kwh: float
     rows_dropped: int
     engine: EngineHealth | None = None
+    split: LinkHealth | None = None
 
 
 class Present(Collector):
@@ -67,6 +76,9 @@ class Present(Collector):
         yield from _money(health)
         if health.engine is not None:
             yield from _engine(health.engine)
+        if health.split is not None:
+            yield _gauge("disco_split_up", "Whether the partner can be asked.", float(health.split.up))
+            yield _gauge("disco_split_rtt_seconds", "Round trip between the two machines.", health.split.rtt_s)
 
 
 def _gauge(name: str, told: str, value: float | None) -> GaugeMetricFamily:

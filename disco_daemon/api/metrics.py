@@ -38,6 +38,7 @@ class Metrics:
         self._seen: dict[str, set[str]] = {}
         self._of_answers()
         self._of_endpoints()
+        self._of_two_machines()
         self._of_money()
         self._of_the_daemon()
         if health is not None:
@@ -69,6 +70,15 @@ class Metrics:
         self._attempt_ttft = self._histogram(
             "disco_attempt_ttft_seconds", "From an endpoint's start to its first token.", _TTFT_S
         )
+
+    def _of_two_machines(self) -> None:
+        self._split = {
+            "round_trips": self._counter("disco_split_round_trips", "Verdicts that the partner was asked for."),
+            "drafted": self._counter("disco_split_drafted", "Guessed tokens that the partner has judged."),
+            "accepted": self._counter("disco_split_accepted", "Guessed tokens that were right."),
+            "n_rows": self._counter("disco_split_rows", "Rows that the partner has computed."),
+        }
+        self._split_bytes = self._counter("disco_split_bytes", "Bytes of rows and verdicts.", "direction")
 
     def _of_money(self) -> None:
         self._cost = self._counter("disco_cost_usd", "The servers' bill and the worth of our energy, $.")
@@ -155,6 +165,12 @@ class Metrics:
             self._censored.labels(side).inc()
         else:
             self._attempt_ttft.labels(side).observe(attempt.ttft_s)
+
+        if (split := attempt.usage.split) is not None:
+            for name, counter in self._split.items():
+                counter.inc(split[name])
+            for direction, n_bytes in split["bytes"].items():
+                self._split_bytes.labels(direction).inc(n_bytes)
 
     def _word(self, label: str, value: str | None) -> str:
         """Return the value of a label; `other` for all after the first MAX_WORDS."""

@@ -107,13 +107,12 @@ def _token_s(measured_s: float, model: Path) -> float:
 
 def _show(plan: SplitPlan) -> None:
     console = make_console(highlight=False)
-    console.print("behind  lower layers  the rest   here     partner  a round trip  a token")
+    console.print("behind  lower layers  the rest   here     partner  a trip  a token")  # tokens a round trip
     for one in plan.cuts:
         mark = " <- best" if one.layer == plan.chosen else ""
         console.print(
             f"{one.layer:>6}  {one.edge_bytes / 1e6:>9.1f} MB  {one.partner_bytes / 1e6:>5.1f} MB "
             f"{1e3 * one.edge_s_per_token:>6.1f} ms {1e3 * one.partner_s_per_token:>6.1f} ms "
-            f"{one.tokens_per_round_trip:>6.2f} tokens "
-            f"{1e3 * one.token_s:>6.1f} ms{mark}"
+            f"{one.tokens_per_round_trip:>6.2f}  {1e3 * one.token_s:>6.1f} ms{mark}"
         )
     console.print(plan.why[0].upper() + plan.why[1:] + ".")

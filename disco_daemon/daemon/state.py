@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..api.documents import Documents
-from ..api.health import Budget, CapUse, EngineHealth, HealthSnapshot
+from ..api.health import Budget, CapUse, EngineHealth, HealthSnapshot, LinkHealth
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
@@ -145,6 +145,7 @@ class StateDocuments(Documents):
             usd_per_kwh=parts.spending.prices.usd_per_kwh,
             rows_dropped=shared.history.dropped,
             engine=_engine(device) if isinstance(device, Device) else None,
+            split=_link(device.link.status()) if isinstance(device, SplitDevice) else None,
         )
 
 
@@ -156,6 +157,11 @@ def _budget(planner: Planner) -> Budget:
 def _use(limit: float, spent: float, reserved: float) -> CapUse:
     """Return the shares of a cap; a cap of nothing is used up."""
     return CapUse(spent / limit, reserved / limit) if limit > 0 else CapUse(1.0, 0.0)
+
+
+def _link(status: dict[str, Any]) -> LinkHealth:
+    rtt_ms = status["rtt_ms"]
+    return LinkHealth(status["state"] == "up", None if rtt_ms is None else rtt_ms / 1e3)
 
 
 def _engine(device: Device) -> EngineHealth:

@@ -15,12 +15,13 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from disco_daemon.api.health import Budget, CapUse, EngineHealth, HealthSnapshot
+from disco_daemon.api.health import Budget, CapUse, EngineHealth, HealthSnapshot, LinkHealth
 from disco_daemon.api.metrics import MAX_WORDS, Metrics, gaps_by_maker
 from disco_daemon.types import Attempt, HandoffRecord, Outcome, Plan, Reading, Side, Usage
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
-WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75))
+SPLIT = {"n_rows": 42, "round_trips": 15, "drafted": 20, "accepted": 14, "bytes": {"up": 96768, "down": 900}}
+WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75, split=SPLIT))
 LOST = Attempt(Side.SERVER, "gpt", 0.25, 1.5, censored=True, usage=Usage(12, 1), error="timeout")
 OUTCOME = Outcome(
     request_id="r-1",
@@ -55,6 +56,7 @@ HEALTH = HealthSnapshot(
     usd_per_kwh=0.3,
     rows_dropped=5,
     engine=EngineHealth(True, 2, {"running": 3, "waiting": 1}, 100, 4096),
+    split=LinkHealth(True, 0.0205),
 )
 
 
@@ -112,6 +114,12 @@ def test_an_answer_counts_once_everywhere() -> None:
         ("disco_attempts_total", "server", "timeout"): 1,
         ("disco_attempts_censored_total", "server"): 1,
         ("disco_attempt_ttft_seconds_sum", "device"): 0.125,
+        ("disco_split_round_trips_total",): 15,
+        ("disco_split_drafted_total",): 20,
+        ("disco_split_accepted_total",): 14,
+        ("disco_split_rows_total",): 42,
+        ("disco_split_bytes_total", "up"): 96768,
+        ("disco_split_bytes_total", "down"): 900,
         ("disco_cost_usd_total",): 0.002,
         ("disco_energy_joules_total",): 4.5,
     }
@@ -184,11 +192,15 @@ def test_how_things_are_is_looked_up_at_each_scrape() -> None:
         ("disco_engine_restarts_total",): 2,
         ("disco_engine_answers", "waiting"): 1,
         ("disco_engine_cells_used",): 100,
+        ("disco_split_up",): 1,
+        ("disco_split_rtt_seconds",): 0.0205,
     }
     assert {key: found.get(key) for key in expected} == expected
-    now = replace(HEALTH, in_flight=0, engine=None, budget=Budget(Side.DEVICE, 0.5, 0.5, None))
+    now = replace(HEALTH, in_flight=0, engine=None, split=LinkHealth(False), budget=Budget(Side.DEVICE, 0.5, 0.5, None))
     found = shown(metrics)
     assert found[("disco_answers_in_flight",)] == 0
+    assert found[("disco_split_up",)] == 0
+    assert ("disco_split_rtt_seconds",) not in found
     unknown = ("disco_engine", "disco_budget_used")
     assert not any(key[0].startswith(unknown) for key in found), "what is not known is not told as 0"
 
@@ -262,5 +274,5 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_no_other() -> N
 def test_the_units_are_prometheus_base_units() -> None:
     allowed = ("_seconds", "_ratio", "_total", "_joules_total", "_usd_total", "_info", "_usd_per_kwh")
     counts = {"disco_answers_in_flight", "disco_endpoint_up", "disco_engine_up", "disco_engine_answers",
-              "disco_engine_cells", "disco_engine_cells_used"}  # fmt: skip
+              "disco_engine_cells", "disco_engine_cells_used", "disco_split_up"}  # fmt: skip
     assert [name for name in documented() if not name.endswith(allowed) and name not in counts] == []
