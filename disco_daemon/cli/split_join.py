@@ -120,6 +120,8 @@ def lines_of(split: dict[str, Any] | None) -> list[str]:
     if split is None:
         return ["The device is whole: no partner computes a part of its model."]
     rtt = "" if split["rtt_ms"] is None else f", round trip {split['rtt_ms']:.1f} ms"
+    given = split.get("tokens_per_round_trip")
+    rtt += "" if given is None else f", {given:.1f} tokens each"
     bits = {True: ", the whole model's very bits", False: ", another build there: answers may differ", None: ""}
     line = (
         f"split        {split['state']}: layers 0 to {split['cut']} here, the rest at {split['partner']}; "

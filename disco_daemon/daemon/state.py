@@ -51,7 +51,7 @@ class StateDocuments(Documents):
             "policy": parts.planner.policy.name,
             "private": shared.privacy.on,
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
-            "split": device.link.status() if isinstance(device, SplitDevice) else None,
+            "split": _split(device) if isinstance(device, SplitDevice) else None,
             "in_flight": len(runtime.conductor.in_flight),
             "tasks": len(asyncio.all_tasks()),
             "served": runtime.conductor.in_flight.n_served,
@@ -157,6 +157,16 @@ def _budget(planner: Planner) -> Budget:
 def _use(limit: float, spent: float, reserved: float) -> CapUse:
     """Return the shares of a cap; a cap of nothing is used up."""
     return CapUse(spent / limit, reserved / limit) if limit > 0 else CapUse(1.0, 0.0)
+
+
+def _split(device: SplitDevice) -> dict[str, Any]:
+    """Return the link, and what a round trip has given so far; None before the first one."""
+    stats = device.engine.stats
+    use = stats.split if stats is not None else None
+    given = (
+        round((use.accepted + use.round_trips) / use.round_trips, 2) if use is not None and use.round_trips else None
+    )
+    return device.link.status() | {"tokens_per_round_trip": given}
 
 
 def _link(status: dict[str, Any]) -> LinkHealth:

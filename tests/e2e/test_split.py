@@ -109,10 +109,12 @@ async def test_nothing_listens_before_a_code_is_made(tmp_path: Path) -> None:
         writer.close()
         assert (await one.json("partner", "list"))["state"] == "waiting for a machine"
         # It says at once that it is too small, with the numbers; what is named is refused as what is planned.
-        env = {f"XDG_{name}_HOME": str(tmp_path / "laptop") for name in ("CONFIG", "DATA", "CACHE")}
+        laptop = tmp_path / "laptop"
+        laptop.mkdir()
+        env = {f"XDG_{name}_HOME": str(laptop) for name in ("CONFIG", "DATA", "CACHE")}
         words = ["split", "join", found["code"], "--name", "laptop", "--url", "http://127.0.0.1:1"]
         for cut, why in (([], "no cut fits both machines: .* 107374"), (["--cut", "15"], "107374.* GB at the partner")):
-            status, _, err = await disco(*words, *cut, home=tmp_path, env=env)
+            status, _, err = await disco(*words, *cut, home=laptop, env=env)
             assert status == 1
             assert re.search(why, err), err
 

@@ -113,6 +113,23 @@ async def test_alone_nobody_is_held_back() -> None:
             assert "www" not in text_of(app, "#starts")
 
 
+SPLIT = {
+    "state": "up", "partner": "desktop", "mode": "exact", "cut": 24, "codec": "f32", "rtt_ms": 21.4, "same_bits": True,
+    "error": None, "tokens_per_round_trip": 2.31,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["pictures", "words"])
+async def test_a_split_device_shows_its_link_and_what_a_round_trip_gives(plain: bool) -> None:
+    async with playing() as daemon:
+        daemon.state["split"] = SPLIT
+        async with on_stage(daemon.root, DashboardScreen(), plain=plain) as (app, pilot):
+            await filled(app, pilot)
+            said = "desktop: exact, 21 ms, 2.3 tok a trip"
+            assert said in " ".join(text_of(app, "#server").split())
+            compare(app, f"dashboard-split{'-plain' if plain else ''}")
+
+
 @SIZES
 @THEMES
 async def test_the_dashboard_looks_as_it_did(size: tuple[int, int], light: bool) -> None:

@@ -192,6 +192,21 @@ def test_the_story_of_an_answer_that_moved() -> None:
     assert "." in curve.plain
 
 
+def test_the_story_of_an_answer_over_two_machines_has_its_round_trips() -> None:
+    moved = recorded("moved")
+    split = {
+        "mode": "exact", "quality": "whole", "alone_from": None, "codec": "f32", "same_bits": True, "n_rows": 84,
+        "round_trips": 35, "drafted": 60, "accepted": 45, "partner_s": 0.52, "bytes": {"up": 193536, "down": 2100},
+    }  # fmt: skip
+    said = words(TimelineModel.of(moved["answer"] | {"split": split}, None))
+    assert "two machines (exact, whole): 35 round trips, 2.3 tokens each; 45 of 60 drafts right" in said
+    assert "partner: 84 rows, busy for 520 ms; 193.5 KB up as f32, 2.1 KB down" in said
+    alone = split | {"mode": "confident", "quality": "alone", "alone_from": 12, "round_trips": 0, "same_bits": False}
+    said = words(TimelineModel.of(moved["answer"] | {"split": alone}, None))
+    assert "two machines (confident, alone; from token 12 on this machine was alone): 0 round trips; " in said[-2]
+    assert "other bits than the whole model's" in said[-1]
+
+
 def test_the_row_of_the_history_is_enough_for_a_story_and_so_is_the_answers_object() -> None:
     moved = recorded("moved")
     row = next(row for row in moved["history"] if row["handoffs"])

@@ -175,6 +175,15 @@ def test_the_line_below_an_answer() -> None:
     assert summary(alone | {"handoffs": 0, "qoe": None, "server_usd": 0.0}, PLAIN) == (
         "TTFT 0.31 s, [device] 3 tok, $0, 12 J"
     )
+    split = {"round_trips": 20, "accepted": 26, "quality": "whole", "alone_from": None}
+    for changes, says in (
+        ({}, "[device] 3 tok, 2.3 tok a round trip, $0"),
+        ({"quality": "confident"}, "2.3 tok a round trip, confident, $0"),
+        ({"quality": "alone", "alone_from": 30}, "2.3 tok a round trip, alone from token 30, $0"),
+        ({"quality": "alone", "round_trips": 0, "accepted": 0}, "[device] 3 tok, alone, $0"),
+    ):
+        both = alone | {"handoffs": 0, "qoe": None, "server_usd": 0.0, "split": split | changes}
+        assert says in summary(both, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +205,7 @@ def with_state(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+DOWN = {"state": "down", "partner": "desktop", "error": "it does not answer"}
 CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0, "reset_at": 0.0}
 
 
@@ -214,6 +224,9 @@ CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0, "reset_at": 0.0
         (with_state(caps={"usd_per_day": CAP}, private=True), None),
         (with_state(server={"down_s": 12.0, "last_error": "429"}, private=True), None),
         (with_state(device={"state": "failed"}, private=True), "disco doctor"),
+        (with_state() | {"split": {"state": "up", "partner": "desktop", "error": None}}, None),
+        (with_state() | {"split": DOWN}, "has the upper layers (it does not answer): the server"),
+        (with_state(sides=["device"]) | {"split": DOWN}, "(it does not answer): `disco doctor` looks for the cause"),
     ],
 )  # fmt: skip
 def test_banners(state: dict[str, Any], says: str | None) -> None:

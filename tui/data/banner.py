@@ -44,7 +44,9 @@ def of_state(state: Json) -> Banner | None:
     if state.get("private"):  # no question goes to the server, whatever its state
         endpoints = {side: state for side, state in endpoints.items() if side == "device"}
         caps = {name: cap for name, cap in caps.items() if not name.startswith("usd")}
-    found = _cap(caps, alone=len(endpoints) == 1) or _device(endpoints) or _server(endpoints)
+    split = state.get("split") or {}
+    found = _cap(caps, alone=len(endpoints) == 1) or _device(endpoints) or _partner(split, endpoints)
+    found = found or _server(endpoints)
     return None if found is None else Banner(found)
 
 
@@ -77,6 +79,14 @@ def _device(endpoints: Json) -> str | None:
         other = "the server answers." if "server" in endpoints else "`disco doctor` looks for the cause."
         return f"This machine's model {'has failed' if state == 'failed' else 'is restarting'}{why}: {other}"
     return None
+
+
+def _partner(split: Json, endpoints: Json) -> str | None:
+    if not split or split.get("state") == "up":
+        return None
+    why = f" ({_short(split['error'])})" if split.get("error") else ""
+    other = "the server answers." if "server" in endpoints else "`disco doctor` looks for the cause."
+    return f"No link to {split.get('partner', 'the partner')}, which has the upper layers{why}: {other}"
 
 
 def _server(endpoints: Json) -> str | None:

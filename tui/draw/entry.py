@@ -208,8 +208,8 @@ class Entry:
 
 
 def summary(record: Json, theme: TextTheme) -> str:
-    """Sum up an answer's `disco` object in one line: TTFT, tokens, handoffs, $, J, QoE."""
-    parts = [_ttft(record), *_tokens(record, theme)]
+    """Sum up an answer's `disco` object in one line: TTFT, tokens, the partner's part, handoffs, $, J, QoE."""
+    parts = [_ttft(record), *_tokens(record, theme), *_split(record)]
     moved = int(record.get("handoffs") or 0)
     parts.append(f"{moved} handoff{'s' if moved > 1 else ''}" if moved else "")
     parts.append(f"${_number(record.get('server_usd'))}")
@@ -237,6 +237,20 @@ def _tokens(record: Json, theme: TextTheme) -> list[str]:
     """Say how many tokens each side wrote."""
     counts = record.get("tokens") or {}
     return [f"{theme.mark(side)} {n} tok" for side, n in counts.items() if n]
+
+
+def _split(record: Json) -> list[str]:
+    """Say what a round trip to the partner gave, and what is not the whole model's; nothing for a whole device."""
+    split = record.get("split")
+    if not split:
+        return []
+    trips, quality, alone = int(split["round_trips"]), split["quality"], split.get("alone_from")
+    said = [f"{(split['accepted'] + trips) / trips:.1f} tok a round trip"] if trips else []
+    if alone is not None:
+        said.append(f"alone from token {alone}")
+    elif quality != "whole":
+        said.append(str(quality))
+    return said
 
 
 def _number(x: Any) -> str:

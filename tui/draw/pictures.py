@@ -42,6 +42,17 @@ def device_words(state: Json) -> str:
     return f"device {seconds(known['c_s'])} + {1000 * known['k_s_per_token']:.2f} ms a token ({known['n']})"
 
 
+def link_words(state: Json) -> str:
+    """Say how the link to the partner of a split device is, in one line; "" for a whole device."""
+    split = state.get("split")
+    if not split:
+        return ""
+    rtt, given = split.get("rtt_ms"), split.get("tokens_per_round_trip")
+    trips = [f"{rtt:.0f} ms"] * (rtt is not None) + [f"{given:.1f} tok a trip"] * (given is not None)
+    down = [] if split["state"] == "up" else [split["state"]]
+    return f"{split['partner']}: " + ", ".join([*down, split["mode"], *trips])
+
+
 def device_s(state: Json, tokens: float) -> float:
     """Return the device's TTFT for a prompt of `tokens`, by its fitted line, s."""
     known = state["learned"]["device_ttft"]

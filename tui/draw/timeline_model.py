@@ -145,7 +145,24 @@ def _figures(record: Json, reading: Json) -> tuple[str, ...]:
         stalled = f"{reading['stalled']} late"
         largest = seconds(reading["largest_gap_s"])
         lines.append(f"QoE {record['qoe']:.2f}; {gaps}, the longest {largest}; {stalled}")
-    return tuple(lines)
+    return (*lines, *_split(record.get("split")))
+
+
+def _split(split: Json | None) -> list[str]:
+    """Say what the partner of a split device did for the answer, and what went over the link."""
+    if not split:
+        return []
+    trips, right, drafted = split["round_trips"], split["accepted"], split["drafted"]
+    each = f", {(right + trips) / trips:.2g} tokens each" if trips else ""
+    up, down = split["bytes"]["up"] / 1e3, split["bytes"]["down"] / 1e3
+    busy = f", busy for {seconds(split['partner_s'])}" if split.get("partner_s") is not None else ""
+    bits = "" if split.get("same_bits") else ", other bits than the whole model's"
+    alone = "" if split.get("alone_from") is None else f"; from token {split['alone_from']} on this machine was alone"
+    how = f"{split['mode']}, {split['quality']}{alone}"
+    return [
+        f"two machines ({how}): {trips} round trips{each}; {right} of {drafted} drafts right",
+        f"partner: {split['n_rows']} rows{busy}; {up:.4g} KB up as {split['codec']}{bits}, {down:.4g} KB down",
+    ]
 
 
 # --- in words -----------------------------------------------------------------------------------------------------

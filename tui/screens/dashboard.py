@@ -114,10 +114,12 @@ class DashboardScreen(Screen[None]):
         requests, money = snapshot.requests, snapshot.money
         width = max(30, self.query_one("#server").size.width)
         height = max(4, self.query_one("#server").size.height - 3)
-        learned = f"{pictures.server_words(state)}\n{pictures.device_words(state)}"
+        learned = [pictures.server_words(state), pictures.device_words(state), pictures.link_words(state)]
         said = f"{pictures.starts_words(plan)}\nx not started, d device TTFT"
         pictured = not self._plain
-        self._show("#server", learned, pictures.server_ttft(state, width, height) if pictured else None)
+        below = [line for line in learned if line]
+        high = max(4, height + 2 - len(below))
+        self._show("#server", "\n".join(below), pictures.server_ttft(state, width, high) if pictured else None)
         both = len(state["endpoints"]) > 1
         starts = pictures.starts(plan, width, height) if pictured and both else None
         self._show("#starts", said if both else pictures.ALONE, starts)
