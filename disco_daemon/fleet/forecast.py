@@ -1,0 +1,209 @@
+"""What a placement gives under a load, from measured costs: the policy `measured` looks at nothing else.
+
+Sequences go through the hosts in flights. Each flight takes its own way, so a module's rows are split among its
+replicas by shares; those are chosen so that the busiest host is least busy (`busiest`). A token of every sequence takes
+as long as the slowest of these: the busiest host, the busiest link, and one flight's own way through all modules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ..arrays import FloatArray
+from .busiest import best_shares
+from .costs import ModuleCosts
+from .placement import FleetHost, ModelModules, Placement
+
+FLIGHTS_PER_HOST = 2  # of a route at a time: one is computed while the other travels
+FLIGHTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # numbers of them that are tried, besides the largest
+MIXES = (1.0, 0.5, 0.0)  # tried shares: those for the compute, those for the KV cache, and half of both
+NO_SPEED = 1e-12  # of a host that may do nothing
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """How many sequences want tokens at a time, and the tokens of context that each has on average."""
+
+    n_sequences: float
+    context_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetForecast:
+    """What is expected of a placement: its rate, how many sequences fit, and what the rate comes of.
+
+    `busy` is for each host how many seconds of a round it computes, a round being one token of every sequence; `fill`
+    the share of its KV room that is taken. `shares` is [modules, hosts].
+    """
+
+    tokens_per_s: float
+    n_sequences: float
+    n_flights: int
+    pass_s: float
+    round_s: float
+    busy: FloatArray
+    fill: FloatArray
+    crossings: float
+    shares: FloatArray
+
+    @property
+    def unevenness(self) -> float:
+        """How full and busy hosts are beyond the worst one: of two equal rates the smaller is better."""
+        return float(np.sum(self.busy**8) ** 0.125 + np.sum(np.minimum(self.fill, 1.0) ** 8) ** 0.125)
+
+
+@dataclass(frozen=True)
+class FleetModel:
+    """All that a forecast needs but the placement. Modules in `pinned` stay at home whatever a policy thinks."""
+
+    hosts: tuple[FleetHost, ...]
+    model: ModelModules
+    costs: ModuleCosts
+    load: FleetLoad
+    pinned: frozenset[int] = field(default_factory=frozenset)
+
+    @cached_property
+    def speeds(self) -> FloatArray:
+        """What each host may compute of the reference machine."""
+        return np.array([host.speed for host in self.hosts])
+
+    @cached_property
+    def rooms(self) -> FloatArray:
+        """The memory of each host that the model may use, bytes."""
+        return np.array([host.room_bytes for host in self.hosts])
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        """The weights of each module, bytes."""
+        return np.array(self.model.weights, float)
+
+    @cached_property
+    def links(self) -> tuple[FloatArray, FloatArray]:
+        """Delay of each host's link, s, and seconds of a row on it; home has none of both."""
+        delays = np.array([0.0, *(host.delay_s for host in self.hosts[1:])])
+        rows = np.array([0.0, *(self.model.row_bytes / host.bytes_per_s for host in self.hosts[1:])])
+        return delays, rows
+
+    def forecast(self, placement: Placement) -> FleetForecast:
+        """Return what to expect of a placement; its rate is 0 where nothing fits or nobody may compute."""
+        numbers = np.arange(len(self.hosts))
+        there = (np.array(placement.masks)[:, None] >> numbers) & 1
+        free = self.rooms - self.weights @ there
+        try:
+            compute = self._shares(placement, self.speeds, n_flights=FLIGHTS_PER_HOST * len(self.hosts))
+        except ValueError:
+            return self._nothing(placement)
+        best = self._under(compute, free)
+        if best.n_sequences < self.load.n_sequences:  # short of room for KV cache: perhaps other shares have more
+            try:
+                memory = self._shares(placement, np.maximum(free, 0.0), n_flights=0)
+            except ValueError:
+                return best
+            others = [self._under(mix * compute + (1 - mix) * memory, free) for mix in MIXES[1:]]
+            best = max((best, *others), key=lambda one: one.tokens_per_s)
+        return best
+
+    def _shares(self, placement: Placement, capacity: FloatArray, n_flights: int) -> FloatArray:
+        """Return the shares for work of the costs at some flights, or for KV cache if there are none: [modules, hosts].
+
+        Raises ValueError if no host can do some of it.
+        """
+        work: defaultdict[int, float] = defaultdict(float)
+        batch = max(1.0, self.load.n_sequences / max(1, n_flights))
+        costs = (0.0, 1.0, 0.0)
+        if n_flights:
+            costs = self.costs.embedding.at(batch), self.costs.layer.at(batch), self.costs.head.at(batch)
+        first, *layers, last = placement.masks
+        for mask, n in Counter(layers).items():
+            work[mask] += n * costs[1]
+        work[first] += costs[0]
+        work[last] += costs[2]
+        by_mask = best_shares(work, [float(one) for one in capacity])
+        rest = {mask: self._anywhere(mask) for mask in work if mask not in by_mask}
+        return np.array([by_mask[mask] if mask in by_mask else rest[mask] for mask in placement.masks])
+
+    def _anywhere(self, mask: int) -> FloatArray:
+        """Return shares of modules whose work counts nothing: the first host that has them."""
+        shares = np.zeros(len(self.hosts))
+        shares[(mask & -mask).bit_length() - 1] = 1.0
+        return shares
+
+    def _under(self, shares: FloatArray, free: FloatArray) -> FleetForecast:
+        """Return what to expect of given shares, with the best number of flights."""
+        at_home = np.eye(len(self.hosts))[:1]  # tokens are drawn at home: every way begins and ends there
+        change = np.diff(np.concatenate([at_home, shares, at_home]), axis=0)
+        arrive = np.maximum(change, 0.0)
+        rows = np.abs(change).sum(axis=0)  # over each host's link, both ways, of a token
+        starts = arrive[:-1].sum(axis=0) + at_home[0] * float(np.minimum(shares[0], at_home[0]).sum())
+        layers = shares[1:-1].sum(axis=0)
+        fill = self.load.context_tokens * self.model.kv_bytes * layers / np.maximum(free, NO_SPEED)
+        fits = float(1 / np.max(fill)) if np.max(fill) > 0 else np.inf
+        n = min(self.load.n_sequences, fits)
+        if n < 1 or bool(np.any((layers > 0) & (self.speeds <= 0))):
+            return self._empty(shares, fill * self.load.n_sequences)
+        speeds, (delays, row_s) = np.maximum(self.speeds, NO_SPEED), self.links
+        link_s = n * float(np.max(rows * row_s))
+        best: FleetForecast | None = None
+        n_used = int(np.count_nonzero(shares.sum(axis=0) > 0))
+        parts = np.array([layers, shares[0], shares[-1], starts]) / speeds
+        curves = (self.costs.layer, self.costs.embedding, self.costs.head, self.costs.call)
+        most = int(min(n, FLIGHTS_PER_HOST * n_used))
+        for n_flights in (*(few for few in FLIGHTS if few < most), most):
+            batch = n / n_flights
+            per_host = np.array([curve.at(batch) for curve in curves]) @ parts
+            pass_s = float(per_host.sum() + (rows * (delays + batch * row_s)).sum())
+            busy = n_flights * per_host
+            round_s = max(pass_s, float(busy.max()), link_s)
+            if best is None or n / round_s > best.tokens_per_s:
+                crossings = float(rows.sum() / 2)
+                best = FleetForecast(n / round_s, n, n_flights, pass_s, round_s, busy, fill * n, crossings, shares)
+        return best or self._empty(shares, fill)
+
+    def _nothing(self, placement: Placement) -> FleetForecast:
+        shares = np.array([self._anywhere(mask) for mask in placement.masks])
+        return self._empty(shares, np.ones(len(self.hosts)))
+
+    def _empty(self, shares: FloatArray, fill: FloatArray) -> FleetForecast:
+        return FleetForecast(0.0, 0.0, 0, np.inf, np.inf, np.zeros(len(self.hosts)), fill, 0.0, shares)
+
+
+def routes(shares: FloatArray, least: float = 1e-6) -> list[tuple[float, tuple[int, ...]]]:
+    """Return ways through the modules with these shares: for each its share of the sequences, and a host a module.
+
+    A way stays on its host as long as the next module's shares allow, so that no other ways cross fewer boundaries.
+    """
+    ways: list[tuple[float, tuple[int, ...]]] = [
+        (float(share), (host,)) for host, share in enumerate(shares[0]) if share > least
+    ]
+    for row in shares[1:]:
+        left = [float(share) for share in row]
+        following: list[tuple[float, tuple[int, ...]]] = []
+        moving = []
+        for share, way in ways:
+            stays = min(share, left[way[-1]])
+            left[way[-1]] -= stays
+            if stays > least:
+                following.append((stays, (*way, way[-1])))
+            if share - stays > least:
+                moving.append((share - stays, way))
+        for share, way in moving:
+            rest = share
+            for host in sorted(range(len(left)), key=lambda h: -left[h]):
+                taken = min(rest, left[host])
+                if taken > least:
+                    following.append((taken, (*way, host)))
+                    left[host] -= taken
+                    rest -= taken
+        ways = following
+    total = sum(share for share, _ in ways)
+    return sorted(((share / total, way) for share, way in ways), reverse=True)
+
+
+def rate(hosts: Sequence[FleetHost], model: ModelModules, costs: ModuleCosts, load: FleetLoad, at: Placement) -> float:
+    """Return the tokens/s expected of a placement."""
+    return FleetModel(tuple(hosts), model, costs, load).forecast(at).tokens_per_s

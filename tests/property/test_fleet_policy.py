@@ -1,0 +1,279 @@
+"""The policy `measured` on random fleets: never worse, near the best there is, steady when the load comes and goes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_daemon.fleet.busiest import best_shares, least_load
+from disco_daemon.fleet.control import (
+    COOLDOWN_S,
+    MINUTE_S,
+    MOVES_PER_MINUTE,
+    NO_REVERSAL_S,
+    FleetController,
+    FleetSeen,
+)
+from disco_daemon.fleet.costs import CostCurve, CostSample, ModuleCosts, fit_costs
+from disco_daemon.fleet.forecast import FleetLoad, FleetModel, routes
+from disco_daemon.fleet.measured import LEAST_GAIN, next_steps, plan_steps
+from disco_daemon.fleet.placement import CPU_SHARE, MEMORY_SHARE, FleetHost, ModelModules, Placement
+from disco_daemon.fleet.reduction import ReducedState
+from disco_daemon.fleet.steps import BATCH_KINDS, StepKind
+
+COSTS = ModuleCosts(
+    CostCurve((1.0,), (1e-5,)),
+    CostCurve((1, 4, 8, 16), (0.3e-3, 0.8e-3, 1.4e-3, 2.5e-3)),  # SmolLM2-135M, one thread, as the design measured it
+    CostCurve((1, 4, 8, 16), (6e-3, 8e-3, 11e-3, 20e-3)),
+    CostCurve((1.0,), (1e-4,)),
+)
+
+
+def random_fleet(seed: int, n_hosts: int, n_layers: int) -> FleetModel:
+    """A fleet whose home has room for the model, with hosts of any speed, room and link."""
+    random = np.random.default_rng(seed)
+    layer = 10_000_000
+    model = ModelModules((30_000_000, *[layer] * n_layers, 30_000_000), kv_bytes=2_000, row_bytes=4_096)
+    whole = sum(model.weights)
+    hosts = []
+    for number in range(n_hosts):
+        room = (whole if number == 0 else random.uniform(0, whole)) + random.uniform(1e6, 5e7)
+        hosts.append(
+            FleetHost(
+                f"host{number}",
+                float(random.uniform(0.3, 3.0)),
+                room / MEMORY_SHARE,
+                cpu_used=float(random.choice([0.0, 0.3])),
+                delay_s=float(random.choice([1e-5, 1e-3])) if number else 0.0,
+                bytes_per_s=float(random.choice([1e7, 1e9])),
+            )
+        )
+    load = FleetLoad(float(random.integers(1, 65)), float(random.uniform(50, 400)))
+    return FleetModel(tuple(hosts), model, COSTS, load, frozenset({0, n_layers + 1}))
+
+
+# --- the busiest host -------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(st.integers(1, 63), st.floats(0.01, 10), min_size=1, max_size=12),
+    st.lists(st.floats(0.1, 5), min_size=6, max_size=6),
+)
+@settings(max_examples=100, deadline=None)
+def test_shares_reach_the_least_load_there_is(work: dict[int, float], speeds: list[float]) -> None:
+    shares = best_shares(work, speeds)
+    loads = sum((shares[mask] * amount for mask, amount in work.items()), np.zeros(6)) / speeds
+    assert max(loads) == pytest.approx(least_load(work, speeds), rel=1e-6)
+    for mask, share in shares.items():
+        assert share.sum() == pytest.approx(1)
+        assert all(share[host] == 0 or mask >> host & 1 for host in range(6))
+
+
+def test_the_least_load_is_that_of_the_linear_programme() -> None:
+    # Host 0 alone can do 3, both can do 5: 4 each. With 6 for host 0 alone it is the busiest, with 6.
+    assert least_load({0b01: 3.0, 0b11: 5.0}, [1.0, 1.0]) == pytest.approx(4.0)
+    assert least_load({0b01: 6.0, 0b11: 5.0}, [1.0, 1.0]) == pytest.approx(6.0)
+    many = {0b01: 1.0, 0b10: 1.0, 0b11: 1.0, 0b101: 1.0, 0b110: 1.0}  # more masks than hosts, and all sets are tried
+    assert least_load(many, [1.0, 1.0, 2.0]) == least_load({**many, 0b111: 0.0}, [1.0, 1.0, 2.0])
+
+
+def test_work_that_nobody_can_do_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no host"):
+        best_shares({0b10: 1.0}, [1.0, 0.0])
+    with pytest.raises(ValueError, match="16 hosts"):
+        least_load({1: 1.0}, [1.0] * 17)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 5), st.integers(2, 12))
+@settings(max_examples=25, deadline=None)
+def test_ways_through_the_hosts_have_the_shares_and_cross_as_little_as_they_must(
+    seed: int, n: int, layers: int
+) -> None:
+    random = np.random.default_rng(seed)
+    shares = random.dirichlet([0.5] * n, layers)
+    ways = routes(shares)
+    found = np.zeros_like(shares)
+    for share, way in ways:
+        found[np.arange(layers), list(way)] += share
+    assert np.allclose(found, shares, atol=1e-3)
+    crossed = sum(share * sum(a != b for a, b in itertools.pairwise(way)) for share, way in ways)
+    assert crossed == pytest.approx(np.abs(np.diff(shares, axis=0)).sum() / 2, abs=1e-2)
+
+
+# --- forecasts and plans ----------------------------------------------------------------------------------------------
+
+
+def test_costs_are_fitted_to_measured_segments() -> None:
+    samples = [
+        CostSample(a, n, b, batch, 1e-4 + a * 2e-5 + n * 3e-4 * batch + b * 5e-3)
+        for batch in (1, 8)
+        for a, n, b in ((True, 10, False), (False, 10, False), (False, 20, False), (False, 10, True), (True, 30, True))
+    ]
+    costs = fit_costs(samples)
+    assert costs.layer.at(1) == pytest.approx(3e-4)
+    assert costs.layer.at(4.5) == pytest.approx(4.5 * 3e-4)
+    assert costs.layer.at(16) == pytest.approx(16 * 3e-4)
+    assert costs.head.at(1) == pytest.approx(5e-3)
+
+
+def test_a_host_alone_is_as_fast_as_its_costs_say() -> None:
+    fleet = random_fleet(1, 1, 30)
+    fleet = replace(
+        fleet, load=FleetLoad(1, 100), hosts=(replace(fleet.hosts[0], compute=1 / CPU_SHARE, cpu_used=0.0),)
+    )
+    found = fleet.forecast(Placement.at_home(32))
+    assert found.tokens_per_s == pytest.approx(1 / (1e-5 + 30 * 0.3e-3 + 6e-3 + 1e-4))
+    assert found.crossings == 0
+
+
+def test_one_answer_alone_gains_nothing_from_equal_hosts_and_stays_at_home() -> None:
+    fleet = random_fleet(1, 3, 12)
+    hosts = tuple(replace(host, compute=1.0, cpu_used=0.0) for host in fleet.hosts)
+    assert next_steps(replace(fleet, hosts=hosts, load=FleetLoad(1, 100)), Placement.at_home(14)) == []
+
+
+@given(st.integers(0, 100_000), st.integers(2, 6), st.integers(2, 24))
+@settings(max_examples=20, deadline=None)
+def test_a_plan_never_lowers_the_rate_and_respects_every_hosts_room(seed: int, n_hosts: int, n_layers: int) -> None:
+    fleet, placement = random_fleet(seed, n_hosts, n_layers), Placement.at_home(n_layers + 2)
+    rate = begin = fleet.forecast(placement).tokens_per_s
+    end, steps = plan_steps(fleet, placement)
+    for step in steps:
+        placement = step.apply(placement)
+        found = fleet.forecast(placement)
+        assert found.tokens_per_s >= rate * (1 - 1e-6)
+        rate = found.tokens_per_s
+        for number, host in enumerate(fleet.hosts):
+            assert placement.weights_on(number, fleet.model) <= MEMORY_SHARE * host.memory_bytes * (1 + 1e-9)
+        assert all(placement.has(module, 0) for module in fleet.pinned)
+    assert placement == end
+    assert not steps or rate >= begin * (1 + LEAST_GAIN) * (1 - 1e-9)
+
+
+def test_hosts_that_accept_nothing_get_nothing() -> None:
+    for seed in range(5):
+        fleet = random_fleet(seed, 3, 6)
+        hosts = (fleet.hosts[0], *(replace(host, accepts=False) for host in fleet.hosts[1:]))
+        assert plan_steps(replace(fleet, hosts=hosts), Placement.at_home(8))[1] == []
+
+
+def best_rate(fleet: FleetModel) -> float:
+    """The highest rate over all placements, tried one by one."""
+    n_hosts, n = len(fleet.hosts), fleet.model.n_layers
+    best = 0.0
+    for masks in itertools.product(range(1, 1 << n_hosts), repeat=n):
+        placement = Placement((1, *masks, 1))
+        fits = all(placement.weights_on(h, fleet.model) <= host.room_bytes for h, host in enumerate(fleet.hosts))
+        if fits:
+            best = max(best, fleet.forecast(placement).tokens_per_s)
+    return best
+
+
+def ratios_to_best(seeds: range) -> list[float]:
+    """The rate of the policy's plan / the best one's, on instances that are small enough to try everything."""
+    found = []
+    for seed in seeds:
+        n_hosts, n_layers = ((2, 2), (2, 3), (2, 4), (3, 2))[seed % 4]
+        fleet = random_fleet(seed, n_hosts, n_layers)
+        end, _ = plan_steps(fleet, Placement.at_home(n_layers + 2))
+        found.append(fleet.forecast(end).tokens_per_s / best_rate(fleet))
+    return found
+
+
+def test_plans_are_within_five_percent_of_the_best_placement() -> None:
+    assert min(ratios_to_best(range(40))) >= 0.95
+
+
+@pytest.mark.slow
+def test_plans_of_500_fleets_are_within_five_percent_of_the_best_placement() -> None:
+    assert min(ratios_to_best(range(500))) >= 0.95
+
+
+# --- the controller ---------------------------------------------------------------------------------------------------
+
+
+class Played:
+    """A fleet whose load a test sets, one report a second; steps are done at once."""
+
+    def __init__(self, policy: str, n_layers: int = 6) -> None:
+        fleet = random_fleet(4, 3, n_layers)
+        whole = sum(fleet.model.weights)
+        hosts = [
+            FleetHost(f"h{n}", 1.0, (1.5 if n == 0 else 0.6) * whole / MEMORY_SHARE, delay_s=1e-5) for n in range(3)
+        ]
+        self.fleet = replace(fleet, hosts=tuple(hosts))
+        self.controller = FleetController(policy)
+        self.state = ReducedState(Placement.at_home(n_layers + 2), 64)
+        self.now = 0.0
+
+    def play(self, seconds: int, n_sequences: float, other_memory: float = 0.0) -> None:
+        """Let readers want so many answers at a time; an answer is late where the fleet has not 3 token/s for each."""
+        for _ in range(seconds):
+            self.now += 1.0
+            home = self.fleet.hosts[0]
+            hosts = (replace(home, memory_used_bytes=other_memory * home.memory_bytes), *self.fleet.hosts[1:])
+            fleet = replace(self.fleet, hosts=hosts, load=FleetLoad(max(1.0, n_sequences), 100))
+            found = fleet.forecast(self.state.placement)
+            rate = found.tokens_per_s
+            used = min(1.0, 3.0 * n_sequences / rate) if rate else 1.0
+            cpu = tuple(float(min(1.0, used * b / found.round_s)) if rate else 0.0 for b in found.busy)
+            memory = tuple(
+                self.state.placement.weights_on(h, fleet.model) / host.memory_bytes
+                + host.memory_used_bytes / host.memory_bytes
+                for h, host in enumerate(hosts)
+            )
+            late = min(n_sequences, self.state.batch) * 3.0 > rate or self.state.batch < n_sequences / 2
+            seen = FleetSeen(fleet, self.state, 64, cpu, memory, 4, 4 if late else 0, min(rate, 3.0 * n_sequences))
+            for step in self.controller.decide(self.now, seen):
+                self.state = self.state.after(step)
+
+
+@pytest.mark.parametrize(("policy", "period_s"), [("measured", 40), ("measured", 150), ("paper", 60)])
+def test_a_load_that_comes_and_goes_makes_no_fleet_swing(policy: str, period_s: int) -> None:
+    played = Played(policy)
+    for _ in range(600 // period_s):
+        played.play(period_s // 2, 60)
+        played.play(period_s // 2, 2)
+    records = list(played.controller.records)
+    undone = 0
+    for i, record in enumerate(records):
+        reversed_at = [before.at_s for before in records[:i] if record.step.reverses(before.step)]
+        assert all(record.at_s - at_s >= NO_REVERSAL_S for at_s in reversed_at)
+        undone += bool(reversed_at)
+        soon = [r for r in records[: i + 1] if r.at_s > record.at_s - MINUTE_S and r.step.kind not in BATCH_KINDS]
+        assert len(soon) <= MOVES_PER_MINUTE
+    assert undone <= 4, [record.step for record in records]  # each next one waits twice as long
+    assert all(b.at_s - a.at_s >= COOLDOWN_S for a, b in itertools.pairwise(records))
+
+
+def test_a_vacant_fleet_grows_and_says_what_it_expected_and_what_came_of_it() -> None:
+    played = Played("measured")
+    before = played.fleet.forecast(played.state.placement).tokens_per_s
+    played.play(120, 30)
+    records = list(played.controller.records)
+    assert records
+    assert all(record.step.predicted >= 1 + LEAST_GAIN for record in records if record.step.kind not in BATCH_KINDS)
+    assert records[0].measured is not None
+    assert played.fleet.forecast(played.state.placement).tokens_per_s > before
+
+
+def test_hosts_that_are_vacant_for_a_moment_get_nothing() -> None:
+    played = Played("measured")
+    played.play(8, 5)
+    assert not played.controller.records
+
+
+def test_a_host_without_memory_gives_way_and_gets_its_batch_back_afterwards() -> None:
+    played = Played("paper")
+    played.fleet = replace(played.fleet, hosts=tuple(replace(h, accepts=False) for h in played.fleet.hosts))
+    played.play(120, 60, other_memory=0.5)
+    assert played.state.batch < 64
+    assert StepKind.LOWER_BATCH in {record.step.kind for record in played.controller.records}
+    played.play(1500, 1)
+    assert played.state.batch == 64
+    assert not played.state.offloaded
