@@ -40,8 +40,8 @@ from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
 from .peer_socket import PeerSocket
 from .serve.admission import SCHEDULERS, Admission
-from .serve.away import ExitDrafter
 from .serve.batch import Batcher
+from .serve.drafting import EdgeDrafting, ExitDrafter
 from .serve.edge import EdgeBatcher
 from .serve.partner import PartnerBatcher
 from .serve.prepare import prepare
@@ -151,9 +151,9 @@ class Worker:
             msg = f"the layers {llama.layers} are of no use without a way to the others"
             raise ValueError(msg)
         if llama.layers.is_first:
-            edge = EdgeBatcher(llama, self.post, admission, send_frame=self._peers.send, patience_s=load.patience_s)
-            edge.codec = load.codec
-            edge.exit = None if load.exit is None else ExitDrafter(load.exit)
+            drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
+            edge = EdgeBatcher(llama, self.post, admission, drafting=drafting, send_frame=self._peers.send)
+            edge.codec, edge.patience_s = load.codec, load.patience_s
             return edge
         n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
         contents = ContentManager(llama.n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ...exits.calibrate import Calibration, Doubles, VerdictLearner, signals
+from ...exits.calibrate import Doubles
 from ...peer.edge import EdgeAnswer
 from .. import wire
-from ..llama.hidden import FloatRows
 
 
 @dataclass(slots=True)
@@ -57,22 +54,3 @@ class Away:
     asked_at: float = 0.0
     chances: list[float] = field(default_factory=list)
     signals: list[Doubles] = field(default_factory=list)
-
-
-class ExitDrafter:
-    """Drafts by the exit of a range of layers, and learns from verdicts how sure it may be (`exits.calibrate`)."""
-
-    def __init__(self, calibration: wire.ExitCalibration) -> None:
-        coefficients, scores, shares = map(np.array, (calibration.coefficients, calibration.scores, calibration.shares))
-        self._learner = VerdictLearner(Calibration(coefficients, scores, shares))
-
-    def draft(self, logits: FloatRows) -> tuple[int, float, Doubles]:
-        """Return the exit's token for a row of logits, its chance to be right, and the signals it was told from."""
-        found = signals(logits[np.newaxis])
-        return int(logits.argmax()), float(self._learner.confidence(found)[0]), found[0]
-
-    def learn(self, found: list[Doubles], n_right: int) -> None:
-        """Learn from a verdict on drafts with these signals: the first `n_right` were right, the next one was not."""
-        n = min(n_right + 1, len(found))
-        if n:
-            self._learner.learn(np.stack(found[:n]), np.arange(n) < n_right)

@@ -7,7 +7,6 @@ is there. When the partner has gone, answers wait for it a while, and then fail:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from ...peer.edge import EdgeAnswer, LinkCredits, send_all_due
@@ -26,20 +25,16 @@ from ...peer.messages import (
     PeerLeft,
     Refused,
 )
-from ...scheduler.draft_length import DraftLength, RunTimes, expected_run
 from .. import wire
-from ..speculation.speculate import lookup_of
-from .away import Away, ExitDrafter, SplitCounts
+from .away import Away, SplitCounts
 from .batch import Batcher
+from .drafting import EdgeDrafting
 from .iteration import Batch, DecodedRows
 from .partner import SendFrame
 from .prepare import Prepared
 from .sequence import Sequence
 
 GONE = "partner_gone"  # the reason of an answer that fails with its partner
-FIRST_TIMES = RunTimes(0.01, 0.02, 0.005)  # of a run of drafts, before any was measured
-ROW_SHARE = 0.1  # what a row beside others takes at the edge, in times of a row alone
-SURE = 0.6  # chance from which on the guesses of prompt lookup are taken, and not the exit's
 LOOK_S = 0.25  # between two looks at how long the partner has been gone, and signs of life
 
 
@@ -48,17 +43,16 @@ class EdgeBatcher(Batcher):
     """A batcher over the first layers, with one partner for the rest.
 
     All mutable state: besides the batcher's, what the partner has of each answer and did for it (`_away`) and for those
-    that have ended (`totals`), the `credits` of the link (None while it is down, since `_down_at`), what runs of drafts
-    take (`lengths`), and what is known of the exit, if there is one.
+    that have ended (`totals`), the `credits` of the link (None while it is down, since `_down_at`), and what `drafting`
+    has learned.
     """
 
     send_frame: SendFrame = field(kw_only=True)
+    drafting: EdgeDrafting = field(kw_only=True)
     patience_s: float = field(kw_only=True, default=0.0)
     codec: str = "f32"
     credits: LinkCredits | None = None
     peer: int = 0
-    exit: ExitDrafter | None = None
-    lengths: DraftLength = field(default_factory=lambda: DraftLength(FIRST_TIMES))
     totals: SplitCounts = field(default_factory=SplitCounts)
     _down_at: float | None = field(init=False)
     _alive_at: float = 0.0
@@ -176,24 +170,10 @@ class EdgeBatcher(Batcher):
             elif s.draw.candidates or self.speculator is None:
                 continue
             else:
-                draft = lookup_of(s).guess(self._n_looked_up(s))
+                draft = self.drafting.look_up(s)
             if draft and self.admission.cells.make_room(len(draft) + 2 * len(decoding)):
                 found[s] = draft
         return found
-
-    def _n_looked_up(self, s: Sequence) -> int:
-        """Return how many guesses of prompt lookup pay; none where the exit guesses better."""
-        chance = lookup_of(s).chance
-        if self.exit is not None and chance < SURE:
-            return 0
-        times = self.lengths.times
-        beside = RunTimes(ROW_SHARE * times.edge_s, times.round_trip_s, times.partner_s)
-        return min(self._n_useful(s), expected_run(beside, chance).n_drafts)
-
-    def _n_useful(self, s: Sequence) -> int:
-        """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
-        room = self.llama.n_ctx - len(s.tokens) - 1
-        return max(0, room if s.n_left is None else min(room, s.n_left - 1))
 
     def _use(self, s: Sequence, rows: DecodedRows) -> None:
         """Send the rows; behind the last token and its guesses draft on, or ask the partner and wait."""
@@ -203,23 +183,10 @@ class EdgeBatcher(Batcher):
         away.counts.edge_rows += rows.n
         if rows.last < 0:
             s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
-        elif rows.draft or not self._draft_on(s, away, rows.last):
+        elif rows.draft or not (self.is_up and self.drafting.draft_on(s, away, rows.last)):
             self.admission.send_away(s)
             self._ask(s)
         self._send_due()
-
-    def _draft_on(self, s: Sequence, away: Away, row: int) -> bool:
-        """Guess one more token by the exit, if that pays; its row is computed next."""
-        if self.exit is None or not self.is_up or s.draw.candidates or away.answer.judged is not None:
-            return False
-        token, chance, found = self.exit.draft(self.llama.logits(row))
-        is_end = bool(s.ahead) and self.llama.vocabulary.ends(s.ahead[-1])
-        if len(s.ahead) >= self._n_useful(s) or not self.lengths.wants_draft(away.chances, chance, ends_text=is_end):
-            return False
-        s.ahead.append(token)
-        away.chances.append(chance)
-        away.signals.append(found)
-        return True
 
     def _ask(self, s: Sequence) -> None:
         """Ask for the verdict on what is computed, unless that is asked already or nobody can be."""
@@ -232,8 +199,7 @@ class EdgeBatcher(Batcher):
 
     def _learn(self, batch: Batch) -> None:
         Batcher._learn(self, batch)
-        if batch.is_decoded and not (batch.load.n_prefill or batch.drafts) and batch.took_s > 0:
-            self.lengths.observe_step(batch.took_s)
+        self.drafting.learn_step(batch)
 
     def _send_due(self) -> None:
         """Send all rows that are due and for which there are credits."""
@@ -331,11 +297,7 @@ class EdgeBatcher(Batcher):
         counts.drafted += n_judged - 1
         counts.accepted += n_right
         counts.partner_s += message.busy_s
-        if (took_s := now - away.asked_at) > 0 and 0 < message.busy_s < math.inf:
-            self.lengths.observe_round_trip(n_judged, took_s, message.busy_s)
-        if self.exit is not None:
-            self.exit.learn(away.signals, n_right)
-        away.chances, away.signals, s.ahead = [], [], []
+        self.drafting.learn_verdict(s, away, n_judged, n_right, (now - away.asked_at, message.busy_s))
         if s.n_past > taken.n_rows:
             s.n_past = taken.n_rows
             self.admission.cells.cut(s.slot, s.n_past)

@@ -1,0 +1,91 @@
+"""What an edge guesses ahead of its partner, by the text itself or by its exit, and how far that pays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...exits.calibrate import Calibration, Doubles, VerdictLearner, signals
+from ...scheduler.draft_length import DraftLength, RunTimes, expected_run
+from .. import wire
+from ..llama.hidden import FloatRows
+from ..llama.model import Llama
+from ..speculation.speculate import lookup_of
+from .away import Away
+from .iteration import Batch
+from .sequence import Sequence
+
+FIRST_TIMES = RunTimes(0.01, 0.02, 0.005)  # of a run of drafts, before any was measured
+ROW_SHARE = 0.1  # what a row beside others takes at the edge, in times of a row alone
+SURE = 0.6  # chance from which on the guesses of prompt lookup are taken, and not the exit's
+
+
+class ExitDrafter:
+    """Drafts by the exit of a range of layers, and learns from verdicts how sure it may be (`exits.calibrate`)."""
+
+    def __init__(self, calibration: wire.ExitCalibration) -> None:
+        coefficients, scores, shares = map(np.array, (calibration.coefficients, calibration.scores, calibration.shares))
+        self._learner = VerdictLearner(Calibration(coefficients, scores, shares))
+
+    def draft(self, logits: FloatRows) -> tuple[int, float, Doubles]:
+        """Return the exit's token for a row of logits, its chance to be right, and the signals it was told from."""
+        found = signals(logits[np.newaxis])
+        return int(logits.argmax()), float(self._learner.confidence(found)[0]), found[0]
+
+    def learn(self, found: list[Doubles], n_right: int) -> None:
+        """Learn from a verdict on drafts with these signals: the first `n_right` were right, the next one was not."""
+        n = min(n_right + 1, len(found))
+        if n:
+            self._learner.learn(np.stack(found[:n]), np.arange(n) < n_right)
+
+
+@dataclass(slots=True)
+class EdgeDrafting:
+    """Decides what to guess. All mutable state: what is known of the `exit`, if there is one, and what runs take."""
+
+    llama: Llama
+    exit: ExitDrafter | None = None
+    lengths: DraftLength = field(default_factory=lambda: DraftLength(FIRST_TIMES))
+
+    def look_up(self, s: Sequence) -> list[int]:
+        """Guess from the text itself, as many tokens as pay; none where the exit guesses better."""
+        chance = lookup_of(s).chance
+        if self.exit is not None and chance < SURE:
+            return []
+        times = self.lengths.times
+        beside = RunTimes(ROW_SHARE * times.edge_s, times.round_trip_s, times.partner_s)
+        return lookup_of(s).guess(min(self._n_useful(s), expected_run(beside, chance).n_drafts))
+
+    def draft_on(self, s: Sequence, away: Away, row: int) -> bool:
+        """Guess one more token by the exit, from the logits of batch row `row`, if that pays."""
+        if self.exit is None or s.draw.candidates or away.answer.judged is not None:
+            return False
+        token, chance, found = self.exit.draft(self.llama.logits(row))
+        is_end = bool(s.ahead) and self.llama.vocabulary.ends(s.ahead[-1])
+        if len(s.ahead) >= self._n_useful(s) or not self.lengths.wants_draft(away.chances, chance, ends_text=is_end):
+            return False
+        s.ahead.append(token)
+        away.chances.append(chance)
+        away.signals.append(found)
+        return True
+
+    def _n_useful(self, s: Sequence) -> int:
+        """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
+        room = self.llama.n_ctx - len(s.tokens) - 1
+        return max(0, room if s.n_left is None else min(room, s.n_left - 1))
+
+    def learn_step(self, batch: Batch) -> None:
+        """Learn how long a row takes at the edge."""
+        if batch.is_decoded and not (batch.load.n_prefill or batch.drafts) and batch.took_s > 0:
+            self.lengths.observe_step(batch.took_s)
+
+    def learn_verdict(self, s: Sequence, away: Away, n_judged: int, n_right: int, times_s: tuple[float, float]) -> None:
+        """Learn from a verdict, and forget its drafts; `times_s` are those of its round trip and of the partner."""
+        took_s, busy_s = times_s
+        if took_s > 0 and 0 < busy_s < math.inf:
+            self.lengths.observe_round_trip(n_judged, took_s, busy_s)
+        if self.exit is not None:
+            self.exit.learn(away.signals, n_right)
+        away.chances, away.signals, s.ahead = [], [], []
