@@ -43,6 +43,9 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         adapter=request.adapter,
         template_args=request.template_args,
         private=request.private,
+        mode=request.split.mode or "exact",
+        theta=request.split.theta,
+        goes_on=request.split.goes_on,
     )
 
 

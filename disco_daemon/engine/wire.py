@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from ..types import SplitMode
+
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
 FULL = "context"  # the end of a sequence for which there is no room left: its context, or the KV cache, is full
@@ -114,7 +116,9 @@ class Generate(Message, frozen=True, kw_only=True):
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
     they come) and expects the first after `ttft_s`, s. `response_format` is OpenAI's, and constrains the answer.
     `adapter` names the one that is applied, if any. `template_args` are for the chat template. Nothing computed for a
-    `private` request goes to disk.
+    `private` request goes to disk. Of a model over two machines `mode` says who decides a token: the partner (exact),
+    the exit where it is as sure as `theta` (confident), or the exit (alone), and then nothing goes to the partner.
+    `goes_on`: the exit alone goes on while the partner is gone.
     """
 
     id: str
@@ -136,6 +140,9 @@ class Generate(Message, frozen=True, kw_only=True):
     adapter: str = ""
     template_args: dict[str, Any] = {}
     private: bool = False
+    mode: SplitMode = "exact"
+    theta: float | None = None
+    goes_on: bool = False
 
 
 class HoldAnswer(Message, tag="Hold", frozen=True, kw_only=True):
@@ -270,7 +277,9 @@ class Embedded(Message, frozen=True, kw_only=True):
 class SplitUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer over two machines took: rows computed by each of them, drafts judged and right, bytes sent.
 
-    The partner was asked `round_trips` times, and computed for `partner_s`, s.
+    The partner was asked `round_trips` times, and computed for `partner_s`, s. The edge drew `n_left` tokens where its
+    exit was sure, and `n_alone` by itself, ends of texts included; the first of the latter is the answer's token number
+    `alone_from`, counted from 0.
     """
 
     edge_rows: int
@@ -281,6 +290,9 @@ class SplitUsage(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     bytes_down: int
     partner_s: float
+    n_left: int = 0
+    n_alone: int = 0
+    alone_from: int | None = None
 
 
 class Done(Message, frozen=True, kw_only=True):

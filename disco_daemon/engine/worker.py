@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ..peer.content import ContentManager, credits_for
-from ..peer.messages import BadFrameError
+from ..peer.messages import BadFrameError, PeerLeft
 from ..scheduler.latency import IterationLatency
 from . import framing, wire
 from .confine import Access, Confinement, confine, with_shards
@@ -165,6 +165,8 @@ class Worker:
         try:
             for peer, message, payload in peers.read():
                 self._commands.put(partial(batcher.receive, peer, message, payload))
+            if isinstance(batcher, EdgeBatcher):  # what it has goes on; a partner's engine is of no use without a relay
+                self._commands.put(partial(batcher.receive, batcher.peer, PeerLeft(reason="the relay has gone"), b""))
         except BadFrameError as e:
             os.write(2, f"the relay sent what is no frame: {e}\n".encode())
             os._exit(1)
@@ -198,8 +200,10 @@ class Worker:
             try:
                 command = self._commands.get(timeout=wait_s)
             except queue.Empty:
-                stats.batcher.look()
+                can_compute = stats.batcher.look()
                 self._flush()
+                if can_compute:
+                    return _do_nothing
                 continue
             if command is not None:
                 return command
@@ -305,6 +309,10 @@ class Worker:
         self.send(
             wire.Counted(id=message.id, n_tokens=len(prompt), ids=ids, text=text + message.answer if text else "")
         )
+
+
+def _do_nothing() -> None:
+    """Let the main thread compute."""
 
 
 def least(*waits_s: float | None) -> float | None:

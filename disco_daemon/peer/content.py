@@ -174,6 +174,8 @@ class ContentManager:
             return ContentChange()
         try:
             self._check_end(message.end)
+            self._check_end(len(message.left))
+            self._check_tokens(message.left)
             content.judge(message)
         except BadContentError as e:
             return self._fail(content, e)

@@ -37,6 +37,7 @@ from .messages import (
 )
 from .pending import MAX_JUDGED
 
+MAX_HELD = 16  # rows of tokens that left before they go up, if nothing is asked: the partner computes them as one batch
 MAX_ROWS = 64  # in one frame: about 2 ms at 100 Mbit/s each of 576 numbers, so the partner begins early
 
 RowsToSend = tuple[SendRows, bytes]  # a message and the bytes behind it
@@ -79,7 +80,8 @@ class LinkCredits:
 class EdgeAnswer:
     """One answer at the edge, for as long as it lives, over any number of links.
 
-    `is_eager`: drafts are sent as soon as they are computed, and not only once they are to be judged.
+    `is_eager`: drafts are sent as soon as they are computed, and not only once they are to be judged. Otherwise tokens
+    may also leave here, without a verdict: `left` are those that the partner's sampler has not been told of.
     """
 
     def __init__(
@@ -98,11 +100,13 @@ class EdgeAnswer:
         self.n_text = len(self.tokens)
         self.turn = 0
         self.is_open = self.is_drawing = False
+        self.left: list[int] = []
         self.judged: tuple[int, int] | None = None  # drafts whose verdict is awaited
         self.n_acknowledged = 0  # rows that the partner had computed when it last spoke of them
         self._n_ctx, self._n_vocab, self._is_private = n_ctx, n_vocab, is_private
         self._rows: list[RowArray | None] = []  # by position, [n_embd] each
         self._next = 0  # position of the first row that was not sent in this turn
+        self._n_begun = 0  # tokens of the text when drawing began
         self._n_opened = self._n_kept = self.n_text  # tokens when it was opened; the least of them since
 
     # --- rows that are computed here ----------------------------------------------------------------------------------
@@ -167,6 +171,7 @@ class EdgeAnswer:
         """Stop waiting for the partner, and sending to it."""
         self.is_open = self.is_drawing = False
         self.judged = None
+        self._next = 0
 
     def begin_drawing(
         self, sampling: DrawRules, answer: Sequence[int] = (), candidates: Sequence[int] = ()
@@ -176,6 +181,8 @@ class EdgeAnswer:
             msg = "drawing has begun already, or there is no text"
             raise ValueError(msg)
         self.is_drawing = True
+        self._n_begun = self.n_text
+        self.left.clear()
         return BeginDrawing(id=self.name, sampling=sampling, answer=tuple(answer), candidates=tuple(candidates))
 
     def judge(self, n_drafts: int | None = None) -> JudgeDrafts:
@@ -186,7 +193,7 @@ class EdgeAnswer:
             msg = f"the drafts from {start} to {end} cannot be judged now"
             raise ValueError(msg)
         self.judged = (start, end)
-        return JudgeDrafts(id=self.name, turn=self.turn, start=start, end=end)
+        return self._judgement(start, end)
 
     def cut(self, n_tokens: int) -> CutAnswer:
         """Make the first `n_tokens` of text and drafts the text; drawing ends until it is begun again.
@@ -220,7 +227,21 @@ class EdgeAnswer:
         if not 0 <= n <= len(self.tokens) - self.n_text or self.judged or (self.is_open and self._next >= self.n_text):
             msg = f"{n} drafts cannot be taken into the text now"
             raise ValueError(msg)
+        if self.is_drawing:
+            self.left += self.tokens[self.n_text : self.n_text + n]
         self.n_text += n
+
+    def leave(self, token: int) -> None:
+        """Add a token to the text that was drawn here, and has no row yet; drafts behind the text are none."""
+        if not self.is_drawing:
+            self.extend((token,))
+            return
+        self.tokens.append(token)
+        try:
+            self.accept_drafts(1)
+        except ValueError:
+            del self.tokens[-1]
+            raise
 
     def drop_drafts(self) -> None:
         """Forget drafts that were not sent as such, with their rows."""
@@ -267,6 +288,8 @@ class EdgeAnswer:
             end = self.judged[1]
         elif self.is_drawing and self.is_eager:
             end += 2 * MAX_JUDGED  # more would take the credits of other answers
+        elif self.is_drawing and end - max(self._next, self._n_begun) < MAX_HELD:
+            end = min(end, self._n_begun)
         end = min(end, self.n_rows)
         return next((at for at in range(self._next, end) if self._rows[at] is None), end)
 
@@ -302,6 +325,7 @@ class EdgeAnswer:
             self.tokens[n:] = drawn[-1:]
             del self._rows[n:]
         self.n_text = n + 1
+        self.left.clear()
         self.turn, self.judged, self._next, self.n_acknowledged = message.turn, None, n, n
         return VerdictTaken(drawn, len(drawn) - 1 + is_drafted, self.n_rows, len(self.tokens) - self.n_text)
 
@@ -316,8 +340,10 @@ class EdgeAnswer:
         self.n_acknowledged = min(self.n_acknowledged, message.pos)
         if self.judged is None:
             return ()
-        start, end = self.judged
-        return (JudgeDrafts(id=self.name, turn=self.turn, start=start, end=end),)
+        return (self._judgement(*self.judged),)
+
+    def _judgement(self, start: int, end: int) -> JudgeDrafts:
+        return JudgeDrafts(id=self.name, turn=self.turn, start=start, end=end, left=tuple(self.left))
 
     def _is_next(self, turn: int) -> bool:
         """Whether a turn that the partner begins is the next one; an older one crossed a cut. Raises BadFrameError."""

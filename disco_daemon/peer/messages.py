@@ -166,12 +166,16 @@ class BeginDrawing(PeerMessage, frozen=True, kw_only=True):
 
 
 class JudgeDrafts(PeerMessage, frozen=True, kw_only=True):
-    """Draw behind each row from `start` to `end` (exclusive) as long as the next row's token is the one drawn."""
+    """Draw behind each row from `start` to `end` (exclusive) as long as the next row's token is the one drawn.
+
+    The tokens `left` were drawn by the edge itself since the last verdict, or since drawing began.
+    """
 
     id: str
     turn: int
     start: int
     end: int
+    left: tuple[int, ...] = ()
 
 
 class CutAnswer(PeerMessage, frozen=True, kw_only=True):

@@ -28,7 +28,8 @@ class Content:
     """What is there of one answer: the rows below `n_computed` are in the KV cache, those behind it are pending.
 
     `drafts_from` is the position of the turn's first draft, `judged_to` the end of the drafts to judge, `run` their
-    tokens once they are computed and nothing is drawn behind them yet. `early` are rows of a turn to come.
+    tokens once they are computed and nothing is drawn behind them yet, and `left` the tokens before them that the edge
+    has drawn itself. `early` are rows of a turn to come.
     """
 
     key: ContentKey
@@ -39,6 +40,7 @@ class Content:
     drafts_from: int | None = None
     judged_to: int | None = None
     run: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     rows: list[RowArray] = field(default_factory=list)
     early: list[tuple[SendRows, RowArray]] = field(default_factory=list)
@@ -74,7 +76,7 @@ class Content:
         del self.tokens[n_pending:], self.rows[n_pending:]
         self.turn, self.n_computed = turn, n_computed
         self.drafts_from = self.judged_to = None
-        self.run = ()
+        self.run = self.left = ()
 
     def append(self, message: SendRows, rows: RowArray) -> None:
         """Take rows of the present turn behind the pending ones. Raises BadContentError."""
@@ -136,4 +138,4 @@ class Content:
         if not is_known or not 0 < message.end - message.start <= MAX_JUDGED:
             msg = f"the rows from {message.start} to {message.end} are no drafts to judge"
             raise BadContentError(msg)
-        self.drafts_from, self.judged_to = message.start, message.end
+        self.drafts_from, self.judged_to, self.left = message.start, message.end, message.left

@@ -7,6 +7,7 @@ from .needs import Json, Refusal
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import Attempt, EntryKind, HandoffRecord, LedgerEntry, Outcome, Reading, Usage, finite
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
+from .split import SplitMode, SplitWish
 
 __all__ = [
     "BOTH",
@@ -35,6 +36,8 @@ __all__ = [
     "Refusal",
     "Sampling",
     "Side",
+    "SplitMode",
+    "SplitWish",
     "Token",
     "Usage",
     "finite",

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from .needs import Json, needs, response_format, template_args
+from .split import AS_SET, SplitWish
 
 
 class Side(StrEnum):
@@ -67,7 +68,7 @@ class GenerationRequest:
     `delivery` and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the
     first token after `expected_ttft_s`, s. An endpoint is told all three.
     `adapter` is the name of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on
-    this machine, and of its keys and values nothing goes to disk.
+    this machine, and of its keys and values nothing goes to disk. `split` is for a device over two machines.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class GenerationRequest:
     expected_ttft_s: float | None = None
     adapter: str = ""
     private: bool = False
+    split: SplitWish = AS_SET
 
     @property
     def response_format(self) -> dict[str, Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -66,7 +68,8 @@ class Sampler:
     ) -> None:
         """Raises FormatError for a grammar that llama.cpp does not understand."""
         self._seed: int | None = None
-        self._n_drawn = len(answer)
+        self._n_drawn = 0
+        self._constraint: Any = None
         self.meter = GrammarMeter(n_vocab, grammar) if grammar else None
         self.greedy = False  # the largest logit, and nothing else
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
@@ -76,6 +79,7 @@ class Sampler:
                 llama_cpp.llama_sampler_free(chain)
                 raise FormatError("llama.cpp does not understand the grammar of the response format.")
             llama_cpp.llama_sampler_chain_add(chain, constraint)
+            self._constraint = constraint
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
         if frequency or presence:
             penalties = llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence)
@@ -93,9 +97,29 @@ class Sampler:
             self._seed = request.seed
             llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(llama_cpp.LLAMA_DEFAULT_SEED))
         self.chain = chain
-        if frequency or presence:
-            for token in answer[-PENALTY_WINDOW:]:
-                llama_cpp.llama_sampler_accept(chain, token)
+        self._remembers = bool(frequency or presence or grammar)
+        try:
+            self.follow(answer)
+        except FormatError:
+            self.close()
+            raise
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Go on behind tokens that were drawn elsewhere. Raises FormatError for one that the grammar does not allow."""
+        self._n_drawn += len(tokens)
+        if not self._remembers:
+            return
+        for token in tokens:
+            if self._constraint is not None and not self._allows(token):  # llama.cpp would end the process
+                raise FormatError("The answer so far does not hold to the response format.")
+            llama_cpp.llama_sampler_accept(self.chain, token)
+
+    def _allows(self, token: int) -> bool:
+        """Whether the grammar allows a token next."""
+        data = (llama_cpp.llama_token_data * 1)(llama_cpp.llama_token_data(token, 0.0, 0.0))
+        one = llama_cpp.llama_token_data_array(data, 1, -1, False)
+        llama_cpp.llama_sampler_apply(self._constraint, ctypes.byref(one))
+        return bool(data[0].logit > -math.inf)
 
     def seed(self) -> None:
         """Make the next draw a function of the seed and of the token's number; without a seed, of chance."""

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 from ...exits.calibrate import Doubles
 from ...peer.edge import EdgeAnswer
+from ...peer.messages import DrawRules
 from .. import wire
+from ..llama.model import Llama
+from .sequence import Sequence
+
+GONE = "partner_gone"  # the reason of an answer that fails with its partner
+ALONE = "alone"  # the mode of an answer that the exit makes, without the partner
 
 
 @dataclass(slots=True)
@@ -21,8 +27,10 @@ class SplitCounts:
     bytes_up: int = 0
     bytes_down: int = 0
     partner_s: float = 0.0
+    n_left: int = 0
+    n_alone: int = 0
 
-    def usage(self) -> wire.SplitUsage:
+    def usage(self, alone_from: int | None = None) -> wire.SplitUsage:
         """Return it as a message's part."""
         return wire.SplitUsage(
             edge_rows=self.edge_rows,
@@ -33,6 +41,9 @@ class SplitCounts:
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             partner_s=self.partner_s,
+            n_left=self.n_left,
+            n_alone=self.n_alone,
+            alone_from=alone_from,
         )
 
     def add(self, other: SplitCounts) -> None:
@@ -46,11 +57,68 @@ class Away:
     """One answer: what the partner has of it, what was done for it, and when the partner was asked last, s.
 
     Of the drafts that an exit made since the last verdict, `chances` are those to be right, and `signals` (n x 3) what
-    they were told from.
+    they were told from. Tokens of which the exit is as sure as `theta` leave without a verdict, None of them without.
+    While `is_alone`, the exit draws them all: since the partner has gone, first at number `alone_from` of the answer.
+    The edge's own sampler knows the first `n_followed` tokens of the answer.
     """
 
     answer: EdgeAnswer
+    theta: float | None = None
+    is_alone: bool = False
+    alone_from: int | None = None
+    n_followed: int = 0
     counts: SplitCounts = field(default_factory=SplitCounts)
     asked_at: float = 0.0
     chances: list[float] = field(default_factory=list)
     signals: list[Doubles] = field(default_factory=list)
+
+
+def follow_draws(llama: Llama, s: Sequence, away: Away) -> None:
+    """Let the edge's own sampler know the answer so far, before it draws. Raises FormatError for what cannot be of it.
+
+    The draw is counted.
+    """
+    answer = s.tokens[len(s.given.prompt) :]
+    if s.draw.sampler is None:
+        s.draw.sampler = llama.sampler(s.request, answer, s.grammar)
+    else:
+        s.draw.sampler.follow(answer[away.n_followed :])
+    away.n_followed = len(answer)
+    if away.is_alone:
+        away.counts.n_alone += 1
+        away.alone_from = len(answer) if away.alone_from is None else away.alone_from
+    else:
+        away.counts.n_left += 1
+
+
+def rules_of(s: Sequence) -> DrawRules:
+    """Return how the partner is to draw the tokens of an answer."""
+    request = s.request
+    return DrawRules(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        grammar=s.grammar,
+    )
+
+
+def refusal_of(request: wire.Generate, *, has_exit: bool, can_wait: bool) -> wire.Failed | None:
+    """Return why an answer cannot begin; None if it can. The daemon knows before; here is where it would be sent.
+
+    `can_wait`: the partner is there, or it is not needed while it is gone.
+    """
+    if request.private and request.mode != ALONE:
+        message = "A private answer is not sent to a partner"
+        return wire.Failed(id=request.id, reason="private", message=message, your_fault=False)
+    if request.mode != "exact" and not has_exit:
+        message = f"The mode {request.mode} needs an early exit, and the layers here came without one"
+        return wire.Failed(id=request.id, reason="no_exit", message=message, your_fault=True)
+    return None if can_wait or request.mode == ALONE else gone(request.id)
+
+
+def gone(answer_id: str) -> wire.Failed:
+    """Return the failure of an answer whose partner has gone."""
+    message = "The partner, which has the upper layers of the model, cannot be reached"
+    return wire.Failed(id=answer_id, reason=GONE, message=message, your_fault=False)

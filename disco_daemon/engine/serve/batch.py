@@ -180,8 +180,9 @@ class Batcher:
         """How long to wait for a message at most before `look` is due, s; None while nothing is."""
         return None
 
-    def look(self) -> None:
-        """Look at what has been waited for."""
+    def look(self) -> bool:
+        """Look at what has been waited for; return whether there is something to compute now."""
+        return False
 
     @property
     def n_drafted(self) -> tuple[int, int]:

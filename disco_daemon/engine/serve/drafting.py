@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import numpy as np
 
@@ -14,12 +15,21 @@ from ..llama.hidden import FloatRows
 from ..llama.model import Llama
 from ..speculation.speculate import lookup_of
 from .away import Away
-from .iteration import Batch
+from .iteration import Batch, DecodedRows
 from .sequence import Sequence
 
 FIRST_TIMES = RunTimes(0.01, 0.02, 0.005)  # of a run of drafts, before any was measured
 ROW_SHARE = 0.1  # what a row beside others takes at the edge, in times of a row alone
+PROBE_EVERY = 32  # sure tokens; one of them is judged all the same, so that it stays known how sure the exit may be
 SURE = 0.6  # chance from which on the guesses of prompt lookup are taken, and not the exit's
+
+
+class NextStep(Enum):
+    """What becomes of the token behind the last computed one."""
+
+    LEAVE = auto()  # the exit decides it
+    DRAFT = auto()  # the exit has guessed it, and its row is computed next
+    ASK = auto()  # the partner is asked for it
 
 
 class ExitDrafter:
@@ -43,11 +53,15 @@ class ExitDrafter:
 
 @dataclass(slots=True)
 class EdgeDrafting:
-    """Decides what to guess. All mutable state: what is known of the `exit`, if there is one, and what runs take."""
+    """Decides what to guess, and what needs no verdict.
+
+    All mutable state: what is known of the `exit`, if there is one, what runs take, and how many tokens were sure.
+    """
 
     llama: Llama
     exit: ExitDrafter | None = None
     lengths: DraftLength = field(default_factory=lambda: DraftLength(FIRST_TIMES))
+    n_sure: int = 0
 
     def look_up(self, s: Sequence) -> list[int]:
         """Guess from the text itself, as many tokens as pay; none where the exit guesses better."""
@@ -58,18 +72,30 @@ class EdgeDrafting:
         beside = RunTimes(ROW_SHARE * times.edge_s, times.round_trip_s, times.partner_s)
         return lookup_of(s).guess(min(self._n_useful(s), expected_run(beside, chance).n_drafts))
 
-    def draft_on(self, s: Sequence, away: Away, row: int) -> bool:
-        """Guess one more token by the exit, from the logits of batch row `row`, if that pays."""
-        if self.exit is None or s.draw.candidates or away.answer.judged is not None:
-            return False
-        token, chance, found = self.exit.draft(self.llama.logits(row))
+    def decide(self, s: Sequence, away: Away, rows: DecodedRows, *, is_up: bool) -> NextStep:
+        """Say what becomes of the next token, whose logits are those of the last of the decoded `rows`.
+
+        Without a partner it leaves. Where the answer's mode lets it, it does so if the exit is sure of it, but for a
+        few, which are judged as drafts all the same. Else the exit guesses it if that pays, and if `is_up` the link:
+        the guess is then `ahead`.
+        """
+        if away.is_alone:
+            return NextStep.LEAVE
+        if self.exit is None or rows.draft or s.draw.candidates or away.answer.judged is not None:
+            return NextStep.ASK
+        token, chance, found = self.exit.draft(self.llama.logits(rows.last))
+        is_sure = away.theta is not None and not s.ahead and chance >= away.theta
+        self.n_sure += is_sure
+        if is_sure and (self.n_sure % PROBE_EVERY or not is_up):
+            return NextStep.LEAVE
         is_end = bool(s.ahead) and self.llama.vocabulary.ends(s.ahead[-1])
-        if len(s.ahead) >= self._n_useful(s) or not self.lengths.wants_draft(away.chances, chance, ends_text=is_end):
-            return False
+        pays = is_sure or self.lengths.wants_draft(away.chances, chance, ends_text=is_end)
+        if not (is_up and pays) or len(s.ahead) >= self._n_useful(s):
+            return NextStep.ASK
         s.ahead.append(token)
         away.chances.append(chance)
         away.signals.append(found)
-        return True
+        return NextStep.DRAFT
 
     def _n_useful(self, s: Sequence) -> int:
         """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""

@@ -2,7 +2,9 @@
 
 To the daemon it is a batcher like any other. Rows go to the partner as they are computed; when the last token of a
 text, and the tokens guessed behind it, are computed, the partner is asked, and the answer is *away* until the verdict
-is there. When the partner has gone, answers wait for it a while, and then fail: the daemon may go on with a server.
+is there. Where the answer's mode lets it, the exit decides tokens of which it is sure. When the partner has gone,
+answers wait for it a while; then the exit goes on alone until it is back, or they fail: the daemon may go on with a
+server. An answer that is alone from the start is none of the link's: nothing here that sends knows of it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from ...peer.messages import (
     CloseAnswer,
     Credit,
     DraftVerdict,
-    DrawRules,
     NeedRows,
     PeerFrame,
     PeerJoined,
@@ -26,15 +27,16 @@ from ...peer.messages import (
     Refused,
 )
 from .. import wire
-from .away import Away, SplitCounts
+from ..llama.refusals import FormatError
+from .away import ALONE, Away, SplitCounts, follow_draws, gone, refusal_of, rules_of
 from .batch import Batcher
-from .drafting import EdgeDrafting
+from .drafting import EdgeDrafting, NextStep
 from .iteration import Batch, DecodedRows
 from .partner import SendFrame
 from .prepare import Prepared
 from .sequence import Sequence
 
-GONE = "partner_gone"  # the reason of an answer that fails with its partner
+ALONE_AFTER_S = 1.0  # that an answer waits for a partner that has gone, before the exit goes on with it
 LOOK_S = 0.25  # between two looks at how long the partner has been gone, and signs of life
 
 
@@ -43,8 +45,8 @@ class EdgeBatcher(Batcher):
     """A batcher over the first layers, with one partner for the rest.
 
     All mutable state: besides the batcher's, what the partner has of each answer and did for it (`_away`) and for those
-    that have ended (`totals`), the `credits` of the link (None while it is down, since `_down_at`), and what `drafting`
-    has learned.
+    that have ended (`totals`), what was done for those that are `_alone` from the start, the `credits` of the link
+    (None while it is down, since `_down_at`), and what `drafting` has learned.
     """
 
     send_frame: SendFrame = field(kw_only=True)
@@ -55,8 +57,8 @@ class EdgeBatcher(Batcher):
     peer: int = 0
     totals: SplitCounts = field(default_factory=SplitCounts)
     _down_at: float | None = field(init=False)
-    _alive_at: float = 0.0
     _away: dict[Sequence, Away] = field(default_factory=dict)
+    _alone: dict[Sequence, SplitCounts] = field(default_factory=dict)
     _n_opened: int = 0
 
     def __post_init__(self) -> None:
@@ -70,14 +72,27 @@ class EdgeBatcher(Batcher):
     # --- an answer's life ----------------------------------------------------------------------------------------
 
     def queue(self, ready: Prepared) -> None:
-        """Queue an answer, or refuse it: none begins while the partner has been gone for too long."""
-        if self._is_given_up:
-            self.send(self._gone(ready.request.id))
+        """Queue an answer, or refuse it: none that needs the partner begins while that has been gone for too long."""
+        if (refusal := self._refusal(ready.request)) is not None:
+            self.send(refusal)
             return
         Batcher.queue(self, ready)
 
+    def _refusal(self, request: wire.Generate) -> wire.Failed | None:
+        """Return why an answer cannot begin; None if it can."""
+        can_wait = not self._is_given_up or self._goes_on(request)
+        return refusal_of(request, has_exit=self.drafting.exit is not None, can_wait=can_wait)
+
+    def _goes_on(self, request: wire.Generate) -> bool:
+        """Whether the exit goes on with an answer whose partner has gone."""
+        return request.goes_on and self.drafting.exit is not None
+
     def _announce(self, s: Sequence) -> None:
-        """Open the answer at the partner."""
+        """Open the answer at the partner, unless it is to be alone."""
+        if s.request.mode == ALONE:
+            self._alone[s] = SplitCounts()
+            return
+        is_confident = s.request.mode == "confident"
         self._n_opened += 1
         tokens = s.given.prompt + s.given.tokens
         answer = EdgeAnswer(
@@ -87,14 +102,15 @@ class EdgeBatcher(Batcher):
             n_vocab=self.llama.vocabulary.n_tokens,
             codec=self.codec,
             is_private=s.request.private,
+            is_eager=not is_confident,
         )
-        self._away[s] = Away(answer)
+        self._away[s] = Away(answer, theta=s.request.theta if is_confident else None)
         if self.is_up:
             self._tell(answer.open())
 
     def _rewind(self, s: Sequence, n_same: int) -> None:
         Batcher._rewind(self, s, n_same)
-        if not s.has_ended:
+        if s in self._away and not s.has_ended:
             self._follow(s)
 
     def _follow(self, s: Sequence) -> None:
@@ -109,32 +125,30 @@ class EdgeBatcher(Batcher):
 
     def _begin_drawing(self, s: Sequence) -> None:
         """Let the partner draw behind the tokens that the answer has."""
+        if s in self._alone:
+            Batcher._begin_drawing(self, s)
+            return
         self._follow(s)  # the last given token may have been taken away, to be drawn again
         if self.is_up:
             self._tell_rules(s)
 
     def _tell_rules(self, s: Sequence) -> None:
-        request = s.request
-        rules = DrawRules(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            seed=request.seed,
-            frequency_penalty=request.frequency_penalty,
-            presence_penalty=request.presence_penalty,
-            grammar=s.grammar,
-        )
         answer = s.tokens[len(s.given.prompt) :]
-        self._tell(self._away[s].answer.begin_drawing(rules, answer, s.draw.candidates))
+        self._tell(self._away[s].answer.begin_drawing(rules_of(s), answer, s.draw.candidates))
 
     def _remove(self, s: Sequence) -> None:
-        away = self._away.pop(s)
-        self.totals.add(away.counts)
-        if self.is_up:
-            self.send_frame(self.peer, CloseAnswer(id=away.answer.name))
+        if (counts := self._alone.pop(s, None)) is None:
+            away = self._away.pop(s)
+            counts = away.counts
+            self._tell(CloseAnswer(id=away.answer.name))
+        self.totals.add(counts)
         Batcher._remove(self, s)
 
     def _done(self, s: Sequence, reason: str) -> wire.Done:
-        return s.done_message(reason, self._away[s].counts.usage())
+        if (counts := self._alone.get(s)) is not None:
+            return s.done_message(reason, counts.usage(0))
+        away = self._away[s]
+        return s.done_message(reason, away.counts.usage(away.alone_from))
 
     @property
     def n_drafted(self) -> tuple[int, int]:
@@ -150,6 +164,7 @@ class EdgeBatcher(Batcher):
 
     def _build(self) -> Batch:
         """Choose the rows; of cached prefixes those are computed again that the partner has not."""
+        self._look_at_gone()
         for s, away in self._away.items():
             if away.answer.is_open and s.slot >= 0:
                 self._compute_uncovered(s)
@@ -162,12 +177,13 @@ class EdgeBatcher(Batcher):
         del prefilling
         found: dict[Sequence, list[int]] = {}
         for s in decoding:
-            answer = self._away[s].answer
-            if s.ahead:
+            away = self._away.get(s)
+            if away is None or s.ahead:
                 continue  # each is computed by itself
+            answer = away.answer
             if len(answer.tokens) > answer.n_text:  # their cells were lost
                 draft = answer.tokens[answer.n_text :]
-            elif s.draw.candidates or self.speculator is None:
+            elif away.is_alone or away.theta is not None or s.draw.candidates or self.speculator is None:
                 continue
             else:
                 draft = self.drafting.look_up(s)
@@ -176,17 +192,36 @@ class EdgeBatcher(Batcher):
         return found
 
     def _use(self, s: Sequence, rows: DecodedRows) -> None:
-        """Send the rows; behind the last token and its guesses draft on, or ask the partner and wait."""
+        """Send the rows; behind the last token and its guesses draw, or draft on, or ask the partner and wait."""
+        if (counts := self._alone.get(s)) is not None:
+            counts.edge_rows += rows.n
+            counts.n_alone += rows.last >= 0
+            Batcher._use(self, s, rows)
+            return
         away, pos = self._away[s], s.n_past - rows.n
         tokens = [*(s.tokens + s.ahead if s.ahead else s.tokens)[pos : s.n_past], *rows.draft]
         away.answer.fill(pos, tokens, self.llama.hidden_out[rows.at : rows.at + rows.n])
         away.counts.edge_rows += rows.n
         if rows.last < 0:
             s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
-        elif rows.draft or not (self.is_up and self.drafting.draft_on(s, away, rows.last)):
+        elif (step := self.drafting.decide(s, away, rows, is_up=self.is_up)) is NextStep.LEAVE:
+            self._draw_here(s, away, rows)
+        elif step is NextStep.ASK:
             self.admission.send_away(s)
             self._ask(s)
         self._send_due()
+
+    def _draw_here(self, s: Sequence, away: Away, rows: DecodedRows) -> None:
+        """Draw the next token from the exit's logits, as the partner would from its own."""
+        try:
+            follow_draws(self.llama, s, away)
+        except FormatError as e:  # the partner has drawn what it should not
+            self._fail(s, str(e))
+            return
+        Batcher._use(self, s, rows)
+        if not s.has_ended:
+            away.n_followed += 1
+            away.answer.leave(s.tokens[-1])
 
     def _ask(self, s: Sequence) -> None:
         """Ask for the verdict on what is computed, unless that is asked already or nobody can be."""
@@ -248,6 +283,7 @@ class EdgeBatcher(Batcher):
         """Open all answers at the partner, which may have what was computed before the link was lost."""
         self.peer, self.credits, self._down_at = peer, LinkCredits(credits), None
         for s, away in self._away.items():
+            away.is_alone = False
             self._tell(away.answer.open())
             if not s.is_held:
                 self._tell_rules(s)
@@ -255,7 +291,8 @@ class EdgeBatcher(Batcher):
                 self._ask(s)
 
     def _leave(self) -> None:
-        self.credits, self._down_at = None, self.clock()
+        if self._down_at is None:
+            self.credits, self._down_at = None, self.clock()
         self.look()
 
     def _receive_for(self, message: AnswerOpened | DraftVerdict | NeedRows | AnswerFailed) -> None:
@@ -322,15 +359,37 @@ class EdgeBatcher(Batcher):
         """How long to wait for a message at most before `look` is due, s; None while nothing is."""
         return LOOK_S if self._away else None
 
-    def look(self) -> None:
-        """Let answers fail whose partner has been gone for too long; give a sign of life for those that wait."""
-        if self._is_given_up:
-            for s in list(self._away):
-                self._remove(s)
-                self.send(self._gone(s.request.id))
-        elif self._away:
+    def look(self) -> bool:
+        """Go on without a partner that has been gone for too long; give a sign of life for answers that wait."""
+        can_compute = self._look_at_gone()
+        if self._away:
             self.send(wire.Alive())
+        return can_compute
 
-    def _gone(self, answer_id: str) -> wire.Failed:
-        message = "The partner, which has the upper layers of the model, cannot be reached"
-        return wire.Failed(id=answer_id, reason=GONE, message=message, your_fault=False)
+    def _look_at_gone(self) -> bool:
+        """Let answers go on alone whose partner has been gone for too long, or fail; whether one goes on."""
+        if self._down_at is None:
+            return False
+        gone_s, n_alone = self.clock() - self._down_at, 0
+        for s, away in list(self._away.items()):
+            if self._goes_on(s.request):
+                if gone_s >= ALONE_AFTER_S and not away.is_alone:
+                    self._go_alone(s, away)
+                    n_alone += 1
+            elif self._is_given_up:
+                self._remove(s)
+                self.send(gone(s.request.id))
+        return n_alone > 0
+
+    def _go_alone(self, s: Sequence, away: Away) -> None:
+        """Forget what was drafted; the last token is computed again, and what follows it is drawn here."""
+        away.is_alone = True
+        away.answer.lose_link()
+        away.answer.drop_drafts()
+        away.chances, away.signals, s.ahead = [], [], []
+        if s.is_away:
+            self.admission.bring_back(s)
+        if s.n_past >= len(s.tokens):
+            n_counted = s.prefill.n_counted
+            self.admission.cut(s, len(s.tokens) - 1)
+            s.prefill.n_counted = n_counted

@@ -222,6 +222,8 @@ class PartnerBatcher(Batcher):
     def _use(self, s: Sequence, rows: DecodedRows) -> None:
         """Give back the credits of computed rows; where drafts were judged, send the verdict."""
         peer, name = key = self._keys[s]
+        content = self.contents.get(key)
+        assert content is not None
         busy_s, s.busy_s = s.busy_s, 0.0
         change = self.contents.computed(key, rows.n, busy_s)
         if rows.last < 0:
@@ -229,10 +231,15 @@ class PartnerBatcher(Batcher):
             return
         for message in change.send:
             self.send_frame(peer, message)
+        assert s.draw.sampler is not None
         began = self.clock()
+        try:
+            s.draw.sampler.follow(content.left)
+        except FormatError as e:
+            self._fail_content(s, "bad_grammar", str(e), your_fault=True)
+            return
         tokens = draw_run(self.llama, self.admission.cells, s, rows.draft, rows.last)
         self.counters.sample_s += self.clock() - began
-        assert s.draw.sampler is not None
         if (meter := s.draw.sampler.meter) is not None and meter.over:
             self._fail_content(s, "bad_grammar", str(meter.error()), your_fault=True)
             return

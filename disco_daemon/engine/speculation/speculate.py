@@ -181,7 +181,8 @@ class Speculator:
     def observe(self, load: IterationLoad, sizes: Iterable[int], took_s: float) -> None:
         """Learn from an iteration of this load with guesses of these sizes beside it, which took `took_s`."""
         unit_s = self._latency.predict(1)
-        known = [min(size for size in SIZES if size >= n) for n in sizes]
+        # An edge's drafts may be longer than the longest of ours.
+        known = [min((size for size in SIZES if size >= n), default=SIZES[-1]) for n in sizes]
         thought_s = sum(map(self.cost_s, known))
         spent_s = took_s - self._latency.predict(load.n_decode, load.n_prefill, load.n_context)
         for size in set(known):

@@ -1,0 +1,179 @@
+"""Who decides a token of a model over two engines: the partner, the exit where it is sure, or the exit alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama.model import quiet
+from disco_daemon.engine.llama.segment import SegmentModel
+from disco_daemon.engine.supervisor import Engine
+from disco_daemon.models.default import default_model_path
+from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.peer.messages import CloseAnswer, JudgeDrafts, OpenAnswer, SendRows
+from disco_daemon.types import GenerationRequest, SplitMode, SplitWish
+from tests.e2e.test_split_engines import N_CTX, RANGES, Pair, exit_segment, paired, question, told
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
+]
+
+SURE = wire.ExitCalibration(coefficients=(0.0, 0.0, 0.0, 0.0), scores=(0.0, 1.0), shares=(0.7, 0.7))
+TEXT = "Write a poem about a lighthouse."
+
+
+@pytest.fixture(scope="module")
+def lower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exit_segment(tmp_path_factory.mktemp("exit"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(lower: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    [upper] = SegmentFiles(tmp_path_factory.mktemp("upper"), 1 << 30).write(default_model_path(), RANGES[1:])
+    async with paired([lower, upper], exit_=SURE) as both:
+        yield both
+
+
+def by(
+    mode: SplitMode, n: int, theta: float | None = None, text: str = TEXT, *, goes_on: bool = False
+) -> GenerationRequest:
+    return replace(question(text, n), split=SplitWish(mode, theta, goes_on))
+
+
+async def usage_of(engine: Engine, request: GenerationRequest) -> tuple[str, wire.Done, wire.SplitUsage]:
+    text, done = await told(engine.open(request))
+    assert done.split is not None
+    return text, done, done.split
+
+
+async def test_alone_the_exit_says_what_it_finds_most_likely_and_nothing_reaches_the_partner(
+    pair: Pair, lower: Path
+) -> None:
+    request = replace(by("alone", 8), private=True)
+    n_frames = len(pair.wire.seen)
+    text, done, use = await usage_of(pair.edge, request)
+    assert len(pair.wire.seen) == n_frames
+    assert (use.alone_from, use.n_left, use.round_trips, use.partner_rows, use.bytes_up) == (0, 0, 0, 0, 0)
+    assert use.n_alone in (done.n_completion, done.n_completion + 1)  # the end of the text is drawn, too
+    quiet()
+    model = SegmentModel(wire.Load(model_path=str(lower), n_ctx=N_CTX, n_threads=1, n_gpu_layers=0), RANGES[0])
+    try:
+        prompt = await pair.edge.count(request, ids=True)
+        assert prompt is not None
+        _, logits = model.run_with_exit([(id_, i, 0, i == len(prompt.ids) - 1) for i, id_ in enumerate(prompt.ids)])
+        expected = [int(logits[-1].argmax())]
+        while len(expected) < 8:
+            _, logits = model.run_with_exit([(expected[-1], len(prompt.ids) + len(expected) - 1, 0, True)])
+            expected.append(int(logits[-1].argmax()))
+    finally:
+        model.close()
+    again, drawn = "", list[int]()
+    async for message in pair.edge.open(request):
+        if isinstance(message, wire.TextPiece):
+            again, drawn = again + message.text, drawn + list(message.ids)
+    assert again == text
+    assert drawn == expected[: len(drawn)]
+    assert drawn
+
+
+async def test_a_private_answer_that_is_not_alone_is_refused_by_the_engine(pair: Pair) -> None:
+    n_frames = len(pair.wire.seen)
+    with pytest.raises(AssertionError, match="not sent to a partner"):
+        await told(pair.edge.open(replace(question(TEXT, 4), private=True)))
+    assert len(pair.wire.seen) == n_frames
+
+
+async def test_with_theta_one_each_token_is_the_partners(pair: Pair) -> None:
+    expected, _, _ = await usage_of(pair.edge, by("exact", 32))
+    got, _, use = await usage_of(pair.edge, by("confident", 32, 1.0))
+    assert got == expected
+    assert (use.n_left, use.n_alone, use.alone_from) == (0, 0, None)
+
+
+async def test_sure_tokens_leave_and_go_up_in_batches_and_some_are_judged_all_the_same(pair: Pair) -> None:
+    start = len(pair.wire.seen)
+    _, done, use = await usage_of(pair.edge, by("confident", 80, 0.6))
+    assert use.n_left > 0.8 * done.n_completion > 0
+    assert 0 < use.round_trips <= 1 + done.n_completion // 16
+    assert use.drafted > 0  # the probes
+    sent = pair.wire.seen[start:]
+    left = [message.left for message in sent if isinstance(message, JudgeDrafts)]
+    rows = {m.pos + i: id_ for m in sent if isinstance(m, SendRows) for i, id_ in enumerate(m.tokens)}
+    asked = [message for message in sent if isinstance(message, JudgeDrafts)]
+    assert any(left)
+    for message in asked:  # the partner's sampler is told the very tokens whose rows it has
+        assert message.left == tuple(rows[at] for at in range(message.start + 1 - len(message.left), message.start + 1))
+
+
+async def test_a_confident_answer_holds_to_its_grammar_and_its_penalties(pair: Pair) -> None:
+    schema = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes yes yes yes", "no no no no no"]}}}
+    request = by("confident", 40, 0.6, "Yes or no?")
+    request = replace(request, extra={"response_format": schema})
+    for theta in (0.6, 1.0):
+        text, _, _ = await usage_of(pair.edge, replace(request, split=SplitWish("confident", theta)))
+        assert text in ('"yes yes yes yes"', '"no no no no no"')
+    hard = replace(request.sampling, frequency_penalty=1.5, temperature=0.7, seed=3, max_tokens=24)
+    plain = replace(by("exact", 24), sampling=hard)
+    exact, _, _ = await usage_of(pair.edge, plain)
+    got, _, _ = await usage_of(pair.edge, replace(plain, split=SplitWish("confident", 1.0)))
+    assert got == exact
+
+
+async def test_an_answer_goes_on_alone_and_is_exact_again_when_the_partner_is_back(pair: Pair) -> None:
+    expected, _, _ = await usage_of(pair.edge, by("exact", 72))
+    request = by("exact", 72, goes_on=True)
+    start, text, at_cut, n_cut, n_alone = len(pair.wire.seen), "", "", 0, 0
+    answer = pair.edge.open(request)
+    async for message in answer:
+        match message:
+            case wire.TextPiece(text=piece, n_tokens=n_tokens):
+                text += piece
+                n_cut += 0 if at_cut else n_tokens
+                if not at_cut and len(text) > 40:
+                    at_cut = text
+                    pair.wire.cut()
+                elif at_cut and not pair.wire.up and len(text) > len(at_cut) + 20:
+                    n_alone = len(text)
+                    pair.wire.join()
+            case wire.Failed() as failed:
+                raise AssertionError(failed)
+    assert expected.startswith(at_cut)
+    assert text.startswith(at_cut)
+    done = answer.done
+    assert done is not None
+    use = done.split
+    assert use is not None
+    assert n_alone
+    assert use.alone_from is not None
+    assert n_cut <= use.alone_from <= n_cut + 8
+    assert use.n_alone >= 4
+    opened = [message for message in pair.wire.seen[start:] if isinstance(message, OpenAnswer)]
+    assert len(opened) == 2
+    assert len(opened[1].tokens) == len(opened[0].tokens) + use.alone_from + use.n_alone
+    assert use.round_trips > 2
+    assert any(isinstance(message, CloseAnswer) for message in pair.wire.seen[start:])
+
+
+async def test_while_the_partner_is_gone_answers_begin_alone_or_wait_as_they_say(pair: Pair) -> None:
+    alone, _, _ = await usage_of(pair.edge, by("alone", 12))
+    pair.wire.cut()
+    got, _, use = await usage_of(pair.edge, by("exact", 12, goes_on=True))
+    assert (got, use.alone_from, use.round_trips) == (alone, 0, 0)
+    waiting = pair.edge.open(by("exact", 12))
+    pair.wire.join()
+    _, done = await told(waiting)
+    assert done.split is not None
+    assert done.split.alone_from is None
+
+
+async def test_a_mode_that_needs_an_exit_is_refused_without_one(pair: Pair, tmp_path: Path) -> None:
+    paths = SegmentFiles(tmp_path, 1 << 30).write(default_model_path(), RANGES)
+    async with paired(paths) as both:
+        with pytest.raises(AssertionError, match="early exit"):
+            await told(both.edge.open(by("alone", 4)))
