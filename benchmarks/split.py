@@ -36,6 +36,7 @@ from disco_daemon.models.segment_files import read_head
 from .peer_link import bench_link
 from .split_asked import asked_table
 from .split_daemons import JoinedMachines, TwoMachines, joined_machines, kept_exits
+from .split_edges import measure_edges
 from .split_faults import measure_link_cuts, measure_ttft
 from .split_naive import measure_naive
 from .split_run import (
@@ -63,7 +64,8 @@ class Amounts:
     """How much is measured: prompts of each kind of data, tokens of an answer, cuts of the link, long prompts.
 
     `naive_answers` of each kind are written by the naive split, and `codec_answers` by each other codec. Exits are
-    trained on `exit_tokens` where none is kept; `calls` cross the link for what relays add.
+    trained on `exit_tokens` where none is kept. Up to `edges` machines write `edge_answers` each. `calls` cross the
+    link for what relays add.
     """
 
     answers: int
@@ -73,10 +75,12 @@ class Amounts:
     naive_answers: int
     codec_answers: int
     exit_tokens: int
+    edges: int
+    edge_answers: int
     calls: int
 
 
-QUICK, FULL = Amounts(4, 64, 4, 2, 1, 2, 3000, 300), Amounts(100, 128, 200, 5, 5, 100, 40000, 3000)
+QUICK, FULL = Amounts(4, 64, 4, 2, 1, 2, 3000, 5, 2, 300), Amounts(100, 128, 200, 5, 5, 100, 40000, 5, 10, 3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,9 @@ async def measure_first(
                 await ask_all(machines, few, [way], where(cut, codec))
             codecs += codec_rows(few, where(cut, codec), cut, codec, n_embd)
     naive = await ask_naive(pair, setup, asked, header)
+    if setup.n.edges:
+        prompts = [(one.prompt.text, one.limit) for one in asked[: setup.n.edge_answers]]
+        found["edges"] = await measure_edges(pair, prompts, setup.link, setup.n.edges)
     shares = share_rows(asked, where(cut, setup.codec), cut, header)
     deployments = [*cloud_rows(asked), *naive, *rows]
     return found | {"head": pair.head or None, "deployments": listed(deployments), "codecs": codecs, "shares": shares}
@@ -223,6 +230,9 @@ def report(figures: Figures) -> str:
     ]
     if ttft := figures["ttft"]:
         lines.append("first token of a long prompt: " + ", ".join(f"{key[:-2]} {ttft[key]:.2f} s" for key in ttft))
+    lines += [
+        f"{row['n']} edges: {row['cloud_s']:.1f} s whole, {row['exact_s']:.1f} s split" for row in figures["edges"]
+    ]
     lines.append("naive: times are of a few answers, scaled by the rows that it sends for all of them.")
     lines.append(asked_table(figures))
     host = figures["host"]
@@ -238,6 +248,8 @@ AMOUNTS = {
     "naive-answers": ("answers of each kind by the naive split", 0),
     "codec-answers": ("answers of each kind by each other codec", 0),
     "exit-tokens": ("to train an exit on where none is kept; 0: no exit", 0),
+    "edges": ("at one partner at most", 0),
+    "edge-answers": ("of each of them", 1),
     "calls": ("round trips over the relays alone", 0),
 }
 

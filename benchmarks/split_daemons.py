@@ -251,6 +251,7 @@ class JoinedMachines:
     model: Path
     cut: int
     head: str
+    peer_port: int
 
     @asynccontextmanager
     async def edge(self, codec: str, *, look_up: bool) -> AsyncIterator[TwoMachines]:
@@ -288,7 +289,7 @@ async def joined_machines(
                 api = SlowProxy(int(partner.root.rpartition(":")[2]), rtt_s, mbit_s)
                 link = SlowProxy(port, rtt_s, mbit_s)
                 async with api, link:
-                    yield JoinedMachines(partner, api, link, folder / "edge", model, cut, head)
+                    yield JoinedMachines(partner, api, link, folder / "edge", model, cut, head, port)
 
 
 def bring_exit(model: Path, cut: int, exits: Path, folder: Path) -> str:

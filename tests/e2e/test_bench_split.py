@@ -26,7 +26,7 @@ async def bench(*options: str) -> tuple[int | None, str, str]:
 async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_a_naive_one() -> None:
     code, out, err = await bench(
         "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--naive-answers", "1",
-        "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--json",
+        "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
     )  # fmt: skip
     assert code == 0, err
     figures: dict[str, Any] = json.loads(out)

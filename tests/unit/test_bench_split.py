@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.split_asked import asked_figures, asked_table
+from benchmarks.split_edges import rows_from
 from benchmarks.split_proxy import SlowProxy
 from benchmarks.split_run import AskedPrompt, codec_rows, naive_rows
 from benchmarks.split_tables import SplitAnswer, document, summarize, table
@@ -29,6 +30,7 @@ from benchmarks.split_text import (
     token_agreement,
 )  # fmt: skip
 from disco_daemon.bench.child import BenchError
+from disco_daemon.peer.messages import SendRows
 
 words = st.lists(st.sampled_from(["a", "b", "c"]), max_size=12)
 
@@ -257,3 +259,10 @@ def test_what_is_asked_stands_beside_what_was_found() -> None:
         "plain, exact, cut 15: wasted drafts a token": True,
     }
     assert asked_table(figures).count("NOT MET") == 1
+
+
+def test_a_recorded_edge_leaves_out_rows_that_the_partner_has() -> None:
+    sent = SendRows(id="a", turn=0, pos=4, tokens=(7, 8, 9))
+    assert rows_from(0, sent, b"aabbcc") == (sent, b"aabbcc")
+    assert rows_from(6, sent, b"aabbcc") == (SendRows(id="a", turn=0, pos=6, tokens=(9,)), b"cc")
+    assert rows_from(9, sent, b"aabbcc") == (SendRows(id="a", turn=0, pos=7, tokens=()), b"")
