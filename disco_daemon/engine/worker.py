@@ -21,11 +21,12 @@ from pathlib import Path
 
 import msgspec
 
+from ..confine import Access, Confinement, confine
+from ..models.gguf import with_shards
 from ..peer.content import ContentManager, credits_for
 from ..peer.messages import BadFrameError, PeerLeft
 from ..scheduler.latency import IterationLatency
 from . import framing, wire
-from .confine import Access, Confinement, confine, with_shards
 from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu

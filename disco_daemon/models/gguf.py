@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 Value = int | float | bool | str
 Keys = dict[str, Value | list[Value]]
@@ -231,6 +232,14 @@ def shard_names(name: str) -> list[str]:
         return [name]
     count = int(found["count"])
     return [f"{found['stem']}-{number:05}-of-{count:05}{found['suffix']}" for number in range(1, count + 1)]
+
+
+def with_shards(paths: Iterable[Path]) -> list[Path]:
+    """Return these model files; with the first of several parts, the others too."""
+    found: list[Path] = []
+    for path in paths:
+        found += [path, *(path.with_name(name) for name in shard_names(path.name) if name != path.name)]
+    return found
 
 
 def _begin(reader: _HeaderReader) -> tuple[int, int]:

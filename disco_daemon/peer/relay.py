@@ -19,6 +19,7 @@ from collections import deque
 
 import msgspec
 
+from ..confine import Access, confine
 from . import control
 from .connector import Connector
 from .control import (
@@ -158,17 +159,16 @@ async def _run(sock: socket.socket, confined: tuple[str, ...]) -> None:
 
 
 def give_up_rights() -> tuple[str, ...]:
-    """Give up what a relay never does, in ways that all systems have; return the measures in force.
+    """Give up what a relay never does; return the measures in force.
 
-    It writes to no file, and leaves no core dump, in which keys and rows would be. Landlock and seccomp are the
-    engine's (`engine.confine`), which a relay does not import.
+    It opens no file but those of the interpreter, writes to none, and starts no process; the network is its work.
+    What it sends of a model comes open from the daemon, and keys come by its socket.
     """
     sys.dont_write_bytecode = True
-    found = []
-    for name, limit in (("no core dumps", resource.RLIMIT_CORE), ("no writing to files", resource.RLIMIT_FSIZE)):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(limit, (0, 0))
-            found.append(name)
+    found = confine(Access(network=True)).in_force
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        found.append("no writing to files")
     return tuple(found)
 
 

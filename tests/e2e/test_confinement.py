@@ -14,9 +14,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from disco_daemon import confine
 from disco_daemon.bench.child import child_env
 from disco_daemon.cli.doctor.engine import confinement, run_checkup
-from disco_daemon.engine import confine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.process import run
 from tests.fixtures.daemon import DaemonProcess, ask, running
@@ -60,7 +60,7 @@ def test_what_must_not_succeed_is_refused_inside_or_doctor_says_that_it_is_not_i
 CHILD = """
 import codecs, encodings.ascii, json, os, sys, threading
 from pathlib import Path
-from disco_daemon.engine import confine
+from disco_daemon import confine
 if os.geteuid() == 0 and sys.argv[1] == "a user":
     os.setgid(65534); os.setuid(65534); confine._prctl(confine.PR_SET_DUMPABLE, 1)  # as after an exec
 confine.NAMES_THREADS = ("null",) if sys.argv[2] == "nvidia" else ("no-such-device",)
@@ -130,7 +130,7 @@ def test_a_requantized_copy_is_written_and_nothing_else_can_be(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]
     assert copy.stat().st_size > default_model_path().stat().st_size
     probe = (
-        "import sys; from pathlib import Path; from disco_daemon.engine.confine import Access, confine\n"
+        "import sys; from pathlib import Path; from disco_daemon.confine import Access, confine\n"
         "new = Path(sys.argv[1], 'new'); new.touch(); found = confine(Access(replace=new))\n"
         "assert found.missing.get('landlock') is None, 'not in force'\n"
         "new.write_text('may be written'); new.replace(Path(sys.argv[1], 'renamed'))\n"

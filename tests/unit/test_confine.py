@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon import program
-from disco_daemon.engine import confine
-from disco_daemon.engine.confine import Access, Confinement
+from disco_daemon import confine, program
+from disco_daemon.confine import Access, Confinement
+from disco_daemon.models.gguf import with_shards
 
 ALLOWED, KILLED = confine.ALLOW, confine.KILL_PROCESS
 
@@ -87,7 +87,7 @@ def test_a_measure_that_the_system_refuses_is_told_and_the_others_go_on() -> Non
 
 def test_the_parts_of_a_model_in_several_files_are_all_read() -> None:
     first = Path("/models/m-00001-of-00003.gguf")
-    names = [path.name for path in confine.with_shards([first, Path("/models/one.gguf")])]
+    names = [path.name for path in with_shards([first, Path("/models/one.gguf")])]
     assert names == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)] + ["one.gguf"]
 
 

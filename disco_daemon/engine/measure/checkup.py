@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import sys
 
+from ...confine import Access, confine, try_forbidden
 from ...program import end_with_stdin
-from ..confine import Access, confine, try_forbidden
 from ..llama import gpu
 from ..llama import model as llama
 from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes

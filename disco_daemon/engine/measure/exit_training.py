@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...confine import Access, confine
 from ...exits.calibrate import LEAST, Calibration, Doubles, calibrate, calibration_error, coverage, signals
 from ...exits.fit import RidgeSums, best_map
 from ...exits.head import ExitHead, FfnBlock, Floats
@@ -19,10 +20,9 @@ from ...exits.packing import tensors_of
 from ...exits.prompts import PromptPart
 from ...exits.quality import tokens_per_round_trip
 from ...exits.training import train
-from ...models.gguf import Header, read_header
+from ...models.gguf import Header, read_header, with_shards
 from ...program import end_with_stdin
 from ...types import LayerRange
-from ..confine import Access, confine, with_shards
 from ..llama import gpu
 from ..llama.model import quiet
 from ..llama.refusals import ModelError

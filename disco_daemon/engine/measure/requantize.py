@@ -6,8 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from ...confine import Access, confine
+from ...models.gguf import with_shards
 from ...program import end_with_stdin
-from ..confine import Access, confine, with_shards
 from ..llama.model import requantize
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ...confine import Access, confine
+from ...models.gguf import with_shards
 from ...program import end_with_stdin
 from ...types import LayerRange
-from ..confine import Access, confine, with_shards
 from ..llama import gpu
 from ..llama.hidden import FloatRows
 from ..llama.model import N_BATCH, build, quiet

@@ -1,8 +1,9 @@
-"""Confinement: a process that reads model files gives up rights that it does not need, for such a file is foreign.
+"""Confinement: a process that takes what strangers made, model files or frames, gives up rights that it does not need.
 
-A process calls `confine` before it opens a model, while it has one thread. From then on it has no new privileges,
-leaves no core dump, is the first to go when memory is short, opens only the files that it names (landlock), and makes
-no socket and no process (seccomp). A measure that the kernel lacks is left out and reported: `disco doctor` shows it.
+A process calls `confine` before it opens a model or a connection, while it has one thread. From then on it has no new
+privileges, leaves no core dump, is the first to go when memory is short, opens only the files that it names (landlock),
+and makes no process and no socket, or only those of the network if that is its work (seccomp). A measure that the
+kernel lacks is left out and reported: `disco doctor` shows it.
 
 On Linux this is landlock(7) and seccomp(2), by their system calls, on x86-64 and arm64. On macOS it is a sandbox
 profile (sandbox_init): no network, no writes but where allowed, none of the folders where keys are kept.
@@ -18,13 +19,11 @@ import resource
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-
-from ..models.gguf import shard_names
 
 OOM_SCORE = 500  # of 1000: before the user's programs, and long before the daemon, which can start us again
 
@@ -41,12 +40,15 @@ LIBRARY_PATHS = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "HIP_PATH", "ROCM_
 class Access:
     """The access of a process beside its program: files or folders to `read`, folders to `write`.
 
-    `replace` is a file that exists, and may be written and renamed within its folder.
+    `replace` is a file that exists, and may be written and renamed within its folder. `network`: it may connect and
+    listen by IP. Unix sockets stay closed, by which the daemon is controlled: a name that only a local service knows
+    (mDNS) is not found.
     """
 
     read: Sequence[Path] = ()
     write: Sequence[Path] = ()
     replace: Path | None = None
+    network: bool = False
 
 
 @dataclass(slots=True)
@@ -75,18 +77,10 @@ def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Co
     if sys.platform == "linux":
         found.take("no new privileges", _no_new_privileges)
         found.take("landlock", lambda: _landlock(access))
-        families = _families() if open_gpu() else ()
+        families = (*(IP if access.network else ()), *(_families() if open_gpu() else ()))
         found.take("seccomp", lambda: _seccomp(families))
     elif sys.platform == "darwin":
         found.take("sandbox", lambda: _sandbox(access))
-    return found
-
-
-def with_shards(paths: Iterable[Path]) -> list[Path]:
-    """Return these model files; with the first of several parts, the others too."""
-    found: list[Path] = []
-    for path in paths:
-        found += [path, *(path.with_name(name) for name in shard_names(path.name) if name != path.name)]
     return found
 
 
@@ -169,6 +163,7 @@ LOAD_WORD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 AT_NUMBER, AT_ARCHITECTURE, AT_FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data; little-endian
 AF_UNIX, AF_NETLINK = 1, 16
+IP = (2, 10, AF_NETLINK)  # IPv4, IPv6, and by what the C library looks which of them this machine has
 
 
 def _libc() -> ctypes.CDLL:
@@ -208,7 +203,10 @@ def _landlock(access: Access) -> str:
         raise OSError(errno.EBUSY, f"{n_threads} threads run already, and it holds for one")
     version = _call(LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(LANDLOCK_VERSION))
     handled = sum(rights for since, rights in HANDLED.items() if since <= version)
-    net, scopes = NET_TCP if version >= NET_SINCE else 0, SCOPES if version >= SCOPED_SINCE else 0
+    net, scopes = (
+        NET_TCP if version >= NET_SINCE and not access.network else 0,
+        SCOPES if version >= SCOPED_SINCE else 0,
+    )
     rules = struct.pack("=QQQ", handled, net, scopes)
     size = 8 * (1 + (version >= NET_SINCE) + (version >= SCOPED_SINCE))
     ruleset = _call(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), ctypes.c_uint32(0))
@@ -240,7 +238,7 @@ def _grants(access: Access) -> Iterator[tuple[Path, int]]:
 
 def _program() -> Iterator[Path]:
     """Return where the interpreter, our modules and the libraries are; also those of the single binary."""
-    ours = Path(__file__).parents[2]
+    ours = Path(__file__).parents[1]
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, getattr(sys, "_MEIPASS", ""), Path(sys.executable).parent)
     named = (folder for name in LIBRARY_PATHS for folder in os.environ.get(name, "").split(os.pathsep))
     for place in chain(prefixes, sys.path, named, (ours,)):
@@ -320,7 +318,8 @@ def profile_text(access: Access, home: Path) -> str:
     """Write the sandbox profile; the last matching rule wins. Metal keeps its shaders below /private/var/folders."""
     writable = ["/dev", "/private/var/folders", *map(str, access.write)]
     writable += [str(access.replace.parent)] if access.replace is not None else []
-    lines = ["(version 1)", "(allow default)", "(deny network*)", "(deny process-exec*)", "(deny file-write*)"]
+    lines = ["(version 1)", "(allow default)", "(deny process-exec*)", "(deny file-write*)"]
+    lines += [] if access.network else ["(deny network*)"]
     lines += [f"(allow file-write* (subpath {_quote(path)}))" for path in writable]
     lines += [f"(deny file-read* (subpath {_quote(str(home / name))}))" for name in KEYS]
     return "\n".join(lines)
