@@ -115,9 +115,10 @@ class MeasureLink(PeerMessage, frozen=True, kw_only=True):
 
 
 class LinkMeasured(PeerMessage, frozen=True, kw_only=True):
-    """What was sent has come; it is `now` there, Unix time, s."""
+    """What was sent has come; it is `now` there, Unix time, s. `build` is what computes there, if a model is loaded."""
 
     now: float
+    build: Build | None = None
 
 
 First = Hello | BindRows | AskAuthority | AskPair | AskFile | AskCuts | MeasureLink

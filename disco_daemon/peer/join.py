@@ -111,12 +111,16 @@ async def ask_cuts(partner: PairedPartner) -> TheCuts:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """The way to a partner: there and back, s, and bytes/s up and down; its clock is `ahead_s` of ours, s."""
+    """The way to a partner: there and back, s, and bytes/s up and down; its clock is `ahead_s` of ours, s.
+
+    `build` is what computes there; None if no model is in memory.
+    """
 
     rtt_s: float
     up_bytes_per_s: float
     down_bytes_per_s: float
     ahead_s: float
+    build: Build | None = None
 
 
 async def measure_link(partner: PairedPartner, wall: Callable[[], float] = time.time) -> MeasuredLink:
@@ -136,9 +140,11 @@ async def measure_link(partner: PairedPartner, wall: Callable[[], float] = time.
 
 async def _measure(stream: FrameStream, wall: Callable[[], float]) -> MeasuredLink:
     loop, trips = asyncio.get_running_loop(), list[tuple[float, float]]()
+    build: Build | None = None
 
     async def exchange(n_up: int, n_down: int) -> tuple[float, float]:
         """Return how long it took, s, and by how much the clock there was ahead in the middle of it."""
+        nonlocal build
         up = os.urandom(n_up)
         begun, began = loop.time(), wall()
         stream.write(first_frame(MeasureLink(n_up=n_up, n_down=n_down)) + up)
@@ -146,6 +152,7 @@ async def _measure(stream: FrameStream, wall: Callable[[], float]) -> MeasuredLi
         measured = decode_reply(body)
         if not isinstance(measured, LinkMeasured):
             raise LinkEndedError("malformed", f"{type(measured).__name__} is no answer to this")
+        build = measured.build
         await stream.read_exactly(n_down)
         took_s = loop.time() - begun
         return took_s, measured.now - began - took_s / 2
@@ -155,7 +162,7 @@ async def _measure(stream: FrameStream, wall: Callable[[], float]) -> MeasuredLi
     rtt_s, ahead_s = min(trips)
     (up_s, _), (down_s, _) = await exchange(MEASURE_BYTES, 0), await exchange(0, MEASURE_BYTES)
     up, down = (MEASURE_BYTES / max(LEAST_S, took_s - rtt_s) for took_s in (up_s, down_s))
-    return MeasuredLink(rtt_s, up, down, ahead_s)
+    return MeasuredLink(rtt_s, up, down, ahead_s, build)
 
 
 # --- fetching ------------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class Offers:
             case AskCuts():
                 await self._send_cuts(stream, name)
             case MeasureLink():
-                await _measure(stream, asked)
+                await _measure(stream, asked, _described(self.welcome)[0])
 
     async def _send_cuts(self, stream: FrameStream, name: str) -> None:
         """Say where the model may be cut. Raises LinkEndedError."""
@@ -175,7 +175,7 @@ class Offers:
             raise LinkEndedError("late", "the layers could not be written in time: try again", tell=True) from e
 
 
-async def _measure(stream: FrameStream, asked: MeasureLink) -> None:
+async def _measure(stream: FrameStream, asked: MeasureLink, build: Build | None) -> None:
     """Take what is sent to measure the way, and send something back, as long as more is asked. Raises LinkEndedError.
 
     The bytes are random: nothing on the way can make them fewer.
@@ -186,7 +186,7 @@ async def _measure(stream: FrameStream, asked: MeasureLink) -> None:
         try:
             async with asyncio.timeout(TAKE_S):
                 await stream.read_exactly(asked.n_up)
-                stream.write(first_frame(LinkMeasured(now=time.time())))
+                stream.write(first_frame(LinkMeasured(now=time.time(), build=build)))
                 stream.write(os.urandom(asked.n_down))
                 await stream.drain()
                 body = await _next(stream)

@@ -317,6 +317,12 @@ def check_certificate(identity: Identity, name: str, now: float) -> None:
     check_times(identity, now)
 
 
+def valid_until(identity: Identity) -> float:
+    """Return when the first of a machine's two certificates ends, Unix time, s."""
+    texts = (identity.certificate, identity.ca)
+    return min(x509.load_pem_x509_certificate(text.encode()).not_valid_after_utc.timestamp() for text in texts)
+
+
 def check_times(identity: Identity, now: float) -> None:
     """Check that a machine's certificates are valid at Unix time `now`, s. Raises PairingError (certificate)."""
     for text in (identity.certificate, identity.ca):
