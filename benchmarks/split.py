@@ -3,9 +3,10 @@
 Edge and partner are real daemons on this machine, with one thread each; what they say to each other passes a proxy with
 the delay and the rate of a network. The deployments are those of CE-CoLLM's Table 2: `cloud`, the whole model at the
 partner, asked through the same network; `naive`, which sends the rows of the whole context for each token in float32,
-really run for a few answers, its bytes counted for all; and `exact`, the split whose partner judges drafts, once for
-each cut, and at the first one by each codec. Drafts are the exit's alone, unless `--look-up` is given. The exit is one
-that is kept, or a small one that is trained for this run.
+really run for a few answers, its bytes counted for all; `confident`, in which the edge's exit decides tokens that it is
+sure of; `alone`, in which it decides all; and `exact`, the split whose partner judges drafts, once for each cut, and at
+the first one by each codec. What the edge's exit is too weak for is left out. Drafts are the exit's alone, unless
+`--look-up` is given. The exit is one that is kept, or a small one that is trained for this run.
 
 Every prompt is asked of the deployments in turn, greedily. An answer is asked for up to where the whole model first
 repeats 16 of its tokens, since a circle is easy to guess. Busy seconds are processor time of the engines, bytes are
@@ -41,6 +42,7 @@ from .split_faults import measure_link_cuts, measure_ttft
 from .split_naive import measure_naive
 from .split_run import (
     EXACT,
+    WAYS,
     AskedPrompt,
     Way,
     ask_all,
@@ -142,10 +144,11 @@ async def measure_first(
         await warm_up(machines)
         for number, prompt in enumerate(setup.prompts):
             asked.append(one := await ask_cloud(machines, prompt, setup.n.tokens))
-            said = await ask_ways(machines, one, [way], where(cut, setup.codec))
+            said = await ask_ways(machines, one, WAYS if pair.head else [way], where(cut, setup.codec))
             progress(f"{number + 1} of {len(setup.prompts)}: {said}")
         found = await measure_faults(machines, setup)
-    rows = way_rows(asked, way, where(cut, setup.codec), cut, setup.codec)
+    name = where(cut, setup.codec)
+    rows = [row for one in WAYS for row in way_rows(asked, one, name, cut, setup.codec)]
     codecs = codec_rows(asked, where(cut, setup.codec), cut, setup.codec, n_embd)
     few = [one for ones in by_data(asked).values() for one in ones[: setup.n.codec_answers]]
     for codec in CODECS if few else ():

@@ -33,6 +33,10 @@ DEVICE = {"rounding": "exact", "autotune": False}  # of both machines
 ENGINE = "disco_daemon.engine.worker"  # what an engine's command line names
 
 
+class NotOfferedError(BenchError):
+    """The daemon refuses a request as it was made."""
+
+
 @dataclass(slots=True)
 class HeardPieces:
     """One streamed answer: its pieces, when each came after the question, s, and what the daemon says of it."""
@@ -76,17 +80,22 @@ class BenchDaemon:
         max_tokens: int,
         on_piece: Callable[[HeardPieces], None] = lambda _: None,
         heard: HeardPieces | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> HeardPieces:
-        """Stream one greedy answer over `root`, into `heard`; `on_piece` hears of each piece. Raises BenchError."""
+        """Stream one greedy answer over `root`, into `heard`; `on_piece` hears of each piece.
+
+        `options` are disco's own, of the request. Raises BenchError: NotOfferedError if the request is refused.
+        """
         body = {
             "model": "disco", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+            **({"disco": dict(options)} if options else {}),
         }  # fmt: skip
         heard, sent = heard or HeardPieces(), time.perf_counter()
         async with self.session.post(f"{root}/v1/chat/completions", json=body) as response:
             if response.status != 200:
                 msg = f"{root} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
-                raise BenchError(msg)
+                raise (NotOfferedError if 400 <= response.status < 500 else BenchError)(msg)
             async for line in response.content:
                 if line.startswith(b"data: {") and _take(heard, json.loads(line[6:]), time.perf_counter() - sent):
                     on_piece(heard)
@@ -210,6 +219,10 @@ class TwoMachines:
     partner_engines: list[psutil.Process]
     cut: int
 
+    async def whole(self, prompt: str, max_tokens: int) -> HeardPieces:
+        """Ask the whole model at the partner, and measure nothing."""
+        return await self.partner.ask(f"http://127.0.0.1:{self.api.port}", prompt, max_tokens)
+
     async def cloud(self, prompt: str, max_tokens: int) -> tuple[HeardPieces, SplitAnswer]:
         """Ask the whole model at the partner, through the network."""
         before, up, down = busy_s(self.partner_engines), self.api.n_up, self.api.n_down
@@ -220,12 +233,11 @@ class TwoMachines:
         return heard, SplitAnswer(heard.text, n, heard.took_s, edge_s=0.0, partner_s=spent, round_trips=n, **sizes)
 
     async def split(self, prompt: str, max_tokens: int, mode: str = "exact", theta: float | None = None) -> SplitAnswer:
-        """Ask the edge, in a mode of its split device."""
-        del theta
-        assert mode == "exact"
+        """Ask the edge, in a mode of its split device. Raises BenchError: NotOfferedError if it has not this mode."""
+        options = {} if mode == "exact" else {"split_mode": mode} | ({} if theta is None else {"theta": theta})
         edge_s, partner_s = busy_s(self.edge_engines), busy_s(self.partner_engines)
         up, down = self.link.n_up, self.link.n_down
-        heard = await self.edge.ask(self.edge.root, prompt, max_tokens)
+        heard = await self.edge.ask(self.edge.root, prompt, max_tokens, options=options)
         split = heard.disco.get("split") or {}
         rows = split.get("layer_tokens") or {}
         return SplitAnswer(
@@ -258,7 +270,7 @@ class JoinedMachines:
         """Run the edge, with or without drafts by prompt look-up."""
         settings = {
             "device": {**DEVICE, "speculation": "auto" if look_up else "off"}, "delivery": {"mode": "off"},
-            "split": {"partner": f"127.0.0.1:{self.link.port}", "codec": codec},
+            "split": {"partner": f"127.0.0.1:{self.link.port}", "codec": codec, "alone": "stop"},
         }  # fmt: skip
         async with daemon(self.folder, self.partner.session, self.model, settings) as edge:
             await until_linked(edge)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from disco_daemon.bench.child import BenchError
@@ -15,55 +17,90 @@ from disco_daemon.bench.command import progress
 from .split_daemons import HeardPieces, TwoMachines, busy_s, until_linked
 from .split_text import SplitPrompt
 
+STALL_S = 2.0  # that nothing gets through: a link is given up before
 N_PROMPT = 1024  # tokens of a long prompt, about
 WORDS_A_TOKEN = 0.8  # of English text, with the embedded model's vocabulary
 
 
+class Fault(Enum):
+    """What happens to an answer in its middle."""
+
+    CUT = "cut"  # all connections end
+    STALL = "stall"  # nothing gets through for a while, either way
+    KILL = "kill"  # the partner's engine of the upper layers ends
+
+
 @dataclass(slots=True)
 class Knife:
-    """Cuts the link once, behind so many pieces of an answer; `cut_at` says behind how many it was."""
+    """Does a fault once, behind so many pieces of an answer; `cut_at` says behind how many it was."""
 
     machines: TwoMachines
+    fault: Fault
     behind: int
     cut_at: int = 0
+    _stall: asyncio.Task[None] | None = None
 
     def hear(self, heard: HeardPieces) -> None:
-        """Look at an answer that has one piece more."""
-        if len(heard.pieces) >= self.behind and not self.cut_at:
-            self.cut_at = len(heard.pieces)
-            self.machines.link.cut()
+        """Look at an answer that has one piece more. Raises BenchError if the engine that is to be killed has gone."""
+        if len(heard.pieces) < self.behind or self.cut_at:
+            return
+        self.cut_at = len(heard.pieces)
+        match self.fault:
+            case Fault.CUT:
+                self.machines.link.cut()
+            case Fault.STALL:
+                self._stall = asyncio.create_task(self._stop_for_a_while())
+            case Fault.KILL:
+                newest = max(self.machines.partner.engines(), key=lambda process: process.create_time())
+                newest.kill()  # it was started behind that of the whole model, or anew
+
+    async def _stop_for_a_while(self) -> None:
+        async with self.machines.link.stalled():
+            await asyncio.sleep(STALL_S)
+
+    async def end(self) -> None:
+        """Wait until what it has stopped goes on."""
+        if self._stall is not None:
+            await self._stall
 
 
 async def measure_link_cuts(
     machines: TwoMachines, prompts: Sequence[SplitPrompt], n: int, max_tokens: int, seed: int = 0
 ) -> dict[str, Any]:
-    """Cut the link behind a random piece of `n` answers; count the characters that are not the whole model's.
+    """Let something happen behind a random piece of `n` answers; count the characters that are not the whole model's.
 
-    `back_s` is the median time from the cut to the next piece, `worst_gap_s` the longest one between two pieces of such
-    an answer. What an answer that ends with an error does not say is lost.
+    The three faults take turns. `worst_gap_s` is the longest time between two pieces of such an answer, and `gaps` has
+    the longest one of each fault. `back_s` is the median of those behind a cut or a stall, less what the stall lasted.
+    What an answer that ends with an error does not say is lost.
     """
     chance = random.Random(seed)
     lost = changed = doubled = 0
-    gaps, back = [0.0], []
+    back, gaps = list[float](), dict[str, float]()
+    whole = dict[str, HeardPieces]()
     for number in range(n):
-        prompt = prompts[number % len(prompts)].text
-        whole, _ = await machines.cloud(prompt, max_tokens)
-        behind = chance.randrange(1, max(2, len(whole.pieces) - 2))
-        heard, knife = HeardPieces(), Knife(machines, behind)
+        prompt, fault = prompts[number % len(prompts)].text, list(Fault)[number % len(Fault)]
+        if prompt not in whole:
+            whole[prompt] = await machines.whole(prompt, max_tokens)
+        expected = whole[prompt]
+        behind = chance.randrange(1, max(2, len(expected.pieces) - 2))
+        heard, knife = HeardPieces(), Knife(machines, fault, behind)
         try:
             await machines.edge.ask(machines.edge.root, prompt, max_tokens, knife.hear, heard)
         except BenchError as e:
-            progress(f"cut {number + 1}: {e}")
-        lost += max(0, len(whole.text) - len(heard.text))
-        doubled += max(0, len(heard.text) - len(whole.text))
-        changed += sum(a != b for a, b in zip(whole.text, heard.text, strict=False))
-        gaps += [b - a for a, b in itertools.pairwise(heard.times)]
-        if 0 < knife.cut_at < len(heard.times):
-            back.append(heard.times[knife.cut_at] - heard.times[knife.cut_at - 1])
+            progress(f"{fault.value} {number + 1}: {e}")
+        await knife.end()
+        lost += max(0, len(expected.text) - len(heard.text))
+        doubled += max(0, len(heard.text) - len(expected.text))
+        changed += sum(a != b for a, b in zip(expected.text, heard.text, strict=False))
+        gap_s = max((b - a for a, b in itertools.pairwise(heard.times)), default=0.0)
+        gaps[fault.value] = max(gaps.get(fault.value, 0.0), gap_s)
+        if knife.cut_at and fault is not Fault.KILL:  # of an engine that is loaded again it is not known when it was
+            back.append(max(0.0, gap_s - STALL_S * (fault is Fault.STALL)))
+        progress(f"{fault.value} {number + 1} of {n}, behind {knife.cut_at} pieces: longest gap {gap_s:.2f} s")
         await until_linked(machines.edge)
     return {
-        "n": n, "lost": lost, "changed": changed, "doubled": doubled, "worst_gap_s": max(gaps),
-        "back_s": statistics.median(back) if back else None,
+        "n": n, "lost": lost, "changed": changed, "doubled": doubled, "worst_gap_s": max(gaps.values(), default=0.0),
+        "back_s": statistics.median(back) if back else None, "gaps": gaps,
     }  # fmt: skip
 
 

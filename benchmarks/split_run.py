@@ -10,11 +10,12 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import progress
 from disco_daemon.models.gguf import Header
 
-from .split_daemons import TwoMachines
+from .split_daemons import NotOfferedError, TwoMachines
 from .split_tables import Deployed, SplitAnswer, summarize
 from .split_text import SplitPrompt, flop_share, n_until_repeated, naive_bytes, token_agreement
 
-EXACT = "exact"
+EXACT, CONFIDENT, ALONE = "exact", "confident", "alone"
+THETAS = (0.8, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class Way:
     @property
     def label(self) -> str:
         return self.name if self.theta is None else f"{self.name} {self.theta:g}"
+
+
+WAYS = (*(Way(CONFIDENT, theta) for theta in THETAS), Way(ALONE), Way(EXACT))
 
 
 @dataclass(slots=True)
@@ -64,7 +68,13 @@ async def ask_ways(machines: TwoMachines, one: AskedPrompt, ways: Sequence[Way],
     """
     said = [f"{one.cloud.took_s:.1f} s whole"]
     for way in ways:
-        answer = await machines.split(one.prompt.text, one.limit, way.name, way.theta)
+        try:
+            answer = await machines.split(one.prompt.text, one.limit, way.name, way.theta)
+        except NotOfferedError as e:
+            if way.name == EXACT:
+                raise
+            said.append(f"{way.label} is not offered: {e}")
+            continue
         if way.name == EXACT and not (answer.edge_rows and answer.partner_rows):
             msg = f"{answer.edge_rows} rows at the edge and {answer.partner_rows} at the partner: that is no split"
             raise BenchError(msg)

@@ -110,7 +110,7 @@ class EdgeDrafting:
     def learn_verdict(self, s: Sequence, away: Away, n_judged: int, n_right: int, times_s: tuple[float, float]) -> None:
         """Learn from a verdict, and forget its drafts; `times_s` are those of its round trip and of the partner."""
         took_s, busy_s = times_s
-        if took_s > 0 and 0 < busy_s < math.inf:
+        if away.counts.round_trips > 1 and took_s > 0 and 0 < busy_s < math.inf:  # the first one computed the prompt
             self.lengths.observe_round_trip(n_judged, took_s, busy_s)
         if self.exit is not None:
             self.exit.learn(away.signals, n_right)
