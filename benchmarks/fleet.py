@@ -95,7 +95,10 @@ def _curves(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _paper(tables: dict[str, Any]) -> list[str]:
-    lines = ["Figure 6, saturated, one batch scattered: gain by replicas", "layers degree simulated Eq. 4 paper"]
+    three = tables["figure_3"]
+    lines = ["Figure 3, static batches at the highest rate: mean latency, s / share of batches out of memory"]
+    lines += [f"{name:16} {one['latency_s']:7.1f} {one['out_of_memory']:5.0%}" for name, one in three.items()]
+    lines += ["Figure 6, saturated, one batch scattered: gain by replicas", "layers degree simulated Eq. 4 paper"]
     lines += [
         f"{r['layers']:6} {r['degree']:6} {r['simulated']:9.0%} {r['equation_4']:5.0%} {r['paper']:5.0%}"
         for r in tables["figure_6"]

@@ -69,19 +69,22 @@ class Gpu:
 class WholeModel:
     """The whole model: on one GPU, or its layers one after the other on several (`device_map`), or each cut (`tensor`).
 
-    With `eager` each layer's kernels are launched one by one, as Hugging Face Transformers does.
+    With `eager` each layer's kernels are launched one by one, as Hugging Face Transformers does. `n_moved` layers are
+    on another GPU, with their KV cache.
     """
 
     gpu: Gpu
     n_gpus: int = 1
     eager: bool = False
     tensor: bool = False
+    n_moved: int = 0
 
     @property
     def room_tokens(self) -> float:
         shape = self.gpu.shape
-        free = self.n_gpus * self.gpu.constants.usable_bytes - shape.weight_bytes
-        return max(0.0, free / (shape.n_layers * shape.kv_bytes_per_layer))
+        weights = shape.weight_bytes - self.n_moved * shape.layer_bytes
+        free = self.n_gpus * self.gpu.constants.usable_bytes - weights
+        return max(0.0, free / ((shape.n_layers - self.n_moved) * shape.kv_bytes_per_layer))
 
     @property
     def max_sequences(self) -> int:
@@ -91,7 +94,8 @@ class WholeModel:
         gpu, constants, n_layers = self.gpu, self.gpu.constants, self.gpu.shape.n_layers
         computed = n_layers * (gpu.layer_s(n_rows) + gpu.kv_s(n_context)) + gpu.head_s(n_running)
         if self.eager:
-            return max(computed, n_layers * constants.eager_layer_s) + (self.n_gpus - 1) * constants.crossing_s
+            n_crossings = self.n_gpus - 1 + 2 * bool(self.n_moved)
+            return max(computed, n_layers * constants.eager_layer_s) + n_crossings * constants.crossing_s
         if not self.tensor:
             return computed + constants.step_overhead_s
         share = 2 * (self.n_gpus - 1) / self.n_gpus  # of the rows that a ring carries over each link
@@ -139,7 +143,7 @@ class Flow:
         return best
 
 
-def fleet_model(gpu: Gpu, load: FleetLoad, n_gpus: int = N_GPUS, at_home: bool = True) -> FleetModel:
+def fleet_model(gpu: Gpu, load: FleetLoad, n_gpus: int = N_GPUS) -> FleetModel:
     """Return the fleet that the policy looks at: equal hosts with these GPUs' costs, embedding and head pinned."""
     constants, shape = gpu.constants, gpu.shape
 
@@ -167,8 +171,7 @@ def fleet_model(gpu: Gpu, load: FleetLoad, n_gpus: int = N_GPUS, at_home: bool =
         shape.kv_bytes_per_layer,
         gpu.row_bytes,
     )
-    pinned = frozenset({0, shape.n_layers + 1}) if at_home else frozenset()
-    return FleetModel(hosts, modules, costs, load, pinned)
+    return FleetModel(hosts, modules, costs, load, frozenset({0, shape.n_layers + 1}))
 
 
 def spread_evenly(shape: LlamaShape, n_gpus: int) -> Placement:

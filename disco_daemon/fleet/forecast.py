@@ -8,7 +8,6 @@ as long as the slowest of these: the busiest host, the busiest link, and one fli
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -202,8 +201,3 @@ def routes(shares: FloatArray, least: float = 1e-6) -> list[tuple[float, tuple[i
         ways = following
     total = sum(share for share, _ in ways)
     return sorted(((share / total, way) for share, way in ways), reverse=True)
-
-
-def rate(hosts: Sequence[FleetHost], model: ModelModules, costs: ModuleCosts, load: FleetLoad, at: Placement) -> float:
-    """Return the tokens/s expected of a placement."""
-    return FleetModel(tuple(hosts), model, costs, load).forecast(at).tokens_per_s
