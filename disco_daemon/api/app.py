@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..conductor import Conductor
+from ..conductor import Conductor, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, openai, partner, servers, sse, trace
@@ -136,10 +136,12 @@ async def _answer(
     """Answer a request, as a stream or as one body."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id
     generation = replace(generation, adapter=_adapter(asked.model))
-    wanted = bool(asked.return_token_ids)
+    wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
-        stream = sse.StreamSink(request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides)
+        stream = sse.StreamSink(
+            request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides, quality=quality
+        )
         try:
             outcome = await conductor.run(generation, asked.model, stream)
             return await stream.finish(outcome)
@@ -160,7 +162,9 @@ async def _answer(
         outcome = await conductor.run(generation, asked.model, whole)
     except DiscoError as e:
         return failure(e, sse.headers(request_id, None))
-    return json_response(whole.body(outcome), headers=sse.headers(request_id, outcome.winner))
+    if quality is not None:
+        quality = "whole" if outcome.split is None else str(outcome.split["quality"])
+    return json_response(whole.body(outcome), headers=sse.headers(request_id, outcome.winner, quality))
 
 
 async def _adjust(request: web.Request) -> web.Response:

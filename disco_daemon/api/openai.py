@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import RequestError
-from ..types import Delivery, GenerationRequest, Sampling, Side
+from ..types import Delivery, GenerationRequest, Sampling, Side, SplitMode, SplitWish
 
 MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire format has them
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
@@ -22,7 +22,8 @@ COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     """The `disco` object of a request (docs/design.md#interfaces); `pace_tps` in token/s.
 
-    With `sides`, each chunk of a stream names the endpoint that made it.
+    With `sides`, each chunk of a stream names the endpoint that made it. On a device over two machines
+    `split_mode` says who decides a token, and `theta` how sure this one must be to do so.
     """
 
     route: Literal["device", "server"] | None = None
@@ -30,6 +31,8 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     delivery: Literal["reserve", "paced", "off"] | None = None
     pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
     sides: bool = False
+    split_mode: SplitMode | None = None
+    theta: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
 class Adjustment(msgspec.Struct, forbid_unknown_fields=True):
@@ -256,6 +259,7 @@ def to_generation(
         delivery=_delivery(request),
         pace_tps=request.options.pace_tps,
         private=request.options.private,
+        split=SplitWish(request.options.split_mode, request.options.theta),
     )
 
 
@@ -276,16 +280,19 @@ def to_raw_generation(
         delivery=_delivery(request),
         pace_tps=request.options.pace_tps,
         private=request.options.private,
+        split=SplitWish(request.options.split_mode, request.options.theta),
     )
 
 
 def _allowed(options: DiscoOptions, allowed: frozenset[Side]) -> frozenset[Side]:
     if options.route is not None:
         allowed &= {Side(options.route)}
-    if options.private:
+    if options.private or options.split_mode in ("confident", "alone"):
         allowed &= {Side.DEVICE}
     if not allowed:
-        raise RequestError("'model', 'disco.route' and 'disco.private' contradict each other.", param="disco")
+        raise RequestError(
+            "'model', 'disco.route', 'disco.private' and 'disco.split_mode' contradict each other.", param="disco"
+        )
     return allowed
 
 

@@ -34,11 +34,13 @@ def comment(text: str) -> bytes:
     return f": disco {one_line(text, MAX_NOTE)}\n\n".encode("utf-8", "replace")
 
 
-def headers(request_id: str, route: str | None) -> dict[str, str]:
-    """Return the daemon's own response headers."""
+def headers(request_id: str, route: str | None, quality: str | None = None) -> dict[str, str]:
+    """Return the daemon's own response headers; `quality` is of an answer by a device over two machines."""
     found = {"X-Disco-Request-Id": request_id}
     if route is not None:
         found["X-Disco-Route"] = route
+    if quality is not None:
+        found["X-Disco-Quality"] = quality
     return found
 
 
@@ -76,12 +78,15 @@ class StreamSink:
         include_usage: bool = False,
         token_ids: bool = False,
         sides: bool = False,
+        quality: str | None = None,
     ) -> None:
+        """`quality` is what the device's answer is planned to have, None where all have the same."""
         self._request = request
         self._shape = shape
         self._request_id = request_id
         self._include_usage = include_usage
         self._sides = sides
+        self._quality = quality
         self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
@@ -145,7 +150,8 @@ class StreamSink:
             raise ReaderGone("the client has left") from e
 
     async def _begin(self) -> web.StreamResponse:
-        response = web.StreamResponse(headers=headers(self._request_id, self._winner))
+        quality = self._quality and (self._quality if self._winner is Side.DEVICE else "whole")
+        response = web.StreamResponse(headers=headers(self._request_id, self._winner, quality))
         response.content_type = "text/event-stream"
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"

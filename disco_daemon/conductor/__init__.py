@@ -2,6 +2,7 @@
 
 from .conductor import Conductor
 from .context import AnswerContext, DeliveryDefaults, Privacy, Sink
+from .eligible import planned_quality
 from .keeper import Keeper
 
-__all__ = ["AnswerContext", "Conductor", "DeliveryDefaults", "Keeper", "Privacy", "Sink"]
+__all__ = ["AnswerContext", "Conductor", "DeliveryDefaults", "Keeper", "Privacy", "Sink", "planned_quality"]

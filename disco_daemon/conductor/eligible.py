@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..endpoints.base import Graded
 from ..errors import RequestError, Unavailable
 from ..types import GenerationRequest, Refusal, Side
 from .context import AnswerContext
@@ -32,3 +33,10 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
         param = next(named, next((need for need in request.needs if need in why), None))
         raise RequestError(why, code="unsupported", param=param)
     return request, sides
+
+
+def planned_quality(request: GenerationRequest, context: AnswerContext) -> str | None:
+    """Return the quality that the device's answer is planned to have; None where all have the same."""
+    device = context.endpoints.get(Side.DEVICE)
+    request = replace(request, private=request.private or context.private)
+    return device.planned_quality(request) if isinstance(device, Graded) else None

@@ -5,15 +5,10 @@ from __future__ import annotations
 from ..errors import ConfigError
 from .schema import Config
 
-NO_EXIT = "needs an early exit, and none can be trained yet: use split.mode = 'exact'"
-
 
 def check_device(config: Config) -> None:
     """Raise ConfigError if the device would be two things at once, or what cannot be done yet."""
     split, device = config.split, config.device
-    if split.mode != "exact":
-        msg = f"split.mode = {split.mode!r} {NO_EXIT}"
-        raise ConfigError(msg)
     if split.partner and not _is_address(split.partner):
         msg = f"split.partner = {split.partner!r} is no address such as desktop.local:{config.peer.port}"
         raise ConfigError(msg)

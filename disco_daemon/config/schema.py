@@ -225,16 +225,16 @@ class SplitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partner: str = ""
     """Address of the partner, HOST:PORT; joining writes it."""
     mode: Literal["exact", "confident", "alone"] = "exact"
-    """Who decides a token: `exact` (the partner: answers are the whole model's); `confident` (this machine where it is
-    sure) and `alone` (this machine) need an early exit, which cannot be trained yet, and are refused so far."""
+    """Who decides a token: `exact` (the partner: answers are the whole model's), `confident` (this machine's early exit
+    where it is sure, which takes a good one) or `alone` (the exit; nothing goes to the partner)."""
     theta: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    """In `confident`: how sure an exit must be of a token to decide it, above 0, up to 1."""
+    """In `confident`: how sure an exit must be of a token to decide it, above 0, up to 1 (it never is)."""
     alone: Literal["go-on", "stop"] = "go-on"
     """What becomes of an answer when the partner has gone and no server may take over: this machine goes on alone, or
     the answer ends with an error. Without an early exit it always ends."""
     private_alone: bool = False
-    """Whether a `private` request is answered alone by this machine, if it has not the whole model; else it is refused.
-    Without an early exit it is always refused."""
+    """Whether a `private` request is answered by this machine alone, by its early exit: nothing of it goes to the
+    partner. Else, or without an exit, it is refused."""
     cut: Annotated[int, Meta(ge=1)] | None = None
     """Number of layers on this machine; null = not joined yet, which writes it. `disco split plan` compares cuts."""
     codec: Literal["auto", "f32", "bf16", "int8"] = "auto"
@@ -301,7 +301,7 @@ LIVE = frozenset(
         "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.kappa", "policy.private", "policy.scarcer",
         "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor", "delivery.mode",
         "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s", "split.alone", "split.mode",
-        "split.theta",
+        "split.private_alone", "split.theta",
     }
 )  # fmt: skip
 

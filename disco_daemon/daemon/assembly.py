@@ -21,6 +21,7 @@ from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.server import Server
 from ..endpoints.shaper import Shape
+from ..endpoints.split_device import SplitDevice
 from ..estimation.knowledge import Knowledge
 from ..money.spending import Speeds, Spending
 from ..net import without_credentials
@@ -28,6 +29,7 @@ from ..profiling.saved import Measured
 from ..store import History
 from ..types import Delivery, LedgerEntry, Side
 from .device import load_measured, make_autotuner
+from .edge import rules_of
 from .endpoints import make_endpoints
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .scarcity import ScarceSide
@@ -105,6 +107,8 @@ class Parts:
         self.spending.set_rate(config.device.usd_per_kwh)
         self.spending.set_limits(limits_of(config))
         self.context.defaults = delivery_defaults(config)
+        if isinstance(device := self.endpoints.get(Side.DEVICE), SplitDevice):
+            device.rules = rules_of(config)
         return replace(self, config=config)
 
     async def pursue(self) -> None:

@@ -12,6 +12,7 @@ from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config
 from ..endpoints.split_device import SplitDevice
+from ..endpoints.split_rules import SplitRules
 from ..engine import wire
 from ..engine.config import EngineConfig
 from ..engine.supervisor import Engine
@@ -142,7 +143,8 @@ class EdgeLink:
 def make_edge(config: Config, clock: Clock) -> SplitDevice:
     """Return the device of a machine that has joined a partner.
 
-    Raises ConfigError if it has not, if it has joined with another cut, or if its layers are damaged.
+    Raises ConfigError if it has not, if it has joined with another cut, if its layers are damaged, or if they have no
+    exit for `split.mode`.
     """
     folder, settings = JoinedFolder(), config.split
     joined, paired = folder.load(), membership().partner()
@@ -170,8 +172,16 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
         addresses=(first, *(address for address in paired.addresses if address != first)),
         hello=Hello(build=build, cut=joined.cut, codecs=(codec,)),
     )
-    link = EdgeLink(engine, clock, role, {"mode": settings.mode, "cut": joined.cut, "codec": codec})
-    return SplitDevice(link.engine, link, joined.model, tuple(config.device.adapters))
+    link = EdgeLink(engine, clock, role, {"cut": joined.cut, "codec": codec})
+    device = SplitDevice(link.engine, link, joined.model, tuple(config.device.adapters), rules_of(config))
+    device.check(device.rules)
+    return device
+
+
+def rules_of(config: Config) -> SplitRules:
+    """Return who decides a token by the settings."""
+    split = config.split
+    return SplitRules(split.mode, split.theta, split.alone == "go-on", split.private_alone)
 
 
 def membership() -> Membership:

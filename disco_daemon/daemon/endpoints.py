@@ -40,6 +40,8 @@ def make_endpoints(
         endpoints[Side.DEVICE] = reuse_device(_device(config, clock, shape), (before or {}).get(Side.DEVICE))
     if config.server.base_url:
         endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE))
+    if isinstance(device := endpoints.get(Side.DEVICE), SplitDevice):
+        device.fallback = endpoints.get(Side.SERVER)
     if not endpoints:
         msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
         raise ConfigError(msg)
@@ -52,7 +54,11 @@ def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
         return new
     if isinstance(new, SplitDevice) and not (isinstance(old, SplitDevice) and new.link.is_same(old.link)):
         return new
-    return old if new.engine.config == old.engine.config and old.may_serve() else new
+    if not (new.engine.config == old.engine.config and old.may_serve()):
+        return new
+    if isinstance(new, SplitDevice) and isinstance(old, SplitDevice):
+        old.rules = new.rules
+    return old
 
 
 def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:

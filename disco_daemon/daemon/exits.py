@@ -132,6 +132,7 @@ class KeptExits:
             coefficients=tuple(found.coefficients.tolist()),
             scores=tuple(found.scores.tolist()),
             shares=tuple(found.shares.tolist()),
+            coverage=one.figures.coverage.get("0.8", 0.0),
         )
         text = msgspec.json.encode(told).decode()
         return segment_files().write_exit(self._model, layers, one.tensors(), text)
@@ -158,7 +159,7 @@ def parse_calibration(text: str) -> ExitCalibration | None:
         and 0 < len(found.scores) == len(found.shares) <= MOST_SHARES
         and all(math.isfinite(number) for number in numbers)
         and list(found.scores) == sorted(found.scores)
-        and all(0 <= share <= 1 for share in found.shares)
+        and all(0 <= share <= 1 for share in (*found.shares, found.coverage))
     )
     return found if is_sound else None
 

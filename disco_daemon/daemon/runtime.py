@@ -17,6 +17,7 @@ from ..errors import ConfigError, RequestError
 from ..types import Outcome, Side
 from .assembly import Assembly
 from .binding import bind_key
+from .edge import rules_of
 from .partner import Partner
 from .tasks import cancel_all
 
@@ -95,6 +96,7 @@ class Runtime:
 
     async def _change(self, changes: Mapping[str, Any]) -> None:
         def require_device(written: Config) -> None:
+            self._check_modes(written)
             if "policy.private" in changes and written.policy.private and Side.DEVICE not in self.endpoints:
                 raise ConfigError(NOBODY_HERE)
 
@@ -156,11 +158,17 @@ class Runtime:
             task.exception()  # raised in `_whole`, if the client is still there
 
     async def _apply(self, config: Config) -> None:
-        """Go by other live settings from now on."""
+        """Go by other live settings from now on. Raises ConfigError, and then nothing changes."""
+        self._check_modes(config)
         self.parts = self.parts.apply(config)
         self._privacy.on = config.policy.private
         await self._confine()
         await self.parts.pursue()
+
+    def _check_modes(self, config: Config) -> None:
+        """Raise ConfigError if a device over two machines has no exit for the mode."""
+        if isinstance(device := self.endpoints.get(Side.DEVICE), SplitDevice):
+            device.check(rules_of(config))
 
     async def _replace(self, config: Config) -> None:
         """Replace the parts by new ones; the old ones end when their last answer has."""

@@ -166,7 +166,7 @@ def _split(device: SplitDevice) -> dict[str, Any]:
     given = (
         round((use.accepted + use.round_trips) / use.round_trips, 2) if use is not None and use.round_trips else None
     )
-    return device.link.status() | {"tokens_per_round_trip": given}
+    return device.split_status() | {"tokens_per_round_trip": given}
 
 
 def _link(status: dict[str, Any]) -> LinkHealth:

@@ -44,6 +44,15 @@ class Controls:
         self._apply(order)
 
 
+@runtime_checkable
+class Graded(Protocol):
+    """An endpoint whose answers differ in quality."""
+
+    def planned_quality(self, request: GenerationRequest) -> str:
+        """Return what an answer is planned to be: whole, confident or alone."""
+        ...
+
+
 class Endpoint(Protocol):
     """A place where answers come from. A new one is one file that implements this."""
 

@@ -63,6 +63,8 @@ class Device:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
             return "chat_template_kwargs must be an object"
+        if request.split.mode not in (None, "exact") or request.split.theta is not None:
+            return Refusal("split_mode and theta are for a device over two machines, and this one is whole", "disco")
         needs = request.needs
         if "response_format" in needs and not isinstance((request.response_format or {}).get("type"), str):
             return 'response_format must be an object with a \'type\', such as {"type": "json_object"}'
@@ -129,7 +131,8 @@ class Device:
         with self._note_failure():
             if not self.ready:
                 await self._wait_for_load(usage)
-            answer = self._engine.open(_readable(request), hold=controls.held)
+            request = self.prepare(request)
+            answer = self._engine.open(request, hold=controls.held)
             controls.bind(answer.send)
             try:
                 while True:
@@ -157,11 +160,15 @@ class Device:
                     usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
                     usage.completion_tokens = answer.done.n_completion
                     usage.busy_s = answer.done.busy_s
-                    usage.split = self.describe_split(answer.done)
+                    usage.split = self.describe_split(request, answer.done)
 
-    def describe_split(self, done: wire.Done) -> dict[str, Any] | None:
+    def prepare(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request as the engine is to answer it. Raises EndpointError if it cannot be answered any more."""
+        return _readable(request)
+
+    def describe_split(self, request: GenerationRequest, done: wire.Done) -> dict[str, Any] | None:
         """Return the partner's part of an answer, for the last chunk; a whole device has none."""
-        del done
+        del request, done
         return None
 
     async def _wait_for_load(self, usage: Usage) -> None:

@@ -11,15 +11,13 @@ from typing import Any, Protocol
 
 from ..engine import wire
 from ..engine.supervisor import Engine
-from ..errors import EndpointError
-from ..types import Embedding, GenerationRequest, Readiness, Refusal
+from ..errors import ConfigError, EndpointError
+from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish
+from .base import Endpoint
 from .device import Device
+from .split_rules import SplitRules, resolve, why_not
 
 TRY_AGAIN_S = 1.0  # for which a device without its partner is left alone, if there is a server
-PRIVATE = (
-    "a private request is not sent to the partner that has the upper layers of the device's model, and this machine "
-    "alone cannot answer: it has no early exit"
-)
 
 
 class PartnerLink(Protocol):
@@ -40,7 +38,7 @@ class PartnerLink(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """Return the link for `disco status`: `state`, `partner`, `mode`, `cut`, `codec`, `rtt_ms`, `same_bits`."""
+        """Return the link for `disco status`: `state`, `partner`, `cut`, `codec`, `rtt_ms`, `same_bits`."""
         ...
 
     async def start(self) -> None:
@@ -59,13 +57,23 @@ class PartnerLink(Protocol):
 class SplitDevice(Device):
     """`Endpoint` over an engine that has the lower layers only, and the `link` to the machine with the others.
 
-    `adapters` are the names of the configured LoRA adapters, of which none can be used.
+    `adapters` are the names of the configured LoRA adapters, of which none can be used. All mutable state: the `rules`
+    for the next request, and the server that takes answers over when the partner has gone (`fallback`).
     """
 
-    def __init__(self, engine: Engine, link: PartnerLink, name: str, adapters: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        link: PartnerLink,
+        name: str,
+        adapters: tuple[str, ...] = (),
+        rules: SplitRules | None = None,
+    ) -> None:
         super().__init__(engine, name)
         self._link = link
         self._unused = dict.fromkeys(adapters, "the device is split, and an adapter is for a whole model")
+        self.rules = rules or SplitRules()
+        self.fallback: Endpoint | None = None
 
     @property
     def link(self) -> PartnerLink:
@@ -77,20 +85,59 @@ class SplitDevice(Device):
         """The configured adapters, and why none can be used."""
         return self._unused
 
+    @property
+    def coverage(self) -> float | None:
+        """The share of tokens that may leave by this machine's exit at theta 0.8; None without an exit."""
+        found = self.engine.config.exit
+        return None if found is None else found.coverage
+
+    def check(self, rules: SplitRules) -> None:
+        """Raise ConfigError if this machine's exit does not allow the mode."""
+        if why := why_not(rules.mode, self.coverage):
+            msg = f"split.mode = {rules.mode!r}: {why}"
+            raise ConfigError(msg)
+
     def refuses(self, request: GenerationRequest) -> str | None:
-        """As a whole device, and nothing private: rows can be turned back into text by whoever has the model."""
-        if request.private:
-            return Refusal(PRIVATE, "disco")
-        return super().refuses(request)
+        """As a whole device, and what cannot be answered in the mode that it asks for, or in private."""
+        found = resolve(request, self.rules, self.coverage)
+        if isinstance(found, Refusal):
+            return found
+        return super().refuses(replace(request, split=SplitWish()))
+
+    def prepare(self, request: GenerationRequest) -> GenerationRequest:
+        """As a whole device, with the mode that is resolved; a server that may take over goes before the exit alone."""
+        found = resolve(request, self.rules, self.coverage)
+        if isinstance(found, Refusal):
+            raise EndpointError(self.side, "unsupported", str(found), your_fault=True)
+        server = self.fallback if Side.SERVER in request.allowed else None
+        takes_over = server is not None and server.may_serve() and server.refuses(request) is None
+        return super().prepare(
+            replace(found, split=replace(found.split, goes_on=found.split.goes_on and not takes_over))
+        )
+
+    def planned_quality(self, request: GenerationRequest) -> str:
+        """Return what an answer is planned to be: whole, confident or alone; the last chunk says what it was."""
+        found = resolve(request, self.rules, self.coverage)
+        if isinstance(found, Refusal):
+            return "whole"  # by a server, if at all
+        wish = found.split
+        is_alone = wish.mode == "alone" or (wish.goes_on and not self._link.is_up)
+        return "alone" if is_alone else "confident" if wish.mode == "confident" else "whole"
+
+    @property
+    def _can_be_alone(self) -> bool:
+        """Whether some requests are answered while the partner is gone."""
+        rules = self.rules
+        return self.coverage is not None and (rules.goes_on or rules.private_alone or rules.mode == "alone")
 
     def may_serve(self) -> bool:
-        """Whether the engine is up, or about to be, and so is the link."""
-        return super().may_serve() and self._link.is_up
+        """Whether the engine is up, or about to be, and so is the link if it is needed."""
+        return super().may_serve() and (self._link.is_up or self._can_be_alone)
 
     def readiness(self) -> Readiness:
-        """As a whole device; down while the partner is."""
+        """As a whole device; down while the partner is, unless it is not needed."""
         found = super().readiness()
-        return found if self._link.is_up else replace(found, down_s=TRY_AGAIN_S)
+        return found if self._link.is_up or self.rules.mode == "alone" else replace(found, down_s=TRY_AGAIN_S)
 
     async def embed(self, given: str | tuple[int, ...]) -> Embedding:
         """Refuse: the engine has only a part of the layers. Raises EndpointError."""
@@ -98,23 +145,25 @@ class SplitDevice(Device):
         message = "the device is split over two machines, and makes no embeddings: ask a machine with the whole model"
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
 
-    def describe_split(self, done: wire.Done) -> dict[str, Any] | None:
-        """Return the partner's part of an answer. What it spends on it is not known here."""
+    def describe_split(self, request: GenerationRequest, done: wire.Done) -> dict[str, Any] | None:
+        """Return who made an answer, and the partner's part of it. What that spends on it is not known here."""
         use, layers = done.split, self.engine.config.layers
         if use is None or layers is None:
             return None
         link = self._link.status()
         return {
-            "mode": link["mode"],
-            "quality": "whole",
-            "theta": None,
-            "alone_from": None,
+            "mode": request.split.mode,
+            "quality": "alone" if use.n_alone else "confident" if use.n_left else "whole",
+            "theta": request.split.theta,
+            "alone_from": use.alone_from,
             "codec": link["codec"],
             "same_bits": link["same_bits"],
             "n_rows": use.partner_rows,
             "round_trips": use.round_trips,
             "drafted": use.drafted,
             "accepted": use.accepted,
+            "left": use.n_left,
+            "alone": use.n_alone,
             "layer_tokens": {
                 "edge": use.edge_rows * layers.n_layers,
                 "partner": use.partner_rows * (layers.of - layers.n_layers),
@@ -125,11 +174,16 @@ class SplitDevice(Device):
             "partner_usd": None,
         }
 
+    def split_status(self) -> dict[str, Any]:
+        """Return the link and the mode of the next request, for `disco status`."""
+        found = self._link.status()
+        return {"state": found.pop("state"), "partner": found.pop("partner"), "mode": self.rules.mode, **found}
+
     def status(self) -> dict[str, Any]:
         """Engine state, last failure and the link."""
         found = super().status()
         why = self._link.why_down
-        return found | {"split": self._link.status(), "last_error": why or found["last_error"]}
+        return found | {"split": self.split_status(), "last_error": why or found["last_error"]}
 
     async def start(self) -> None:
         """Connect, and load the lower layers, both in the background."""

@@ -41,11 +41,15 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExitCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """How sure the exit in a range's file may be: coefficients and table of `exits.calibrate.Calibration`."""
+    """How sure the exit in a range's file may be: coefficients and table of `exits.calibrate.Calibration`.
+
+    Of the tokens that it was judged by, the share `coverage` may leave at theta 0.8.
+    """
 
     coefficients: tuple[float, ...]
     scores: tuple[float, ...]
     shares: tuple[float, ...]
+    coverage: float = 0.0
 
 
 class Load(Message, frozen=True, kw_only=True):

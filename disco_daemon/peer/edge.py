@@ -106,7 +106,7 @@ class EdgeAnswer:
         self._n_ctx, self._n_vocab, self._is_private = n_ctx, n_vocab, is_private
         self._rows: list[RowArray | None] = []  # by position, [n_embd] each
         self._next = 0  # position of the first row that was not sent in this turn
-        self._n_begun = 0  # tokens of the text when drawing began
+        self._n_begun = 0  # rows below it belong to no token that left
         self._n_opened = self._n_kept = self.n_text  # tokens when it was opened; the least of them since
 
     # --- rows that are computed here ----------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class EdgeAnswer:
             msg = "drawing has begun already, or there is no text"
             raise ValueError(msg)
         self.is_drawing = True
-        self._n_begun = self.n_text
+        self._n_begun = max(0, self.n_text - 1)  # the row behind it is a draft
         self.left.clear()
         return BeginDrawing(id=self.name, sampling=sampling, answer=tuple(answer), candidates=tuple(candidates))
 

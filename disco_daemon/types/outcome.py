@@ -156,9 +156,14 @@ class Outcome:
             named.append((attempt.side.value if n == 1 else f"{attempt.side}#{n}", attempt))
         return named
 
+    @property
+    def split(self) -> Mapping[str, Any] | None:
+        """What two machines did for the answer; None where there is one."""
+        return next((a.usage.split for a in reversed(self.attempts) if a.usage.split is not None), None)
+
     def to_json(self) -> dict[str, Any]:
         """The `disco` object of the last chunk (docs/design.md#interfaces)."""
-        split = next((a.usage.split for a in reversed(self.attempts) if a.usage.split is not None), None)
+        split = self.split
         return ({} if split is None else {"split": split}) | {
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,

@@ -16,11 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import openai
 import pytest
 import pytest_asyncio
 
+from disco_daemon.daemon.exits import KeptExits
+from disco_daemon.engine.llama.weights import read_output, read_weights
+from disco_daemon.engine.measure.exit_messages import ExitFigures, ExitTrained
+from disco_daemon.exits.head import ExitHead
+from disco_daemon.exits.packing import tensors_of
 from disco_daemon.models.default import default_model_path
+from disco_daemon.models.segment_files import read_head
 from tests.e2e.test_cli import disco
 from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
 
@@ -247,6 +254,89 @@ async def test_a_server_takes_the_answer_over_where_the_partner_has_left_it(part
     assert heard.disco["handoffs"] == 1
     assert heard.disco["endpoints"]["device"]["error"] == "partner_gone"
     assert heard.disco["tokens"]["server"] > 0 < heard.disco["tokens"]["device"]
+
+
+def keep_exit(folder: Path) -> None:
+    """Keep an exit that nobody has trained, as sure as 0.7 of each token; by its figures 12 % may leave."""
+    model = default_model_path()
+    _, header = read_head(model)
+    output = read_output(model, header)
+    head = ExitHead(read_weights(model, header, "output_norm.weight"), np.eye(output.shape[1], dtype=np.float32), 1e-5)
+    arrays: dict[str, Any] = {"coefficients": np.zeros(4), "scores": np.array([0.0, 1.0]), "shares": np.full(2, 0.7)}
+    for name, tensor in tensors_of(head, output).items():
+        arrays[f"shape {name}"] = np.array([tensor.packing, *tensor.shape], np.float64)
+        arrays[f"data {name}"] = np.frombuffer(tensor.data, np.uint8)
+    figures = ExitFigures("m", CUT, "linear", 1, 1.0, 0.1, 9.0, 0.1, {"0.8": 0.12}, 1.0, 0.1)
+    source = folder / "source.npz"
+    with source.open("wb") as file:
+        np.savez(file, **arrays)
+    KeptExits(model, folder / "disco" / "exits").keep(ExitTrained(figures, f"{CUT}-linear.npz"), source)
+
+
+async def posted(one: Machine, **options: Any) -> tuple[int, str, dict[str, Any]]:
+    """Return status, quality by the header and body of an answer in one piece."""
+    body = {
+        "model": "disco", "messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0, "max_tokens": 12,
+        "disco": options,
+    }  # fmt: skip
+    async with one.daemon.controls.post(f"{one.daemon.root}/v1/chat/completions", json=body) as response:
+        return response.status, response.headers.get("X-Disco-Quality", ""), await response.json()
+
+
+async def set_live(one: Machine, **settings: Any) -> tuple[int, str]:
+    url, changes = f"{one.daemon.root}/disco/v1/settings", {k.replace("__", "."): v for k, v in settings.items()}
+    async with one.daemon.controls.patch(url, json=changes) as response:
+        return response.status, await response.text()
+
+
+async def test_who_decides_a_token_follows_request_settings_and_exit(partner: Machine, tmp_path: Path) -> None:
+    keep_exit(partner.folder)
+    async with machine(tmp_path) as one:
+        code = (await partner.json("partner", "pair"))["code"]
+        await one.json("split", "join", code, "--cut", str(CUT), "--name", "fifth")
+        await one.in_state("up")
+        # Alone, by the request: nothing goes to the partner.
+        status, quality, body = await posted(one, split_mode="alone")
+        alone, told = body["choices"][0]["message"]["content"], body["disco"]["split"]
+        assert (status, quality) == (200, "alone")
+        assert (told["mode"], told["quality"], told["alone_from"], told["n_rows"]) == ("alone", "alone", 0, 0)
+        assert told["bytes"] == {"up": 0, "down": 0}
+        # Confident has to be earned, by the request and by the settings.
+        status, _, body = await posted(one, split_mode="confident")
+        assert (status, "12%" in body["error"]["message"]) == (400, True)
+        status, text = await set_live(one, split__mode="confident")
+        assert (status, "12%" in text) == (400, True)
+        assert (await posted(one, theta=1.5))[0] == 400
+        # A private request is alone once that is allowed, also while nothing may leave this machine.
+        status, _, body = await posted(one, private=True)
+        assert (status, "split.private_alone" in body["error"]["message"]) == (400, True)
+        assert (await set_live(one, split__private_alone=True))[0] == 200
+        status, quality, body = await posted(one, private=True)
+        assert (status, quality, body["choices"][0]["message"]["content"]) == (200, "alone", alone)
+        assert body["disco"]["split"]["bytes"] == {"up": 0, "down": 0}
+        assert (await set_live(one, policy__private=True))[0] == 200
+        assert (await posted(one))[2]["choices"][0]["message"]["content"] == alone
+        assert (await set_live(one, policy__private=False))[0] == 200
+        await one.in_state("up")
+        # The settings' mode changes without another engine; then what is asked for nothing is alone.
+        pid = (await one.daemon.state())["endpoints"]["device"]["pid"]
+        assert (await set_live(one, split__mode="alone"))[0] == 200
+        assert (await posted(one))[1] == "alone"
+        assert (await set_live(one, split__mode="exact"))[0] == 200
+        assert (await posted(one))[1] == "whole"
+        state = await one.daemon.state()
+        assert state["endpoints"]["device"]["pid"] == pid
+        assert state["split"]["mode"] == "exact"
+        # While the partner is gone answers are alone, unless they are to stop.
+        await partner.json("partner", "revoke", "fifth")
+        await one.daemon.until(lambda state: state["split"]["state"] != "up")
+        status, quality, body = await posted(one)
+        assert (status, quality, body["choices"][0]["message"]["content"]) == (200, "alone", alone)
+        assert body["disco"]["split"]["alone_from"] == 0
+        assert (await set_live(one, split__alone="stop"))[0] == 200
+        status, _, body = await posted(one)
+        assert status >= 500
+        assert "partner" in body["error"]["message"]
 
 
 async def test_two_machines_find_each_other_again_after_both_were_started_anew(tmp_path: Path) -> None:

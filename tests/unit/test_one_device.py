@@ -52,17 +52,12 @@ def test_a_value_out_of_its_range_is_refused_with_its_line(tmp_path: Path, line:
     assert "line 2" in said(tmp_path, f"[split]\n{line}\n")
 
 
-@pytest.mark.parametrize("mode", ["confident", "alone"])
-def test_a_mode_that_needs_an_exit_is_refused_with_what_is_missing(tmp_path: Path, mode: str) -> None:
-    assert "early exit" in said(tmp_path, f'[split]\nmode = "{mode}"\n')
-
-
 @pytest.mark.parametrize("partner", ["desktop.local", ":4748", "desktop.local:0", "desktop.local:x"])
 def test_a_partner_is_a_host_and_a_port(tmp_path: Path, partner: str) -> None:
     assert "split.partner" in said(tmp_path, f'[split]\npartner = "{partner}"\n')
 
 
 def test_mode_theta_and_what_follows_a_lost_partner_change_while_the_daemon_runs(tmp_path: Path) -> None:
-    assert {"split.mode", "split.theta", "split.alone"} <= LIVE
+    assert {"split.mode", "split.theta", "split.alone", "split.private_alone"} <= LIVE
     assert not {"split.enabled", "split.cut", "split.partner", "peer.port", "partner.listen"} & LIVE
     assert set_values(tmp_path / "config.toml", {"split.theta": "0.8"}).split.theta == 0.8

@@ -30,7 +30,7 @@ OUTCOME = Outcome(
 )  # fmt: skip
 
 
-def app(play: Play, *, text: bool = False, **options: bool) -> web.Application:
+def app(play: Play, *, text: bool = False, **options: Any) -> web.Application:
     async def serve(request: web.Request) -> web.StreamResponse:
         shape = (TextShape if text else ChatShape)("r", 1, "disco")
         return await play(StreamSink(request, shape, "r", **options))
