@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.model import quiet
+from disco_daemon.engine.llama.model import AbortFlag, load_model, quiet
+from disco_daemon.engine.llama.refusals import FormatError
 from disco_daemon.engine.llama.segment import SegmentModel
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
@@ -164,7 +165,7 @@ async def test_while_the_partner_is_gone_answers_begin_alone_or_wait_as_they_say
     alone, _, _ = await usage_of(pair.edge, by("alone", 12))
     pair.wire.cut()
     got, _, use = await usage_of(pair.edge, by("exact", 12, goes_on=True))
-    assert (got, use.alone_from, use.round_trips) == (alone, 0, 0)
+    assert (got, use.alone_from, use.partner_rows) == (alone, 0, 0)
     waiting = pair.edge.open(by("exact", 12))
     pair.wire.join()
     _, done = await told(waiting)
@@ -177,3 +178,19 @@ async def test_a_mode_that_needs_an_exit_is_refused_without_one(pair: Pair, tmp_
     async with paired(paths) as both:
         with pytest.raises(AssertionError, match="early exit"):
             await told(both.edge.open(by("alone", 4)))
+
+
+async def test_an_answer_so_far_that_breaks_its_grammar_is_refused_and_ends_no_process() -> None:
+    quiet()
+    load = wire.Load(model_path=str(default_model_path()), n_ctx=256, n_threads=1, n_gpu_layers=0)
+    llama = load_model(load, AbortFlag())
+    request = wire.Generate(id="r", messages=[])
+    yes, no = (llama.vocabulary.raw_tokens(text) for text in ("yes", "no"))
+    grammar = 'root ::= "yes" | "now"'
+    llama.sampler(request, yes, grammar).close()
+    sampler = llama.sampler(request, no, grammar)
+    with pytest.raises(FormatError, match="does not hold"):
+        sampler.follow(yes)  # llama.cpp would end the process
+    sampler.close()
+    with pytest.raises(FormatError, match="does not hold"):
+        llama.sampler(request, [*yes, *no], grammar)

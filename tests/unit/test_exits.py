@@ -127,6 +127,7 @@ def test_rouge_l_is_the_share_of_words_in_the_same_order() -> None:
         '{"coefficients": [1, 2, 3, 4], "scores": [0, 1], "shares": [0.5]}',
         '{"coefficients": [1, 2, 3, 4], "scores": [1, 0], "shares": [0.5, 0.5]}',
         '{"coefficients": [1, 2, 3, 4], "scores": [0], "shares": [1.5]}',
+        '{"coefficients": [1, 2, 3, 4], "scores": [0], "shares": [0.5], "coverage": 1.5}',
         '{"coefficients": [1, 2, 3, 4], "scores": [], "shares": []}',
     ],
 )

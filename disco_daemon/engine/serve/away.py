@@ -54,7 +54,7 @@ class SplitCounts:
 
 @dataclass(slots=True)
 class Away:
-    """One answer: what the partner has of it, what was done for it, and when the partner was asked last, s.
+    """One answer: what the partner has of it, what was done for it, and when a verdict was last wanted, s.
 
     Of the drafts that an exit made since the last verdict, `chances` are those to be right, and `signals` (n x 3) what
     they were told from. Tokens of which the exit is as sure as `theta` leave without a verdict, None of them without.

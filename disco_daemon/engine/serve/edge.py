@@ -37,6 +37,7 @@ from .prepare import Prepared
 from .sequence import Sequence
 
 ALONE_AFTER_S = 1.0  # that an answer waits for a partner that has gone, before the exit goes on with it
+UNANSWERED_S = 1.2  # since it was asked; silence is noticed late, and no reader is to wait for longer than 1.5 s
 LOOK_S = 0.25  # between two looks at how long the partner has been gone, and signs of life
 
 
@@ -208,6 +209,7 @@ class EdgeBatcher(Batcher):
             self._draw_here(s, away, rows)
         elif step is NextStep.ASK:
             self.admission.send_away(s)
+            away.asked_at = self.clock()
             self._ask(s)
         self._send_due()
 
@@ -370,10 +372,12 @@ class EdgeBatcher(Batcher):
         """Let answers go on alone whose partner has been gone for too long, or fail; whether one goes on."""
         if self._down_at is None:
             return False
-        gone_s, n_alone = self.clock() - self._down_at, 0
+        now, n_alone = self.clock(), 0
+        is_due = now - self._down_at >= ALONE_AFTER_S
         for s, away in list(self._away.items()):
             if self._goes_on(s.request):
-                if gone_s >= ALONE_AFTER_S and not away.is_alone:
+                is_late = s.is_away and now - away.asked_at >= UNANSWERED_S
+                if (is_due or is_late) and not away.is_alone:
                     self._go_alone(s, away)
                     n_alone += 1
             elif self._is_given_up:
