@@ -254,6 +254,9 @@ class PartnerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Answers of all machines together that may be open at a time; another one is told `overloaded`."""
     memory: _NonNegative = 0.0
     """Memory for the KV cache of the upper layers, GiB; 0 = for `device.n_cells` tokens."""
+    train_exits: bool = False
+    """Train the early exit that machines which joined lack, at the lowest priority, while this machine is idle and on
+    mains; `disco exits train` does it at once. Those machines get it when they join again."""
 
 
 class PeerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,9 +31,11 @@ from ..types import Delivery, LedgerEntry, Side
 from .device import load_measured, make_autotuner
 from .edge import rules_of
 from .endpoints import make_endpoints
+from .hosted_range import make_exit_trainer
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .scarcity import ScarceSide
 from .tasks.autotuner import Autotuner
+from .tasks.exit_trainer import ExitTrainer
 from .tasks.learner import Learner
 from .tasks.loop_monitor import LoopMonitor
 from .tasks.prober import Prober
@@ -78,6 +80,7 @@ class Parts:
     wattmeter: Wattmeter
     prober: Prober | None
     autotuner: Autotuner | None
+    exit_trainer: ExitTrainer | None
     context: AnswerContext
     device_speeds: Callable[[], Speeds]
 
@@ -126,6 +129,8 @@ class Parts:
             tasks["prober"] = self.prober.run()
         if self.autotuner is not None:
             tasks["autotuner"] = self.autotuner.run()
+        if self.exit_trainer is not None:
+            tasks["exit trainer"] = self.exit_trainer.run()
         return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
 
 
@@ -176,6 +181,7 @@ class Assembly:
             wattmeter,
             self._make_prober(config, endpoints.get(Side.SERVER), spending),
             self._make_autotuner(config, endpoints.get(Side.DEVICE), busy),
+            make_exit_trainer(config, busy, shared.clock),
             self._make_context(config, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
             device_speeds,
         )

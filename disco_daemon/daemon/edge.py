@@ -22,7 +22,7 @@ from ..peer.control import Address, JoinPartner, LinkDown, LinkStats, LinkUp, Re
 from ..peer.daemon_side import RelayLost, RelayProcess
 from ..peer.messages import Build, Hello
 from ..peer.pairing import Membership
-from .exits import read_calibration
+from .exits import mark_of, read_calibration
 from .hosted_range import range_config
 from .joined import JoinedFolder, shape_of
 from .range_engine import RangeEngine
@@ -128,6 +128,7 @@ class EdgeLink:
             case LinkUp():
                 self._up, self._stats, self._final = event, None, False
                 log.info("linked to %s at %s", event.name, event.address)
+                self._compare_exits(event)
             case LinkDown(message=message, final=final):
                 self._up, self._why, self._final = None, message, final
                 log.warning("no link to %s: %s", event.name, message)
@@ -138,6 +139,12 @@ class EdgeLink:
                 self._host.replace_socket()
             case _:
                 pass
+
+    def _compare_exits(self, up: LinkUp) -> None:
+        """Say that the partner has trained a better exit since this machine joined."""
+        theirs = up.welcome.exit if up.welcome is not None else ""
+        if theirs and theirs != mark_of(self._host.engine.config.exit):
+            log.info("%s has a newer exit: `disco split join` with a new code fetches it", up.name)
 
 
 def make_edge(config: Config, clock: Clock) -> SplitDevice:

@@ -34,6 +34,7 @@ from ..exits.calibrate import Calibration
 from ..models.segment_files import read_head
 from ..models.segments import CALIBRATION, ExitTensor
 from ..process import run_job
+from ..profiling.tuned_profile import n_cores
 from ..types import LayerRange
 from .device import knobs_for
 from .split import checksum, ranges_of, segment_files
@@ -44,6 +45,7 @@ FEWEST, MOST = 1000, 2_000_000  # tokens that may be asked for
 BACKGROUND = 19  # niceness: below all others
 SPARE_BYTES = 256 << 20  # left free on the disk for everything else
 N_SIGNALS, MOST_SHARES = 3, 10_000  # of a calibration: numbers that it is told from, steps of its table
+ROWS = 2  # the format of kept rows
 HEADS = ("auto", "linear", "mlp")
 
 
@@ -127,15 +129,24 @@ class KeptExits:
     def segment(self, one: KeptExit, n_layers: int) -> Path:
         """Return the file of the first range with this exit in it; written if it is missing. Raises ConfigError."""
         layers = LayerRange(0, one.figures.cut, n_layers)
-        found = one.calibration()
-        told = ExitCalibration(
-            coefficients=tuple(found.coefficients.tolist()),
-            scores=tuple(found.scores.tolist()),
-            shares=tuple(found.shares.tolist()),
-            coverage=one.figures.coverage.get("0.8", 0.0),
-        )
-        text = msgspec.json.encode(told).decode()
+        text = msgspec.json.encode(told_of(one)).decode()
         return segment_files().write_exit(self._model, layers, one.tensors(), text)
+
+
+def told_of(one: KeptExit) -> ExitCalibration:
+    """Return how sure an exit may be, as it stands in its segment's header. Raises ConfigError."""
+    found = one.calibration()
+    return ExitCalibration(
+        coefficients=tuple(found.coefficients.tolist()),
+        scores=tuple(found.scores.tolist()),
+        shares=tuple(found.shares.tolist()),
+        coverage=one.figures.coverage.get("0.8", 0.0),
+    )
+
+
+def mark_of(told: ExitCalibration | None) -> str:
+    """Return what tells an exit from another one, by its calibration; empty for none."""
+    return "" if told is None else hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:12]
 
 
 def read_calibration(segment: Path) -> ExitCalibration | None:
@@ -194,7 +205,7 @@ async def train(
         tokens=tokens,
         patterns=(files("disco_daemon.profiles") / "exit_prompts.toml").read_text("utf-8"),
         folder="",
-        n_threads=knobs.n_threads,
+        n_threads=config.device.n_threads or n_cores(),  # nobody waits for each token: no core is kept free
         texts=list(texts),
         kv_type=config.device.kv_type,
         flash_attn=knobs.flash_attn,
@@ -215,7 +226,7 @@ async def train(
 
 def _unfinished(folder: Path, cut: int, job: ExitJob) -> Path:
     """Return the folder of an unfinished training that computes the same rows."""
-    same = hashlib.sha256(msgspec.json.encode([job.patterns, job.texts, job.kv_type])).hexdigest()[:12]
+    same = hashlib.sha256(msgspec.json.encode([ROWS, job.patterns, job.texts, job.kv_type])).hexdigest()[:12]
     return folder / f"unfinished-{cut}-{same}"
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from .. import __version__
-from ..config.layers import write_private
+from ..clock import Clock
+from ..config.layers import data_path, write_private
 from ..config.schema import Config
 from ..engine.config import EngineConfig
 from ..errors import ConfigError
@@ -18,17 +21,35 @@ from ..peer.first_frames import TheCuts
 from ..peer.messages import Build
 from ..types import LayerRange
 from .device import knobs_for, model_path, token_s
-from .exits import KeptExits
+from .exits import KeptExits, mark_of, told_of, train
 from .joined import shape_of
 from .split import checksum, segment_files
 from .split_plan import SPARE, describe_cuts, kv_bytes_per_layer
+from .tasks.exit_trainer import ExitTrainer
+
+log = logging.getLogger("disco.exits")
+
+
+def make_exit_trainer(config: Config, busy: Callable[[], bool], clock: Clock) -> ExitTrainer | None:
+    """Return what trains exits in idle hours; None where that is not asked for."""
+    if not (config.partner.enabled and config.partner.train_exits and config.device.enabled) or config.device.base_url:
+        return None
+    model, cuts = model_path(config.device), HostedCuts()
+
+    def lacking() -> int | None:
+        """Return the cut of the machines that have joined, if there is no exit behind it yet."""
+        cut = next(iter(cuts.load().values()), None)
+        return cut if cut is not None and KeptExits(model).best(cut) is None else None
+
+    return ExitTrainer(lacking, lambda cut: train(config, model, log.debug, cut=cut), busy, clock)
 
 
 class HostedCuts:
     """The cuts of the machines that have joined, by their names, in a file of `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "cuts.json"
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = data_path() / "peer" / "issuer" if folder is None else folder
+        self._path = self.folder / "cuts.json"
 
     def load(self) -> dict[str, int]:
         """Return the cut of each machine; a damaged file has none."""
@@ -83,18 +104,18 @@ def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
     )
 
 
-def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path]:
+def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path, str]:
     """Return the files of the layers below a last range, with the best exit that is kept, and of the range itself.
 
-    Raises ConfigError.
+    The third is the exit's mark; it is empty if there is none. Raises ConfigError.
     """
     kept = KeptExits(model)
     best = kept.best(layers.first)
     if best is not None:
         [upper] = segment_files().write(model, [layers])
-        return kept.segment(best, layers.of), upper
+        return kept.segment(best, layers.of), upper, mark_of(told_of(best))
     lower, upper = segment_files().write(model, [LayerRange(0, layers.first, layers.of), layers])
-    return lower, upper
+    return lower, upper, ""
 
 
 def range_config(config: Config, path: Path, layers: LayerRange) -> EngineConfig:

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from ..clock import Clock
-from ..config.layers import data_path
 from ..config.schema import Config
 from ..engine import wire
 from ..errors import ConfigError
@@ -53,6 +52,7 @@ from .split import checksum
 
 log = logging.getLogger("disco.peer")
 
+WORKING_S = 5.0  # after the latest rows: a link tells of them once a second
 LISTEN_S = 5.0  # for the relay to start and to listen
 
 
@@ -60,12 +60,12 @@ class Partner:
     """Serves the machines that were paired, as the settings say. One change is carried out at a time.
 
     All mutable state: the settings, the relay and the engine while there is something to serve, the tasks that answer
-    the relay, what it last said of port and links, and the reason why nothing is served although it should be.
+    the relay, what it last said of port, links and rows, the exit, and the reason why nothing is served.
     """
 
     def __init__(self, clock: Clock, folder: Path | None = None) -> None:
-        self._folder = data_path() / "peer" / "issuer" if folder is None else folder
-        self._clock, self._issuer, self._cuts = clock, Issuer(self._folder), HostedCuts(self._folder)
+        self._cuts = HostedCuts(folder)
+        self._clock, self._issuer = clock, Issuer(self._cuts.folder)
         self._config: Config | None = None
         self._relay: RelayProcess | None = None
         self._host: RangeEngine | None = None
@@ -79,7 +79,8 @@ class Partner:
         self._links: dict[str, LinkUp] = {}
         self._stats: dict[str, LinkStats] = {}
         self._refused: dict[str, int] = {}
-        self._error = ""
+        self._error = self._exit = ""
+        self._worked_at = -WORKING_S
 
     # --- for the owner ------------------------------------------------------------------------------------------------
 
@@ -121,6 +122,11 @@ class Partner:
             await asyncio.to_thread(self._cuts.save, cuts)
             await self._serve()
         return {"revoked": name}
+
+    @property
+    def is_working(self) -> bool:
+        """Whether another machine's answer is being computed here."""
+        return self._clock.now() - self._worked_at < WORKING_S
 
     def document(self) -> dict[str, Any]:
         """Return who has joined, and how the link to each of them is."""
@@ -212,6 +218,7 @@ class Partner:
             n_ctx=info.n_ctx if info is not None else config.device.n_ctx,
             max_answers=config.partner.max_sessions,
             credits=credits_for(config.partner.max_sessions),
+            exit=self._exit if self._layers is not None else "",
         )
         relay.serve(
             ServeMembers(
@@ -234,8 +241,7 @@ class Partner:
 
     async def _load(self, config: Config, layers: LayerRange) -> None:
         """Have an engine with these layers; one with others ends first. Raises ConfigError."""
-        model = model_path(config.device)
-        _, upper = await asyncio.to_thread(write_ranges, model, layers)
+        _, upper, self._exit = await asyncio.to_thread(write_ranges, model_path(config.device), layers)
         wanted = await asyncio.to_thread(range_config, config, upper, layers)
         if self._host is not None and self._host.engine.config == wanted:
             return
@@ -286,9 +292,11 @@ class Partner:
                 log.info("%s is linked from %s", name, address)
             case LinkDown(name=name, message=message):
                 self._links.pop(name, None)
+                if self._config is not None:  # who connects next hears of an exit that was trained in the meantime
+                    self._begin(self.follow(self._config), "exit")
                 log.info("the link to %s has ended: %s", name, message)
             case LinkStats(name=name):
-                self._stats[name] = event
+                self._stats[name], self._worked_at = event, self._clock.now()
             case RefusalCounts(counts=counts):
                 self._refused = counts
             case PairAsked():
@@ -301,8 +309,6 @@ class Partner:
                 self._links.clear()
                 if self._host is not None:
                     self._host.replace_socket()
-            case _:
-                pass
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -386,7 +392,7 @@ class Partner:
         if self._layers != layers:
             await self._stop_engine()
             await asyncio.to_thread(require_memory, config, model, layers)
-        lower, _ = await asyncio.to_thread(write_ranges, model, layers)
+        lower, _, _ = await asyncio.to_thread(write_ranges, model, layers)
         digest = await asyncio.to_thread(checksum, lower)
         await asyncio.to_thread(self._cuts.save, hosted | {asked.name: asked.cut})
         await self._load(config, layers)

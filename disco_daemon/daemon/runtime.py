@@ -201,7 +201,7 @@ class Runtime:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _busy(self) -> bool:
-        return len(self.conductor.in_flight) > 0
+        return len(self.conductor.in_flight) > 0 or self._partner.is_working
 
     def _record(self, context: AnswerContext, outcome: Outcome) -> None:
         """Record one finished answer with the learner, the metrics and the prober; none of them blocks."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+_WORD = re.compile("[a-z0-9]+")
 REPEAT = 16  # tokens: an answer that says so many again goes in circles, and is counted up to there
 LONGEST_DRAFT = 8  # tokens
 DRAFT_ON = 0.45  # drafts go on while all of them are right with this probability
@@ -42,16 +44,19 @@ def tokens_per_round_trip(agrees: NDArray[np.bool_], confidence: NDArray[np.floa
     return len(agrees) / max(1, n_trips)
 
 
-def rouge_l(found: Sequence[str], wanted: Sequence[str]) -> float:
-    """Return ROUGE-L (F1 of the longest common subsequence) of two lists of words. Source: Lin, W04-1013."""
-    if not found or not wanted:
-        return float(list(found) == list(wanted))
-    lengths = [0] * (len(wanted) + 1)
-    for word in found:
+def rouge_l(found: str, wanted: str) -> float:
+    """Return ROUGE-L of two texts, 0 to 1: F1 of the longest common subsequence of words.
+
+    Words are runs of Latin letters and digits in lower case, as in the package rouge-score. Source: Lin, W04-1013.
+    """
+    ours, theirs = (_WORD.findall(text.lower()) for text in (found, wanted))
+    if not ours or not theirs:
+        return float(ours == theirs)
+    lengths = [0] * (len(theirs) + 1)
+    for word in ours:
         before = 0
-        for i, other in enumerate(wanted, start=1):
+        for i, other in enumerate(theirs, start=1):
             here = lengths[i]
             lengths[i] = before + 1 if word == other else max(here, lengths[i - 1])
             before = here
-    common = lengths[-1]
-    return 2 * common / (len(found) + len(wanted))
+    return 2 * lengths[-1] / (len(ours) + len(theirs))

@@ -1,8 +1,8 @@
 """Trains a head's block and map on kept rows, to say what the whole model says: Adam on gradients by hand.
 
-The loss of a row is the cross-entropy with the whole model's own probabilities over some words: those that its answers
-use, which is a sixth of a vocabulary. Sources: Hinton et al., arXiv 1503.02531 (distillation); Kingma and Ba, arXiv
-1412.6980 (Adam); Pan et al., arXiv 2402.00518 (exits of a frozen model).
+The loss of a row is the cross-entropy with the whole model's own probabilities of its likeliest words, among those that
+its answers use, which is a sixth of a vocabulary. Sources: Hinton et al., arXiv 1503.02531 (distillation); Kingma and
+Ba, arXiv 1412.6980 (Adam); Pan et al., arXiv 2402.00518 (exits of a frozen model).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ BATCH = 256  # rows
 RATE = 2e-3  # of a step; 1e-3 ends one point lower
 WARM_STEPS = 20
 N_WORDS = 6144  # of the vocabulary; an answer seldom has others
+N_TOLD = 64  # of these words, the likeliest after each row
+AT_ONCE = 512  # rows whose logits are in memory at a time
 SEED = 22
 
 
@@ -38,10 +40,25 @@ def with_weights(head: ExitHead, weights: Weights) -> ExitHead:
     return ExitHead(head.scale, weights["map"], head.eps, block)
 
 
-def loss_and_gradients(head: ExitHead, rows: Floats, targets: Floats, output: Floats) -> tuple[float, Weights]:
+@dataclass(frozen=True, slots=True)
+class ToldWords:
+    """What the whole model says after some rows: the likeliest of some words, n x k, and their shares, which sum to 1.
+
+    The others' shares are left out: they change no gradient by much, and take most of the memory and of the time.
+    """
+
+    words: NDArray[np.int64]
+    shares: Floats
+
+    def of(self, rows: NDArray[np.int64]) -> ToldWords:
+        """Return those of some rows."""
+        return ToldWords(self.words[rows], self.shares[rows])
+
+
+def loss_and_gradients(head: ExitHead, rows: Floats, targets: ToldWords, output: Floats) -> tuple[float, Weights]:
     """Return the mean loss over `rows` (n x n_embd), and its gradients by name.
 
-    `targets` are the whole model's probabilities over some words, n x k; `output` are these words' rows of the output
+    `targets` are the whole model's words, which are numbers of rows of `output`; those are some rows of the output
     matrix, k x n_embd.
     """
     n = len(rows)
@@ -62,11 +79,12 @@ def loss_and_gradients(head: ExitHead, rows: Floats, targets: Floats, output: Fl
     y = x @ head.map.T
     logits = y @ output.T
     logits -= logits.max(1, keepdims=True)
-    p = np.exp(logits)
+    said = np.take_along_axis(logits, targets.words, 1)
+    p = np.exp(logits, out=logits)
     total = p.sum(1, keepdims=True)
-    loss = float(np.mean(np.log(total[:, 0]) - np.einsum("ij,ij->i", targets, logits)))
+    loss = float(np.mean(np.log(total[:, 0]) - np.einsum("ij,ij->i", targets.shares, said)))
     p /= total
-    p -= targets
+    np.put_along_axis(p, targets.words, np.take_along_axis(p, targets.words, 1) - targets.shares, 1)
     dy = (p @ output) / np.float32(n)
     grads["map"] = dy.T @ x
     if block is None:
@@ -123,6 +141,7 @@ def train(
     """
     words = np.argsort(-np.bincount(labels, minlength=len(output)), kind="stable")[:N_WORDS]
     some = np.ascontiguousarray(output[words])
+    told_words = told(finals, some)
     weights, adam, random = weights_of(head), Adam(), np.random.default_rng(SEED)
     size = min(BATCH, len(rows))
     n_steps = EPOCHS * (len(rows) // size)
@@ -130,7 +149,7 @@ def train(
         order, losses = random.permutation(len(rows)), []
         for at in range(0, len(rows) - size + 1, size):
             batch = order[at : at + size]
-            loss, grads = loss_and_gradients(with_weights(head, weights), rows[batch], told(finals[batch], some), some)
+            loss, grads = loss_and_gradients(with_weights(head, weights), rows[batch], told_words.of(batch), some)
             rise, fall = min(1.0, (adam.n + 1) / WARM_STEPS), 0.5 + 0.5 * np.cos(np.pi * adam.n / n_steps)
             adam.step(weights, grads, RATE * rise * fall)
             losses.append(loss)
@@ -138,10 +157,15 @@ def train(
     return with_weights(head, weights)
 
 
-def told(finals: Floats, output: Floats) -> Floats:
-    """Return the whole model's probabilities over the words of `output`, by its last rows."""
-    logits = finals @ output.T
-    logits -= logits.max(1, keepdims=True)
-    np.exp(logits, out=logits)
-    logits /= logits.sum(1, keepdims=True)
-    return logits
+def told(finals: Floats, output: Floats) -> ToldWords:
+    """Return what the whole model says, by its last rows, of the words of `output`."""
+    n_told = min(N_TOLD, len(output))
+    words = np.empty((len(finals), n_told), np.int64)
+    shares = np.empty((len(finals), n_told), np.float32)
+    for at in range(0, len(finals), AT_ONCE):
+        logits = finals[at : at + AT_ONCE] @ output.T
+        best = np.argpartition(logits, -n_told, axis=1)[:, -n_told:]
+        p = np.take_along_axis(logits, best, 1)
+        p = np.exp(p - p.max(1, keepdims=True))
+        words[at : at + AT_ONCE], shares[at : at + AT_ONCE] = best, p / p.sum(1, keepdims=True)
+    return ToldWords(words, shares)

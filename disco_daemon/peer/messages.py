@@ -79,6 +79,7 @@ class Welcome(PeerMessage, frozen=True, kw_only=True):
     """The partner's answer to Hello: it has the layers from `cut` on.
 
     A text may have `n_ctx` tokens, `max_answers` may be open at a time, and `credits` rows may be on their way at once.
+    `exit` marks the exit that comes with the layers below the cut; it is empty if there is none.
     """
 
     build: Build
@@ -86,6 +87,7 @@ class Welcome(PeerMessage, frozen=True, kw_only=True):
     n_ctx: int
     max_answers: int
     credits: int
+    exit: str = ""
 
 
 class Refused(PeerMessage, frozen=True, kw_only=True):

@@ -13,7 +13,9 @@ from disco_daemon.engine.llama.hidden import FloatRows
 from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.segment import SegmentModel
+from disco_daemon.engine.llama.teacher import LowerRange, Teacher, UpperRange
 from disco_daemon.engine.llama.weights import read_output, read_weights
+from disco_daemon.engine.measure.exit_training import attention_of
 from disco_daemon.engine.wire import ExitCalibration, Load
 from disco_daemon.errors import ConfigError
 from disco_daemon.exits.head import ExitHead, FfnBlock
@@ -70,6 +72,28 @@ def test_llama_cpp_computes_the_logits_of_an_exit_and_hands_on_the_very_rows(blo
     assert logits.shape == ours.shape
     gap = np.sqrt(np.mean(np.square(logits - ours)) / np.mean(np.square(ours - ours.mean(1, keepdims=True))))
     assert gap < 0.03  # of 8 bits a number, for weights and for what they are multiplied with
+
+
+def test_an_exit_has_the_attention_of_the_layer_behind_the_cut(tmp_path: Path) -> None:
+    found, output = head(block=True)
+    files, last = SegmentFiles(tmp_path, 1 << 30), LayerRange(CUT, N, N)
+    _, header = read_head(default_model_path())
+    tensors = tensors_of(found, output) | attention_of(default_model_path(), header, CUT)
+    given = {name: ExitTensor(t.shape, t.packing, t.data) for name, t in tensors.items()}
+    rows, logits = run(files.write_exit(default_model_path(), FIRST, given), with_exit=True)
+    assert logits is not None
+    paths = files.write(default_model_path(), [FIRST, last])
+    loads = [Load(model_path=str(path), n_ctx=256, n_threads=1, n_gpu_layers=0) for path in paths]
+    teacher = Teacher(LowerRange(loads[0], FIRST), UpperRange(loads[1], last, attended=True))
+    try:
+        attended, _, _ = teacher.run(TEXT)
+    finally:
+        teacher.close()
+    assert attended.shape == rows[::3].shape
+    assert not np.allclose(attended, rows[::3], rtol=0.01)
+    ours = found.logits(attended, output)
+    gap = np.sqrt(np.mean(np.square(logits - ours)) / np.mean(np.square(ours - ours.mean(1, keepdims=True))))
+    assert gap < 0.03
 
 
 def test_an_exit_of_another_model_is_refused(tmp_path: Path) -> None:

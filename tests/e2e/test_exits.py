@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,12 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / name))
 
 
+async def training(progress: Callable[[str], None]) -> None:
+    settings = config.load(flags={"device.n_threads": 1})  # beside other tests
+    model, text = default_model_path(), "The harbour wall was built by fishermen who had lost a boat to a storm. " * 3
+    await train(settings, model, progress, cut=CUT, head="linear", tokens=FEWEST, texts=[text], nice=0)
+
+
 async def train_with_a_break(said: list[str]) -> None:
     """Train, end that when the first tokens are kept, and train again."""
     started = asyncio.Event()
@@ -38,13 +45,12 @@ async def train_with_a_break(said: list[str]) -> None:
         if text.startswith("collecting"):
             started.set()
 
-    again = train(config.load(), default_model_path(), first, cut=CUT, head="linear", tokens=FEWEST, nice=0)
-    task = asyncio.create_task(again)
+    task = asyncio.create_task(training(first))
     await started.wait()
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-    await train(config.load(), default_model_path(), said.append, cut=CUT, head="linear", tokens=FEWEST, nice=0)
+    await training(said.append)
 
 
 def test_a_training_that_was_ended_goes_on_and_its_exit_is_in_the_segment() -> None:
@@ -55,10 +61,12 @@ def test_a_training_that_was_ended_goes_on_and_its_exit_is_in_the_segment() -> N
     [kept] = exits.all()
     figures = kept.figures
     assert (figures.cut, figures.head) == (CUT, "linear")
-    assert figures.train_tokens >= FEWEST
+    assert figures.train_tokens >= FEWEST + 40  # with those of the user's text
     assert 0.3 < figures.agreement < 1
     assert figures.tokens_per_round_trip > 1
     assert 0 < figures.rouge_l_alone <= 1
+    assert figures.rouge_l_confident is not None
+    assert 0 < figures.rouge_l_confident <= 1
     assert figures.perplexity > 1
     assert [path.name for path in exits.folder.iterdir() if path.is_dir()] == []  # the rows are gone
     quiet()

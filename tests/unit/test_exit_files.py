@@ -7,18 +7,24 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from disco_daemon.cli.main import main
-from disco_daemon.daemon.exits import KeptExit, KeptExits
+from disco_daemon.clock import SystemClock
+from disco_daemon.daemon.edge import EdgeLink
+from disco_daemon.daemon.exits import KeptExit, KeptExits, mark_of, told_of
+from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.measure.exit_messages import ExitFigures, ExitTrained
 from disco_daemon.errors import ConfigError
+from disco_daemon.peer.control import Identity, JoinPartner, LinkUp
+from disco_daemon.peer.messages import Build, Hello, Welcome
 from tests.unit.test_segments import model
 
 NAMES = {
     "model", "cut", "head", "train_tokens", "seconds", "agreement", "perplexity", "ece", "coverage",
-    "tokens_per_round_trip", "rouge_l_alone",
+    "tokens_per_round_trip", "rouge_l_alone", "rouge_l_confident",
 }  # fmt: skip
 
 NORM: dict[str, Any] = {
@@ -36,9 +42,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def trained(cut: int, head: str, agreement: float) -> ExitTrained:
+def trained(cut: int, head: str, agreement: float, likeness: float | None = None) -> ExitTrained:
     coverage = {"0.8": 0.3, "0.9": 0.2, "0.95": 0.1}
-    figures = ExitFigures("tiny.gguf", cut, head, 5000, 12.0, agreement, 9.0, 0.02, coverage, 1.7, 0.4)
+    figures = ExitFigures("tiny.gguf", cut, head, 5000, 12.0, agreement, 9.0, 0.02, coverage, 1.7, 0.4, likeness)
     return ExitTrained(figures, f"{cut}-{head}.npz")
 
 
@@ -105,6 +111,18 @@ def test_the_verbs_show_list_and_remove(tiny: Path, tmp_path: Path, capsys: pyte
     assert [one.figures.cut for one in exits.all()] == [3]
 
 
+@pytest.mark.parametrize(("likeness", "claimed"), [(None, True), (0.96, True), (0.9, False)])
+def test_an_exit_whose_sure_tokens_change_answers_claims_no_coverage(
+    likeness: float | None, claimed: bool, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = keep(KeptExits(tiny), tmp_path, 2, "linear", 0.5)
+    one.path.with_suffix(".json").write_bytes(msgspec.json.encode(trained(2, "linear", 0.5, likeness).figures))
+    assert main(["exits", "show", f"--model={tiny}"]) == 0
+    shown = capsys.readouterr().out
+    assert ("may leave" in shown) == claimed
+    assert ("too far" in shown) != claimed
+
+
 def test_showing_what_is_not_there_says_how_to_make_it(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exits", "show", f"--model={tiny}"]) == 1
     assert "disco exits train" in capsys.readouterr().err
@@ -122,3 +140,21 @@ def test_too_little_text_to_train_is_wrong_usage(tokens: str, capsys: pytest.Cap
 def test_a_cut_that_leaves_no_layers_is_refused(tiny: Path, cut: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exits", "train", f"--model={tiny}", f"--cut={cut}"]) == 1
     assert "give cuts from 1 to 3" in capsys.readouterr().err
+
+
+def test_a_machine_whose_exit_is_not_the_partners_is_told_so(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = keep(KeptExits(tiny), tmp_path, 2, "linear", 0.5)
+    build = Build(disco="1", llama="b1", model="m", n_layers=4, n_embd=32, n_vocab=40)
+    role = JoinPartner(
+        identity=Identity(certificate="", key="", ca=""), name="desk", addresses=(), hello=Hello(build=build, cut=2)
+    )
+    link = EdgeLink(EngineConfig(tiny, 256, 1, exit=told_of(one)), SystemClock(), role, {})
+    theirs = mark_of(told_of(one))
+    assert (len(theirs), mark_of(None)) == (12, "")
+    with caplog.at_level("INFO", "disco"):
+        for exit_ in ("", theirs, "another"):
+            welcome = Welcome(build=build, cut=2, n_ctx=256, max_answers=1, credits=64, exit=exit_)
+            link._hear(LinkUp(peer=1, name="desk", build=build, address="there:1", welcome=welcome))
+            assert ("newer exit" in caplog.text) == (exit_ == "another")

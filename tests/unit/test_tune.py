@@ -339,7 +339,7 @@ async def test_a_request_ends_it_and_it_tries_again(tune: Tune) -> None:
 
 async def test_it_gives_up_when_it_is_always_broken_off(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("disco_daemon.daemon.tasks.autotuner.MAX_TRIES", 2)
-    monkeypatch.setattr("disco_daemon.daemon.tasks.autotuner.LOOK_S", 0.001)
+    monkeypatch.setattr("disco_daemon.daemon.tasks.idle.LOOK_S", 0.001)
     began = -1
 
     def busy() -> bool:  # a request comes as soon as it has begun

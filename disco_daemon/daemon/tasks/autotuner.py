@@ -6,19 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import psutil
-
 from ...clock import Clock
 from ...engine.measure.tune_messages import Message, Tuned, TuneJob, TuneProgress, TuneRefused, decode_message, encode
 from ...errors import DiscoError
 from ...process import run_job
+from .idle import IDLE_S, is_machine_quiet, unless, until_idle
 
 log = logging.getLogger("disco.tune")
 
 BUDGET_S = 30.0  # of one tune
-IDLE_S = 20.0  # without a request: a reader in the middle of a conversation asks again sooner
-LOOK_S = 0.05  # between two looks for a request during a tune: a request may be slowed down that long
-QUIET = 0.2  # of the processor, at most taken by others: else their work would be measured
 MAX_TRIES = 8  # broken off by requests; then the machine is left alone until the next start
 LAST_S = 10 * BUDGET_S  # a tune that takes longer hangs
 
@@ -76,7 +72,7 @@ class Autotuner:
         """Tune once, then return; until cancelled."""
         while self.state not in ("done", "failed") and self.n_tries < MAX_TRIES:
             self.state = "waiting"
-            await self._idle()
+            await until_idle(self._busy, self._undisturbed, self._clock, self._idle_s)
             self.n_tries += 1
             self.state = "measuring"
             try:
@@ -88,33 +84,10 @@ class Autotuner:
                 log.warning("the device is not tuned: %s", e)
                 return
 
-    async def _idle(self) -> None:
-        """Wait until there has been no request for a while, and nothing disturbs a measurement."""
-        since = self._clock.now()
-        while self._clock.now() - since < self._idle_s or not self._undisturbed():
-            await asyncio.sleep(min(1.0, self._idle_s / 4))
-            if self._busy():
-                since = self._clock.now()
-
     async def _unless_busy(self) -> Tuned | None:
         """Return the result, or None if a request came in between."""
         log.info("measuring which threads are fastest here, once, while there are no requests (device.autotune)")
-        task = asyncio.create_task(run_tune(self._job, log.debug), name="tune")
-        try:
-            while not task.done():
-                if self._busy():
-                    log.info("a request came: measuring again later")
-                    return None
-                await asyncio.wait([task], timeout=LOOK_S)
-            return await task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-
-def is_machine_quiet() -> bool:
-    """Whether the machine is on mains, or has no battery, and other programs were quiet since the last call."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    if battery is not None and battery.power_plugged is False:
-        return False
-    return psutil.cpu_percent() <= 100 * QUIET
+        tuned = await unless(run_tune(self._job, log.debug), self._busy, "tune")
+        if tuned is None:
+            log.info("a request came: measuring again later")
+        return tuned

@@ -52,7 +52,7 @@ class HiddenRows:
 
     def __init__(self, architecture: str, layer: int, n_embd: int) -> None:
         self._layer, self._n_embd = layer, n_embd
-        self._watch = None if architecture in _SHOWN and _get is not None else _Watch(f"l_out-{layer - 1}")
+        self._watch = None if architecture in _SHOWN and _get is not None else GraphWatch(f"l_out-{layer - 1}")
 
     def prepare(self, params: Any) -> None:
         """Set what a context needs to be made with."""
@@ -89,7 +89,7 @@ _base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctyp
 _base.ggml_backend_tensor_get.restype = None
 
 
-class _Watch:
+class GraphWatch:
     """Takes a tensor's numbers out of the graph while that is computed, a copy for each micro-batch."""
 
     def __init__(self, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -40,8 +41,7 @@ class SegmentModel(Sequences):
         self._rows = Rows(N_BATCH, 0 if layers.is_first else self.n_embd)
         params = context_params(load)
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = load.n_ctx, N_BATCH, N_BATCH, N_SEQS_MAX
-        if self._hidden is not None:
-            self._hidden.prepare(params)
+        self._prepare(params)
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             llama_cpp.llama_model_free(self._model)
@@ -50,6 +50,11 @@ class SegmentModel(Sequences):
         self._attach(context)
         if self._hidden is not None:
             self._hidden.begin(context)
+
+    def _prepare(self, params: Any) -> None:
+        """Set what the context needs to be made with, so that it shows rows."""
+        if self._hidden is not None:
+            self._hidden.prepare(params)
 
     def close(self) -> None:
         """Free model and context; nothing else may be called afterwards."""

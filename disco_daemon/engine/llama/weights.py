@@ -33,18 +33,25 @@ _base.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
 F32 = 0
 
 
+def read_packed(path: Path, header: Header, tensor: Tensor) -> bytes:
+    """Return a tensor's bytes as they are in a model's file. Raises ModelError if they are not there."""
+    n_bytes = tensor.n_bytes or 0
+    with path.open("rb") as file:
+        file.seek(header.data_at + tensor.offset)
+        data = file.read(n_bytes)
+    if len(data) != n_bytes or not data:
+        msg = f"{path.name} ends within its weights, or has some that cannot be read"
+        raise ModelError(msg)
+    return data
+
+
 def read_weights(path: Path, header: Header, name: str) -> FloatRows:
     """Return a tensor of a model, with the shape's longest stride first. Raises ModelError if it is not there."""
     tensor = find_weights(header, name)
     if tensor is None or tensor.n_bytes is None:
         msg = f"{path.name} has no weights {name} that can be read"
         raise ModelError(msg)
-    with path.open("rb") as file:
-        file.seek(header.data_at + tensor.offset)
-        data = file.read(tensor.n_bytes)
-    if len(data) != tensor.n_bytes:
-        msg = f"{path.name} ends within its weights"
-        raise ModelError(msg)
+    data = read_packed(path, header, tensor)
     shape = tensor.shape[::-1]
     if tensor.packing == F32:
         return np.frombuffer(data, np.float32).reshape(shape)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ...exits.calibrate import Calibration, signals
 from ...exits.head import ExitHead, Floats
 from ...exits.prompts import PromptPart, prompts
 from ...exits.quality import length_until_repeat, rouge_l
@@ -18,45 +20,72 @@ from .exit_rows import LONGEST_PROMPT, RowCollector
 N_ANSWERS = 12  # at most
 ANSWER_SHARE = 100  # tokens to judge from, for each of them
 LONGEST = 96  # tokens
+THETA = 0.9  # as sure as an exit must be in the answers where it may decide
+
+
+Choice = Callable[[Floats, Floats], NDArray[np.int64]]  # of tokens, by what an exit gets and the whole model's logits
 
 
 @dataclass(frozen=True, slots=True)
 class AloneFigures:
-    """Of answers that an exit wrote alone: the whole model's perplexity, and ROUGE-L to its own answers (means)."""
+    """Of answers that an exit wrote alone: the whole model's perplexity, and ROUGE-L to its own answers (means).
+
+    `rouge_l_confident` is that of answers whose tokens are the exit's where it was sure by THETA, else the whole
+    model's.
+    """
 
     perplexity: float
     rouge_l: float
+    rouge_l_confident: float
 
 
 def write_alone(
-    teacher: Teacher, rows: RowCollector, head: ExitHead, output: Floats, patterns: str, n_judged: int
+    teacher: Teacher,
+    rows: RowCollector,
+    head: ExitHead,
+    calibration: Calibration,
+    output: Floats,
+    patterns: str,
+    n_judged: int,
 ) -> AloneFigures:
-    """Write greedy answers to prompts that are kept to judge, alone and with the whole model. Raises ModelError.
+    """Write greedy answers to prompts that are kept to judge: alone, where it is sure, and with the whole model.
 
-    More of them where more tokens, `n_judged`, were to judge from.
+    More of them where more tokens, `n_judged`, were to judge from. Raises ModelError.
     """
     texts = itertools.islice(prompts(patterns, PromptPart.JUDGE), min(N_ANSWERS, max(1, n_judged // ANSWER_SHARE)))
     asked = [rows.prompt_ids(text)[:LONGEST_PROMPT] for text in texts]
-    own, alone = _write(teacher, asked, None, output), _write(teacher, asked, head, output)
-    shares = [rouge_l(_words(teacher, a), _words(teacher, b)) for a, b in zip(alone, own, strict=True)]
+
+    def sure(hidden: Floats, logits: Floats) -> NDArray[np.int64]:
+        own = head.logits(hidden, output)
+        leaves = calibration.confidence(signals(own)) >= THETA
+        tokens: NDArray[np.int64] = np.where(leaves, own.argmax(1), logits.argmax(1))
+        return tokens
+
+    whole = _write(teacher, asked, lambda _, logits: logits.argmax(1))
+    alone = _write(teacher, asked, lambda hidden, _: head.logits(hidden, output).argmax(1))
+    confident = _write(teacher, asked, sure)
     nats = sum(_nats(teacher, prompt, answer) for prompt, answer in zip(asked, alone, strict=True) if answer)
-    return AloneFigures(float(np.exp(nats / max(1, sum(map(len, alone))))), float(np.mean(shares)))
+    perplexity = float(np.exp(nats / max(1, sum(map(len, alone)))))
+    return AloneFigures(perplexity, _likeness(teacher, alone, whole), _likeness(teacher, confident, whole))
 
 
-def _write(teacher: Teacher, asked: Sequence[Sequence[int]], head: ExitHead | None, output: Floats) -> list[list[int]]:
-    """Return greedy answers, by the exit's head or by the whole model, each up to where it goes in circles."""
+def _likeness(teacher: Teacher, found: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> float:
+    shares = [rouge_l(_text(teacher, a), _text(teacher, b)) for a, b in zip(found, wanted, strict=True)]
+    return float(np.mean(shares))
+
+
+def _write(teacher: Teacher, asked: Sequence[Sequence[int]], choose: Choice) -> list[list[int]]:
+    """Return answers of chosen tokens, each up to where it goes in circles."""
     answers: list[list[int]] = [[] for _ in asked]
     for seq in range(len(asked)):
         teacher.free(seq)
 
-    def compute(rows: Sequence[Row]) -> Floats:
-        if head is None:
-            return teacher.run(rows)[2]
-        hidden = teacher.lower.run(rows)
-        return head.logits(hidden[[i for i, row in enumerate(rows) if row[3]]], output)
+    def compute(rows: Sequence[Row]) -> list[int]:
+        hidden, _, logits = teacher.run(rows)
+        return [int(token) for token in choose(hidden, logits)]
 
     firsts = [compute([(id_, i, seq, i == len(ids) - 1) for i, id_ in enumerate(ids)]) for seq, ids in enumerate(asked)]
-    latest = {seq: int(logits[0].argmax()) for seq, logits in enumerate(firsts)}
+    latest = {seq: tokens[0] for seq, tokens in enumerate(firsts)}
     while True:
         latest = {seq: token for seq, token in latest.items() if not teacher.vocabulary.ends(token)}
         for seq, token in latest.items():
@@ -65,7 +94,7 @@ def _write(teacher: Teacher, asked: Sequence[Sequence[int]], head: ExitHead | No
         if not latest:
             return [answer[: length_until_repeat(answer)] for answer in answers]
         batch = [(token, len(asked[seq]) + len(answers[seq]) - 1, seq, True) for seq, token in latest.items()]
-        latest = dict(zip(latest, map(int, compute(batch).argmax(1)), strict=True))
+        latest = dict(zip(latest, compute(batch), strict=True))
 
 
 def _nats(teacher: Teacher, prompt: Sequence[int], answer: Sequence[int]) -> float:
@@ -79,5 +108,5 @@ def _nats(teacher: Teacher, prompt: Sequence[int], answer: Sequence[int]) -> flo
     return float(told.sum())
 
 
-def _words(teacher: Teacher, tokens: Sequence[int]) -> list[str]:
-    return b"".join(teacher.vocabulary.piece(token) for token in tokens).decode("utf-8", "replace").split()
+def _text(teacher: Teacher, tokens: Sequence[int]) -> str:
+    return b"".join(teacher.vocabulary.piece(token) for token in tokens).decode("utf-8", "replace")

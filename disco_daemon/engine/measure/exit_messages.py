@@ -41,7 +41,8 @@ class ExitFigures(msgspec.Struct, frozen=True):
 
     `agreement` is the share of tokens that the whole model would say, `ece` the calibration error, `coverage` the share
     of tokens that may leave by threshold. `perplexity` is that of the whole model on what the exit writes alone, and
-    `rouge_l_alone` compares that with the whole model's own answers. Training took `seconds` in all.
+    `rouge_l_alone` compares that with the whole model's own answers, and `rouge_l_confident` answers where it decides
+    what it is sure of by 0.9; older exits have none. Training took `seconds` in all.
     """
 
     model: str
@@ -55,6 +56,7 @@ class ExitFigures(msgspec.Struct, frozen=True):
     coverage: dict[str, float]
     tokens_per_round_trip: float
     rouge_l_alone: float
+    rouge_l_confident: float | None = None
 
 
 class ExitTrained(msgspec.Struct, tag=True, frozen=True):

@@ -6,6 +6,7 @@ The files of an unfinished training are found again: it goes on with the next pr
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ from ..wire import Generate
 
 N_ANSWERS = 16  # written at a time: more cost as much a token, since attention looks at all of them
 LONGEST_PROMPT, LONGEST_ANSWER = 320, 160  # tokens
-CELLS = N_ANSWERS * (LONGEST_PROMPT + LONGEST_ANSWER)  # of the KV cache
+CELLS = (N_ANSWERS + 1) * (LONGEST_PROMPT + LONGEST_ANSWER)  # of the KV cache
+HELD = N_ANSWERS  # the sequence of the latest prompt
+N_EACH = 2  # answers to a prompt to train on: it is read once for both, which takes a third of the time
 TEXT_TOKENS = 256  # of a user's text, read at a time
 SHARD = 2000  # tokens in one file: what a training that is ended loses at most
 TEMPERATURE, TOP_K = 0.8, 64  # of most answers to train on; greedy ones alone would be too much alike
@@ -54,12 +57,23 @@ class TaughtAnswer:
     kept: list[tuple[Floats, Floats, int, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class HeldPrompt:
+    """The latest prompt that was read, with what was computed of its last token; `n_left` answers may begin from it."""
+
+    ids: list[int] = field(default_factory=list)
+    number: int = 0
+    n_left: int = 0
+    last: tuple[Floats, Floats, Floats] | None = None
+
+
 class RowCollector:
     """Writes the files of all parts into `folder`; `report` gets a line now and then."""
 
     def __init__(self, teacher: Teacher, folder: Path, patterns: str, report: Callable[[str], None]) -> None:
         self._teacher, self._folder, self._patterns, self._report = teacher, folder, patterns, report
         self._random = np.random.default_rng()
+        self._held = HeldPrompt()
 
     def collect(self, part: PromptPart, n: int, texts: Sequence[str]) -> None:
         """Go on until there are `n` tokens of a part, and all of the user's `texts` for training. Raises ModelError."""
@@ -67,6 +81,7 @@ class RowCollector:
         source = enumerate(prompts(self._patterns, part))
         todo = itertools.islice(source, n_prompts, None)
         self._random = np.random.default_rng([SEED, n_prompts])
+        self._held = HeldPrompt()
         if part is PromptPart.TRAIN and texts and not (self._folder / f"{part}-texts.npz").exists():
             self._read(texts)
         if n_done >= n:
@@ -127,8 +142,8 @@ class RowCollector:
         live: dict[int, TaughtAnswer] = {}
         while True:
             for seq in range(n_at_once):
-                while seq not in live and (found := next(todo, None)) is not None:
-                    answer = self._begin(seq, *found, greedy=part is not PromptPart.TRAIN)
+                while seq not in live and (self._held.n_left or self._read_next(todo, part)):
+                    answer = self._begin(seq, greedy=part is not PromptPart.TRAIN)
                     if answer is not None:
                         live[seq] = answer
             if not live:
@@ -140,15 +155,32 @@ class RowCollector:
                     del live[seq]
                     yield answer
 
-    def _begin(self, seq: int, number: int, text: str, *, greedy: bool) -> TaughtAnswer | None:
-        """Read a prompt; None if it is too long, or if the model has nothing to say."""
-        ids = self.prompt_ids(text)
-        if len(ids) > LONGEST_PROMPT:
-            return None
+    def _read_next(self, todo: Iterator[tuple[int, str]], part: PromptPart) -> bool:
+        """Read the next prompt that is not too long, but for what it has in common with the one before it."""
+        for number, text in todo:
+            ids, before = self.prompt_ids(text), self._held.ids
+            if len(ids) > LONGEST_PROMPT:
+                continue
+            n_same = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, ids[:-1], before)))
+            self._teacher.free(HELD, n_same)
+            rows = [(id_, i, HELD, i == len(ids) - 1) for i, id_ in enumerate(ids)]
+            hidden, finals, logits = self._teacher.run(rows[n_same:])
+            n_answers = N_EACH if part is PromptPart.TRAIN else 1
+            self._held = HeldPrompt(ids, number, n_answers, (hidden[0], finals[0], logits[0]))
+            return True
+        return False
+
+    def _begin(self, seq: int, *, greedy: bool) -> TaughtAnswer | None:
+        """Begin an answer to the prompt that was read; None if the model has nothing to say."""
+        held = self._held
+        assert held.last is not None
+        held.n_left -= 1
         self._teacher.free(seq)
-        hidden, finals, logits = self._teacher.run([(id_, i, seq, i == len(ids) - 1) for i, id_ in enumerate(ids)])
-        answer = TaughtAnswer(greedy or self._random.random() < GREEDY, number, len(ids))
-        return None if self._take(answer, hidden[0], finals[0], logits[0]) else answer
+        self._teacher.share(HELD, seq, len(held.ids))
+        # Of the answers to one prompt the first alone may be greedy: two such would be the same.
+        by_chance = held.n_left == N_EACH - 1 and self._random.random() < N_EACH * GREEDY
+        answer = TaughtAnswer(greedy or by_chance, held.number, len(held.ids))
+        return None if self._take(answer, *held.last) else answer
 
     def _take(self, answer: TaughtAnswer, hidden: Floats, final: Floats, logits: Floats) -> bool:
         """Keep what was computed for the latest token, and draw the next; return whether the answer has its end."""

@@ -16,7 +16,7 @@ from ...confine import Access, confine
 from ...exits.calibrate import LEAST, Calibration, Doubles, calibrate, calibration_error, coverage, signals
 from ...exits.fit import RidgeSums, best_map
 from ...exits.head import ExitHead, FfnBlock, Floats
-from ...exits.packing import tensors_of
+from ...exits.packing import PackedTensor, tensors_of
 from ...exits.prompts import PromptPart
 from ...exits.quality import tokens_per_round_trip
 from ...exits.training import train
@@ -28,7 +28,7 @@ from ..llama.model import quiet
 from ..llama.refusals import ModelError
 from ..llama.teacher import LowerRange, Teacher, UpperRange
 from ..llama.template import TemplateError
-from ..llama.weights import find_weights, read_output, read_weights
+from ..llama.weights import find_weights, read_output, read_packed, read_weights
 from ..wire import Load
 from .exit_alone import write_alone
 from .exit_messages import (
@@ -64,7 +64,7 @@ class Trainer:
             self._header = read_header(file.read(HEADER_BYTES))
         _say(ExitProgress(f"loading {self._whole.name}"))
         lower, upper = ((_load(job, r.path), LayerRange(r.first, r.last, job.n_layers)) for r in job.ranges)
-        self._teacher = Teacher(LowerRange(*lower), UpperRange(*upper))
+        self._teacher = Teacher(LowerRange(*lower), UpperRange(*upper, attended=self._attends()))
         self._output = read_output(self._whole, self._header)
         self._rows = RowCollector(self._teacher, Path(job.folder), job.patterns, lambda text: _say(ExitProgress(text)))
 
@@ -86,14 +86,17 @@ class Trainer:
         found, agrees = self._verdicts(head, judged)
         confidence = calibration.confidence(found)
         _say(ExitProgress("letting the exit write alone"))
-        alone = write_alone(self._teacher, self._rows, head, self._output, job.patterns, len(judged.labels))
+        alone = write_alone(
+            self._teacher, self._rows, head, calibration, self._output, job.patterns, len(judged.labels)
+        )
+        _say(ExitProgress(f"done in {time.process_time():.0f} s of processor time since the latest start"))
         file = f"{self._cut}-{name}.npz"
         self._save(Path(job.folder) / file, head, calibration)
         figures = ExitFigures(
             self._whole.name, self._cut, name, len(rows.labels), self._rows.seconds() + time.monotonic() - began,
             float(agrees.mean()), alone.perplexity, calibration_error(confidence, agrees),
             {str(theta): coverage(confidence, theta) for theta in THETAS},
-            tokens_per_round_trip(agrees, confidence, judged.answers), alone.rouge_l,
+            tokens_per_round_trip(agrees, confidence, judged.answers), alone.rouge_l, alone.rouge_l_confident,
         )  # fmt: skip
         return ExitTrained(figures, file)
 
@@ -115,6 +118,10 @@ class Trainer:
         if wanted != "linear" and block is not None:
             found.append(("mlp", self._trained(self._start(rows, kept, block), rows, "a block")))
         return max(found, key=lambda one: float(self._verdicts(one[1], kept)[1].mean()))
+
+    def _attends(self) -> bool:
+        """Say whether the exit has the attention of the layer behind the cut, whose weights then are in the tail."""
+        return self._header.architecture in WITH_BLOCK
 
     def _block(self) -> FfnBlock | None:
         """Return the FFN of the layer behind the cut, from which a trained block starts; None if there can be none."""
@@ -159,7 +166,10 @@ class Trainer:
         arrays: dict[str, Floats | Doubles | np.ndarray[tuple[int], np.dtype[np.uint8]]] = {
             "coefficients": calibration.coefficients, "scores": calibration.scores, "shares": calibration.shares,
         }  # fmt: skip
-        for name, tensor in tensors_of(head, self._output).items():
+        tensors = tensors_of(head, self._output) | (
+            attention_of(self._whole, self._header, self._cut) if self._attends() else {}
+        )
+        for name, tensor in tensors.items():
             # The first number is the packing, then comes the shape.
             arrays[f"shape {name}"] = np.array([tensor.packing, *tensor.shape], np.float64)
             arrays[f"data {name}"] = np.frombuffer(tensor.data, np.uint8)
@@ -169,6 +179,19 @@ class Trainer:
     def close(self) -> None:
         """Free the model."""
         self._teacher.close()
+
+
+def attention_of(model: Path, header: Header, layer: int) -> dict[str, PackedTensor]:
+    """Return the weights of a layer but for its FFN, by their names without `blk.N.`, as they are in the model's file.
+
+    Raises ModelError if they are not there.
+    """
+    own = f"blk.{layer}."
+    return {
+        tensor.name.removeprefix(own): PackedTensor(tensor.shape, tensor.packing, read_packed(model, header, tensor))
+        for tensor in header.tensors
+        if tensor.name.startswith(own) and not tensor.name.startswith(f"{own}ffn_")
+    }
 
 
 def _require(rows: ExitRows, least: int, what: str) -> None:
