@@ -8,7 +8,7 @@ as long as the slowest of these: the busiest host, the busiest link, and one fli
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,7 +37,8 @@ class FleetForecast:
     """What is expected of a placement: its rate, how many sequences fit, and what the rate comes of.
 
     `busy` is for each host how many seconds of a round it computes, a round being one token of every sequence; `fill`
-    the share of its KV room that is taken. `shares` is [modules, hosts].
+    the share of its KV room that is taken. `shares` is [modules, hosts]. `unevenness` is how full and busy the hosts
+    would be if all replicas were used, the worst ones first: of two equal rates the smaller is better.
     """
 
     tokens_per_s: float
@@ -50,10 +51,7 @@ class FleetForecast:
     crossings: float
     shares: FloatArray
 
-    @property
-    def unevenness(self) -> float:
-        """How full and busy hosts are beyond the worst one: of two equal rates the smaller is better."""
-        return float(np.sum(self.busy**8) ** 0.125 + np.sum(np.minimum(self.fill, 1.0) ** 8) ** 0.125)
+    unevenness: float
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,16 @@ class FleetModel:
         except ValueError:
             return self._nothing(placement)
         best = self._under(compute, free)
+        if best.n_sequences:  # replicas need not be used: none makes a fleet slower
+            first = np.array([self._anywhere(mask) for mask in placement.masks])
+            best = max((best, replace(self._under(first, free), unevenness=best.unevenness)), key=_tokens_per_s)
         if best.n_sequences < self.load.n_sequences:  # short of room for KV cache: perhaps other shares have more
             try:
                 memory = self._shares(placement, np.maximum(free, 0.0), n_flights=0)
             except ValueError:
                 return best
             others = [self._under(mix * compute + (1 - mix) * memory, free) for mix in MIXES[1:]]
-            best = max((best, *others), key=lambda one: one.tokens_per_s)
+            best = max((best, *others), key=_tokens_per_s)
         return best
 
     def _shares(self, placement: Placement, capacity: FloatArray, n_flights: int) -> FloatArray:
@@ -160,7 +161,9 @@ class FleetModel:
             round_s = max(pass_s, float(busy.max()), link_s)
             if best is None or n / round_s > best.tokens_per_s:
                 crossings = float(rows.sum() / 2)
-                best = FleetForecast(n / round_s, n, n_flights, pass_s, round_s, busy, fill * n, crossings, shares)
+                best = FleetForecast(
+                    n / round_s, n, n_flights, pass_s, round_s, busy, fill * n, crossings, shares, _norm(busy, fill * n)
+                )
         return best or self._empty(shares, fill)
 
     def _nothing(self, placement: Placement) -> FleetForecast:
@@ -168,7 +171,16 @@ class FleetModel:
         return self._empty(shares, np.ones(len(self.hosts)))
 
     def _empty(self, shares: FloatArray, fill: FloatArray) -> FleetForecast:
-        return FleetForecast(0.0, 0.0, 0, np.inf, np.inf, np.zeros(len(self.hosts)), fill, 0.0, shares)
+        return FleetForecast(0.0, 0.0, 0, np.inf, np.inf, np.zeros(len(self.hosts)), fill, 0.0, shares, np.inf)
+
+
+def _norm(busy: FloatArray, fill: FloatArray) -> float:
+    """Return a number that the worst host decides, then the next."""
+    return float(np.sum(busy**8) ** 0.125 + np.sum(np.minimum(fill, 1.0) ** 8) ** 0.125)
+
+
+def _tokens_per_s(one: FleetForecast) -> float:
+    return one.tokens_per_s
 
 
 def routes(shares: FloatArray, least: float = 1e-6) -> list[tuple[float, tuple[int, ...]]]:

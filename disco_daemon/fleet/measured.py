@@ -7,16 +7,18 @@ the rate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 
 from .forecast import FleetForecast, FleetModel
 from .placement import MAX_HOSTS, Placement, free_bytes, runs
 from .steps import FleetStep, StepKind
 
 LEAST_GAIN = 0.02  # of the rate: a step that gains less is not taken
-LOOK_AHEAD = 3  # steps that may gain nothing before one that does
-MAX_CANDIDATES = 120  # of one step; where there would be more, only a choice of them is tried
+LOOK_AHEAD = 3  # steps of a plan that are looked at together
+N_BRANCHES = 4  # first steps that are tried with what follows, where all steps can be tried
+MAX_CANDIDATES = 130  # of one step; where there would be more, only a choice of them is tried
 N_TARGETS = 3  # hosts to which modules may go, the least busy ones, where not all are tried
 N_SOURCES = 2  # hosts that they leave or are relieved, the busiest ones
 MAX_STEPS = 4 * MAX_HOSTS  # of a plan
@@ -24,19 +26,30 @@ ROUNDING = 1e-9  # of a rate
 
 
 def next_steps(fleet: FleetModel, placement: Placement) -> list[FleetStep]:
-    """Return the fewest steps found that together raise the rate by LEAST_GAIN or more; none if there are none."""
-    begin = fleet.forecast(placement)
-    now, steps = begin, list[FleetStep]()
-    for _ in range(LOOK_AHEAD):
-        found = _best_step(fleet, placement, now)
-        if found is None:
-            break
-        step, placement, now = found
-        steps.append(step)
-        gain = now.tokens_per_s / begin.tokens_per_s if begin.tokens_per_s else float("inf")
+    """Return the fewest steps found that together raise the rate by LEAST_GAIN or more; none if there are none.
+
+    The first step is the one from which the next ones lead furthest, not the one that gains most itself.
+    """
+    forecast = cache(fleet.forecast)
+    begin = forecast(placement)
+    n_tried = N_BRANCHES if _is_small(fleet) else 1
+    enough = begin.tokens_per_s * (1 + LEAST_GAIN)
+    best: list[_Reached] = []
+    for first in _best_steps(fleet, forecast, placement, begin)[:n_tried]:
+        way = [first]
+        while len(way) < LOOK_AHEAD and (n_tried > 1 or way[-1].forecast.tokens_per_s < enough):
+            further = _best_steps(fleet, forecast, way[-1].placement, way[-1].forecast)
+            if not further:
+                break
+            way.append(further[0])
+        if not best or way[-1].forecast.tokens_per_s > best[-1].forecast.tokens_per_s * (1 + ROUNDING):
+            best = way
+    for n, reached in enumerate(best, start=1):
+        now = reached.forecast.tokens_per_s
+        gain = now / begin.tokens_per_s if begin.tokens_per_s else float("inf")
         if gain >= 1 + LEAST_GAIN:
-            why = f"{begin.tokens_per_s:.1f} to {now.tokens_per_s:.1f} token/s expected"
-            return [replace(one, predicted=gain, why=why) for one in steps]
+            why = f"{begin.tokens_per_s:.1f} to {now:.1f} token/s expected"
+            return [replace(one.step, predicted=gain, why=why) for one in best[:n]]
     return []
 
 
@@ -50,27 +63,39 @@ def plan_steps(fleet: FleetModel, placement: Placement) -> tuple[Placement, list
     return placement, steps
 
 
-def _best_step(
-    fleet: FleetModel, placement: Placement, now: FleetForecast
-) -> tuple[FleetStep, Placement, FleetForecast] | None:
-    """Return the step with the highest rate, or of equal ones the most even load; none if nothing gets better."""
-    best: tuple[FleetStep, Placement, FleetForecast] | None = None
-    rate, unevenness = now.tokens_per_s, now.unevenness
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A step, where it leads, and what is expected there."""
+
+    step: FleetStep
+    placement: Placement
+    forecast: FleetForecast
+
+
+def _is_small(fleet: FleetModel) -> bool:
+    """Whether all steps can be tried."""
+    n_hosts, n_free = len(fleet.hosts), len(fleet.model.weights) - len(fleet.pinned)
+    return n_hosts * (n_hosts + 1) * n_free * (n_free + 1) // 2 <= MAX_CANDIDATES
+
+
+def _best_steps(
+    fleet: FleetModel, forecast: Callable[[Placement], FleetForecast], placement: Placement, now: FleetForecast
+) -> list[_Reached]:
+    """Return the steps that make anything better and lower no rate: by the highest rate, then by the most even load."""
+    found = []
     for step in candidates(fleet, placement, now):
         after = step.apply(placement)
-        found = fleet.forecast(after)
-        better = found.tokens_per_s > rate * (1 + ROUNDING)
-        as_good = found.tokens_per_s >= rate * (1 - ROUNDING) and found.unevenness < unevenness * (1 - ROUNDING)
-        if better or as_good:
-            best = step, after, found
-            rate, unevenness = max(rate, found.tokens_per_s), found.unevenness
-    return best
+        expected = forecast(after)
+        gain = expected.tokens_per_s - now.tokens_per_s
+        least = ROUNDING * now.tokens_per_s
+        if gain > least or (gain >= -least and expected.unevenness < now.unevenness * (1 - ROUNDING)):
+            found.append(_Reached(step, after, expected))
+    return sorted(found, key=lambda one: (-round(one.forecast.tokens_per_s, 6), one.forecast.unevenness))
 
 
 def candidates(fleet: FleetModel, placement: Placement, now: FleetForecast) -> Iterator[FleetStep]:
     """Yield steps worth a forecast: all there are in a small fleet, else runs from the busiest to the least busy."""
-    n_hosts, n_free = len(fleet.hosts), len(placement.masks) - len(fleet.pinned)
-    is_small = n_hosts * (n_hosts + 1) * n_free * (n_free + 1) // 2 <= MAX_CANDIDATES
+    n_hosts, is_small = len(fleet.hosts), _is_small(fleet)
     if is_small:
         sources = targets = list(range(n_hosts))
     else:

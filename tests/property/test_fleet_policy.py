@@ -178,7 +178,7 @@ def ratios_to_best(seeds: range) -> list[float]:
     """The rate of the policy's plan / the best one's, on instances that are small enough to try everything."""
     found = []
     for seed in seeds:
-        n_hosts, n_layers = ((2, 2), (2, 3), (2, 4), (3, 2))[seed % 4]
+        n_hosts, n_layers = ((2, 2), (2, 3), (2, 4), (3, 2), (3, 3))[seed % 5]
         fleet = random_fleet(seed, n_hosts, n_layers)
         end, _ = plan_steps(fleet, Placement.at_home(n_layers + 2))
         found.append(fleet.forecast(end).tokens_per_s / best_rate(fleet))
@@ -186,7 +186,7 @@ def ratios_to_best(seeds: range) -> list[float]:
 
 
 def test_plans_are_within_five_percent_of_the_best_placement() -> None:
-    assert min(ratios_to_best(range(40))) >= 0.95
+    assert min(ratios_to_best(range(25))) >= 0.95
 
 
 @pytest.mark.slow
@@ -277,3 +277,28 @@ def test_a_host_without_memory_gives_way_and_gets_its_batch_back_afterwards() ->
     played.play(1500, 1)
     assert played.state.batch == 64
     assert not played.state.offloaded
+
+
+@pytest.mark.parametrize("policy", ["measured", "paper"])
+def test_a_host_that_loses_its_memory_hands_layers_over_before_anything_is_lowered(policy: str) -> None:
+    played = Played(policy)
+    hosts = tuple(replace(host, memory_bytes=1.2 * sum(played.fleet.model.weights)) for host in played.fleet.hosts)
+    played.fleet = replace(played.fleet, hosts=hosts)
+    played.play(40, 60, other_memory=0.3)
+    kinds = [record.step.kind for record in played.controller.records]
+    assert kinds
+    assert kinds[0] in (StepKind.MOVE, StepKind.REPLICATE, StepKind.EVICT)
+    freed = [record.step for record in played.controller.records if record.step.source == 0]
+    assert freed, "nothing left the host that is short"
+    assert played.state.placement.weights_on(0, played.fleet.model) < sum(played.fleet.model.weights)
+
+
+def test_without_late_answers_a_short_host_is_left_alone_and_too_few_answers_say_nothing() -> None:
+    controller, fleet = FleetController(), random_fleet(1, 2, 4)
+    state = ReducedState(Placement.at_home(6), 8)
+    for now in range(20):
+        seen = FleetSeen(fleet, state, 8, (0.99, 0.95), (0.5, 0.5), n_answers=0, n_violating=0)
+        assert controller.decide(float(now), seen) == []
+    few = FleetSeen(fleet, state, 8, (0.99, 0.95), (0.5, 0.5), n_answers=7, n_violating=7)
+    assert controller.decide(20.0, few) == []
+    assert controller.violating_share() == 0.0
