@@ -174,11 +174,14 @@ def best_rate(fleet: FleetModel) -> float:
     return best
 
 
+SHAPES = ((2, 2), (2, 3), (2, 4), (3, 2), (2, 2), (2, 3), (2, 4), (3, 2), (2, 3), (3, 3))  # hosts and free layers
+
+
 def ratios_to_best(seeds: range) -> list[float]:
     """The rate of the policy's plan / the best one's, on instances that are small enough to try everything."""
     found = []
     for seed in seeds:
-        n_hosts, n_layers = ((2, 2), (2, 3), (2, 4), (3, 2), (3, 3))[seed % 5]
+        n_hosts, n_layers = SHAPES[seed % len(SHAPES)]
         fleet = random_fleet(seed, n_hosts, n_layers)
         end, _ = plan_steps(fleet, Placement.at_home(n_layers + 2))
         found.append(fleet.forecast(end).tokens_per_s / best_rate(fleet))
