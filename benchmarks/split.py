@@ -42,7 +42,7 @@ from .split_faults import measure_link_cuts, measure_ttft
 from .split_naive import measure_naive
 from .split_run import (
     EXACT,
-    WAYS,
+    LOSSY,
     AskedPrompt,
     Way,
     ask_all,
@@ -144,11 +144,15 @@ async def measure_first(
         await warm_up(machines)
         for number, prompt in enumerate(setup.prompts):
             asked.append(one := await ask_cloud(machines, prompt, setup.n.tokens))
-            said = await ask_ways(machines, one, WAYS if pair.head else [way], where(cut, setup.codec))
+            said = await ask_ways(machines, one, [way], where(cut, setup.codec))
             progress(f"{number + 1} of {len(setup.prompts)}: {said}")
         found = await measure_faults(machines, setup)
-    name = where(cut, setup.codec)
-    rows = [row for one in WAYS for row in way_rows(asked, one, name, cut, setup.codec)]
+    name, rows = where(cut, setup.codec), list[Deployed]()
+    for lossy in LOSSY if pair.head else ():
+        async with pair.edge(setup.codec, look_up=setup.look_up, name=lossy.machine) as machines:
+            await ask_all(machines, asked, [lossy], name)
+        rows += way_rows(asked, lossy, name, cut, setup.codec)
+    rows += way_rows(asked, way, name, cut, setup.codec)
     codecs = codec_rows(asked, where(cut, setup.codec), cut, setup.codec, n_embd)
     few = [one for ones in by_data(asked).values() for one in ones[: setup.n.codec_answers]]
     for codec in CODECS if few else ():

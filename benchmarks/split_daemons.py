@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ REQUEST_S = 300.0  # one answer, s
 TRAINING_S, MLP_TOKENS = 3600.0, 10_000  # a training, s; tokens from which on it fits more than a linear map
 LINK_S, LOOK_S = 90.0, 0.1  # until the link is up, with the layers loaded on both sides, and how often to look, s
 DEVICE = {"rounding": "exact", "autotune": False}  # of both machines
+FIRST_EDGE = "edge"
 ENGINE = "disco_daemon.engine.worker"  # what an engine's command line names
 
 
@@ -223,14 +224,22 @@ class TwoMachines:
         """Ask the whole model at the partner, and measure nothing."""
         return await self.partner.ask(f"http://127.0.0.1:{self.api.port}", prompt, max_tokens)
 
-    async def cloud(self, prompt: str, max_tokens: int) -> tuple[HeardPieces, SplitAnswer]:
-        """Ask the whole model at the partner, through the network."""
+    async def cloud(self, prompt: str, max_tokens: int) -> tuple[HeardPieces, list[SplitAnswer]]:
+        """Ask the whole model at the partner, through the network; return also what each prefix of the answer cost."""
         before, up, down = busy_s(self.partner_engines), self.api.n_up, self.api.n_down
-        heard = await self.partner.ask(f"http://127.0.0.1:{self.api.port}", prompt, max_tokens)
-        spent = busy_s(self.partner_engines) - before
-        n = int(heard.usage["completion_tokens"])
-        sizes = {"bytes_up": self.api.n_up - up, "bytes_down": self.api.n_down - down}
-        return heard, SplitAnswer(heard.text, n, heard.took_s, edge_s=0.0, partner_s=spent, round_trips=n, **sizes)
+        prefixes = list[SplitAnswer]()
+
+        def hear(heard: HeardPieces) -> None:
+            n, spent = len(heard.pieces), busy_s(self.partner_engines) - before
+            sizes = {"bytes_up": self.api.n_up - up, "bytes_down": self.api.n_down - down}
+            answer = SplitAnswer(heard.text, n, heard.times[-1], edge_s=0.0, partner_s=spent, round_trips=n, **sizes)
+            prefixes.append(answer)
+
+        heard = await self.partner.ask(f"http://127.0.0.1:{self.api.port}", prompt, max_tokens, hear)
+        if prefixes:  # the end of the text is a token, too
+            n = int(heard.usage["completion_tokens"])
+            prefixes[-1] = replace(prefixes[-1], n_tokens=n, round_trips=n, took_s=heard.took_s)
+        return heard, prefixes
 
     async def split(self, prompt: str, max_tokens: int, mode: str = "exact", theta: float | None = None) -> SplitAnswer:
         """Ask the edge, in a mode of its split device. Raises BenchError: NotOfferedError if it has not this mode."""
@@ -251,7 +260,7 @@ class TwoMachines:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMachines:
-    """A partner that runs, with proxies before its two ports, and the folder of an edge that has joined it.
+    """A partner that runs, with proxies before its two ports; the edges that join it have folders in `folder`.
 
     `head` is the kind of the exit that came along with the layers, "" if there is none.
     """
@@ -266,24 +275,34 @@ class JoinedMachines:
     peer_port: int
 
     @asynccontextmanager
-    async def edge(self, codec: str, *, look_up: bool) -> AsyncIterator[TwoMachines]:
-        """Run the edge, with or without drafts by prompt look-up."""
+    async def edge(self, codec: str, *, look_up: bool, name: str = FIRST_EDGE) -> AsyncIterator[TwoMachines]:
+        """Run an edge, with or without drafts by prompt look-up; a new name joins first, and has nothing cached."""
+        folder = await self.join(name)
         settings = {
             "device": {**DEVICE, "speculation": "auto" if look_up else "off"}, "delivery": {"mode": "off"},
             "split": {"partner": f"127.0.0.1:{self.link.port}", "codec": codec, "alone": "stop"},
         }  # fmt: skip
-        async with daemon(self.folder, self.partner.session, self.model, settings) as edge:
+        async with daemon(folder, self.partner.session, self.model, settings) as edge:
             await until_linked(edge)
             yield TwoMachines(edge, self.partner, self.api, self.link, edge.engines(), self.partner.engines(), self.cut)
+
+    async def join(self, name: str) -> Path:
+        """Have a machine of this name join, unless it has; return its folder."""
+        folder = self.folder / name
+        if not folder.exists():
+            folder.mkdir()
+            code = (await self.partner.type("partner", "pair", "--address", "127.0.0.1"))["code"]
+            await type_verb(folder, "split", "join", code, "--cut", str(self.cut), "--name", name)
+        return folder
 
 
 @asynccontextmanager
 async def joined_machines(
     model: Path, cut: int, rtt_s: float, mbit_s: float, exits: Path | None = None
 ) -> AsyncIterator[JoinedMachines]:
-    """Run a partner with the whole model and the range above a cut, which an edge has joined by its code.
+    """Run a partner with the whole model, for edges that have the layers up to a cut.
 
-    The edge gets the best of the `exits` behind the cut, if there is one.
+    They get the best of the `exits` behind the cut, if there is one.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="disco-split-") as name:
@@ -295,13 +314,10 @@ async def joined_machines(
                 "peer": {"port": port}, "partner": {"listen": "127.0.0.1"},
             }  # fmt: skip
             async with daemon(folder / "partner", session, model, settings) as partner:
-                code = (await partner.type("partner", "pair", "--address", "127.0.0.1"))["code"]
-                (folder / "edge").mkdir()
-                await type_verb(folder / "edge", "split", "join", code, "--cut", str(cut), "--name", "edge")
                 api = SlowProxy(int(partner.root.rpartition(":")[2]), rtt_s, mbit_s)
                 link = SlowProxy(port, rtt_s, mbit_s)
                 async with api, link:
-                    yield JoinedMachines(partner, api, link, folder / "edge", model, cut, head, port)
+                    yield JoinedMachines(partner, api, link, folder, model, cut, head, port)
 
 
 def bring_exit(model: Path, cut: int, exits: Path, folder: Path) -> str:

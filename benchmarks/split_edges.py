@@ -50,7 +50,7 @@ from disco_daemon.peer.messages import (
 from disco_daemon.peer.pairing import Membership
 from disco_daemon.types import GenerationRequest, Sampling
 
-from .split_daemons import JoinedMachines, type_verb
+from .split_daemons import JoinedMachines
 from .split_proxy import SlowProxy
 
 _Message = TypeVar("_Message", AnswerOpened, DraftVerdict)
@@ -275,12 +275,7 @@ async def measure_edges(
     pair: JoinedMachines, prompts: Sequence[tuple[str, int]], link: tuple[float, float], most: int = MOST_EDGES
 ) -> list[dict[str, float | None]]:
     """Return what one to `most` edges take until each has all answers, beside as many clients of the whole model, s."""
-    folders = list[Path]()
-    for number in range(most + 1):
-        folders.append(pair.folder.parent / f"edge{number}")
-        folders[-1].mkdir()
-        code = (await pair.partner.type("partner", "pair", "--address", "127.0.0.1"))["code"]
-        await type_verb(folders[-1], "split", "join", code, "--cut", str(pair.cut), "--name", f"edge{number}")
+    folders = [await pair.join(f"edge{number}") for number in range(most + 1)]
     here = Address(host="127.0.0.1", port=pair.link.port)
     answers, texts, build = await record(folders[-1], here, prompts)
     await _split_s(pair, folders[:most], answers, build, link)  # so that all have cached all prompts

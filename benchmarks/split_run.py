@@ -29,8 +29,13 @@ class Way:
     def label(self) -> str:
         return self.name if self.theta is None else f"{self.name} {self.theta:g}"
 
+    @property
+    def machine(self) -> str:
+        """The name of a machine that answers this way only, so that no prompt is cached from another way."""
+        return self.label.replace(" ", "-").replace(".", "-")
 
-WAYS = (*(Way(CONFIDENT, theta) for theta in THETAS), Way(ALONE), Way(EXACT))
+
+LOSSY = (*(Way(CONFIDENT, theta) for theta in THETAS), Way(ALONE))
 
 
 @dataclass(slots=True)
@@ -46,12 +51,19 @@ class AskedPrompt:
 
 
 async def ask_cloud(machines: TwoMachines, prompt: SplitPrompt, max_tokens: int) -> AskedPrompt:
-    """Ask the whole model, up to where it goes round in a circle: others are asked up to there, too."""
-    heard, cloud = await machines.cloud(prompt.text, max_tokens)
-    limit, n = max_tokens, n_until_repeated(heard.pieces)
-    if n < len(heard.pieces):
-        limit = max(1, n)
-        heard, cloud = await machines.cloud(prompt.text, limit)
+    """Ask the whole model; others are asked up to where its answer goes round in a circle, and so far it counts.
+
+    Raises BenchError for an answer without text.
+    """
+    heard, prefixes = await machines.cloud(prompt.text, max_tokens)
+    if not prefixes:
+        msg = f"the whole model says nothing to {prompt.text[:50]!r}"
+        raise BenchError(msg)
+    n, limit, cloud = n_until_repeated(heard.pieces), max_tokens, prefixes[-1]
+    if n < len(heard.pieces):  # what it costs is known; its prompt is cached now, so the second answer is for the text
+        limit, cloud = max(1, n), prefixes[max(1, n) - 1]
+        heard = await machines.whole(prompt.text, limit)
+        cloud = replace(cloud, text=heard.text, n_tokens=int(heard.usage["completion_tokens"]))
     return AskedPrompt(prompt, limit, int(heard.usage["prompt_tokens"]), cloud, heard.pieces)
 
 
