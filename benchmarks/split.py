@@ -82,7 +82,7 @@ class Amounts:
     calls: int
 
 
-QUICK, FULL = Amounts(4, 64, 4, 2, 1, 2, 3000, 5, 2, 300), Amounts(100, 128, 200, 5, 5, 100, 40000, 5, 10, 3000)
+QUICK, FULL = Amounts(4, 64, 4, 2, 1, 2, 2000, 5, 2, 300), Amounts(100, 128, 200, 5, 5, 100, 40000, 5, 10, 3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,9 @@ def report(figures: Figures) -> str:
     if ttft := figures["ttft"]:
         lines.append("first token of a long prompt: " + ", ".join(f"{key[:-2]} {ttft[key]:.2f} s" for key in ttft))
     lines += [
-        f"{row['n']} edges: {row['cloud_s']:.1f} s whole, {row['exact_s']:.1f} s split" for row in figures["edges"]
+        f"{row['n']} edges: {row['cloud_s']:.1f} s whole, {row['exact_s']:.1f} s exact"
+        + ("" if row["confident_s"] is None else f", {row['confident_s']:.1f} s confident")
+        for row in figures["edges"]
     ]
     lines.append("naive: times are of a few answers, scaled by the rows that it sends for all of them.")
     lines.append(asked_table(figures))

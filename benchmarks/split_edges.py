@@ -35,7 +35,6 @@ from disco_daemon.peer.messages import (
     AnswerFailed,
     AnswerOpened,
     Build,
-    CloseAnswer,
     DraftVerdict,
     Hello,
     OpenAnswer,
@@ -48,13 +47,15 @@ from disco_daemon.peer.messages import (
     frame,
 )  # fmt: skip
 from disco_daemon.peer.pairing import Membership
-from disco_daemon.types import GenerationRequest, Sampling
+from disco_daemon.types import GenerationRequest, Sampling, SplitMode, SplitWish
 
 from .split_daemons import JoinedMachines
 from .split_proxy import SlowProxy
 
 _Message = TypeVar("_Message", AnswerOpened, DraftVerdict)
-MOST_EDGES = 5
+MOST_EDGES, THETA = 5, 0.9
+EXACT: SplitMode = "exact"
+CONFIDENT: SplitMode = "confident"
 N_CTX = 1024
 ANSWER_S = 300.0  # for one answer, s
 
@@ -170,9 +171,9 @@ async def relay_of(folder: Path, address: Address, build: str, cut: int) -> Asyn
 
 
 async def record(
-    folder: Path, address: Address, prompts: Sequence[tuple[str, int]]
+    folder: Path, address: Address, prompts: Sequence[tuple[str, int]], wish: SplitWish
 ) -> tuple[list[RecordedAnswer], list[str], str]:
-    """Have a joined machine's engine answer prompts, of so many tokens at most.
+    """Have a joined machine's engine answer prompts, of so many tokens at most, in the mode that is wished for.
 
     Returns what it sent, its texts, and its build of llama.cpp. Raises BenchError.
     """
@@ -196,7 +197,7 @@ async def record(
                     texts = []
                     for prompt, n in prompts:
                         recorder.begin()
-                        texts.append(await _text_of(engine, prompt, n))
+                        texts.append(await _text_of(engine, prompt, n, wish))
             finally:
                 for task in tasks:
                     task.cancel()
@@ -206,10 +207,10 @@ async def record(
     return recorder.found, texts, loaded.build
 
 
-async def _text_of(engine: Engine, prompt: str, n: int) -> str:
+async def _text_of(engine: Engine, prompt: str, n: int, wish: SplitWish) -> str:
     """Return an answer. Raises BenchError."""
     sampling = Sampling(max_tokens=n, temperature=0)
-    request = GenerationRequest("r", ({"role": "user", "content": prompt},), sampling)
+    request = GenerationRequest("r", ({"role": "user", "content": prompt},), sampling, split=wish)
     text, answer = "", engine.open(request)
     while True:
         match await anext(answer):
@@ -236,8 +237,7 @@ async def replay(pipe: FramePipe, peer: int, answers: Sequence[RecordedAnswer]) 
         n_past = 0
         for number, run in enumerate(answer.runs):
             for after_s, sent, payload in run:
-                if not isinstance(sent, CloseAnswer):
-                    await asyncio.sleep(after_s)
+                await asyncio.sleep(after_s)
                 if isinstance(sent, SendRows):
                     sent, payload = rows_from(n_past, sent, payload)
                 if not isinstance(sent, SendRows) or sent.tokens:
@@ -274,19 +274,30 @@ async def _next(pipe: FramePipe, kind: type[_Message]) -> _Message:
 async def measure_edges(
     pair: JoinedMachines, prompts: Sequence[tuple[str, int]], link: tuple[float, float], most: int = MOST_EDGES
 ) -> list[dict[str, float | None]]:
-    """Return what one to `most` edges take until each has all answers, beside as many clients of the whole model, s."""
-    folders = [await pair.join(f"edge{number}") for number in range(most + 1)]
+    """Return what one to `most` edges take until each has all answers, beside as many clients of the whole model, s.
+
+    Exact answers, and confident ones where there is an exit. Raises BenchError.
+    """
+    folders = [await pair.join(f"edge{number}") for number in range(most)]
     here = Address(host="127.0.0.1", port=pair.link.port)
-    answers, texts, build = await record(folders[-1], here, prompts)
-    await _split_s(pair, folders[:most], answers, build, link)  # so that all have cached all prompts
+    wishes = {"exact_s": SplitWish(EXACT)} | ({"confident_s": SplitWish(CONFIDENT, THETA)} if pair.head else {})
+    recorded = dict[str, tuple[list[RecordedAnswer], str]]()
+    for name, wish in wishes.items():
+        recorder = await pair.join(f"recorder-{wish.mode}")
+        answers, texts, build = await record(recorder, here, prompts, wish)
+        recorded[name] = answers, build
+        _, said = await _cloud(pair, prompts, 1)
+        if wish.mode == EXACT and said != texts:
+            progress("the recorded edge's answers are not the whole model's")
+        await _split_s(pair, folders, answers, build, link)  # so that all have cached all prompts
     found = list[dict[str, float | None]]()
     for n in range(1, most + 1):
-        cloud_s, said = await _cloud(pair, prompts, n)
-        if said != texts:
-            progress("the recorded edge's answers are not the whole model's")
-        exact_s = await _split_s(pair, folders[:n], answers, build, link)
-        found.append({"n": n, "cloud_s": cloud_s, "exact_s": exact_s, "confident_s": None})
-        progress(f"{n} edges: {cloud_s:.1f} s whole, {exact_s:.1f} s split")
+        row: dict[str, float | None] = {"n": n, "cloud_s": (await _cloud(pair, prompts, n))[0], "confident_s": None}
+        for name, (answers, build) in recorded.items():
+            row[name] = await _split_s(pair, folders[:n], answers, build, link)
+        found.append(row)
+        took = ", ".join(f"{key[:-2]} {value:.1f} s" for key, value in row.items() if key != "n" and value is not None)
+        progress(f"{n} edges: {took}")
     return found
 
 
