@@ -20,7 +20,8 @@ usage: ./install.sh [--demo] [--service] [--prefix DIR]
   --service      start disco at each login from now on (systemd or launchd), and now
   --prefix DIR   install under DIR (DIR/bin/disco, DIR/share/disco) and touch no shell start-up file
   --uninstall    remove what this script installed; models, config and history stay
-  --purge        with --uninstall: remove models, config and history too
+  --purge        with --uninstall: remove models, config and history too, with the segments, exits and certificates of
+                 two machines; asks at a terminal
   --help         show this text
 
 Environment: PYTHON (the interpreter to try first), CXX, CMAKE_BUILD_PARALLEL_LEVEL, NO_COLOR, and CMAKE_ARGS, the
@@ -517,8 +518,19 @@ warn_if_running() { # `disco up` runs in somebody's terminal: it is theirs to en
   fi
 }
 
+# Ask before anything goes that cannot be made again; who is no terminal has said it by --purge.
+agrees_to_purge() {
+  local answer=''
+  if [ "$PURGE" = 0 ] || [ ! -t 0 ]; then return 0; fi
+  printf 'This removes models, config, history, segments and exits, and the certificates of paired machines. Go on? [y/N] '
+  read -r answer || true
+  case $answer in y | Y | yes) return 0 ;; esac
+  return 1
+}
+
 uninstall() {
   local folder file kept=0 shared=0
+  agrees_to_purge || die 'nothing was removed'
   if [ -d "$BASE" ]; then
     trap 'unlock' EXIT
     trap on_signal INT TERM HUP

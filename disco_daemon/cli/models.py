@@ -37,6 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     pull = _add(actions, "pull", _pull, "fetch a model from the Hugging Face Hub")
     pull.add_argument("spec", metavar="USER/REPO[:QUANT]", help="such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
     pull.add_argument("--use", action="store_true", help="and make it the device's model")
+    remove = _add(actions, "rm", _rm, "remove a model that disco has fetched, with its segments and exits")
+    remove.add_argument("model", metavar="MODEL", help="as for `use`")
+    remove.add_argument("--yes", action="store_true", help="do not ask")
     _add(actions, "fetch", _fetch, "fetch the default model")
 
 
@@ -179,6 +182,20 @@ def _print_use(args: argparse.Namespace, path: Path) -> int:
         "a running daemon takes it up when you restart it (`disco service restart`); answers that run end whole before"
     )
     return 0
+
+
+def _rm(args: argparse.Namespace) -> int:
+    from ..errors import ConfigError
+    from .models_rm import remove
+
+    path = _choose(args.model)
+    if not path.exists():
+        msg = f"{path} does not exist: `disco models list` shows those that do"
+        raise ConfigError(msg)
+    if path == _in_use() and args.model != DEFAULT:
+        msg = f"{path} is the device's model: `disco models use` another one first"
+        raise ConfigError(msg)
+    return remove(args, path)
 
 
 # --- show -------------------------------------------------------------------------------------------------------------

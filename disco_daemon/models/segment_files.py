@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -38,6 +39,10 @@ class SegmentFiles:
         for path in self._folder.glob("*.gguf"):
             if not path.name.endswith(_SUFFIX):
                 path.unlink(missing_ok=True)
+
+    def of_model(self, model: Path) -> list[Path]:
+        """Return the segments of a model as its file is now. Raises OSError if there is none."""
+        return sorted(self._folder.glob(f"{glob.escape(_stem(model))}-*"))
 
     def write(self, model: Path, ranges: Iterable[LayerRange]) -> list[Path]:
         """Return the files of a model's ranges, in order; those that are missing are written.

@@ -14,9 +14,12 @@ from disco_daemon.cli import models as verb
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.daemon.endpoints import make_endpoints
+from disco_daemon.daemon.exits import KeptExits
+from disco_daemon.daemon.split import segment_files
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 from disco_daemon.models import hub, places
+from disco_daemon.models.segment_files import _stem
 from disco_daemon.types import Side
 from tests.fixtures.gguf import model_file
 from tests.fixtures.hub import HubServer, Repo
@@ -214,3 +217,42 @@ def test_the_verb_refuses_an_unknown_action() -> None:
     with pytest.raises(SystemExit) as stop:
         disco("eat")
     assert stop.value.code == 2
+
+
+def test_a_model_goes_with_its_segments_and_exits_after_asking(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
+    mine, other = home / "ours" / "mine.gguf", home / ".lmstudio/models/maker/tiny/tiny.gguf"
+    model_file(mine)
+    model_file(other, general__name="another")
+    kept = [KeptExits(path).folder / "24-linear.json" for path in (mine, other)]
+    for path in kept:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    segments = segment_files()
+    folder = config.data_path() / "segments"
+    folder.mkdir()
+    for path in (mine, other):
+        (folder / f"{_stem(path)}-0-24.v1.gguf").write_bytes(b"weights")
+    assert disco("rm", str(mine)) == 1
+    assert "--yes" in capsys.readouterr().err
+    assert mine.exists()
+    assert told(capsys, "rm", str(mine), "--yes")["removed_bytes"] > 0
+    assert not mine.exists()
+    assert not kept[0].parent.exists()
+    assert [one.exists() for one in (kept[1], other)] == [True, True]
+    assert len(segments.of_model(other)) == 1
+    assert disco("rm", str(other), "--yes") == 0
+    assert "another program fetched it" in capsys.readouterr().out
+    assert other.exists()
+    assert not kept[1].parent.exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_device_s_model_is_not_removed_before_another_one_is_chosen(home: Path) -> None:
+    mine = home / "ours" / "mine.gguf"
+    model_file(mine)
+    disco("use", str(mine))
+    with pytest.raises(ConfigError, match="`disco models use` another one first"):
+        disco("rm", str(mine), "--yes")
