@@ -289,9 +289,9 @@ async def set_live(one: Machine, **settings: Any) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-async def test_who_decides_a_token_follows_request_settings_and_exit(partner: Machine, tmp_path: Path) -> None:
-    keep_exit(partner.folder)
-    async with machine(tmp_path) as one:
+async def test_who_decides_a_token_follows_request_settings_and_exit(tmp_path: Path) -> None:
+    async with machine(tmp_path / "upper") as partner, machine(tmp_path / "lower") as one:
+        keep_exit(partner.folder)
         code = (await partner.json("partner", "pair"))["code"]
         await one.json("split", "join", code, "--cut", str(CUT), "--name", "fifth")
         await one.in_state("up")
