@@ -1,6 +1,6 @@
 """CE-CoLLM's naive split, really run: for each token the rows of the whole context go up, in float32.
 
-    python -m benchmarks.split_naive partner|edge < JOB
+    python -m benchmarks.split_naive partner|edge, with a line of JSON on stdin, which is held open
 
 Both are children of `benchmarks.split`, each with one range of the model. The partner keeps nothing between two tokens:
 it computes the rows of the whole context each time, and says the most probable next token. The edge keeps its KV cache,
@@ -28,6 +28,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import N_BATCH, AbortFlag, Llama
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.program import end_with_stdin
 from disco_daemon.types import LayerRange
 
 from .split_proxy import SlowProxy
@@ -153,8 +154,7 @@ class _Child:
             stdin=PIPE, stdout=PIPE, stderr=PIPE, env=child_env(self._folder),
         )  # fmt: skip
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(self._job).encode())
-        self._process.stdin.close()
+        self._process.stdin.write(json.dumps(self._job).encode() + b"\n")  # left open: the child ends with it
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -181,4 +181,6 @@ class _Child:
 
 
 if __name__ == "__main__":
-    {"partner": _serve, "edge": _ask}[sys.argv[1]](json.load(sys.stdin))
+    job = json.loads(sys.stdin.buffer.readline())
+    end_with_stdin()
+    {"partner": _serve, "edge": _ask}[sys.argv[1]](job)

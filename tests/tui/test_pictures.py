@@ -200,7 +200,7 @@ def test_the_story_of_an_answer_over_two_machines_has_its_round_trips() -> None:
     }  # fmt: skip
     said = words(TimelineModel.of(moved["answer"] | {"split": split}, None))
     assert "two machines (exact, whole): 35 round trips, 2.3 tokens each; 45 of 60 drafts right" in said
-    assert "partner: 84 rows, busy for 520 ms; 193.5 KB up as f32, 2.1 KB down" in said
+    assert "partner: 84 rows, busy for 0.52 s; 193.5 KB up as f32, 2.1 KB down" in said
     alone = split | {"mode": "confident", "quality": "alone", "alone_from": 12, "round_trips": 0, "same_bits": False}
     said = words(TimelineModel.of(moved["answer"] | {"split": alone}, None))
     assert "two machines (confident, alone; from token 12 on this machine was alone): 0 round trips; " in said[-2]

@@ -15,6 +15,7 @@ ENDS = {
     "disco_daemon/bench/child.py": "`disco up --until-eof`, loopback and llama-server: their stdin ends",
     "tui/data/daemon_launcher.py": "`disco up --until-eof`: its stdin ends",
     "benchmarks/split_daemons.py": "a verb, which ends by itself or is killed after its time-out",
+    "benchmarks/split_naive.py": "end_with_stdin",
     "benchmarks/browser.py": "a guard with end_with_stdin",
     "benchmarks/busy_core.py": "end_with_stdin",
     "benchmarks/tui_memory.py": "end_with_stdin",

@@ -384,9 +384,9 @@ def test_drafts_go_only_when_they_are_judged_if_the_edge_may_yet_decide_itself()
     answer.begin_drawing(DrawRules())
     answer.add(5, (6, 7), rows_of(2))
     answer.accept_drafts(1)
-    assert [(rows.pos, len(rows.tokens)) for rows, _ in answer.send_due(link)] == [(2, 3)]
-    answer.judge()
-    assert [(rows.pos, rows.drafts) for rows, _ in answer.send_due(link)] == [(5, True)]
+    assert [(rows.pos, len(rows.tokens)) for rows, _ in answer.send_due(link)] == [(2, 2)]
+    answer.judge()  # with it goes the row of the token that left, which had waited for others
+    assert [(rows.pos, rows.drafts) for rows, _ in answer.send_due(link)] == [(4, False), (5, True)]
     with pytest.raises(ValueError, match="cannot be taken"):
         answer.accept_drafts(1)
 

@@ -57,7 +57,7 @@ async def served() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     runners = []
 
     async def serve(handler: Handler, run: Callable[..., Awaitable[None]] | None = None) -> str:
-        found: Any = SimpleNamespace(run=run)
+        found: Any = SimpleNamespace(run=run, context=SimpleNamespace(endpoints={}, private=False))
         served_app = web.Application(middlewares=[shape_errors])
         served_app[app.CONDUCTOR] = found
         served_app.on_response_prepare.append(signed)
