@@ -329,7 +329,7 @@ async def test_a_killed_engine_is_noticed_at_once_and_comes_back() -> None:
         began = time.perf_counter()
         with pytest.raises(EngineGone, match="signal 9"):
             await told(answer)
-        assert time.perf_counter() - began < 5, "as long as its silence would have to last"
+        assert time.perf_counter() - began < 0.5
         await engine.ready(10)
         text, _ = await told(engine.open(question("Name three colours.")))
         assert text

@@ -37,7 +37,7 @@ from disco_daemon.peer.pairing import Issuer
 from disco_daemon.peer.refusals import LinkEndedError
 from tests.fixtures.peers import HELLO, HOST, EngineEnd, Machine, Pairs, machine
 
-AT_ONCE_S = 1.0  # from what is not to be served to its refusal; 0.5 to 8 ms are printed on a quiet machine
+AT_ONCE_S = 0.1  # from what is not to be served to its refusal; 0.5 to 8 ms are printed on a quiet machine
 
 
 @dataclass

@@ -48,7 +48,7 @@ def test_alternatives_that_begin_alike_and_hold_themselves_are_refused(of: Any) 
         with pytest.raises(GrammarError, match=r"too many readings of an answer at once.*anyOf"):
             grammar_of(schema(of))
         times.append(time.thread_time() - began)
-    assert min(times) < 1.5, "what was not refused early took minutes"
+    assert min(times) < 1.0
 
 
 @pytest.mark.parametrize(
