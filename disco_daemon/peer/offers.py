@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .control import CutsAnswer, CutsAsked, FileAsked, OfferFile, PairAnswer, PairAsked, RefuseFile, RelayEvent
 from .first_frames import (
@@ -35,7 +36,8 @@ TAKE_S = 30.0  # for a member to take a piece of a file
 CUTS_S = 60.0  # for the daemon to read the model's header, and once the whole file for its checksum
 FILE_PIECE = 1 << 18  # bytes of a file that are read at once
 FILES_OF_MEMBER = 2  # files that one member fetches at a time
-MAX_ASKING = 8  # strangers whose codes are looked at at a time
+MAX_ASKING = 8  # questions of one kind that the daemon is asked at a time, such as a stranger's code
+Answer = TypeVar("Answer", PairAnswer, CutsAnswer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,11 @@ class Offers:
 
     def answer_pair(self, answer: PairAnswer) -> None:
         """Take the daemon's answer to a PairAsked; one that comes too late is dropped."""
-        if (waiting := self._asking.pop(answer.n, None)) is not None and not waiting.done():
-            waiting.set_result(answer)
+        _settle(self._asking, answer)
 
     def answer_cuts(self, answer: CutsAnswer) -> None:
         """Take the daemon's answer to a CutsAsked; one that comes too late is dropped."""
-        if (waiting := self._planning.pop(answer.n, None)) is not None and not waiting.done():
-            waiting.set_result(answer)
+        _settle(self._planning, answer)
 
     def offer(self, message: OfferFile, descriptor: int) -> None:
         """Take a file, in place of a former one with this cut."""
@@ -95,24 +95,35 @@ class Offers:
 
     async def pair(self, stream: FrameStream, asked: AskPair, host: str) -> None:
         """Answer a machine that has a code; closes its connection. Raises LinkEndedError to refuse it."""
-        if len(self._asking) >= MAX_ASKING:
-            raise LinkEndedError("crowded", "too many machines are asking: try again", tell=True)
-        n = next(self._numbers)
-        waiting = self._asking[n] = asyncio.get_running_loop().create_future()
-        self._report(PairAsked(n=n, secret=asked.secret, csr=asked.csr, name=asked.name, address=host))
-        try:
-            async with asyncio.timeout(PAIR_S):
-                answer = await waiting
-        except TimeoutError as e:
-            raise LinkEndedError("late", "the daemon there does not answer: try again", tell=True) from e
-        finally:
-            self._asking.pop(n, None)
+
+        def question(n: int) -> PairAsked:
+            return PairAsked(n=n, secret=asked.secret, csr=asked.csr, name=asked.name, address=host)
+
+        answer = await self._ask(self._asking, question, PAIR_S)
         if not answer.certificate:
             raise LinkEndedError(answer.reason, answer.message, tell=True)
         build, n_ctx = _described(self.welcome)
         stream.write(first_frame(PairGranted(certificate=answer.certificate, build=build, n_ctx=n_ctx)))
         await stream.drain()
         await stream.close()
+
+    async def _ask(
+        self, asking: dict[int, asyncio.Future[Answer]], question: Callable[[int], RelayEvent], patience_s: float
+    ) -> Answer:
+        """Ask the daemon, and return its answer, for which it has `patience_s`, s. Raises LinkEndedError."""
+        if len(asking) >= MAX_ASKING:
+            raise LinkEndedError("crowded", "too many machines are asking: try again", tell=True)
+        n = next(self._numbers)
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        asking[n] = waiting
+        self._report(question(n))
+        try:
+            async with asyncio.timeout(patience_s):
+                return await waiting
+        except TimeoutError as e:
+            raise LinkEndedError("late", "the daemon there does not answer: try again", tell=True) from e
+        finally:
+            asking.pop(n, None)
 
     async def serve(self, stream: FrameStream, asked: AskFile | AskCuts | MeasureLink, name: str) -> None:
         """Answer a member that wants no link. Raises LinkEndedError."""
@@ -126,18 +137,7 @@ class Offers:
 
     async def _send_cuts(self, stream: FrameStream, name: str) -> None:
         """Say where the model may be cut. Raises LinkEndedError."""
-        if len(self._planning) >= MAX_ASKING:
-            raise LinkEndedError("crowded", "too many machines are asking: try again", tell=True)
-        n = next(self._numbers)
-        waiting = self._planning[n] = asyncio.get_running_loop().create_future()
-        self._report(CutsAsked(n=n, name=name))
-        try:
-            async with asyncio.timeout(CUTS_S):
-                answer = await waiting
-        except TimeoutError as e:
-            raise LinkEndedError("late", "the daemon there does not answer: try again", tell=True) from e
-        finally:
-            self._planning.pop(n, None)
+        answer = await self._ask(self._planning, lambda n: CutsAsked(n=n, name=name), CUTS_S)
         if answer.cuts is None:
             raise LinkEndedError("no_file", answer.message, tell=True)
         stream.write(first_frame(answer.cuts))
@@ -173,6 +173,11 @@ class Offers:
         except TimeoutError as e:
             self._wanted.pop(cut, None)
             raise LinkEndedError("late", "the layers could not be written in time: try again", tell=True) from e
+
+
+def _settle(asking: dict[int, asyncio.Future[Answer]], answer: Answer) -> None:
+    if (waiting := asking.pop(answer.n, None)) is not None and not waiting.done():
+        waiting.set_result(answer)
 
 
 async def _measure(stream: FrameStream, asked: MeasureLink, build: Build | None) -> None:
