@@ -8,11 +8,12 @@ from typing import Any
 
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import progress
+from disco_daemon.exits.quality import length_until_repeat
 from disco_daemon.models.gguf import Header
 
 from .split_daemons import NotOfferedError, TwoMachines
 from .split_tables import Deployed, SplitAnswer, summarize
-from .split_text import SplitPrompt, flop_share, n_until_repeated, naive_bytes, token_agreement
+from .split_text import SplitPrompt, flop_share, naive_bytes, token_agreement
 
 EXACT, CONFIDENT, ALONE = "exact", "confident", "alone"
 THETAS = (0.8, 0.9, 1.0)
@@ -59,7 +60,7 @@ async def ask_cloud(machines: TwoMachines, prompt: SplitPrompt, max_tokens: int)
     if not prefixes:
         msg = f"the whole model says nothing to {prompt.text[:50]!r}"
         raise BenchError(msg)
-    n, limit, cloud = n_until_repeated(heard.pieces), max_tokens, prefixes[-1]
+    n, limit, cloud = length_until_repeat(heard.pieces), max_tokens, prefixes[-1]
     if n < len(heard.pieces):  # what it costs is known; its prompt is cached now, so the second answer is for the text
         limit, cloud = max(1, n), prefixes[max(1, n) - 1]
         heard = await machines.whole(prompt.text, limit)

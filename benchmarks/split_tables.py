@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .split_text import rouge_l
+from disco_daemon.exits.quality import rouge_l
 
 NOT_MEASURED = "-"
 

@@ -15,13 +15,13 @@ LONGEST_DRAFT = 8  # tokens
 DRAFT_ON = 0.45  # drafts go on while all of them are right with this probability
 
 
-def length_until_repeat(tokens: Sequence[int]) -> int:
-    """Return how many tokens of an answer come before the end of its first repeated run of REPEAT tokens."""
-    seen: set[tuple[int, ...]] = set()
-    for end in range(REPEAT, len(tokens) + 1):
-        run = tuple(tokens[end - REPEAT : end])
+def length_until_repeat(tokens: Sequence[object], n: int = REPEAT) -> int:
+    """Return how many tokens of an answer come before its first run of `n` that was there before; all without one."""
+    seen: set[tuple[object, ...]] = set()
+    for at in range(len(tokens) - n + 1):
+        run = tuple(tokens[at : at + n])
         if run in seen:
-            return end - REPEAT
+            return at
         seen.add(run)
     return len(tokens)
 

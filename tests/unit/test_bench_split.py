@@ -23,13 +23,12 @@ from benchmarks.split_text import (
     PACKAGED,
     SplitPrompt,
     choose,
-    n_until_repeated,
     naive_bytes,
     read_prompts,
-    rouge_l,
     token_agreement,
 )  # fmt: skip
 from disco_daemon.bench.child import BenchError
+from disco_daemon.exits.quality import length_until_repeat, rouge_l
 from disco_daemon.peer.messages import SendRows
 
 words = st.lists(st.sampled_from(["a", "b", "c"]), max_size=12)
@@ -56,16 +55,16 @@ def test_rouge_l_is_symmetrical_and_one_for_the_same_words_only(a: list[str], b:
 
 @given(words, st.integers(1, 4))
 def test_an_answer_counts_up_to_what_it_repeats(tokens: list[str], n: int) -> None:
-    end = n_until_repeated(tokens, n)
+    end = length_until_repeat(tokens, n)
     runs = [tuple(tokens[at : at + n]) for at in range(len(tokens) - n + 1)]
     assert len(set(runs[:end])) == len(runs[:end])
     assert end == len(tokens) or runs[end] in runs[:end]
 
 
 def test_a_circle_of_twenty_words_counts_once() -> None:
-    assert n_until_repeated([*range(20)] * 3) == 20
-    assert n_until_repeated([*range(15)] * 3) == 15
-    assert n_until_repeated([*range(40)]) == 40
+    assert length_until_repeat([*range(20)] * 3) == 20
+    assert length_until_repeat([*range(15)] * 3) == 15
+    assert length_until_repeat([*range(40)]) == 40
 
 
 def test_a_naive_split_sends_its_context_for_each_token_again() -> None:
