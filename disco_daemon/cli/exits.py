@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ..daemon.exits import KeptExit
 
 TEXT_BYTES = 16 << 20  # of one file of the user's
-FAITHFUL = 0.95  # ROUGE-L to the whole model's answers: an exit below it claims no coverage
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -173,7 +172,7 @@ def _print(one: KeptExit, *, as_json: bool) -> None:
     console.print(f"says what the whole model says for {f.agreement:.1%} of the tokens of answers it never saw")
     console.print(f"{f.tokens_per_round_trip:.2f} tokens a round trip as drafts")
     leave = ", ".join(f"{share:.1%} at {theta}" for theta, share in f.coverage.items())
-    if f.rouge_l_confident is not None and f.rouge_l_confident < FAITHFUL:
+    if not f.is_faithful:
         console.print(
             f"confident: answers are too far from the whole model's to claim a coverage (ROUGE-L "
             f"{f.rouge_l_confident:.2f} at 0.9, calibration error {f.ece:.3f})"

@@ -140,7 +140,7 @@ def told_of(one: KeptExit) -> ExitCalibration:
         coefficients=tuple(found.coefficients.tolist()),
         scores=tuple(found.scores.tolist()),
         shares=tuple(found.shares.tolist()),
-        coverage=one.figures.coverage.get("0.8", 0.0),
+        coverage=one.figures.coverage.get("0.8", 0.0) if one.figures.is_faithful else 0.0,
     )
 
 

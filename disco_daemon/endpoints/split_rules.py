@@ -33,7 +33,7 @@ def why_not(mode: SplitMode, coverage: float | None) -> str | None:
     if mode == "confident" and coverage < LEAST_COVERAGE:
         return (
             f"the mode 'confident' takes an exit by which {LEAST_COVERAGE:.0%} of the tokens may leave at theta 0.8, "
-            f"and by this one {coverage:.0%} may: {TRAIN}, or use 'exact'"
+            f"and by this one {coverage:.0%} may (`disco exits show` there says why): {TRAIN}, or use 'exact'"
         )
     return None
 

@@ -30,6 +30,9 @@ class ExitJob(msgspec.Struct, frozen=True):
     nice: int = 19
 
 
+FAITHFUL = 0.95  # ROUGE-L to the whole model's answers: an exit below it claims no coverage
+
+
 class ExitProgress(msgspec.Struct, tag=True, frozen=True):
     """A line for the user on what is being computed."""
 
@@ -57,6 +60,11 @@ class ExitFigures(msgspec.Struct, frozen=True):
     tokens_per_round_trip: float
     rouge_l_alone: float
     rouge_l_confident: float | None = None
+
+    @property
+    def is_faithful(self) -> bool:
+        """Whether answers by what it is sure of are near enough to the whole model's for a coverage to be claimed."""
+        return self.rouge_l_confident is None or self.rouge_l_confident >= FAITHFUL
 
 
 class ExitTrained(msgspec.Struct, tag=True, frozen=True):
