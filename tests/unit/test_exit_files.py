@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def test_an_exit_is_kept_for_its_owner_alone_and_read_again(tiny: Path, tmp_path
     assert exits.all() == [one]
     assert one.tensors()["output_norm.weight"].shape == (2,)
     assert one.calibration().confidence(np.zeros((1, 3)))[0] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("likeness", "claimed"), [(None, 0.3), (0.95, 0.3), (0.94, 0.0)])
+def test_an_exit_whose_sure_answers_are_not_the_whole_models_claims_no_coverage(
+    likeness: float | None, claimed: float, tiny: Path, tmp_path: Path
+) -> None:
+    one = keep(KeptExits(tiny), tmp_path, 2, "linear", 0.5)
+    told = told_of(replace(one, figures=trained(2, "linear", 0.5, likeness).figures))
+    assert told.coverage == claimed
 
 
 def test_the_one_that_agrees_most_is_the_best_of_its_cut(tiny: Path, tmp_path: Path) -> None:
