@@ -386,7 +386,7 @@ class Partner:
         others = {name: cut for name, cut in hosted.items() if name != asked.name and cut != asked.cut}
         if others:
             name, cut = next(iter(others.items()))
-            msg = f"the partner has the layers from {cut} on, for {name}: join with --cut {cut}"
+            msg = f"the partner has the layers from {cut} on, for {name}: join with --cut {cut}, or revoke {name} there"
             raise ConfigError(msg)
         model, layers = model_path(config.device), LayerRange(asked.cut, build.n_layers, build.n_layers)
         if self._layers != layers:

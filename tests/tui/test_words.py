@@ -262,3 +262,13 @@ def test_what_was_drawn_while_an_answer_grew_is_not_kept() -> None:
     entry.live = True
     entry.grow("More.\n\n", "device")
     assert [line.plain for line in entry.draw(60, THEME)][: len(whole) - 1] == whole[:-1], "it can go on"
+
+
+def test_the_first_steps_do_not_say_of_two_machines_that_one_answers_alone() -> None:
+    alone = banner.welcome({"endpoints": {"device": {}}})
+    two = banner.welcome({"endpoints": {"device": {}}, "split": {"state": "up"}})
+    assert alone is not None
+    assert two is not None
+    assert "alone" in alone.text
+    assert "partner" in two.text
+    assert "alone" not in two.text

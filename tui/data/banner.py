@@ -54,7 +54,8 @@ def welcome(state: Json) -> Banner | None:
     """Return the first steps if nothing is configured; None if a server takes part."""
     if "server" in (state.get("endpoints") or {}):
         return None
-    return Banner("This machine answers alone so far. F5 adds a server; F1 shows all keys; Escape hides this.")
+    who = "This machine and its partner answer without a server" if state.get("split") else "This machine answers alone"
+    return Banner(f"{who} so far. F5 adds a server; F1 shows all keys; Escape hides this.")
 
 
 def _cap(caps: Json, *, alone: bool) -> str | None:
