@@ -31,6 +31,8 @@ from disco_daemon.models.segments import ExitTensor
 from disco_daemon.peer.content import credits_for
 from disco_daemon.peer.messages import (
     HEADER,
+    AnswerClosed,
+    AnswerFailed,
     AnswerOpened,
     OpenAnswer,
     PeerFrame,
@@ -55,7 +57,10 @@ RANGES = [LayerRange(0, CUT, N), LayerRange(CUT, N, N)]
 class Wire:
     """The relays' place: frames go from one engine to the other, as long as the link is up.
 
-    Each link has a number of its own, so that what was meant for one before it is dropped.
+    Each link has a number of its own, so that what was meant for one before it is dropped. Frames go their own way: an
+    answer's last frames may be seen after the answer has ended for its reader, so a test that looks at them waits. All
+    mutable state is under the `lock`: of the frames `seen` on any link, the ids of the answers that are `open` at the
+    partner, and the frame behind which the link is to be cut, once.
     """
 
     ends: dict[str, socket.socket] = field(default_factory=dict)
@@ -63,6 +68,8 @@ class Wire:
     up: bool = False
     number: int = 0
     seen: list[PeerFrame] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)
+    cut_behind: Callable[[PeerFrame], bool] | None = None
 
     def attach(self, name: str) -> Callable[[socket.socket], None]:
         def attach(end: socket.socket) -> None:
@@ -86,8 +93,29 @@ class Wire:
         with self.lock:
             if self.up:
                 self.up = False
+                self.open.clear()
                 for name in self.ends:
                     self._tell(name, PeerLeft(reason="cut"))
+
+    async def settle(self) -> list[PeerFrame]:
+        """Wait until the partner has said of each answer that it has ended; return the frames seen up to then.
+
+        It says so last: no frame of an answer follows. Raises TimeoutError after 30 s.
+        """
+        async with asyncio.timeout(30):
+            while True:
+                with self.lock:
+                    if not self.open:
+                        return list(self.seen)
+                await asyncio.sleep(0.01)
+
+    def _see(self, message: PeerFrame) -> None:
+        self.seen.append(message)
+        match message:
+            case OpenAnswer(id=name):
+                self.open.add(name)
+            case AnswerClosed(id=name) | AnswerFailed(id=name):
+                self.open.discard(name)
 
     def _tell(self, name: str, message: PeerFrame) -> None:
         with suppress(OSError):
@@ -101,9 +129,12 @@ class Wire:
                 body, payload = stream.read(n_body), stream.read(n_payload)
                 with self.lock:
                     if self.up and number == self.number:
-                        self.seen.append(decode(body))
+                        self._see(message := decode(body))
                         with suppress(OSError):
                             self.ends[to].sendall(head + body + payload)
+                        if self.cut_behind is not None and self.cut_behind(message):
+                            self.cut_behind = None
+                            self.cut()
         with self.lock:
             if self.ends.get(name) is end:
                 self.cut()
@@ -228,19 +259,20 @@ async def test_what_is_repeated_takes_fewer_round_trips_than_tokens(pair: Pair, 
 
 async def test_a_second_turn_uploads_only_new_rows(pair: Pair, whole: Engine) -> None:
     first = question("Tell me about the sea in a few words. " * 8, 24)
-    start = len(pair.wire.seen)
+    start = len(await pair.wire.settle())
     said, done = await told(pair.edge.open(first))
     messages = (*first.messages, {"role": "assistant", "content": said}, {"role": "user", "content": "And the sky?"})
     second = GenerationRequest("r", messages, Sampling(max_tokens=24, temperature=0))
     expected, _ = await told(whole.open(second))
-    before = len(pair.wire.seen)
+    before = len(await pair.wire.settle())
     got, again = await told(pair.edge.open(second))
     assert got == expected
     assert done.split is not None
     assert again.split is not None
-    opened = next(m for m in pair.wire.seen[before:] if isinstance(m, AnswerOpened))
-    rows = [m for m in pair.wire.seen[before:] if isinstance(m, SendRows)]
-    prompt = next(m for m in pair.wire.seen[start:] if isinstance(m, OpenAnswer)).tokens
+    seen = await pair.wire.settle()
+    opened = next(m for m in seen[before:] if isinstance(m, AnswerOpened))
+    rows = [m for m in seen[before:] if isinstance(m, SendRows)]
+    prompt = next(m for m in seen[start:] if isinstance(m, OpenAnswer)).tokens
     assert opened.n_past > len(prompt)
     assert rows[0].pos == opened.n_past
     assert again.split.bytes_up < done.split.bytes_up
@@ -250,7 +282,7 @@ async def test_a_second_turn_uploads_only_new_rows(pair: Pair, whole: Engine) ->
 async def test_rounded_rows_take_fewer_bytes_and_give_an_answer(segments: list[Path], codec: str, share: float) -> None:
     async with paired(segments, codec=codec) as both:
         text, done = await told(both.edge.open(question("Name three colours.", 16)))
-    sent = [message for message in both.wire.seen if isinstance(message, SendRows)]
+        sent = [message for message in await both.wire.settle() if isinstance(message, SendRows)]
     assert text
     assert done.split is not None
     assert {message.codec for message in sent} == {codec}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import accumulate, count
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from disco_daemon.engine.llama.segment import SegmentModel
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import SegmentFiles
-from disco_daemon.peer.messages import CloseAnswer, JudgeDrafts, OpenAnswer, SendRows
+from disco_daemon.peer.messages import AnswerClosed, CloseAnswer, DraftVerdict, JudgeDrafts, OpenAnswer, SendRows
 from disco_daemon.types import GenerationRequest, SplitMode, SplitWish
 from tests.e2e.test_split_engines import N_CTX, RANGES, Pair, exit_segment, paired, question, told
 
@@ -57,9 +58,8 @@ async def test_alone_the_exit_says_what_it_finds_most_likely_and_nothing_reaches
     pair: Pair, lower: Path
 ) -> None:
     request = replace(by("alone", 8), private=True)
-    n_frames = len(pair.wire.seen)
+    n_frames = len(await pair.wire.settle())
     text, done, use = await usage_of(pair.edge, request)
-    assert len(pair.wire.seen) == n_frames
     assert (use.alone_from, use.n_left, use.round_trips, use.partner_rows, use.bytes_up) == (0, 0, 0, 0, 0)
     assert use.n_alone in (done.n_completion, done.n_completion + 1)  # the end of the text is drawn, too
     quiet()
@@ -81,13 +81,20 @@ async def test_alone_the_exit_says_what_it_finds_most_likely_and_nothing_reaches
     assert again == text
     assert drawn == expected[: len(drawn)]
     assert drawn
+    await usage_of(pair.edge, by("exact", 1))  # whatever the answers before it had sent would be seen before its frames
+    seen = await pair.wire.settle()
+    assert isinstance(seen[n_frames], OpenAnswer)
+    assert sum(isinstance(message, OpenAnswer) for message in seen[n_frames:]) == 1
 
 
 async def test_a_private_answer_that_is_not_alone_is_refused_by_the_engine(pair: Pair) -> None:
-    n_frames = len(pair.wire.seen)
+    n_frames = len(await pair.wire.settle())
     with pytest.raises(AssertionError, match="not sent to a partner"):
         await told(pair.edge.open(replace(question(TEXT, 4), private=True)))
-    assert len(pair.wire.seen) == n_frames
+    await usage_of(pair.edge, by("exact", 1))  # whatever was sent before it would be seen before its frames
+    seen = await pair.wire.settle()
+    assert isinstance(seen[n_frames], OpenAnswer)
+    assert sum(isinstance(message, OpenAnswer) for message in seen[n_frames:]) == 1
 
 
 async def test_with_theta_one_each_token_is_the_partners(pair: Pair) -> None:
@@ -98,12 +105,12 @@ async def test_with_theta_one_each_token_is_the_partners(pair: Pair) -> None:
 
 
 async def test_sure_tokens_leave_and_go_up_in_batches_and_some_are_judged_all_the_same(pair: Pair) -> None:
-    start = len(pair.wire.seen)
+    start = len(await pair.wire.settle())
     _, done, use = await usage_of(pair.edge, by("confident", 80, 0.6))
     assert use.n_left > 0.8 * done.n_completion > 0
     assert 0 < use.round_trips <= 1 + done.n_completion // 16
     assert use.drafted > 0  # the probes
-    sent = pair.wire.seen[start:]
+    sent = (await pair.wire.settle())[start:]
     left = [message.left for message in sent if isinstance(message, JudgeDrafts)]
     rows = {m.pos + i: id_ for m in sent if isinstance(m, SendRows) for i, id_ in enumerate(m.tokens)}
     asked = [message for message in sent if isinstance(message, JudgeDrafts)]
@@ -127,38 +134,40 @@ async def test_a_confident_answer_holds_to_its_grammar_and_its_penalties(pair: P
 
 
 async def test_an_answer_goes_on_alone_and_is_exact_again_when_the_partner_is_back(pair: Pair) -> None:
-    expected, _, _ = await usage_of(pair.edge, by("exact", 72))
-    request = by("exact", 72, goes_on=True)
-    start, text, at_cut, n_cut, n_alone = len(pair.wire.seen), "", "", 0, 0
-    answer = pair.edge.open(request)
+    expected, _, _ = await usage_of(pair.edge, by("exact", 40))
+    start, n_verdicts = len(await pair.wire.settle()), count(1)
+    pair.wire.cut_behind = lambda message: isinstance(message, DraftVerdict) and next(n_verdicts) == 8
+    answer = pair.edge.open(by("exact", 160, goes_on=True))
+    pieces, n_cut, n_received = list[wire.TextPiece](), 0, 0
     async for message in answer:
         match message:
-            case wire.TextPiece(text=piece, n_tokens=n_tokens):
-                text += piece
-                n_cut += 0 if at_cut else n_tokens
-                if not at_cut and len(text) > 40:
-                    at_cut = text
-                    pair.wire.cut()
-                elif at_cut and not pair.wire.up and len(text) > len(at_cut) + 20:
-                    n_alone = len(text)
+            case wire.TextPiece(n_tokens=n):
+                pieces.append(message)
+                n_received += n
+                if not pair.wire.up and not n_cut:
+                    n_cut = sum(len(m.tokens) for m in pair.wire.seen[start:] if isinstance(m, DraftVerdict))
+                if not pair.wire.up and n_received >= n_cut + 4:
                     pair.wire.join()
             case wire.Failed() as failed:
                 raise AssertionError(failed)
-    assert expected.startswith(at_cut)
-    assert text.startswith(at_cut)
     done = answer.done
     assert done is not None
     use = done.split
     assert use is not None
-    assert n_alone
-    assert use.alone_from is not None
-    assert n_cut <= use.alone_from <= n_cut + 8
+    assert 8 <= n_cut <= 40
+    assert use.alone_from == n_cut
+    ends = accumulate(piece.n_tokens for piece in pieces)
+    at_cut = "".join(piece.text for piece, end in zip(pieces, ends, strict=True) if end <= n_cut)
+    assert at_cut
+    assert expected.startswith(at_cut)
     assert use.n_alone >= 4
-    opened = [message for message in pair.wire.seen[start:] if isinstance(message, OpenAnswer)]
+    seen = (await pair.wire.settle())[start:]
+    opened = [message for message in seen if isinstance(message, OpenAnswer)]
     assert len(opened) == 2
     assert len(opened[1].tokens) == len(opened[0].tokens) + use.alone_from + use.n_alone
-    assert use.round_trips > 2
-    assert any(isinstance(message, CloseAnswer) for message in pair.wire.seen[start:])
+    assert use.round_trips > 8
+    assert isinstance(seen[-1], AnswerClosed)
+    assert any(isinstance(message, CloseAnswer) for message in seen)
 
 
 async def test_while_the_partner_is_gone_answers_begin_alone_or_wait_as_they_say(pair: Pair) -> None:
