@@ -8,6 +8,8 @@ BIN := .venv/bin
 PYTEST_ARGS ?= -n 3 --dist loadscope
 
 export DISCO_MODELS_DIR := $(CURDIR)/.venv/models
+# A run of the tests starts Python a thousand times, which would compile everything a thousand times.
+unexport PYTHONDONTWRITEBYTECODE
 # llama.cpp is compiled once, minutes on a small machine; afterwards its wheel comes out of pip's cache.
 ifndef CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
