@@ -161,6 +161,7 @@ class Assembly:
         def device_speeds() -> Speeds:
             return Speeds(planner.knowledge.device.prefill_tps, costs.decode_tps[Side.DEVICE])
 
+        device = endpoints.get(Side.DEVICE)
         changed_at = None if before is None else before.scarce_side.changed_at
         scarce_side = ScarceSide(learner, spending, shared.clock, config.policy, changed_at)
         wattmeter = Wattmeter(
@@ -170,6 +171,7 @@ class Assembly:
             speeds=device_speeds,
             changed=scarce_side.follow,
             known=None if measured is None else measured.known_energy,
+            partner_token_j=device.partner_token_j if isinstance(device, SplitDevice) else lambda: (0.0, 0.0),
         )
         return Parts(
             config,

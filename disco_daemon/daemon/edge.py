@@ -11,7 +11,7 @@ from .. import __version__
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config
-from ..endpoints.split_device import SplitDevice
+from ..endpoints.split_device import PartnerPower, SplitDevice
 from ..endpoints.split_rules import SplitRules
 from ..engine import wire
 from ..engine.config import EngineConfig
@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..peer.codec import choose_codec
 from ..peer.control import Address, JoinPartner, LinkDown, LinkStats, LinkUp, RelayEvent
 from ..peer.daemon_side import RelayLost, RelayProcess
-from ..peer.messages import Build, Hello
+from ..peer.messages import N_ID, Build, Hello
 from ..peer.pairing import Membership
 from .exits import mark_of, read_calibration
 from .hosted_range import range_config
@@ -30,6 +30,7 @@ from .range_engine import RangeEngine
 log = logging.getLogger("disco.peer")
 
 HELD = "policy.private is on: nothing leaves this machine"
+MOST_WATTS = 1e5  # that a partner may say to draw; more is no machine's
 PATIENCE_S = 1.0  # that an answer waits for a partner that has gone, before it moves to the server
 LAST_PATIENCE_S = 5.0  # where there is no server: an engine that has fallen is back within a few seconds
 
@@ -47,6 +48,7 @@ class EdgeLink:
         self._up: LinkUp | None = None
         self._stats: LinkStats | None = None
         self._why = "the lower layers are being loaded"
+        self._power: PartnerPower | None = None
         self._final = self._started = self._held = False
 
     @property
@@ -63,6 +65,15 @@ class EdgeLink:
     def why_down(self) -> str:
         """Why they do not; empty while they do."""
         return "" if self._up is not None else self._why
+
+    @property
+    def power(self) -> PartnerPower | None:
+        """What the partner draws while it computes, as it said when the link came up; None if it does not know."""
+        said = self._up.welcome if self._up is not None else None
+        if said is not None:  # an answer that ends behind the link counts as well
+            known = 0 < said.watts <= MOST_WATTS
+            self._power = PartnerPower(said.watts, said.watts_from[:N_ID]) if known else None
+        return self._power
 
     def status(self) -> dict[str, Any]:
         """Return the link for `disco status`."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,12 @@ from ..peer.pairing_code import ADDRESSES_MAX, PairingError, format_code
 from ..types import LayerRange
 from .device import model_path
 from .hosted_range import HostedCuts, describe_model, range_config, require_memory, tell_cuts, write_ranges
+from .linked import LinkedMachines
 from .range_engine import RangeEngine
 from .split import checksum
 
 log = logging.getLogger("disco.peer")
 
-WORKING_S = 5.0  # after the latest rows: a link tells of them once a second
 LISTEN_S = 5.0  # for the relay to start and to listen
 
 
@@ -60,12 +60,15 @@ class Partner:
     """Serves the machines that were paired, as the settings say. One change is carried out at a time.
 
     All mutable state: the settings, the relay and the engine while there is something to serve, the tasks that answer
-    the relay, what it last said of port, links and rows, the exit, and the reason why nothing is served.
+    the relay, what it last said of port and links, the exit, and the reason why nothing is served. `power` says what
+    this machine draws more while it computes, W, and by which source.
     """
 
-    def __init__(self, clock: Clock, folder: Path | None = None) -> None:
+    def __init__(
+        self, clock: Clock, folder: Path | None = None, power: Callable[[], tuple[float, str]] = lambda: (0.0, "")
+    ) -> None:
         self._cuts = HostedCuts(folder)
-        self._clock, self._issuer = clock, Issuer(self._cuts.folder)
+        self._clock, self._issuer, self._power = clock, Issuer(self._cuts.folder), power
         self._config: Config | None = None
         self._relay: RelayProcess | None = None
         self._host: RangeEngine | None = None
@@ -76,11 +79,8 @@ class Partner:
         self._timer: asyncio.TimerHandle | None = None
         self._listening = asyncio.Condition()
         self._port: int | None = None
-        self._links: dict[str, LinkUp] = {}
-        self._stats: dict[str, LinkStats] = {}
-        self._refused: dict[str, int] = {}
+        self._links = LinkedMachines(clock)
         self._error = self._exit = ""
-        self._worked_at = -WORKING_S
 
     # --- for the owner ------------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Partner:
     @property
     def is_working(self) -> bool:
         """Whether another machine's answer is being computed here."""
-        return self._clock.now() - self._worked_at < WORKING_S
+        return self._links.is_working
 
     def document(self) -> dict[str, Any]:
         """Return who has joined, and how the link to each of them is."""
@@ -136,6 +136,7 @@ class Partner:
         except PairingError as e:
             error = str(e)
         engine = self._host.engine if self._host is not None else None
+        llama = self._build.llama if self._build is not None else ""
         return {
             "enabled": config is not None and config.partner.enabled,
             "state": self._state(),
@@ -144,22 +145,9 @@ class Partner:
             "relay_pid": self._relay.pid if self._relay is not None else None,
             "engine": engine.state.value if engine is not None else None,
             "code_expires_s": round(code_ends_at - time.time()) if code_ends_at is not None else None,
-            "members": [self._member(record.name, record.joined_at) for record in records],
-            "refused": self._refused,
+            "members": [self._links.describe(record.name, record.joined_at, llama) for record in records],
+            "refused": self._links.refused,
             "error": error or (engine.last_error if engine is not None else None),
-        }
-
-    def _member(self, name: str, joined_at: float) -> dict[str, Any]:
-        up, stats = self._links.get(name), self._stats.get(name)
-        return {
-            "name": name,
-            "since": time.strftime("%Y-%m-%d", time.localtime(joined_at)),
-            "connected": up is not None,
-            "address": up.address if up is not None else None,
-            "same_bits": up.build.llama == self._build.llama if up is not None and self._build is not None else None,
-            "rtt_ms": stats.rtt_ms if stats is not None else None,
-            "rows": stats.n_rows if stats is not None else 0,
-            "bytes": {"up": stats.n_bytes_received, "down": stats.n_bytes_sent} if stats is not None else None,
         }
 
     def _state(self) -> str:
@@ -212,6 +200,7 @@ class Partner:
         if relay is None:
             return
         info = self._host.engine.info if self._host is not None else None
+        watts, watts_from = self._power()
         welcome = Welcome(
             build=build,
             cut=self._layers.first if self._layers is not None else build.n_layers // 2,
@@ -219,6 +208,8 @@ class Partner:
             max_answers=config.partner.max_sessions,
             credits=credits_for(config.partner.max_sessions),
             exit=self._exit if self._layers is not None else "",
+            watts=watts,
+            watts_from=watts_from,
         )
         relay.serve(
             ServeMembers(
@@ -288,17 +279,17 @@ class Partner:
             case Listening(port=port, error=error):
                 self._begin(self._set_port(port or None, error), "port")
             case LinkUp(name=name, address=address):
-                self._links[name] = event
+                self._links.add(event)
                 log.info("%s is linked from %s", name, address)
             case LinkDown(name=name, message=message):
-                self._links.pop(name, None)
+                self._links.remove(name)
                 if self._config is not None:  # who connects next hears of an exit that was trained in the meantime
                     self._begin(self.follow(self._config), "exit")
                 log.info("the link to %s has ended: %s", name, message)
-            case LinkStats(name=name):
-                self._stats[name], self._worked_at = event, self._clock.now()
+            case LinkStats():
+                self._links.observe(event)
             case RefusalCounts(counts=counts):
-                self._refused = counts
+                self._links.refused = counts
             case PairAsked():
                 self._begin(self._grant(event), "certificate")
             case FileAsked():

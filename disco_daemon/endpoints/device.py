@@ -160,7 +160,8 @@ class Device:
                     usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
                     usage.completion_tokens = answer.done.n_completion
                     usage.busy_s = answer.done.busy_s
-                    usage.split = self.describe_split(request, answer.done)
+                    usage.split = split = self.describe_split(request, answer.done)
+                    usage.partner_j = (split or {}).get("partner_j") or 0.0
 
     def prepare(self, request: GenerationRequest) -> GenerationRequest:
         """Return a request as the engine is to answer it. Raises EndpointError if it cannot be answered any more."""

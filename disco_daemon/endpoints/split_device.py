@@ -6,7 +6,7 @@ different here is what cannot be served this way, and what is said about the lin
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..engine import wire
@@ -18,6 +18,35 @@ from .device import Device
 from .split_rules import SplitRules, resolve, why_not
 
 TRY_AGAIN_S = 1.0  # for which a device without its partner is left alone, if there is a server
+NEW = 0.2  # weight of the newest answer in what the partner spends on a token
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerPower:
+    """What the partner's machine draws more while it computes, W, and by which source it says so."""
+
+    watts: float
+    source: str
+
+
+@dataclass(slots=True)
+class PartnerEnergy:
+    """What a partner spends on a prefill and on a decode token, J: a running mean over answers. Pure."""
+
+    prefill_j: float | None = None
+    decode_j: float | None = None
+
+    def observe(self, use: wire.SplitUsage, n_completion: int, watts: float) -> None:
+        """Learn from one answer."""
+        if use.prompt_rows > 0:
+            self.prefill_j = _mean(self.prefill_j, watts * use.partner_prompt_s / use.prompt_rows)
+        if n_completion > 0 and use.round_trips > 0:
+            decode_s = max(0.0, use.partner_s - use.partner_prompt_s)
+            self.decode_j = _mean(self.decode_j, watts * decode_s / n_completion)
+
+
+def _mean(before: float | None, new: float) -> float:
+    return new if before is None else before + NEW * (new - before)
 
 
 class PartnerLink(Protocol):
@@ -35,6 +64,11 @@ class PartnerLink(Protocol):
 
     def is_same(self, other: object) -> bool:
         """Whether another link would be this one."""
+        ...
+
+    @property
+    def power(self) -> PartnerPower | None:
+        """What the partner draws while it computes, as it last said; None if it does not know."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -58,7 +92,8 @@ class SplitDevice(Device):
     """`Endpoint` over an engine that has the lower layers only, and the `link` to the machine with the others.
 
     `adapters` are the names of the configured LoRA adapters, of which none can be used. All mutable state: the `rules`
-    for the next request, and the server that takes answers over when the partner has gone (`fallback`).
+    for the next request, the server that takes answers over when the partner has gone (`fallback`), and what the
+    partner was seen to spend.
     """
 
     def __init__(
@@ -74,6 +109,7 @@ class SplitDevice(Device):
         self._unused = dict.fromkeys(adapters, "the device is split, and an adapter is for a whole model")
         self.rules = rules or SplitRules()
         self.fallback: Endpoint | None = None
+        self._partner_energy = PartnerEnergy()
 
     @property
     def link(self) -> PartnerLink:
@@ -90,6 +126,10 @@ class SplitDevice(Device):
         """The share of tokens that may leave by this machine's exit at theta 0.8; None without an exit."""
         found = self.engine.config.exit
         return None if found is None else found.coverage
+
+    def partner_token_j(self) -> tuple[float, float]:
+        """Return what the partner spends on a prefill and on a decode token, J; 0 as long as that is not known."""
+        return self._partner_energy.prefill_j or 0.0, self._partner_energy.decode_j or 0.0
 
     def check(self, rules: SplitRules) -> None:
         """Raise ConfigError if this machine's exit does not allow the mode."""
@@ -146,11 +186,13 @@ class SplitDevice(Device):
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
 
     def describe_split(self, request: GenerationRequest, done: wire.Done) -> dict[str, Any] | None:
-        """Return who made an answer, and the partner's part of it. What that spends on it is not known here."""
+        """Return who made an answer, and the partner's part of it; `partner_usd` follows from the prices in force."""
         use, layers = done.split, self.engine.config.layers
         if use is None or layers is None:
             return None
-        link = self._link.status()
+        link, power = self._link.status(), self._link.power
+        if power is not None:
+            self._partner_energy.observe(use, done.n_completion, power.watts)
         return {
             "mode": request.split.mode,
             "quality": "alone" if use.n_alone else "confident" if use.n_left else "whole",
@@ -170,14 +212,23 @@ class SplitDevice(Device):
             },
             "bytes": {"up": use.bytes_up, "down": use.bytes_down},
             "partner_s": use.partner_s,
-            "partner_j": None,
+            "partner_j": None if power is None else power.watts * use.partner_s,
+            "partner_j_from": None if power is None else power.source,
             "partner_usd": None,
         }
 
     def split_status(self) -> dict[str, Any]:
         """Return the link and the mode of the next request, for `disco status`."""
         found = self._link.status()
-        return {"state": found.pop("state"), "partner": found.pop("partner"), "mode": self.rules.mode, **found}
+        power = self._link.power
+        return {
+            "state": found.pop("state"),
+            "partner": found.pop("partner"),
+            "mode": self.rules.mode,
+            **found,
+            "partner_watts": None if power is None else round(power.watts, 2),
+            "partner_watts_from": None if power is None else power.source,
+        }
 
     def status(self) -> dict[str, Any]:
         """Engine state, last failure and the link."""

@@ -281,9 +281,10 @@ class Embedded(Message, frozen=True, kw_only=True):
 class SplitUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer over two machines took: rows computed by each of them, drafts judged and right, bytes sent.
 
-    The partner was asked `round_trips` times, and computed for `partner_s`, s. The edge drew `n_left` tokens where its
-    exit was sure, and `n_alone` by itself, ends of texts included; the first of the latter is the answer's token number
-    `alone_from`, counted from 0.
+    The partner was asked `round_trips` times, and computed for `partner_s`, s; for those of its rows that it did not
+    judge, `prompt_rows`, it took about `partner_prompt_s`, s. The edge drew `n_left` tokens where its exit was sure,
+    and `n_alone` by itself, ends of texts included; the first of the latter is the answer's token number `alone_from`,
+    counted from 0.
     """
 
     edge_rows: int
@@ -294,6 +295,8 @@ class SplitUsage(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     bytes_down: int
     partner_s: float
+    prompt_rows: int = 0
+    partner_prompt_s: float = 0.0
     n_left: int = 0
     n_alone: int = 0
     alone_from: int | None = None

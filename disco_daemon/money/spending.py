@@ -86,10 +86,20 @@ class Spending:
         self.caps.set_limits(limits)
         self._reprice()
 
-    def update_power(self, power: Power, speeds: Speeds, watts: float, token_j: tuple[float, float] | None) -> None:
-        """Update the power source, the device's speeds and its energy: `token_j` (J) if measured, else `watts`."""
+    def update_power(
+        self,
+        power: Power,
+        speeds: Speeds,
+        watts: float,
+        token_j: tuple[float, float] | None,
+        partner_token_j: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Update the power source, the device's speeds and its energy: `token_j` (J) if measured, else `watts`.
+
+        A partner spends `partner_token_j` (J) besides.
+        """
         self._power, self.speeds = power, speeds
-        self._base = replace(self._base, device_watts=watts, token_j=token_j)
+        self._base = replace(self._base, device_watts=watts, token_j=token_j, partner_token_j=partner_token_j)
         self._reprice()
 
     def _reprice(self) -> None:

@@ -241,6 +241,7 @@ class ContentManager:
         content.n_rows += n
         self.n_rows += n
         content.busy_s += busy_s
+        content.verdict_n_rows += n
         content.verdict_busy_s += busy_s
         del content.tokens[:n], content.rows[:n]
         return ContentChange(self._give_back(content, n))
@@ -256,9 +257,14 @@ class ContentManager:
         n_dropped = len(content.tokens)
         content.begin_turn(content.turn + 1, keep)
         said = DraftVerdict(
-            id=key[1], turn=content.turn, start=start, tokens=tuple(tokens), busy_s=content.verdict_busy_s
+            id=key[1],
+            turn=content.turn,
+            start=start,
+            tokens=tuple(tokens),
+            n_rows=content.verdict_n_rows,
+            busy_s=content.verdict_busy_s,
         )
-        content.verdict_busy_s = 0.0
+        content.verdict_n_rows, content.verdict_busy_s = 0, 0.0
         return ContentChange((said, *self._give_back(content, n_dropped)), keep=keep)
 
     def evicted(self, key: ContentKey, n_left: int) -> ContentChange:

@@ -14,6 +14,7 @@ ValueError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,7 @@ class EdgeAnswer:
         self.left: list[int] = []
         self.judged: tuple[int, int] | None = None  # drafts whose verdict is awaited
         self.n_acknowledged = 0  # rows that the partner had computed when it last spoke of them
+        self._n_uncounted = 0  # rows sent over this link that it has not said to have computed
         self._n_ctx, self._n_vocab, self._is_private = n_ctx, n_vocab, is_private
         self._rows: list[RowArray | None] = []  # by position, [n_embd] each
         self._next = 0  # position of the first row that was not sent in this turn
@@ -163,7 +165,7 @@ class EdgeAnswer:
     def open(self) -> OpenAnswer:
         """Begin the answer over a link, with the text as it is; drafts stay."""
         self.lose_link()
-        self.turn = self._next = self.n_acknowledged = 0
+        self.turn = self._next = self.n_acknowledged = self._n_uncounted = 0
         self._n_opened = self._n_kept = self.n_text
         return OpenAnswer(id=self.name, tokens=tuple(self.tokens[: self.n_text]), private=self._is_private)
 
@@ -277,6 +279,7 @@ class EdgeAnswer:
             frames.append((message, encode_rows(self.codec, rows)))
             credits.spend(n)
             self._next += n
+            self._n_uncounted += n
         return frames
 
     def _end_due(self) -> int:
@@ -319,6 +322,10 @@ class EdgeAnswer:
         if min(drawn) < 0 or max(drawn) >= self._n_vocab:
             msg = f"the ids {drawn} are not all in the vocabulary of {self._n_vocab}"
             raise BadFrameError(msg)
+        if not 0 <= message.n_rows <= self._n_uncounted or not 0 <= message.busy_s < math.inf:
+            msg = f"{message.n_rows} rows of {self._n_uncounted} cannot have been computed in {message.busy_s:g} s"
+            raise BadFrameError(msg)
+        self._n_uncounted -= message.n_rows
         n = start + len(drawn)
         is_drafted = self.tokens[n : n + 1] == [drawn[-1]]
         if not is_drafted:

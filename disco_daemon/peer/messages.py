@@ -79,7 +79,8 @@ class Welcome(PeerMessage, frozen=True, kw_only=True):
     """The partner's answer to Hello: it has the layers from `cut` on.
 
     A text may have `n_ctx` tokens, `max_answers` may be open at a time, and `credits` rows may be on their way at once.
-    `exit` marks the exit that comes with the layers below the cut; it is empty if there is none.
+    `exit` marks the exit that comes with the layers below the cut; it is empty if there is none. While it computes, the
+    partner's machine draws `watts` more than idle, as `watts_from` says: measured or assumed; 0 if it does not know.
     """
 
     build: Build
@@ -88,6 +89,8 @@ class Welcome(PeerMessage, frozen=True, kw_only=True):
     max_answers: int
     credits: int
     exit: str = ""
+    watts: float = 0.0
+    watts_from: str = ""
 
 
 class Refused(PeerMessage, frozen=True, kw_only=True):
@@ -210,14 +213,15 @@ class AnswerOpened(PeerMessage, frozen=True, kw_only=True):
 class DraftVerdict(PeerMessage, tag="Verdict", frozen=True, kw_only=True):
     """The tokens drawn behind the rows from `start` on: the drafts that were right, and one more.
 
-    `turn` is the new one: both sides keep the rows up to start + len(tokens), and no row beyond it. `busy_s` is what
-    the partner computed for the answer since the last verdict, s.
+    `turn` is the new one: both sides keep the rows up to start + len(tokens), and no row beyond it. Since the last
+    verdict the partner computed `n_rows` rows of the answer, in `busy_s`, s.
     """
 
     id: str
     turn: int
     start: int
     tokens: tuple[int, ...]
+    n_rows: int = 0
     busy_s: float = 0.0
 
 

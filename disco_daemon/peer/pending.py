@@ -46,7 +46,8 @@ class Content:
     early: list[tuple[SendRows, RowArray]] = field(default_factory=list)
     n_rows: int = 0  # computed so far
     busy_s: float = 0.0
-    verdict_busy_s: float = 0.0  # since the last verdict
+    verdict_n_rows: int = 0  # since the last verdict
+    verdict_busy_s: float = 0.0
 
     @property
     def n_received(self) -> int:

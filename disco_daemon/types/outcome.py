@@ -20,7 +20,7 @@ class Usage:
     the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
     `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
     it; else it is what its text tells. `load_s` is how long it had to wait for its model. `split` tells the partner's
-    part of a split device's answer, in the names of the API.
+    part of a split device's answer, in the names of the API; `partner_j` is what the partner's machine spent on it, J.
     """
 
     prompt_tokens: int = 0
@@ -31,6 +31,7 @@ class Usage:
     told: bool = False
     load_s: float = 0.0
     split: Mapping[str, Any] | None = None
+    partner_j: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Attempt:
     for its model, and met `n_busy` other answers. `continued`: it went on with an answer begun elsewhere. `disturbed`:
     this machine slept or this process stood still meanwhile, so the times say nothing about it. `unseen_tokens` a
     server may have made, and billed, after it was closed: an estimate. `bill_usd` is what the server bills, $,
-    `energy_j` what this machine spent, J.
+    `energy_j` what the device spent, J: this machine, and the partner's part of it where there is one.
     """
 
     side: Side

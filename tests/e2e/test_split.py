@@ -129,6 +129,8 @@ async def test_nothing_listens_before_a_code_is_made(tmp_path: Path) -> None:
 async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge: Machine) -> None:
     status = await edge.in_state("up")
     assert (status["mode"], status["cut"], status["codec"], status["same_bits"]) == ("exact", CUT, "f32", True)
+    rate = (await edge.daemon.state())["money"]["effective_usd_per_kwh"]
+    assert rate > 0
     for prompt in PROMPTS:
         whole = await ask(partner.daemon, prompt, max_tokens=32)
         split = await ask(edge.daemon, prompt, max_tokens=32)
@@ -139,6 +141,10 @@ async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge
         assert told["n_rows"] > 0 < told["layer_tokens"]["edge"]
         assert 0 < told["round_trips"] <= 33
         assert told["bytes"]["up"] > 576 * 4 * told["n_rows"] / 2
+        assert told["partner_j"] == pytest.approx(status["partner_watts"] * told["partner_s"], rel=0.01)
+        assert told["partner_j_from"] == status["partner_watts_from"]
+        assert told["partner_usd"] == pytest.approx(told["partner_j"] / 3.6e6 * rate)
+        assert split.disco["energy_j"] > told["partner_j"] > 0
         assert "split" not in whole.disco
     assert (await partner.json("partner", "list"))["members"][0]["rows"] > 0
 

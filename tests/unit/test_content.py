@@ -95,7 +95,9 @@ def test_drafts_are_computed_together_with_logits_or_not_at_all() -> None:
     made.computed(KEY, 7, busy_s=0.5)
     assert made.take(KEY, 99) is None
     change = made.verdict(KEY, (6, 9))
-    assert change == ContentChange((DraftVerdict(id="a", turn=1, start=4, tokens=(6, 9), busy_s=0.5),), keep=6)
+    assert change == ContentChange(
+        (DraftVerdict(id="a", turn=1, start=4, tokens=(6, 9), n_rows=7, busy_s=0.5),), keep=6
+    )
     assert send(made, (9,), pos=6, turn=1, drafts=True) == ContentChange()
 
 
@@ -421,6 +423,11 @@ def test_drafts_made_while_waiting_stay_if_the_token_they_follow_was_drawn() -> 
         ({"tokens": (-1,)}, "vocabulary"),
         ({"turn": 2}, "turn 2 of the partner cannot follow turn 0"),
         ({"turn": -1}, "turn -1"),
+        ({"n_rows": -1}, "-1 rows of 0"),
+        ({"n_rows": 1}, "1 rows of 0 cannot have been computed"),
+        ({"busy_s": float("nan")}, "in nan s"),
+        ({"busy_s": float("inf")}, "in inf s"),
+        ({"busy_s": -0.1}, "in -0.1 s"),
     ],
 )
 def test_a_verdict_that_cannot_be_is_refused_and_changes_nothing(verdict: dict[str, object], message: str) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,21 @@ def test_an_hour_of_computing_costs_its_energy() -> None:
     hour = attempt(Side.DEVICE, prompt=10**6, completion=10**6, busy_s=3600.0)
     assert PRICES.energy_j(hour) == pytest.approx(54_000)
     assert PRICES.cost_usd(hour) == pytest.approx(0.0045)
+
+
+def test_a_device_of_two_machines_spends_what_both_spend() -> None:
+    whole = attempt(Side.DEVICE, prompt=100, completion=10, busy_s=2.0)
+    split = replace(whole, usage=replace(whole.usage, partner_j=6.0, split={"partner_j": 6.0, "partner_usd": None}))
+    for p in (PRICES, replace(PRICES, token_j=(0.1, 0.5))):
+        assert p.energy_j(split) == pytest.approx(p.energy_j(whole) + 6.0)
+        booked = p.booked(split)
+        assert booked.usage.split == {"partner_j": 6.0, "partner_usd": pytest.approx(6.0 / 3.6e6 * 0.30)}
+        assert booked.energy_j == p.energy_j(split)
+        assert replace(p, partner_token_j=(1.0, 2.0)).joules(100.0, 10.0) == pytest.approx(
+            tuple(a + b for a, b in zip(p.joules(100.0, 10.0), (1.0, 2.0), strict=True))
+        )
+    unknown = replace(whole, usage=replace(whole.usage, split={"partner_j": None, "partner_usd": None}))
+    assert PRICES.booked(unknown).usage.split == {"partner_j": None, "partner_usd": None}
 
 
 @given(prices, counts, counts, amounts)

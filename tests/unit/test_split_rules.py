@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from disco_daemon.api import openai, sse
+from disco_daemon.endpoints.split_device import PartnerEnergy
 from disco_daemon.endpoints.split_rules import LEAST_COVERAGE, SplitRules, resolve, why_not
+from disco_daemon.engine import wire
 from disco_daemon.errors import RequestError
 from disco_daemon.peer.codec import RowArray
 from disco_daemon.peer.edge import MAX_HELD, EdgeAnswer, LinkCredits
@@ -165,3 +168,20 @@ def test_a_new_link_is_told_the_text_with_the_tokens_that_left() -> None:
     assert answer.begin_drawing(DrawRules(), (3, 4)).answer == (3, 4)
     answer.add(3, (4,), rows(1))
     assert answer.judge().left == ()
+
+
+def test_the_planner_learns_what_the_partner_spends_on_a_token_of_a_prompt_and_of_an_answer() -> None:
+    spent = PartnerEnergy()
+    use = wire.SplitUsage(
+        edge_rows=140, partner_rows=150, round_trips=20, drafted=30, accepted=19, bytes_up=1, bytes_down=1,
+        partner_s=1.5, prompt_rows=100, partner_prompt_s=0.5,
+    )  # fmt: skip
+    spent.observe(use, 40, 12.0)
+    assert spent.prefill_j == pytest.approx(12 * 0.5 / 100)
+    assert spent.decode_j == pytest.approx(12 * 1.0 / 40)
+    again = msgspec.structs.replace(use, prompt_rows=0, partner_prompt_s=0.0, partner_s=0.0)  # its prompt was cached
+    spent.observe(again, 40, 12.0)
+    assert spent.prefill_j == pytest.approx(12 * 0.5 / 100)
+    assert spent.decode_j == pytest.approx(0.8 * 12 * 1.0 / 40)
+    spent.observe(msgspec.structs.replace(use, round_trips=0), 0, 12.0)  # an answer made alone, or ended at once
+    assert spent.decode_j == pytest.approx(0.8 * 12 * 1.0 / 40)

@@ -43,6 +43,7 @@ async def test_without_a_sensor_the_assumed_power_is_in_the_prices() -> None:
     await meter.look()
     assert owned.prices.device_watts == 12.0
     assert owned.prices.token_j is None
+    assert meter.computing() == (12.0, "user")
     assert looks == [1]
     state = meter.state()
     assert (state["source"], state["watts"], state["per_token"]["windows"]) == ("user", 12.0, 0)
@@ -85,6 +86,9 @@ async def test_a_measured_machine_teaches_joules_per_token() -> None:
     prefill_j, decode_j = owned.prices.token_j
     assert 100 * prefill_j + 20 * decode_j == pytest.approx(40.0, rel=0.05), "20 W for 2 s"
     assert meter.state()["per_token"]["windows"] > 0
+    watts, said_by = meter.computing()
+    assert watts == pytest.approx(20.0, rel=0.1)
+    assert said_by == "rapl"
 
 
 async def test_a_sensor_that_fails_changes_nothing_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from ...money.exchange import Power
 from ...money.spending import Speeds, Spending
 from ...power.meter import EnergyMeter, TokenEnergy
 from ...power.reading import Covers
-from ...power.sensors import PowerState, Sensors
+from ...power.sensors import USER, PowerState, Sensors
 
 log = logging.getLogger("disco.power")
 
@@ -25,6 +25,7 @@ UNCHANGING_S = 30.0  # between two looks at a machine that can neither measure n
 class Wattmeter:
     """Owns the sampling task and the meter. `speeds` are the device's as learned; `changed` is called after each look.
 
+    `partner_token_j` is what a partner spends on a prefill and on a decode token, J.
     It is the conductor's `context.EnergyObserver`: the device's work goes to the meter.
     """
 
@@ -37,9 +38,10 @@ class Wattmeter:
         speeds: Callable[[], Speeds],
         changed: Callable[[], None],
         known: TokenEnergy | None = None,
+        partner_token_j: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
     ) -> None:
         self._sensors, self._spending, self._clock = sensors, spending, clock
-        self._speeds, self._changed = speeds, changed
+        self._speeds, self._changed, self._partner_token_j = speeds, changed, partner_token_j
         self._meter = EnergyMeter(known)
         self._seen: PowerState | None = None
         self._energy: TokenEnergy | None = None
@@ -88,9 +90,20 @@ class Wattmeter:
         token_j = (energy.prefill_j_per_token, energy.decode_j_per_token) if energy is not None and measured else None
         watts = seen.reading.watts if seen.reading.covers is Covers.COMPUTING else None
         self._spending.update_power(
-            _power(seen), speeds, self._spending.prices.device_watts if watts is None else watts, token_j
+            _power(seen),
+            speeds,
+            self._spending.prices.device_watts if watts is None else watts,
+            token_j,
+            self._partner_token_j(),
         )
         self._changed()
+
+    def computing(self) -> tuple[float, str]:
+        """Return what this machine draws more while it computes, W, and by which source; 0 if that is not known."""
+        energy, prices = self._energy, self._spending.prices
+        if energy is not None and energy.windows:
+            return energy.decode_j_per_token * self._speeds().decode_tps, energy.source
+        return prices.device_watts, self._seen.reading.source if self._seen is not None else USER
 
     @property
     def _interval_s(self) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...exits.calibrate import Doubles
 from ...peer.edge import EdgeAnswer
-from ...peer.messages import DrawRules
+from ...peer.messages import DraftVerdict, DrawRules
 from .. import wire
 from ..llama.model import Llama
 from .sequence import Sequence
@@ -27,6 +27,8 @@ class SplitCounts:
     bytes_up: int = 0
     bytes_down: int = 0
     partner_s: float = 0.0
+    prompt_rows: int = 0
+    partner_prompt_s: float = 0.0
     n_left: int = 0
     n_alone: int = 0
 
@@ -41,10 +43,22 @@ class SplitCounts:
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             partner_s=self.partner_s,
+            prompt_rows=self.prompt_rows,
+            partner_prompt_s=self.partner_prompt_s,
             n_left=self.n_left,
             n_alone=self.n_alone,
             alone_from=alone_from,
         )
+
+    def take(self, verdict: DraftVerdict, n_judged: int, n_right: int) -> None:
+        """Count a verdict on `n_judged` rows, of whose drafts `n_right` were right."""
+        self.drafted += n_judged - 1
+        self.accepted += n_right
+        self.partner_rows += verdict.n_rows
+        self.partner_s += verdict.busy_s
+        if (n_plain := verdict.n_rows - n_judged) > 0:
+            self.prompt_rows += n_plain
+            self.partner_prompt_s += verdict.busy_s * n_plain / verdict.n_rows
 
     def add(self, other: SplitCounts) -> None:
         """Add what was done for another answer."""

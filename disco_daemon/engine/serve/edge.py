@@ -332,10 +332,7 @@ class EdgeBatcher(Batcher):
         if taken is None:
             return
         n_right = len(taken.tokens) - 1
-        counts.partner_rows += n_judged
-        counts.drafted += n_judged - 1
-        counts.accepted += n_right
-        counts.partner_s += message.busy_s
+        counts.take(message, n_judged, n_right)
         self.drafting.learn_verdict(s, away, n_judged, n_right, (now - away.asked_at, message.busy_s))
         if s.n_past > taken.n_rows:
             s.n_past = taken.n_rows
