@@ -39,6 +39,7 @@ from .messages import (
 from .pending import MAX_JUDGED
 
 MAX_HELD = 16  # rows of tokens that left before they go up, if nothing is asked: the partner computes them as one batch
+MAX_NEEDS = 32  # times that a partner may want rows again without a word of the text: more often it only keeps us busy
 MAX_ROWS = 64  # in one frame: about 2 ms at 100 Mbit/s each of 576 numbers, so the partner begins early
 
 RowsToSend = tuple[SendRows, bytes]  # a message and the bytes behind it
@@ -109,6 +110,7 @@ class EdgeAnswer:
         self._rows: list[RowArray | None] = []  # by position, [n_embd] each
         self._next = 0  # position of the first row that was not sent in this turn
         self._n_begun = 0  # rows below it belong to no token that left
+        self._n_needs = 0  # times that rows were wanted again since the text or the link last changed
         self._n_opened = self._n_kept = self.n_text  # tokens when it was opened; the least of them since
 
     # --- rows that are computed here ----------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class EdgeAnswer:
         """Stop waiting for the partner, and sending to it."""
         self.is_open = self.is_drawing = False
         self.judged = None
-        self._next = 0
+        self._next = self._n_needs = 0
 
     def begin_drawing(
         self, sampling: DrawRules, answer: Sequence[int] = (), candidates: Sequence[int] = ()
@@ -211,6 +213,7 @@ class EdgeAnswer:
         self.turn = next_era(self.turn)
         self.is_drawing = False
         self.judged = None
+        self._n_needs = 0
         self._next = min(self._next, n)
         self._n_kept = min(self._n_kept, n)
         self.n_acknowledged = min(self.n_acknowledged, n)
@@ -334,6 +337,7 @@ class EdgeAnswer:
         self.n_text = n + 1
         self.left.clear()
         self.turn, self.judged, self._next, self.n_acknowledged = message.turn, None, n, n
+        self._n_needs = 0
         return VerdictTaken(drawn, len(drawn) - 1 + is_drafted, self.n_rows, len(self.tokens) - self.n_text)
 
     def need(self, message: NeedRows) -> tuple[JudgeDrafts, ...]:
@@ -343,6 +347,10 @@ class EdgeAnswer:
         if not 0 <= message.pos <= self._next:
             msg = f"rows from {message.pos} on are wanted again, but only {self._next} were sent"
             raise BadFrameError(msg)
+        if self._n_needs >= MAX_NEEDS:
+            msg = f"rows are wanted again {MAX_NEEDS + 1} times, and not a token was drawn in between"
+            raise BadFrameError(msg)
+        self._n_needs += 1
         self.turn, self._next = message.turn, message.pos
         self.n_acknowledged = min(self.n_acknowledged, message.pos)
         if self.judged is None:

@@ -7,7 +7,7 @@ import pytest
 
 from disco_daemon.peer.codec import RowArray, encode_rows
 from disco_daemon.peer.content import ContentChange, ContentManager
-from disco_daemon.peer.edge import EdgeAnswer, LinkCredits, send_all_due
+from disco_daemon.peer.edge import MAX_NEEDS, EdgeAnswer, LinkCredits, send_all_due
 from disco_daemon.peer.messages import (
     ERA,
     AnswerClosed,
@@ -459,6 +459,32 @@ def test_rows_that_are_needed_again_go_again_and_drafts_are_judged_again() -> No
     ]
     with pytest.raises(BadFrameError, match="rows from 9 on are wanted again, but only 8 were sent"):
         answer.need(NeedRows(id="a", turn=2, pos=9))
+
+
+def test_a_partner_that_wants_rows_again_and_again_is_refused_unless_tokens_come_in_between() -> None:
+    answer, link, turn = asked(), LinkCredits(10_000), 0
+
+    def wants_rows(n: int) -> None:
+        nonlocal turn
+        for _ in range(n):
+            turn += 1
+            answer.send_due(link)
+            assert answer.need(NeedRows(id="a", turn=turn, pos=0))
+
+    wants_rows(MAX_NEEDS)
+    turn += 1
+    assert answer.verdict(DraftVerdict(id="a", turn=turn, start=4, tokens=(6, 9))) is not None
+    answer.add(6, (9,), rows_of(1))
+    answer.judge()
+    wants_rows(MAX_NEEDS)
+    with pytest.raises(BadFrameError, match="wanted again 33 times"):
+        wants_rows(1)
+    answer.open()
+    answer.opened(AnswerOpened(id="a", n_past=0))
+    answer.begin_drawing(DrawRules())
+    answer.judge()
+    turn = 0
+    wants_rows(MAX_NEEDS)
 
 
 def test_rows_that_were_never_computed_here_are_missing_until_they_are() -> None:
