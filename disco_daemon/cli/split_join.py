@@ -11,6 +11,7 @@ from .terminal import direct, progress
 
 if TYPE_CHECKING:
     from ..config.schema import Config
+    from ..peer.pairing import PairedPartner
 
 
 def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +32,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "leave",
         help="leave the partner: the device is whole again",
         description="Remove the lower layers, the certificate and the settings of a partner from this machine. There, "
-        "`disco partner revoke` forgets this one.",
+        "this one is forgotten if it can be told so, and by `disco partner revoke` else.",
     )
     leave.add_argument("--yes", action="store_true", help="do not ask")
     status = actions.add_parser("status", help="show the link to the partner")
@@ -72,7 +73,7 @@ def _join(args: argparse.Namespace) -> int:
 
 
 def _leave(args: argparse.Namespace) -> int:
-    """Remove what joining has made; exit code 1 if the user does not want it."""
+    """Remove what joining has made, and tell the partner; exit code 1 if the user does not want it."""
     from ..config.layers import config_path, load, set_values
     from ..daemon.edge import membership
     from ..daemon.joined import JoinedFolder
@@ -83,16 +84,36 @@ def _leave(args: argparse.Namespace) -> int:
     if not args.yes and not _agrees(f"Remove {name}, the certificate for the partner, and the [split] settings?"):
         print("disco: nothing was removed; --yes removes it without a question", file=sys.stderr)
         return 1
-    load()  # settings that are wrong are not written to
+    config = load()  # settings that are wrong are not written to
     set_values(config_path(), {"split.enabled": False, "split.partner": "", "split.cut": None})
     running = _reload(args)
+    partner = membership().partner()
+    untold = _say_goodbye(partner, private=config.policy.private) if partner is not None else ""
     n_bytes = folder.remove()
     membership().forget()
     if args.json:
-        print(json.dumps({"removed_bytes": n_bytes, "running": running}))
-    else:
-        print(f"The device is whole again; {n_bytes / 1e6:.0f} MB of layers and the certificate were removed.")
+        print(json.dumps({"removed_bytes": n_bytes, "running": running, "told": partner is not None and not untold}))
+        return 0
+    print(f"The device is whole again; {n_bytes / 1e6:.0f} MB of layers and the certificate were removed.")
+    if partner is not None and untold:
+        print(f"{partner.name} does not know yet ({untold}): `disco partner revoke {partner.own_name}` there.")
     return 0
+
+
+def _say_goodbye(partner: PairedPartner, *, private: bool) -> str:
+    """Tell the partner that this machine leaves; return why it could not be told, empty if it was."""
+    import asyncio
+
+    from ..peer.join import leave
+    from ..peer.pairing_code import PairingError
+
+    if private:
+        return "policy.private is on: nothing leaves this machine"
+    try:
+        asyncio.run(leave(partner))
+    except PairingError as e:
+        return str(e)
+    return ""
 
 
 def _agrees(question: str) -> bool:

@@ -58,7 +58,19 @@ class HostedCuts:
         except (OSError, msgspec.MsgspecError):
             return {}
 
-    def save(self, cuts: dict[str, int]) -> None:
+    def of_others(self, name: str) -> dict[str, int]:
+        """Return the cuts of all machines but this one."""
+        return {other: cut for other, cut in self.load().items() if other != name}
+
+    def put(self, name: str, cut: int) -> None:
+        """Keep the cut of a machine. Raises OSError."""
+        self._save(self.load() | {name: cut})
+
+    def drop(self, name: str) -> None:
+        """Forget a machine. Raises OSError."""
+        self._save(self.of_others(name))
+
+    def _save(self, cuts: dict[str, int]) -> None:
         """Keep them, whole or not at all. Raises OSError."""
         write_private(self._path, msgspec.json.encode(cuts).decode())
 

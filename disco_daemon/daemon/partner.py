@@ -32,6 +32,7 @@ from ..peer.control import (
     LinkStats,
     LinkUp,
     Listening,
+    MemberLeaves,
     OfferFile,
     PairAnswer,
     PairAsked,
@@ -50,6 +51,7 @@ from .hosted_range import HostedCuts, describe_model, range_config, require_memo
 from .linked import LinkedMachines
 from .range_engine import RangeEngine
 from .split import checksum
+from .tasks import cancel_all
 
 log = logging.getLogger("disco.peer")
 
@@ -75,7 +77,7 @@ class Partner:
         self._layers: LayerRange | None = None
         self._build: Build | None = None
         self._changing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._listening = asyncio.Condition()
         self._port: int | None = None
@@ -118,8 +120,7 @@ class Partner:
         """Refuse a machine from now on. Raises ConfigError for a name that no member has."""
         async with self._changing:
             await asyncio.to_thread(self._issuer.revoke, name)
-            cuts = {other: cut for other, cut in self._cuts.load().items() if other != name}
-            await asyncio.to_thread(self._cuts.save, cuts)
+            await asyncio.to_thread(self._cuts.drop, name)
             await self._serve()
         return {"revoked": name}
 
@@ -161,10 +162,7 @@ class Partner:
         """End all links, the engine and the relay; idempotent."""
         async with self._changing:
             await self._stop()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(list(self._tasks))
 
     # --- what is served -----------------------------------------------------------------------------------------------
 
@@ -296,17 +294,20 @@ class Partner:
                 self._begin(self._offer(event), "layers")
             case CutsAsked():
                 self._begin(self._answer_cuts(event), "cuts")
+            case MemberLeaves(name=name):
+                log.info("%s leaves", name)
+                self._begin(self.revoke(name), "leave")
             case RelayLost():
                 self._links.clear()
                 if self._host is not None:
                     self._host.replace_socket()
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _begin(self, work: Coroutine[Any, Any, object], name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
@@ -347,7 +348,7 @@ class Partner:
         if relay is None or config is None:
             return
         try:
-            hosted = next((cut for name, cut in self._cuts.load().items() if name != asked.name), 0)
+            hosted = next(iter(self._cuts.of_others(asked.name).values()), 0)
             cuts = await asyncio.to_thread(tell_cuts, config, hosted)
             relay.send(CutsAnswer(n=asked.n, cuts=cuts))
         except (ConfigError, OSError) as e:
@@ -373,10 +374,9 @@ class Partner:
         if not 0 < asked.cut < build.n_layers:
             msg = f"the model has {build.n_layers} layers: cut it behind 1 to {build.n_layers - 1} of them"
             raise ConfigError(msg)
-        hosted = self._cuts.load()
-        others = {name: cut for name, cut in hosted.items() if name != asked.name and cut != asked.cut}
-        if others:
-            name, cut = next(iter(others.items()))
+        for name, cut in self._cuts.of_others(asked.name).items():
+            if cut == asked.cut:
+                continue
             msg = f"the partner has the layers from {cut} on, for {name}: join with --cut {cut}, or revoke {name} there"
             raise ConfigError(msg)
         model, layers = model_path(config.device), LayerRange(asked.cut, build.n_layers, build.n_layers)
@@ -385,7 +385,7 @@ class Partner:
             await asyncio.to_thread(require_memory, config, model, layers)
         lower, _, _ = await asyncio.to_thread(write_ranges, model, layers)
         digest = await asyncio.to_thread(checksum, lower)
-        await asyncio.to_thread(self._cuts.save, hosted | {asked.name: asked.cut})
+        await asyncio.to_thread(self._cuts.put, asked.name, asked.cut)
         await self._load(config, layers)
         self._tell()
         return OfferFile(cut=asked.cut, n_bytes=lower.stat().st_size, sha256=digest), lower

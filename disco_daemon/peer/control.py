@@ -200,8 +200,15 @@ class CutsAsked(ControlMessage, frozen=True, kw_only=True):
     name: str
 
 
+class MemberLeaves(ControlMessage, frozen=True, kw_only=True):
+    """A member has said that it leaves: its certificate is of no use to it any more."""
+
+    name: str
+
+
 ToRelay = ServeMembers | JoinPartner | StopRole | EngineSocket | OfferFile | RefuseFile | PairAnswer | CutsAnswer
-RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | PairAsked | FileAsked | CutsAsked
+Asked = PairAsked | FileAsked | CutsAsked | MemberLeaves
+RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | Asked
 
 _encoder = msgspec.msgpack.Encoder()
 _to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)

@@ -68,6 +68,14 @@ class FileFollows(PeerMessage, frozen=True, kw_only=True):
     offset: int
 
 
+class LeavePartner(PeerMessage, frozen=True, kw_only=True):
+    """A member leaves, and its certificate is to be revoked; answered by MemberLeft."""
+
+
+class MemberLeft(PeerMessage, frozen=True, kw_only=True):
+    """The member is none any more."""
+
+
 class AskCuts(PeerMessage, frozen=True, kw_only=True):
     """A member wants to know where the model may be cut, to choose; answered by TheCuts."""
 
@@ -121,8 +129,11 @@ class LinkMeasured(PeerMessage, frozen=True, kw_only=True):
     build: Build | None = None
 
 
-First = Hello | BindRows | AskAuthority | AskPair | AskFile | AskCuts | MeasureLink
-FirstReply = Welcome | Refused | RowsBound | TheAuthority | PairGranted | FileFollows | TheCuts | LinkMeasured
+Asked = AskFile | AskCuts | MeasureLink | LeavePartner  # by a member that wants no link
+First = Hello | BindRows | AskAuthority | AskPair | Asked
+FirstReply = (
+    Welcome | Refused | RowsBound | TheAuthority | PairGranted | FileFollows | TheCuts | LinkMeasured | MemberLeft
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)

@@ -27,8 +27,10 @@ from .first_frames import (
     AskFile,
     AskPair,
     FileFollows,
+    LeavePartner,
     LinkMeasured,
     MeasureLink,
+    MemberLeft,
     PairGranted,
     TheAuthority,
     TheCuts,
@@ -103,6 +105,18 @@ async def ask_cuts(partner: PairedPartner) -> TheCuts:
         stream = await _connect(partner)
         try:
             return await ask(stream, first_frame(AskCuts()), TheCuts, FOLLOWS_S)
+        finally:
+            await stream.close()
+    except LinkEndedError as e:
+        raise PairingError(e.reason, e.message) from e
+
+
+async def leave(partner: PairedPartner) -> None:
+    """Tell a partner that this machine leaves: it revokes the certificate and forgets the cut. Raises PairingError."""
+    try:
+        stream = await _connect(partner)
+        try:
+            await ask(stream, first_frame(LeavePartner()), MemberLeft, GRANTED_S)
         finally:
             await stream.close()
     except LinkEndedError as e:

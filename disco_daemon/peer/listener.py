@@ -24,10 +24,12 @@ from .first_frames import (
     MAX_FIRST,
     AskAuthority,
     AskCuts,
+    Asked,
     AskFile,
     AskPair,
     BindRows,
     First,
+    LeavePartner,
     MeasureLink,
     RowsBound,
     TheAuthority,
@@ -49,7 +51,7 @@ COUNTS_S = 1.0  # between two reports of what was refused
 NO_DESCRIPTORS_S = 0.2  # pause if no connection can be taken, such as for want of file descriptors
 
 Ask = Callable[[FrameStream, AskPair, str], Coroutine[None, None, None]]
-Serve = Callable[[FrameStream, AskFile | AskCuts | MeasureLink, str], Coroutine[None, None, None]]
+Serve = Callable[[FrameStream, Asked, str], Coroutine[None, None, None]]
 
 
 class MemberListener:
@@ -251,7 +253,7 @@ class MemberListener:
         return member
 
     async def _serve_member(
-        self, stream: FrameStream, member: Member, first: Hello | BindRows | AskFile | AskCuts | MeasureLink, host: str
+        self, stream: FrameStream, member: Member, first: Hello | BindRows | Asked, host: str
     ) -> None:
         match first:
             case Hello():
@@ -261,7 +263,7 @@ class MemberListener:
                 if waiting is None or name != link or waiting.done():
                     raise LinkEndedError("late", "no link of this name waits for its second connection", tell=True)
                 waiting.set_result(stream)  # the link has it from here on
-            case AskFile() | AskCuts() | MeasureLink():
+            case AskFile() | AskCuts() | MeasureLink() | LeavePartner():
                 task = asyncio.current_task()
                 assert task is not None
                 self._serving[task] = member.name

@@ -11,17 +11,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .control import CutsAnswer, CutsAsked, FileAsked, OfferFile, PairAnswer, PairAsked, RefuseFile, RelayEvent
+from .control import (
+    CutsAnswer,
+    CutsAsked,
+    FileAsked,
+    MemberLeaves,
+    OfferFile,
+    PairAnswer,
+    PairAsked,
+    RefuseFile,
+    RelayEvent,
+)
 from .first_frames import (
     MAX_FIRST,
     MEASURED_BYTES,
     MEASURED_MAX,
     AskCuts,
+    Asked,
     AskFile,
     AskPair,
     FileFollows,
+    LeavePartner,
     LinkMeasured,
     MeasureLink,
+    MemberLeft,
     PairGranted,
     decode_first,
     first_frame,
@@ -42,11 +55,15 @@ Answer = TypeVar("Answer", PairAnswer, CutsAnswer)
 
 @dataclass(frozen=True, slots=True)
 class OfferedFile:
-    """A file that is open for reading, and what it should be."""
+    """A file that is open for reading, and what it should be; it is closed when nobody has it any more."""
 
     descriptor: int
     n_bytes: int
     sha256: str
+
+    def __del__(self) -> None:
+        """Close the file: it is offered no longer, and the last who took of it has done so."""
+        os.close(self.descriptor)
 
 
 class Offers:
@@ -62,10 +79,8 @@ class Offers:
         self._fetching: Counter[str] = Counter()
         self.welcome: Welcome | None = None
 
-    def close(self) -> None:
-        """Close all files."""
-        for file in self._files.values():
-            os.close(file.descriptor)
+    def drop_files(self) -> None:
+        """Offer no file any more: who wants one has the daemon asked for it again."""
         self._files.clear()
 
     # --- the daemon's answers -------------------------------------------------------------------------------------
@@ -80,8 +95,6 @@ class Offers:
 
     def offer(self, message: OfferFile, descriptor: int) -> None:
         """Take a file, in place of a former one with this cut."""
-        if (before := self._files.pop(message.cut, None)) is not None:
-            os.close(before.descriptor)
         file = self._files[message.cut] = OfferedFile(descriptor, message.n_bytes, message.sha256)
         if (waiting := self._wanted.pop(message.cut, None)) is not None and not waiting.done():
             waiting.set_result(file)
@@ -125,7 +138,7 @@ class Offers:
         finally:
             asking.pop(n, None)
 
-    async def serve(self, stream: FrameStream, asked: AskFile | AskCuts | MeasureLink, name: str) -> None:
+    async def serve(self, stream: FrameStream, asked: Asked, name: str) -> None:
         """Answer a member that wants no link. Raises LinkEndedError."""
         match asked:
             case AskFile():
@@ -134,6 +147,11 @@ class Offers:
                 await self._send_cuts(stream, name)
             case MeasureLink():
                 await _measure(stream, asked, _described(self.welcome)[0])
+            case LeavePartner():
+                stream.write(first_frame(MemberLeft()))
+                await stream.drain()
+                await stream.close()  # before the daemon hears of it: with the last member this process ends
+                self._report(MemberLeaves(name=name))
 
     async def _send_cuts(self, stream: FrameStream, name: str) -> None:
         """Say where the model may be cut. Raises LinkEndedError."""
@@ -151,13 +169,8 @@ class Offers:
         try:
             file = self._files.get(asked.cut) or await self._want(asked.cut, name)
             offset = asked.offset if asked.sha256 == file.sha256 and 0 <= asked.offset <= file.n_bytes else 0
-            descriptor = os.dup(file.descriptor)  # ours until the end, whatever is offered meanwhile
-            try:
-                follows = FileFollows(n_bytes=file.n_bytes, sha256=file.sha256, offset=offset)
-                stream.write(first_frame(follows))
-                await _send(stream, descriptor, offset, file.n_bytes)
-            finally:
-                os.close(descriptor)
+            stream.write(first_frame(FileFollows(n_bytes=file.n_bytes, sha256=file.sha256, offset=offset)))
+            await _send(stream, file.descriptor, offset, file.n_bytes)
         finally:
             self._fetching[name] -= 1
 

@@ -84,7 +84,7 @@ class RelayService:
             await asyncio.gather(telling, return_exceptions=True)
             await self._stop()
             await self._hub.detach("this machine ends")
-            self._offers.close()
+            self._offers.drop_files()
             self._control.close()
 
     async def _tell(self) -> None:
@@ -121,6 +121,7 @@ class RelayService:
     async def _serve(self, message: ServeMembers) -> None:
         await self._stop_connecting()
         self._offers.welcome = message.welcome
+        self._offers.drop_files()  # another exit may have been trained since they came
         if self._listener is None:
             self._listener = MemberListener(self._hub, self.report, self._offers.pair, self._offers.serve)
         try:

@@ -297,10 +297,15 @@ async def set_live(one: Machine, **settings: Any) -> tuple[int, str]:
 
 async def test_who_decides_a_token_follows_request_settings_and_exit(tmp_path: Path) -> None:
     async with machine(tmp_path / "upper") as partner, machine(tmp_path / "lower") as one:
-        keep_exit(partner.folder)
-        code = (await partner.json("partner", "pair"))["code"]
-        await one.json("split", "join", code, "--cut", str(CUT), "--name", "fifth")
-        await one.in_state("up")
+        # An exit that is trained after a machine has joined comes with its next join.
+        for name in ("fifth", "sixth"):
+            code = (await partner.json("partner", "pair"))["code"]
+            await one.json("split", "join", code, "--cut", str(CUT), "--name", name)
+            await one.in_state("up")
+            if name == "fifth":
+                status, _, body = await posted(one, split_mode="alone")
+                assert (status, "disco exits train" in body["error"]["message"]) == (400, True)
+                keep_exit(partner.folder)
         # Alone, by the request: nothing goes to the partner.
         status, quality, body = await posted(one, split_mode="alone")
         alone, told = body["choices"][0]["message"]["content"], body["disco"]["split"]
@@ -334,7 +339,7 @@ async def test_who_decides_a_token_follows_request_settings_and_exit(tmp_path: P
         assert state["endpoints"]["device"]["pid"] == pid
         assert state["split"]["mode"] == "exact"
         # While the partner is gone answers are alone, unless they are to stop.
-        await partner.json("partner", "revoke", "fifth")
+        await partner.json("partner", "revoke", "sixth")
         await one.daemon.until(lambda state: state["split"]["state"] != "up")
         status, quality, body = await posted(one)
         assert (status, quality, body["choices"][0]["message"]["content"]) == (200, "alone", alone)
@@ -387,3 +392,18 @@ async def test_leaving_removes_layers_certificate_and_settings(edge: Machine) ->
     await edge.daemon.device_ready()
     assert (await edge.json("split", "status")) == {"state": "off"}
     assert (await ask(edge.daemon, "Name three colours.", max_tokens=8)).text
+
+
+async def test_a_machine_that_leaves_is_forgotten_by_the_partner_and_its_cut_is_free(
+    partner: Machine, edge: Machine
+) -> None:
+    for member in (await partner.json("partner", "list"))["members"]:
+        await partner.json("partner", "revoke", member["name"])
+    for cut in (10, 12):  # the partner has one cut at a time
+        code = (await partner.json("partner", "pair"))["code"]
+        assert (await edge.json("split", "join", code, "--cut", str(cut), "--name", "laptop"))["cut"] == cut
+        await edge.in_state("up")
+        assert (await partner.json("partner", "list"))["cut"] == cut
+        assert (await edge.json("split", "leave", "--yes"))["told"]
+        found = await partner.json("partner", "list")
+        assert (found["members"], found["cut"]) == ([], None)

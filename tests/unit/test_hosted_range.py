@@ -41,7 +41,12 @@ def test_a_range_that_does_not_fit_into_memory_is_refused_with_the_numbers() -> 
 def test_a_damaged_list_of_cuts_has_none(tmp_path: Path) -> None:
     cuts = HostedCuts(tmp_path)
     assert cuts.load() == {}
-    cuts.save({"laptop": 15})
+    cuts.put("laptop", 15)
+    cuts.put("tablet", 20)
+    assert HostedCuts(tmp_path).load() == {"laptop": 15, "tablet": 20}
+    assert cuts.of_others("laptop") == {"tablet": 20}
+    cuts.drop("tablet")
+    cuts.drop("nobody")
     assert HostedCuts(tmp_path).load() == {"laptop": 15}
     next(tmp_path.iterdir()).write_text("{")
     assert cuts.load() == {}
