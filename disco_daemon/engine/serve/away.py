@@ -71,9 +71,10 @@ class Away:
     """One answer: what the partner has of it, what was done for it, and when a verdict was last wanted, s.
 
     Of the drafts that an exit made since the last verdict, `chances` are those to be right, and `signals` (n x 3) what
-    they were told from. Tokens of which the exit is as sure as `theta` leave without a verdict, None of them without.
-    While `is_alone`, the exit draws them all: since the partner has gone, first at number `alone_from` of the answer.
-    The edge's own sampler knows the first `n_followed` tokens of the answer.
+    they were told from; `unsaid` is the token that it would have said next, with its signals, where the partner was
+    asked instead. Tokens of which the exit is as sure as `theta` leave without a verdict, None of them without. While
+    `is_alone`, the exit draws them all: since the partner has gone, first at number `alone_from` of the answer. The
+    edge's own sampler knows the first `n_followed` tokens of the answer.
     """
 
     answer: EdgeAnswer
@@ -85,6 +86,18 @@ class Away:
     asked_at: float = 0.0
     chances: list[float] = field(default_factory=list)
     signals: list[Doubles] = field(default_factory=list)
+    unsaid: tuple[int, Doubles] | None = None
+
+    def take_verdict(self, n_right: int, drawn: int) -> tuple[list[Doubles], int]:
+        """Forget the exit's drafts; return the signals of what it said and would have said, and how many were right.
+
+        `n_right` of the drafts were right, and `drawn` is the partner's own token behind them.
+        """
+        found, unsaid = self.signals, self.unsaid
+        self.chances, self.signals, self.unsaid = [], [], None
+        if unsaid is None:
+            return found, n_right
+        return [*found, unsaid[1]], n_right + (n_right == len(found) and unsaid[0] == drawn)
 
 
 def follow_draws(llama: Llama, s: Sequence, away: Away) -> None:

@@ -91,6 +91,7 @@ class EdgeDrafting:
         is_end = bool(s.ahead) and self.llama.vocabulary.ends(s.ahead[-1])
         pays = is_sure or self.lengths.wants_draft(away.chances, chance, ends_text=is_end)
         if not (is_up and pays) or len(s.ahead) >= self._n_useful(s):
+            away.unsaid = (token, found)  # the partner's own token tells whether it would have been right
             return NextStep.ASK
         s.ahead.append(token)
         away.chances.append(chance)
@@ -107,11 +108,17 @@ class EdgeDrafting:
         if batch.is_decoded and not (batch.load.n_prefill or batch.drafts) and batch.took_s > 0:
             self.lengths.observe_step(batch.took_s)
 
-    def learn_verdict(self, s: Sequence, away: Away, n_judged: int, n_right: int, times_s: tuple[float, float]) -> None:
-        """Learn from a verdict, and forget its drafts; `times_s` are those of its round trip and of the partner."""
+    def learn_verdict(
+        self, s: Sequence, away: Away, n_judged: int, tokens: tuple[int, ...], times_s: tuple[float, float]
+    ) -> None:
+        """Learn from a verdict, and forget its drafts; `times_s` are those of its round trip and of the partner.
+
+        `tokens` are the drafts that were right, and the partner's own token behind them.
+        """
         took_s, busy_s = times_s
         if away.counts.round_trips > 1 and took_s > 0 and 0 < busy_s < math.inf:  # the first one computed the prompt
             self.lengths.observe_round_trip(n_judged, took_s, busy_s)
+        told = away.take_verdict(len(tokens) - 1, tokens[-1])
         if self.exit is not None:
-            self.exit.learn(away.signals, n_right)
-        away.chances, away.signals, s.ahead = [], [], []
+            self.exit.learn(*told)
+        s.ahead = []

@@ -331,9 +331,8 @@ class EdgeBatcher(Batcher):
         taken = answer.verdict(message)
         if taken is None:
             return
-        n_right = len(taken.tokens) - 1
-        counts.take(message, n_judged, n_right)
-        self.drafting.learn_verdict(s, away, n_judged, n_right, (now - away.asked_at, message.busy_s))
+        counts.take(message, n_judged, len(taken.tokens) - 1)
+        self.drafting.learn_verdict(s, away, n_judged, taken.tokens, (now - away.asked_at, message.busy_s))
         if s.n_past > taken.n_rows:
             s.n_past = taken.n_rows
             self.admission.cells.cut(s.slot, s.n_past)
@@ -387,7 +386,7 @@ class EdgeBatcher(Batcher):
         away.is_alone = True
         away.answer.lose_link()
         away.answer.drop_drafts()
-        away.chances, away.signals, s.ahead = [], [], []
+        away.chances, away.signals, away.unsaid, s.ahead = [], [], None, []
         if s.is_away:
             self.admission.bring_back(s)
         if s.n_past >= len(s.tokens):
