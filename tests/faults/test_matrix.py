@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,10 @@ async def told_to_end(who: str, folder: Path) -> Ended:
         await all_under_way(stand, found)
         _, alive = await asyncio.to_thread(psutil.wait_procs, processes, PATIENCE_S)
         found.left = [f"process {process.pid}" for process in alive]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                while stand.upstream.open_streams:
+                    await asyncio.sleep(0.01)  # the proxy and the server are about to find that their client has gone
         if stand.upstream.open_streams:
             found.left.append("a stream at the server")
         if socketfile.found(int(stand.daemon.root.rsplit(":", 1)[1])) is not None:

@@ -227,9 +227,10 @@ async def test_a_servers_retry_after_reaches_the_client_whatever_it_looks_like(t
         assert await told(429, "-5") == (429, "1")
         assert await told(503, "9") == (503, "9")
         assert await told(529, "9") == (503, "9")
-        status, after = await told(503, formatdate(time.time() + 60, usegmt=True))
+        begun = time.time()
+        status, after = await told(503, formatdate(begun + 60, usegmt=True))
         assert status == 503
-        assert 55 <= int(after or 0) <= 60
+        assert 58 - (time.time() - begun) <= int(after or 0) <= 60  # the date has whole seconds, and so has the answer
 
 
 # --- the form of an answer --------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ async def test_an_error_page_without_end_is_read_to_its_bound(tmp_path: Path) ->
     async with listener, running(tmp_path, server=url, device=False) as daemon:
         with pytest.raises(openai.APIStatusError, match="500"):
             await ask(daemon, WORDS)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 30)
         assert sum(written) < 64 * 2**20
 
 

@@ -50,14 +50,14 @@ async def test_chat(size: tuple[int, int], light: bool) -> None:
         if light:
             app.theme = LIGHT
         await pilot.pause()
-        compare(app, f"chat-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
+        await compare(pilot, f"chat-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
 
 
 async def test_first_look() -> None:
     async with dictated() as daemon, shown(daemon.root, size=(80, 24)) as (app, pilot):
         app.chat.query_one(Prompt).cursor_blink = False
         await pilot.pause()
-        compare(app, "first-80x24-dark")
+        await compare(pilot, "first-80x24-dark")
 
 
 async def test_help_and_banner() -> None:
@@ -67,14 +67,14 @@ async def test_help_and_banner() -> None:
         await opened(app)
         await pilot.press("f1")
         await pilot.pause()
-        compare(app, "help-80x24-dark")
+        await compare(pilot, "help-80x24-dark")
 
 
 async def test_plain_mode_has_no_frame() -> None:
     async with dictated() as daemon, shown(daemon.root, size=(80, 24), plain=True, before=fill) as (app, pilot):
         await opened(app)
         await pilot.pause()
-        compare(app, "plain-80x24-dark")
+        await compare(pilot, "plain-80x24-dark")
         app.chat.query_one(Transcript).action_end(0)
         await pilot.pause()
         text = screen_text(app)

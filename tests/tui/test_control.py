@@ -321,11 +321,11 @@ async def test_without_a_daemon_there_is_a_banner_and_no_traceback() -> None:
 async def test_the_control_panel_looks_as_it_did(size: tuple[int, int], light: bool) -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen(), size=size, light=light) as (app, pilot):
         await loaded(app, pilot)
-        compare(app, f"control-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
+        await compare(pilot, f"control-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
 
 
 async def test_the_control_panel_reads_well_without_boxes() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen(), plain=True) as (app, pilot):
         await loaded(app, pilot)
-        compare(app, "control-plain")
+        await compare(pilot, "control-plain")
         assert all(ord(c) < 128 for c in text_of(app, "#rate"))

@@ -127,7 +127,7 @@ async def test_a_split_device_shows_its_link_and_what_a_round_trip_gives(plain: 
             await filled(app, pilot)
             said = "desktop: exact, 21 ms, 2.3 tok a trip"
             assert said in " ".join(text_of(app, "#server").split())
-            compare(app, f"dashboard-split{'-plain' if plain else ''}")
+            await compare(pilot, f"dashboard-split{'-plain' if plain else ''}")
 
 
 @SIZES
@@ -135,14 +135,14 @@ async def test_a_split_device_shows_its_link_and_what_a_round_trip_gives(plain: 
 async def test_the_dashboard_looks_as_it_did(size: tuple[int, int], light: bool) -> None:
     async with playing() as daemon, on_stage(daemon.root, DashboardScreen(), size=size, light=light) as (app, pilot):
         await filled(app, pilot)
-        compare(app, f"dashboard-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
+        await compare(pilot, f"dashboard-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
 
 
 async def test_the_dashboard_is_words_in_plain_mode() -> None:
     async with playing() as daemon, on_stage(daemon.root, DashboardScreen(), plain=True) as (app, pilot):
         await filled(app, pilot)
         assert not {"|", "│"} & set(text_of(app, "#server"))
-        compare(app, "dashboard-plain")
+        await compare(pilot, "dashboard-plain")
 
 
 @SIZES
@@ -154,7 +154,7 @@ async def test_the_timeline_looks_as_it_did(size: tuple[int, int], light: bool) 
         await until(pilot, lambda: app.screen.query("FooterKey"))
         await pilot.pause()
         assert "H" in text_of(app, "#delivery")
-        compare(app, f"timeline-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
+        await compare(pilot, f"timeline-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
 
 
 async def test_the_timeline_finds_the_answers_row_and_is_words_in_plain_mode() -> None:

@@ -369,7 +369,7 @@ async def test_pictures(daemon: Dictated, size: tuple[int, int], light: bool) ->
         name = f"{size[0]}x{size[1]}-{'light' if light else 'dark'}"
         await pilot.press("f5")
         await at(app, pilot, "who shall answer")
-        compare(app, f"setup-who-{name}")
+        await compare(pilot, f"setup-who-{name}")
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is app.chat)
         await to_models(app, pilot, daemon)
@@ -378,7 +378,7 @@ async def test_pictures(daemon: Dictated, size: tuple[int, int], light: bool) ->
         await pilot.press(*"qwen", "enter")
         await until(pilot, lambda: "does not answer" in screen_text(app))
         await pilot.pause()
-        compare(app, f"setup-model-{name}")
+        await compare(pilot, f"setup-model-{name}")
 
 
 async def test_plain_mode_has_no_frame(daemon: Dictated) -> None:
@@ -386,7 +386,7 @@ async def test_plain_mode_has_no_frame(daemon: Dictated) -> None:
         await pilot.press("f5")
         await at(app, pilot, "who shall answer")
         assert not set(screen_text(app)) & set("─│╭╮╰╯▏")
-        compare(app, "setup-plain-80x24-dark")
+        await compare(pilot, "setup-plain-80x24-dark")
 
 
 async def test_the_greeting_is_one_quiet_line(daemon: Dictated) -> None:
@@ -395,4 +395,4 @@ async def test_the_greeting_is_one_quiet_line(daemon: Dictated) -> None:
         app.chat.query_one("Prompt").cursor_blink = False  # type: ignore[attr-defined]
         await until(pilot, lambda: "F5 adds a server" in screen_text(app))
         await pilot.pause()
-        compare(app, "welcome-80x24-dark")
+        await compare(pilot, "welcome-80x24-dark")

@@ -168,7 +168,7 @@ async def test_the_timeline_of_a_traced_answer_looks_as_it_did(size: tuple[int, 
         await pilot.pause()
         assert "#" in text_of(app, "#level")
         assert "+ generated" in text_of(app, "#delivery")
-        compare(app, f"timeline-trace-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
+        await compare(pilot, f"timeline-trace-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
 
 
 async def test_in_plain_mode_it_is_all_words() -> None:
