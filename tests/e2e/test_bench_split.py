@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from disco_daemon.models.default import default_model_path
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+TEXT = "The lighthouse keeper climbed the stairs every evening, lit the lamp, and counted the ships in the bay. " * 4
 
 
 async def bench(*options: str) -> tuple[int | None, str, str]:
@@ -23,10 +25,14 @@ async def bench(*options: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_a_naive_one() -> None:
+async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_a_naive_one(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"  # shorter ones than our own
+    asked = {"plain": "Name three colours, and say where one sees each.", "summary": f"Summarise this text. {TEXT}"}
+    prompts.write_text("\n".join(json.dumps({"data": data, "prompt": prompt}) for data, prompt in asked.items()))
     code, out, err = await bench(
         "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--naive-answers", "1",
         "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
+        "--prompts", str(prompts),
     )  # fmt: skip
     assert code == 0, err
     figures: dict[str, Any] = json.loads(out)

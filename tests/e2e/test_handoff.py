@@ -63,7 +63,7 @@ async def test_a_stream_says_who_made_each_piece_though_it_is_read_later(tmp_pat
     async with pair(tmp_path, "all-server", "token_ids", *FORCED) as daemon, Link(daemon.root) as link:
         text, sides, note, told = "", [], "", None
         messages = [{"role": "user", "content": STORY}]
-        options: dict[str, Any] = {"temperature": 0, "max_tokens": 300, "disco": {"delivery": "paced", "pace_tps": 25}}
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 150, "disco": {"delivery": "paced", "pace_tps": 25}}
         async with aclosing(link.chat(messages, **options)) as pieces:
             async for piece in pieces:
                 text += piece.text

@@ -150,12 +150,14 @@ async def test_after_a_reload_the_server_is_given_token_ids_by_the_device_in_use
 
 async def test_embeddings_under_way_keep_their_device_over_a_reload(tmp_path: Path) -> None:
     async with running(tmp_path) as daemon:
-        await daemon.device_ready()
-        texts = [f"{i} {STORY * 6}" for i in range(16)]
+        pid = (await daemon.device_ready())["endpoints"]["device"]["pid"]
+        texts = [f"{i} {STORY}" for i in range(3)]
+        os.kill(pid, signal.SIGSTOP)  # they last as long as we like
         task = asyncio.create_task(daemon.client.embeddings.create(model="disco", input=texts))
         await daemon.until(lambda s: s["in_flight"] == 1)
         await reloaded(daemon, device__n_ctx=1024)
-        assert not task.done(), "it was over before"
+        assert not task.done()
+        os.kill(pid, signal.SIGCONT)
         assert len((await task).data) == len(texts)
         state = await daemon.until(lambda s: s["endpoints"]["device"]["n_ctx"] == 1024)
         assert len(engines(state)) == 1
@@ -165,7 +167,9 @@ async def test_embeddings_under_way_keep_their_device_over_a_reload(tmp_path: Pa
 async def test_a_daemon_that_ends_waits_for_embeddings_and_takes_no_more(tmp_path: Path) -> None:
     async with running(tmp_path, settings={"api": {"drain_s": PATIENCE_S}}) as daemon:
         state = await daemon.device_ready()
-        texts = [f"{i} {STORY * 6}" for i in range(16)]
+        engine = state["endpoints"]["device"]["pid"]
+        texts = [f"{i} {STORY}" for i in range(3)]
+        os.kill(engine, signal.SIGSTOP)  # they last as long as we like
         task = asyncio.create_task(daemon.client.embeddings.create(model="disco", input=texts))
         await daemon.until(lambda s: s["in_flight"] == 1)
         os.kill(state["pid"], signal.SIGTERM)
@@ -177,6 +181,7 @@ async def test_a_daemon_that_ends_waits_for_embeddings_and_takes_no_more(tmp_pat
         assert (refused.value.status_code, refused.value.code) == (503, "stopping")
         assert int(refused.value.response.headers["Retry-After"]) > 0
         assert not task.done()
+        os.kill(engine, signal.SIGCONT)
         assert len((await task).data) == len(texts)
 
 

@@ -202,12 +202,14 @@ def latest(question: str, words: str) -> int:
     return max(map(int, re.findall(rf"{question}w(\d+)\.", words)), default=-1)
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-async def test_no_word_that_the_screen_has_shown_is_missing_after_a_kill(times: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 20), marks=[pytest.mark.slow, pytest.mark.timeout(600)])], ids=len
+)
+async def test_no_word_that_the_screen_has_shown_is_missing_after_a_kill(seeds: range, tmp_path: Path) -> None:
     async with dictated() as daemon, tmux(tmp_path / "t") as terminals:
         killed = Killed(daemon, terminals, tmp_path / "chats.sqlite")
-        questions = [f"q{i}" for i in range(times)]
-        for i, question in enumerate(questions):
+        questions = [f"q{i}" for i in seeds]
+        for i, question in zip(seeds, questions, strict=True):
             await killed.kill(question, random.Random(i))
         with Store(killed.path) as store:
             found = {c.title: store.turns(c.id) for c in store.list()}

@@ -61,7 +61,7 @@ def holds_key(text: str) -> bool:
 async def test_in_place_of_an_answer_the_device_answers_and_nothing_strange_is_kept(what: str, both: Any) -> None:
     upstream, daemon = both
     reason, fault = INSTEAD[what]
-    heard = await asked_under(fault(upstream), daemon)
+    heard = await asked_under(fault(upstream), daemon, max_tokens=6)
     assert heard.disco["winner"] == "device"
     assert heard.disco["endpoints"]["server"]["error"] == reason
     told = json.dumps(await daemon.state(), ensure_ascii=False) + json.dumps(await daemon.history())
@@ -112,7 +112,7 @@ async def test_a_redirect_is_not_followed_and_the_error_names_where_it_leads(sta
     upstream, daemon = both
     async with Upstream() as other:
         with upstream.redirect(other.url.replace("//", "//user:pass@") + "/x?token=1#", status):
-            heard = await ask(daemon, "My secret question")
+            heard = await ask(daemon, "My secret question", max_tokens=6)
         assert heard.disco["winner"] == "device"
         assert not other.exchanges
         told = (await daemon.state())["endpoints"]["server"]["last_error"]

@@ -163,10 +163,12 @@ def test_hosts_that_accept_nothing_get_nothing() -> None:
 
 
 def best_rate(fleet: FleetModel) -> float:
-    """The highest rate over all placements, tried one by one."""
+    """The highest rate over all placements, tried one by one; of two mirror images, which are as fast, one is."""
     n_hosts, n = len(fleet.hosts), fleet.model.n_layers
     best = 0.0
     for masks in itertools.product(range(1, 1 << n_hosts), repeat=n):
+        if masks > masks[::-1]:  # all layers cost the same, and every way begins and ends at home
+            continue
         placement = Placement((1, *masks, 1))
         fits = all(placement.weights_on(h, fleet.model) <= host.room_bytes for h, host in enumerate(fleet.hosts))
         if fits:
@@ -194,7 +196,8 @@ def test_plans_are_within_five_percent_of_the_best_placement() -> None:
 
 @pytest.mark.slow
 def test_plans_of_500_fleets_are_within_five_percent_of_the_best_placement() -> None:
-    assert min(ratios_to_best(range(500))) >= 0.95
+    """The first ones are those above."""
+    assert min(ratios_to_best(range(25, 500))) >= 0.95
 
 
 # --- the controller ---------------------------------------------------------------------------------------------------
