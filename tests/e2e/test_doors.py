@@ -27,18 +27,12 @@ from disco_daemon.client import once as client
 from disco_daemon.client.once import NOT_OURS, DaemonError
 from disco_daemon.client.stream import Link
 from tests.fixtures.daemon import DaemonProcess, ask, by_socket, running, socket_of
+from tests.fixtures.ports import free_port
 from tests.fixtures.upstream import Upstream
 
 PATIENCE_S = 60.0
 CONTROLS = [route for route, where in ROUTES.items() if where is At.CONTROL]
 CONTROL, CALLER = "key-of-the-owner", "key-in-an-editor"
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 async def asked(

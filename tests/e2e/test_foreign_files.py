@@ -64,14 +64,14 @@ async def running(folder: Path, env: Mapping[str, str], *, no_room: bool = False
     assert process.stderr is not None
     heard = asyncio.create_task(process.stderr.read())
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         async with aiohttp.ClientSession() as session:
             found = Running(json.loads(line or b"{}").get("url", ""), session)
             try:
                 yield found
             finally:
                 process.terminate()
-                found.log = await asyncio.wait_for(heard, 30)
+                found.log = await asyncio.wait_for(heard, 60)
     finally:
         heard.cancel()
         await end(process)
@@ -120,7 +120,7 @@ async def test_folders_that_cannot_be_made_keep_no_daemon_from_its_work(folder: 
 def status(folder: Path, env: Mapping[str, str], root: str) -> str:
     argv = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "status", "--url", root]
     full = child_env(folder) | {"DISCO_API_KEY": "hush"} | dict(env)
-    return subprocess.run(argv, env=full, capture_output=True, text=True, check=True, timeout=30).stdout
+    return subprocess.run(argv, env=full, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 async def test_a_full_disk_keeps_no_daemon_from_its_work(tmp_path: Path) -> None:

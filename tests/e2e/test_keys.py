@@ -219,7 +219,7 @@ async def test_a_named_file_that_is_none_is_an_error_at_once(setting: str, speci
     argv = [sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json"]
     argv += ["--model", str(default_model_path()), "--history", str(tmp_path / "history.sqlite")]
     process = await start(argv, child_env(tmp_path) | env, tmp_path / "log")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await process.communicate()
     said = (tmp_path / "log").read_text()
     assert process.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ async def test_figures_learned_of_one_server_are_not_believed_of_another(tmp_pat
 
 
 async def test_a_server_that_lost_the_race_shows_its_first_token_and_no_more(tmp_path: Path) -> None:
-    async with Upstream(tokens=50, interval_s=0.2) as upstream, optimal(tmp_path, upstream) as daemon:
+    async with Upstream(tokens=50, interval_s=2.0) as upstream, optimal(tmp_path, upstream) as daemon:
         await daemon.device_ready()
         lost = asyncio.Event()
         began_at = list[float]()
@@ -105,8 +106,8 @@ async def test_without_the_shadow_a_loser_is_stopped_and_its_time_is_a_bound(tmp
 async def test_a_shadow_does_not_hold_up_the_end_of_the_answer(tmp_path: Path) -> None:
     async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
         await daemon.device_ready()
-        with upstream.delay(30):
-            async with asyncio.timeout(15):
+        with upstream.delay(300):
+            async with asyncio.timeout(60):
                 heard = await ask(daemon, "Name three colours.")
             await upstream.wait_closed(0)
         assert heard.disco["winner"] == "device"
@@ -131,23 +132,17 @@ async def test_times_across_a_stop_of_the_daemon_are_not_learned_from(tmp_path: 
     async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
         await daemon.device_ready()
         pid = (await daemon.state())["pid"]
-        with upstream.delay(0.5):
+        stopped = asyncio.Event()
+        with upstream.held_until(stopped):
             answer = asyncio.create_task(ask(daemon, "Summarise. " + "Once upon a time. " * 300, max_tokens=4))
             await upstream.wait_request(0)
-            await asyncio.to_thread(_stopped, pid)
+            os.kill(pid, signal.SIGSTOP)  # as a debugger would, or a full machine
+            stopped.set()
+            await asyncio.sleep(1.0)  # the stall itself
+            os.kill(pid, signal.SIGCONT)
             await answer
         assert (await learned(daemon))["server_ttft"]["n"] == 0
         await ask_until(daemon, 1)
-
-
-def _stopped(pid: int) -> None:
-    """Stop the process for a second, as a debugger or a full machine would."""
-    import os
-    import time
-
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.0)  # the stall itself
-    os.kill(pid, signal.SIGCONT)
 
 
 async def test_plan_tells_what_would_be_done_and_why(tmp_path: Path) -> None:
@@ -172,7 +167,7 @@ async def disco(*argv: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "disco_daemon.cli.main", *argv, stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         out, _ = await process.communicate()
     assert process.returncode == 0, out
     return out.decode()

@@ -89,7 +89,9 @@ async def test_frames_arrive_whole_and_in_order_both_ways(tmp_path: Path) -> Non
         for verdict in verdicts:
             link.upper.send(verdict)
         assert [await link.lower.message() for _ in verdicts] == verdicts
-        stats = await link.edge.wait(LinkStats, lambda stats: stats.n_bytes_sent > sum(sizes))
+        stats = await link.edge.wait(
+            LinkStats, lambda stats: stats.n_bytes_sent > sum(sizes) and stats.rtt_ms is not None
+        )
         assert stats.n_rows == 3 * len(sizes)
         assert stats.rtt_ms is not None
         assert stats.rtt_p99_ms is not None

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,16 +18,10 @@ import tomlkit
 from openai import AsyncOpenAI
 
 from disco_daemon.models.default import default_model_path
+from tests.fixtures.ports import free_port
 from tests.fixtures.usermanager import NoManagerError, user_manager
 
 PATIENCE_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def configure(home: Path, port: int) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import read_head
 from tests.e2e.test_cli import disco
 from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
+from tests.fixtures.ports import free_port
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -38,13 +38,6 @@ pytestmark = [
 
 CUT = 15
 PROMPTS = ["Name three colours.", "What is the capital of France?", "Tell me about lighthouses."]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -146,7 +139,9 @@ async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge
         assert told["partner_usd"] == pytest.approx(told["partner_j"] / 3.6e6 * rate)
         assert split.disco["energy_j"] > told["partner_j"] > 0
         assert "split" not in whole.disco
-    assert (await partner.json("partner", "list"))["members"][0]["rows"] > 0
+    async with asyncio.timeout(30):
+        while not (await partner.json("partner", "list"))["members"][0]["rows"]:
+            await asyncio.sleep(0.1)  # a link reports what it carried once a second
 
 
 async def test_no_engine_has_a_layer_of_the_other_range(partner: Machine, edge: Machine) -> None:

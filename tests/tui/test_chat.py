@@ -70,14 +70,14 @@ async def test_an_answer_streams_with_its_sides_and_is_kept(daemon: Dictated) ->
         daemon.say("**so**.", "server")
         daemon.end()
         await answered(app, pilot)
-        assert "Because ⇢◇ so." in screen_text(app)
-        assert "QoE 0.98" in screen_text(app)
+        await until(pilot, lambda: "Because ⇢◇ so." in screen_text(app))
+        await until(pilot, lambda: "QoE 0.98" in screen_text(app))
         conversation = app.conversations.current
         assert conversation is not None
         turns = app.store.turns(conversation.id)
         assert [(t.role, t.text, t.finish) for t in turns][1] == ("assistant", "Because **so**.", "stop")
         assert turns[1].sides == ((0, "device"), (8, "server"))
-        assert titles(app) == ["Why?"]
+        await until(pilot, lambda: titles(app) == ["Why?"])
         assert daemon.asked[0]["disco"] == {"sides": True, "delivery": "paced"}
 
 
@@ -89,7 +89,7 @@ async def test_hidden_reasoning_is_seen_until_the_answer_comes(daemon: Dictated)
         daemon.say("So.")
         daemon.end()
         await answered(app, pilot)
-        assert "let me see" not in screen_text(app)
+        await until(pilot, lambda: "let me see" not in screen_text(app))
 
 
 async def test_the_conversation_goes_along_with_each_question(daemon: Dictated) -> None:
@@ -108,7 +108,7 @@ async def test_escape_stops_and_what_was_heard_stays(daemon: Dictated) -> None:
         await answered(app, pilot)
         await until(pilot, lambda: daemon.left)
         assert app.conversations.entries[-1].finish == "cancelled"
-        assert "stopped" in screen_text(app)
+        await until(pilot, lambda: "stopped" in screen_text(app))
         assert app.conversations.current is not None
         assert app.store.turns(app.conversations.current.id)[-1].text == "Half"
 
@@ -133,7 +133,7 @@ async def test_regenerate_and_undo(daemon: Dictated) -> None:
         assert [m["content"] for m in daemon.asked[1]["messages"]] == ["Why?"]
         await pilot.press("ctrl+z")
         assert said(app) == [("user", "Why?"), ("assistant", "First.")]
-        assert "First." in screen_text(app)
+        await until(pilot, lambda: "First." in screen_text(app))
 
 
 async def test_continue_goes_on_with_the_same_answer(daemon: Dictated) -> None:
@@ -142,7 +142,7 @@ async def test_continue_goes_on_with_the_same_answer(daemon: Dictated) -> None:
         daemon.say("1, 2, ")
         daemon.end("length")
         await answered(app, pilot)
-        assert "Ctrl+G" in screen_text(app)
+        await until(pilot, lambda: "Ctrl+G" in screen_text(app))
         await pilot.press("ctrl+g")
         await until(pilot, lambda: len(daemon.asked) == 2)
         assert daemon.asked[1]["continue_final_message"] is True
@@ -205,17 +205,17 @@ async def test_new_rename_open_delete_undo(daemon: Dictated) -> None:
         await pilot.press("ctrl+n")
         assert said(app) == []
         await exchange(app, pilot, daemon, "two", "2")
-        assert titles(app) == ["two", "one"]
+        await until(pilot, lambda: titles(app) == ["two", "one"])
         await pilot.press("f6")
         await until(pilot, lambda: isinstance(app.screen, LineDialog))
         app.screen.query_one(Input).value = "Second"
         await pilot.press("enter")
         await until(pilot, lambda: titles(app) == ["Second", "one"])
         await pilot.press("ctrl+d")
-        assert titles(app) == ["one"]
+        await until(pilot, lambda: titles(app) == ["one"])
         assert said(app) == []
         await pilot.press("ctrl+z")
-        assert titles(app) == ["Second", "one"]
+        await until(pilot, lambda: titles(app) == ["Second", "one"])
         assert said(app) == [("user", "two"), ("assistant", "2")]
         app.chat.query_one(OptionList).focus()
         await pilot.press("down", "enter")
@@ -337,7 +337,7 @@ async def test_light_and_dark_and_help(daemon: Dictated) -> None:
         assert app.text_theme != dark
         await pilot.press("f1")
         assert type(app.screen) is HelpDialog
-        assert "Ctrl+Up" in screen_text(app)
+        await until(pilot, lambda: "Ctrl+Up" in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is app.chat)
 
@@ -368,7 +368,7 @@ async def test_an_answer_goes_on_while_another_conversation_is_open(daemon: Dict
         daemon.say("done")
         daemon.end()
         await until(pilot, lambda: app.store.turns(first.id)[-1].finish == "stop")
-        assert "begun" not in screen_text(app)
+        await until(pilot, lambda: "begun" not in screen_text(app))
         app.chat.query_one(OptionList).focus()
         await pilot.press("down", "enter")
         await until(pilot, lambda: said(app) == [("user", "slow"), ("assistant", "begun, done")])
@@ -380,8 +380,8 @@ async def test_a_failure_is_a_sentence_below_the_words_heard(daemon: Dictated) -
         daemon.say("Half")
         daemon.fail("the server has gone away")
         await answered(app, pilot)
-        assert "the server has gone away" in screen_text(app)
-        assert "Half" in screen_text(app)
+        await until(pilot, lambda: "the server has gone away" in screen_text(app))
+        await until(pilot, lambda: "Half" in screen_text(app))
         assert app.conversations.entries[-1].finish == "error"
 
 
@@ -403,11 +403,11 @@ async def test_banners_for_what_is_wrong(daemon: Dictated) -> None:
         daemon.state = STATE | {"endpoints": {"device": {"model": "m.gguf", "state": "loading"}}}
         await app.check_daemon()
         await pilot.pause()
-        assert "m.gguf is being loaded" in screen_text(app)
+        await until(pilot, lambda: "m.gguf is being loaded" in screen_text(app))
         daemon.state = STATE
         await app.check_daemon()
         await pilot.pause()
-        assert "being loaded" not in screen_text(app)
+        await until(pilot, lambda: "being loaded" not in screen_text(app))
 
 
 async def test_a_key_that_is_refused() -> None:
@@ -430,7 +430,7 @@ async def test_without_a_daemon_one_can_be_started(monkeypatch: pytest.MonkeyPat
         await until(pilot, lambda: app.launcher.has_failed)
         await app.check_daemon()
         await pilot.pause()
-        assert "has ended: it cannot be" in screen_text(app)
+        await until(pilot, lambda: "has ended: it cannot be" in screen_text(app))
         await pilot.press(*"one", "enter")
         await answered(app, pilot)
         assert app.conversations.entries[-1].finish == "error"
@@ -446,7 +446,7 @@ async def test_half_an_answer_of_a_window_that_was_killed_is_there_again(daemon:
         app.chat.query_one(OptionList).focus()
         await pilot.press("down", "enter")
         await until(pilot, lambda: "Half an answ" in screen_text(app))
-        assert "interrupted" in screen_text(app)
+        await until(pilot, lambda: "interrupted" in screen_text(app))
 
 
 async def test_quitting_in_mid_answer_keeps_it(daemon: Dictated, tmp_path: Path) -> None:
@@ -486,11 +486,11 @@ async def test_only_messages_near_the_view_are_drawn(daemon: Dictated, monkeypat
             await pilot.press("pageup")
             if app.chat.query_one(Transcript).scroll_y == 0:
                 break
-        assert "Message 0." in screen_text(app)
+        await until(pilot, lambda: "Message 0." in screen_text(app))
         transcript = app.chat.query_one(Transcript)
         transcript.focus()
         await pilot.press("end")
-        assert "Message 199" in screen_text(app)
+        await until(pilot, lambda: "Message 199" in screen_text(app))
 
 
 async def test_the_view_stays_while_an_answer_grows_below_it(daemon: Dictated) -> None:
@@ -503,10 +503,10 @@ async def test_the_view_stays_while_an_answer_grows_below_it(daemon: Dictated) -
         daemon.say("\n\n".join(f"More {i}." for i in range(30)))
         daemon.end()
         await answered(app, pilot)
-        assert re.findall(r"Paragraph \d+", screen_text(app)) == before != []
+        await until(pilot, lambda: re.findall(r"Paragraph \d+", screen_text(app)) == before != [])
         transcript.focus()
         await pilot.press("end")
-        assert "More 29." in screen_text(app)
+        await until(pilot, lambda: "More 29." in screen_text(app))
 
 
 async def test_words_can_be_selected_with_the_mouse(daemon: Dictated) -> None:

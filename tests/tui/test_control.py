@@ -26,11 +26,13 @@ async def test_it_opens_with_what_is_in_force() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
         await loaded(app, pilot)
         assert rate(app) == 0.3
-        assert "counts $0.30 on mains: server is scarce, device above $22.70" in text_of(app, "#effect")
+        await until(
+            pilot, lambda: "counts $0.30 on mains: server is scarce, device above $22.70" in text_of(app, "#effect")
+        )
         assert app.screen.query_one("#caps-wh-per-day", Input).value == "20"
         assert app.screen.query_one("#caps-usd-per-month", Input).value == ""
         assert app.screen.query_one("#pace", Input).value == "4.8"
-        assert "TTFT mean 0.36 s, P99 0.65 s" in text_of(app, "#prediction")
+        await until(pilot, lambda: "TTFT mean 0.36 s, P99 0.65 s" in text_of(app, "#prediction"))
         assert daemon.changes == []
 
 
@@ -39,7 +41,7 @@ async def test_a_key_changes_the_rate_the_prediction_and_the_daemon() -> None:
         await loaded(app, pilot)
         await pilot.press("end")
         assert rate(app) == 1000.0
-        assert "device is scarce, server up to $22.70" in text_of(app, "#effect")
+        await until(pilot, lambda: "device is scarce, server up to $22.70" in text_of(app, "#effect"))
         await until(pilot, lambda: "device scarce" in text_of(app, "#prediction"))
         await until(pilot, lambda: daemon.changes)
         assert daemon.changes == [{"device.usd_per_kwh": 1000.0}]
@@ -72,7 +74,7 @@ async def test_the_budget_has_a_slider_of_its_own() -> None:
         await pilot.press("tab", "end")
         await until(pilot, lambda: daemon.changes)
         assert daemon.changes == [{"policy.budget": 1.0}]
-        assert "1.00" in text_of(app, "#budget-value")
+        await until(pilot, lambda: "1.00" in text_of(app, "#budget-value"))
         await until(pilot, lambda: daemon.asked[-1][1] == 1.0)
 
 
@@ -115,7 +117,7 @@ async def test_what_is_said_of_the_last_act_stays_when_the_daemon_is_looked_at()
         screen = app.screen
         assert isinstance(screen, ControlScreen)
         await screen._poll()
-        assert "nothing to undo" in text_of(app, "#banner")
+        await until(pilot, lambda: "nothing to undo" in text_of(app, "#banner"))
         await pilot.press("end")
         await until(pilot, lambda: "nothing to undo" not in text_of(app, "#banner"))
 
@@ -127,7 +129,7 @@ async def test_the_tail_of_the_policy_in_force_has_a_slider_of_its_own() -> None
         await pilot.press("tab", "tab", "end")
         await until(pilot, lambda: daemon.changes)
         assert daemon.changes == [{"policy.kappa": 10.0}]
-        assert text_of(app, "#kappa-value").strip() == "10"
+        await until(pilot, lambda: text_of(app, "#kappa-value").strip() == "10")
         await until(pilot, lambda: daemon.knobs[-1] == {"kappa": 10.0})
         await pilot.press("ctrl+z")
         await until(pilot, lambda: daemon.changes[-1] == {"policy.kappa": 0.058})
@@ -145,7 +147,7 @@ async def test_of_the_tails_knobs_the_one_is_shown_that_the_policy_has(policy: s
             assert app.screen.query_one("#no-tail").display is (shows is None)
             assert daemon.knobs[-1] == ({} if shows is None else {shows: 0.05 if shows == "alpha" else 0.058})
             if shows is None:
-                assert "the policy race has no knob" in text_of(app, "#no-tail")
+                await until(pilot, lambda: "the policy race has no knob" in text_of(app, "#no-tail"))
                 await pilot.press("tab", "tab")
                 assert app.focused is app.screen.query_one("#pace"), "what is not shown is not in the way"
 
@@ -154,10 +156,10 @@ async def test_a_switch_keeps_everything_on_this_machine() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
         await loaded(app, pilot)
         app.screen.query_one("#private").focus()
-        assert text_of(app, "#private").startswith("[ ] Never leave this machine")
+        await until(pilot, lambda: text_of(app, "#private").startswith("[ ] Never leave this machine"))
         await pilot.press("space")
-        assert text_of(app, "#private").startswith("[x] ")
-        assert "this machine answers all" in text_of(app, "#effect")
+        await until(pilot, lambda: text_of(app, "#private").startswith("[x] "))
+        await until(pilot, lambda: "this machine answers all" in text_of(app, "#effect"))
         await until(pilot, lambda: daemon.changes == [{"policy.private": True}])
         await pilot.press("ctrl+z")
         await until(pilot, lambda: daemon.changes[-1] == {"policy.private": False})
@@ -236,7 +238,7 @@ async def test_caps_are_typed_and_emptied() -> None:
         n = len(daemon.changes)
         floor.value = "-1"
         await pilot.press("enter")
-        assert "a number is wanted, not '-1'" in text_of(app, "#banner")
+        await until(pilot, lambda: "a number is wanted, not '-1'" in text_of(app, "#banner"))
         assert len(daemon.changes) == n
 
 
@@ -290,7 +292,7 @@ async def test_with_too_little_history_there_is_no_prediction_and_the_knobs_work
         daemon.too_little = True
         async with on_stage(daemon.root, ControlScreen()) as (app, pilot):
             await loaded(app, pilot)
-            assert "too little history" in text_of(app, "#prediction")
+            await until(pilot, lambda: "too little history" in text_of(app, "#prediction"))
             await pilot.press("end")
             await until(pilot, lambda: daemon.changes)
 
@@ -301,10 +303,10 @@ async def test_on_battery_the_rate_that_counts_is_another_one() -> None:
         money |= {"effective_usd_per_kwh": 3.0, "power": {"charge": 0.2, "on_mains": False, "throttled": True}}
         async with on_stage(daemon.root, ControlScreen()) as (app, pilot):
             await loaded(app, pilot)
-            assert "counts $3.00 battery at 20 %, throttled by heat" in text_of(app, "#effect")
+            await until(pilot, lambda: "counts $3.00 battery at 20 %, throttled by heat" in text_of(app, "#effect"))
             assert daemon.asked[-1][0] == pytest.approx(3.0)
             await pilot.press("end")
-            assert "counts $10,000" in text_of(app, "#effect")
+            await until(pilot, lambda: "counts $10,000" in text_of(app, "#effect"))
 
 
 async def test_without_a_daemon_there_is_a_banner_and_no_traceback() -> None:
@@ -328,4 +330,4 @@ async def test_the_control_panel_reads_well_without_boxes() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen(), plain=True) as (app, pilot):
         await loaded(app, pilot)
         await compare(pilot, "control-plain")
-        assert all(ord(c) < 128 for c in text_of(app, "#rate"))
+        await until(pilot, lambda: all(ord(c) < 128 for c in text_of(app, "#rate")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from textual.pilot import Pilot
@@ -41,21 +42,24 @@ async def filled(app: Stage, pilot: Pilot[None]) -> None:
 async def test_it_shows_what_the_daemon_knows() -> None:
     async with playing() as daemon, on_stage(daemon.root, DashboardScreen()) as (app, pilot):
         await filled(app, pilot)
-        assert "60 served" in text_of(app, "#summary")
-        assert "48 % censored" in text_of(app, "#server")
-        assert "w(l): how long the server is held back" in text_of(app, "#starts")
-        assert "of 1 $" in text_of(app, "#spend")
-        assert "device" in text_of(app, "#wins")
+        await until(pilot, lambda: "60 served" in text_of(app, "#summary"))
+        await until(pilot, lambda: "48 % censored" in text_of(app, "#server"))
+        await until(pilot, lambda: "w(l): how long the server is held back" in text_of(app, "#starts"))
+        await until(pilot, lambda: "of 1 $" in text_of(app, "#spend"))
+        await until(pilot, lambda: "device" in text_of(app, "#wins"))
         assert table(app).row_count == 62
 
 
 async def test_filters_leave_only_some_requests() -> None:
     async with playing() as daemon, on_stage(daemon.root, DashboardScreen()) as (app, pilot):
         await filled(app, pilot)
+
+        def shows(n: int) -> bool:
+            return table(app).row_count == n and f"{n} of 62" in text_of(app, "#filter")
+
         for key, n in (("d", 49), ("s", 12), ("m", 1), ("e", 1), ("a", 62)):
             await pilot.press(key)
-            assert table(app).row_count == n
-            assert f"{n} of 62" in text_of(app, "#filter")
+            await until(pilot, partial(shows, n))
 
 
 async def test_enter_opens_the_timeline_of_the_request_and_escape_comes_back() -> None:
@@ -89,7 +93,7 @@ async def test_a_daemon_that_goes_leaves_the_last_pictures_and_a_banner() -> Non
         screen = app.screen
         assert isinstance(screen, DashboardScreen)
         await screen._poll()
-        assert "disco up" in text_of(app, "#banner")
+        await until(pilot, lambda: "disco up" in text_of(app, "#banner"))
         assert table(app).row_count == 62
 
 
@@ -98,8 +102,8 @@ async def test_a_daemon_that_has_served_nothing_is_shown_too() -> None:
         daemon.state, daemon.rows, daemon.ledger = recorded("loading"), [], []
         async with on_stage(daemon.root, DashboardScreen()) as (app, pilot):
             await until(pilot, lambda: "served" in text_of(app, "#summary"))
-            assert "not seen yet" in text_of(app, "#server")
-            assert "no requests yet" in text_of(app, "#wins")
+            await until(pilot, lambda: "not seen yet" in text_of(app, "#server"))
+            await until(pilot, lambda: "no requests yet" in text_of(app, "#wins"))
             await pilot.press("enter")
             assert isinstance(app.screen, DashboardScreen)
 
@@ -109,8 +113,8 @@ async def test_alone_nobody_is_held_back() -> None:
         daemon.state["endpoints"].pop("server")
         async with on_stage(daemon.root, DashboardScreen()) as (app, pilot):
             await filled(app, pilot)
-            assert "one side answers alone" in text_of(app, "#starts")
-            assert "www" not in text_of(app, "#starts")
+            await until(pilot, lambda: "one side answers alone" in text_of(app, "#starts"))
+            await until(pilot, lambda: "www" not in text_of(app, "#starts"))
 
 
 SPLIT = {
@@ -126,7 +130,7 @@ async def test_a_split_device_shows_its_link_and_what_a_round_trip_gives(plain: 
         async with on_stage(daemon.root, DashboardScreen(), plain=plain) as (app, pilot):
             await filled(app, pilot)
             said = "desktop: exact, 21 ms, 2.3 tok a trip"
-            assert said in " ".join(text_of(app, "#server").split())
+            await until(pilot, lambda: said in " ".join(text_of(app, "#server").split()))
             await compare(pilot, f"dashboard-split{'-plain' if plain else ''}")
 
 
@@ -141,7 +145,7 @@ async def test_the_dashboard_looks_as_it_did(size: tuple[int, int], light: bool)
 async def test_the_dashboard_is_words_in_plain_mode() -> None:
     async with playing() as daemon, on_stage(daemon.root, DashboardScreen(), plain=True) as (app, pilot):
         await filled(app, pilot)
-        assert not {"|", "│"} & set(text_of(app, "#server"))
+        await until(pilot, lambda: not {"|", "│"} & set(text_of(app, "#server")))
         await compare(pilot, "dashboard-plain")
 
 
@@ -153,7 +157,7 @@ async def test_the_timeline_looks_as_it_did(size: tuple[int, int], light: bool) 
         await until(pilot, lambda: "the last at 3.23 s" in text_of(app, "#words"))
         await until(pilot, lambda: app.screen.query("FooterKey"))
         await pilot.pause()
-        assert "H" in text_of(app, "#delivery")
+        await until(pilot, lambda: "H" in text_of(app, "#delivery"))
         await compare(pilot, f"timeline-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
 
 

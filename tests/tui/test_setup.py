@@ -77,13 +77,13 @@ def saved(daemon: Dictated) -> list[object]:
 async def test_provider_key_model_test_and_saved(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await to_models(app, pilot, daemon)
-        assert "3 models" in screen_text(app)
+        await until(pilot, lambda: "3 models" in screen_text(app))
         daemon.checks = [TESTED]
         await pilot.press(*"70b", "enter")
         await at(app, pilot, "done")
-        assert "answered after 0.42 s" in screen_text(app)
-        assert "$0.15 and $0.6" in screen_text(app)
-        assert "restart it without that flag" in screen_text(app)
+        await until(pilot, lambda: "answered after 0.42 s" in screen_text(app))
+        await until(pilot, lambda: "$0.15 and $0.6" in screen_text(app))
+        await until(pilot, lambda: "restart it without that flag" in screen_text(app))
         wanted = {"base_url": GROQ, "api_key": SECRET, "model": "llama-3.3-70b-versatile"}
         assert daemon.wishes == [("check", wanted | {"model": ""}), ("check", wanted), ("save", wanted)]
         await pilot.press("enter")
@@ -99,7 +99,7 @@ async def test_the_key_is_never_on_the_screen_and_in_no_repr(daemon: Dictated) -
         type_in(app, SECRET)
         await pilot.pause()
         assert SECRET not in screen_text(app)
-        assert "•" in screen_text(app)
+        await until(pilot, lambda: "•" in screen_text(app))
         assert SECRET not in repr(SetupDraft(key=SECRET))
 
 
@@ -157,7 +157,7 @@ async def test_a_key_that_is_there_is_used_with_enter(daemon: Dictated) -> None:
         await at(app, pilot, "who shall answer")
         await pilot.press("2")
         await at(app, pilot, "API key")
-        assert "Enter takes the key in $OPENAI_API_KEY" in screen_text(app)
+        await until(pilot, lambda: "Enter takes the key in $OPENAI_API_KEY" in screen_text(app))
         await pilot.press("enter")
         await at(app, pilot, "the model")
         assert daemon.wishes[0][1]["api_key"] == ""
@@ -176,7 +176,7 @@ async def test_another_address_without_a_list_of_models(daemon: Dictated) -> Non
             await at(app, pilot, "API key")
             await pilot.press("enter")
         await at(app, pilot, "the model")
-        assert "It gives no list." in screen_text(app)
+        await until(pilot, lambda: "It gives no list." in screen_text(app))
         await pilot.press(*"llama", "enter")
         await at(app, pilot, "done")
         assert saved(daemon) == [{"base_url": "http://127.0.0.1:8080/v1", "api_key": "", "model": "llama"}]
@@ -188,7 +188,7 @@ async def test_no_server_and_another_local_model(daemon: Dictated) -> None:
         for keys in (("n",), ("m", "down", "enter")):
             await pilot.press("f5")
             await at(app, pilot, "who shall answer")
-            assert "(in use)" in screen_text(app)
+            await until(pilot, lambda: "(in use)" in screen_text(app))
             await pilot.press(*keys)
             await at(app, pilot, "done")
             await pilot.press("escape")
@@ -233,7 +233,7 @@ async def test_the_service_takes_over_from_the_daemon_of_this_window(
         await at(app, pilot, "who shall answer")
         await pilot.press("s")
         await until(pilot, lambda: "wrote a unit" in screen_text(app))
-        assert told in screen_text(app)
+        await until(pilot, lambda: told in screen_text(app))
         assert app.launcher.running is (code != 0), "the port is the service's, or still ours"
 
 
@@ -273,21 +273,21 @@ async def test_who_has_no_server_is_greeted_once(daemon: Dictated, tmp_path: Pat
         await until(pilot, lambda: "F5 adds a server" in screen_text(app))
         await pilot.press("escape")
         await pilot.pause()
-        assert "F5 adds a server" not in screen_text(app)
+        await until(pilot, lambda: "F5 adds a server" not in screen_text(app))
         await app.check_daemon()
         await pilot.pause()
-        assert "F5 adds a server" not in screen_text(app)
+        await until(pilot, lambda: "F5 adds a server" not in screen_text(app))
     async with shown(daemon.root, path=path) as (app, pilot):
         await app.check_daemon()
         await pilot.pause()
-        assert "F5 adds a server" not in screen_text(app)
+        await until(pilot, lambda: "F5 adds a server" not in screen_text(app))
 
 
 async def test_who_has_a_server_is_not_greeted(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await app.check_daemon()
         await pilot.pause()
-        assert "F5 adds a server" not in screen_text(app)
+        await until(pilot, lambda: "F5 adds a server" not in screen_text(app))
 
 
 async def test_a_daemon_is_started_where_none_runs_and_a_question_waits_for_it(
@@ -385,7 +385,7 @@ async def test_plain_mode_has_no_frame(daemon: Dictated) -> None:
     async with shown(daemon.root, size=(80, 24), plain=True) as (app, pilot):
         await pilot.press("f5")
         await at(app, pilot, "who shall answer")
-        assert not set(screen_text(app)) & set("─│╭╮╰╯▏")
+        await until(pilot, lambda: not set(screen_text(app)) & set("─│╭╮╰╯▏"))
         await compare(pilot, "setup-plain-80x24-dark")
 
 

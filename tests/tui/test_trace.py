@@ -166,8 +166,8 @@ async def test_the_timeline_of_a_traced_answer_looks_as_it_did(size: tuple[int, 
         await until(pilot, lambda: "the buffer held" in text_of(app, "#words"))
         await until(pilot, lambda: app.screen.query("FooterKey"))
         await pilot.pause()
-        assert "#" in text_of(app, "#level")
-        assert "+ generated" in text_of(app, "#delivery")
+        await until(pilot, lambda: "#" in text_of(app, "#level"))
+        await until(pilot, lambda: "+ generated" in text_of(app, "#delivery"))
         await compare(pilot, f"timeline-trace-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
 
 
@@ -181,7 +181,7 @@ async def test_in_plain_mode_it_is_all_words() -> None:
 async def test_without_a_trace_the_line_is_straight_and_said_to_be() -> None:
     async with playing() as daemon, on_stage(daemon.root, screen()) as (app, pilot):
         await until(pilot, lambda: "you saw" in text_of(app, "#words"))
-        assert "a straight line: there is no trace of it" in text_of(app, "#delivery")
+        await until(pilot, lambda: "a straight line: there is no trace of it" in text_of(app, "#delivery"))
         assert not app.screen.query_one("#level").display
 
 

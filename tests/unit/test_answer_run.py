@@ -46,8 +46,8 @@ from disco_daemon.types import (
 )
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
-STALL_S = 0.05
-LONG = 5 * STALL_S  # s of nothing
+STALL_S = 0.2  # of which a busy machine may take half for something else
+LONG = 3 * STALL_S  # s of nothing
 Step = Token | Paused | Finish | float | EndpointError
 
 

@@ -47,22 +47,20 @@ async def test_many_waits_share_one_timer() -> None:
 
 async def test_a_later_end_moves_the_timer_on_and_an_earlier_one_is_kept() -> None:
     deadline, began = Deadline(), now()
-    with deadline.at(began + 0.01):
+    with deadline.at(began + 0.5):  # long enough for a busy machine to come to the end of this wait
         await asyncio.sleep(0)
-    with deadline.at(began + 0.05):
-        await asyncio.sleep(0.03)
     with deadline.at(began + 60):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.6)
     with pytest.raises(TimeoutError), deadline.at(now() + 0.02):
         await asyncio.Event().wait()
-    assert now() - began < 10
+    assert now() - began < 30
 
 
 async def test_between_two_waits_nobody_is_cancelled() -> None:
     deadline = Deadline()
-    with deadline.at(now() + 0.01):
+    with deadline.at(now() + 0.5):
         await asyncio.sleep(0)
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0.6)
     with pytest.raises(TimeoutError), deadline.at(now() + 0.01):
         await asyncio.Event().wait()
 

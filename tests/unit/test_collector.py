@@ -71,7 +71,7 @@ async def test_it_does_not_wait_for_ever(full: list[str], monkeypatch: pytest.Mo
 
 async def until_one(full: list[str]) -> None:
     """Wait for a collection. Raises TimeoutError."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not full:
             await asyncio.sleep(0.001)
 

@@ -20,7 +20,7 @@ from disco_daemon.api.peers import Peer, Whose
 from disco_daemon.daemon import files
 from tests.fixtures.raw import message, parsed, replied
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 WHOLE = b"x" * 8 * 1024 * 1024
 
 
@@ -102,7 +102,7 @@ async def test_a_connection_on_which_no_header_comes_is_ended(what: str) -> None
 
 
 async def test_one_that_is_idle_after_an_answer_is_ended() -> None:
-    async with house(receive_timeout_s=0.2) as found:
+    async with house(receive_timeout_s=1.0) as found:
         found.go.set()
         reader, writer = await opened(found)
         for _ in range(2):
@@ -149,7 +149,7 @@ async def test_a_promise_of_50_gb_is_a_413_at_once() -> None:
         async with asyncio.timeout(PATIENCE_S):
             reply = await replied(found.url, sent)
         assert (reply.status, reply.error["code"], reply.headers["connection"]) == (413, "request_too_large", "close")
-        assert found.server.held == 0
+        await found.until(lambda: found.server.held == 0)
 
 
 async def test_a_body_without_a_length_is_cut_where_it_is_too_large() -> None:
@@ -171,7 +171,7 @@ async def test_bodies_are_bounded_in_all_and_who_comes_later_is_told_when_to_com
         assert found.server.held == 900
         found.go.set()
         assert (await first).body == b"900"
-        assert found.server.held == 0
+        await found.until(lambda: found.server.held == 0)
         assert (await replied(found.url, message("POST", "/", b"x" * 200))).body == b"200"
 
 

@@ -50,7 +50,7 @@ async def test_other_work_or_a_battery_ends_a_training_and_it_goes_on_later(caus
     of_request, of_battery = cause == "a request", cause == "the battery"
     made = trainer(training, lambda: of_request and stops[0], lambda: not (of_battery and stops[0]))
     task = asyncio.create_task(made.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await training.begun.wait()
         training.begun.clear()
         stops[0] = True
@@ -76,7 +76,7 @@ async def test_a_training_that_fails_is_not_tried_again() -> None:
         raise ExitError("there is too little text")
 
     made = ExitTrainer(lambda: 3, fail, lambda: False, SystemClock(), idle_s=0.01, undisturbed=lambda: True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await made.run()
     assert (made.state, n_tried) == ("failed", 1)
 

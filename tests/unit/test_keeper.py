@@ -61,7 +61,7 @@ def still_s(but: Endpoint) -> float:
 
 
 async def until(told: list[str], *what: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not {*what} <= {*told}:
             await asyncio.sleep(0)  # closing runs beside us
 

@@ -93,19 +93,19 @@ async def test_too_many_bytes_are_no_answer() -> None:
 async def test_a_server_that_dribbles_is_given_up_and_a_slow_reader_is_not_its_fault() -> None:
     async def dribbling() -> AsyncIterator[bytes]:
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.02)
             yield b'data: {"a":1}\n\n'
 
-    patience, heard = Patience(0.05, 0.05, max_tokens=2), 0
+    patience, heard = Patience(0.3, 0.3, max_tokens=2), 0
 
     async def listen() -> None:
         nonlocal heard
         async for _ in EventStream(dribbling(), patience).objects():
             patience.renew()
             heard += 1
-            await asyncio.sleep(0.02)  # a reader who takes longer than the server
+            await asyncio.sleep(0.04)  # a reader who takes longer than the server
 
-    with pytest.raises(Endless, match=r"took more than 0\.15 s"):
+    with pytest.raises(Endless, match=r"took more than 0\.9 s"):
         await listen()
     assert heard >= 5
     assert Patience(20, 15)._left_s == MAX_ANSWER_S

@@ -325,14 +325,16 @@ def test_a_failed_change_changes_nothing(file: Path) -> None:
 def test_readers_in_other_threads_see_whole_states_while_an_answer_comes(store: Store) -> None:
     conversation, answer = begun(store)
     seen: list[str] = []
-    over = threading.Event()
+    begun_reading, over = threading.Event(), threading.Event()
 
     def read() -> None:
         while not over.is_set():
             seen.append(texts(store, conversation)[1])
+            begun_reading.set()
 
     reader = threading.Thread(target=read)
     reader.start()
+    assert begun_reading.wait(30)
     for i in range(300):
         store.append(answer, f"{i % 10}", "device")
         if i % 100 == 99:
