@@ -29,7 +29,7 @@ from disco_daemon.peer.messages import (
     PeerLeft,
     SendRows,
 )
-from tests.fixtures.peers import BUILD, HELLO, SOON_S, WELCOME, EngineEnd, Machine, Pairs, machine, rows
+from tests.fixtures.peers import BUILD, HELLO, SOON_S, WELCOME, EngineEnd, Machine, Pairs, machine, rows, undisturbed
 
 
 @dataclass
@@ -59,6 +59,7 @@ async def linked(folder: Path) -> AsyncIterator[Linked]:
             yield Linked(partner, edge, upper, lower, proxy, pairs)
 
 
+@undisturbed
 async def test_both_engines_hear_of_the_machine_and_both_daemons_of_the_link(tmp_path: Path) -> None:
     pairs = Pairs(tmp_path)
     laptop = pairs.member("laptop")
@@ -78,6 +79,7 @@ async def test_both_engines_hear_of_the_machine_and_both_daemons_of_the_link(tmp
         assert (up.name, up.build, up.welcome) == ("laptop", other_bits, None), "another build is served, and told"
 
 
+@undisturbed
 async def test_frames_arrive_whole_and_in_order_both_ways(tmp_path: Path) -> None:
     async with linked(tmp_path) as link:
         sizes = [0, 1, 65535, 65536, 65537, 1 << 20, 3_000_001, 16 << 20, 576 * 4]
@@ -98,6 +100,7 @@ async def test_frames_arrive_whole_and_in_order_both_ways(tmp_path: Path) -> Non
         assert 0.0 < stats.rtt_ms <= stats.rtt_p99_ms
 
 
+@undisturbed
 async def test_a_small_call_overtakes_a_bulk_upload(tmp_path: Path) -> None:
     async with linked(tmp_path) as link:
         for i in range(12):
@@ -111,6 +114,7 @@ async def test_a_small_call_overtakes_a_bulk_upload(tmp_path: Path) -> None:
         assert [m.pos for m in came if isinstance(m, SendRows)] == list(range(12)), "rows stay in their order"
 
 
+@undisturbed
 async def test_a_machine_that_takes_nothing_does_not_starve_others(tmp_path: Path) -> None:
     pairs = Pairs(tmp_path)
     identities = [pairs.member("slow"), pairs.member("quick")]
@@ -131,6 +135,7 @@ async def test_a_machine_that_takes_nothing_does_not_starve_others(tmp_path: Pat
         assert await ends[1].message() == Credit(rows=7)
 
 
+@undisturbed
 async def test_a_cut_link_is_told_at_once_and_stands_again(tmp_path: Path) -> None:
     async with linked(tmp_path) as link:
         link.proxy.cut()
@@ -155,6 +160,7 @@ async def test_a_stalled_link_has_gone_after_two_pings(tmp_path: Path) -> None:
         await link.upper.joined()
 
 
+@undisturbed
 async def test_a_killed_relay_is_started_again_and_the_link_with_it(tmp_path: Path) -> None:
     async with linked(tmp_path) as link:
         assert link.edge.relay.pid is not None
@@ -167,6 +173,7 @@ async def test_a_killed_relay_is_started_again_and_the_link_with_it(tmp_path: Pa
         await link.upper.joined()
 
 
+@undisturbed
 async def test_a_relay_gives_up_what_it_never_does(tmp_path: Path) -> None:
     async with machine() as one:
         ready = await one.wait(RelayReady)
@@ -179,6 +186,7 @@ async def test_a_relay_gives_up_what_it_never_does(tmp_path: Path) -> None:
             assert seen["Seccomp"] == "2" or "seccomp" not in ready.confined
 
 
+@undisturbed
 async def test_an_order_that_comes_before_the_relay_is_there_is_not_lost(tmp_path: Path) -> None:
     async with linked(tmp_path) as link:
         assert link.partner.relay.pid is not None
@@ -194,6 +202,7 @@ async def test_an_order_that_comes_before_the_relay_is_there_is_not_lost(tmp_pat
             await upper.joined()
 
 
+@undisturbed
 async def test_an_engine_that_goes_ends_its_links_until_the_next_one(tmp_path: Path) -> None:
     async with linked(tmp_path) as link:
         link.partner.relay.give_engine(None)
@@ -205,6 +214,7 @@ async def test_an_engine_that_goes_ends_its_links_until_the_next_one(tmp_path: P
         await link.lower.joined()
 
 
+@undisturbed
 async def test_a_revoked_machine_is_cut_off_at_once_and_for_good(tmp_path: Path) -> None:
     async with linked(tmp_path) as link:
         link.pairs.issuer.revoke("laptop")
@@ -226,6 +236,7 @@ async def test_a_revoked_machine_is_cut_off_at_once_and_for_good(tmp_path: Path)
     ],
     ids=["a newer protocol", "an older protocol", "another model", "another cut"],
 )
+@undisturbed
 async def test_a_machine_that_does_not_fit_is_refused_with_the_reason(
     tmp_path: Path, change: dict[str, object], reason: str, says: str
 ) -> None:
@@ -311,6 +322,7 @@ async def test_cuts_at_random_moments_lose_nothing_within_a_link_and_carry_nothi
         assert min(link.upper.n_taken, link.lower.n_taken) > cuts
 
 
+@undisturbed
 async def test_nothing_listens_without_a_member_or_a_code(tmp_path: Path) -> None:
     pairs = Pairs(tmp_path)
     async with machine() as partner:

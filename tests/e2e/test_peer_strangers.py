@@ -35,7 +35,7 @@ from disco_daemon.peer.messages import (
 )
 from disco_daemon.peer.pairing import Issuer
 from disco_daemon.peer.refusals import LinkEndedError
-from tests.fixtures.peers import HELLO, HOST, EngineEnd, Machine, Pairs, machine
+from tests.fixtures.peers import HELLO, HOST, EngineEnd, Machine, Pairs, machine, undisturbed
 from tests.fixtures.stopwatch import least_of_three
 
 AT_ONCE_S = 0.1  # from what is not to be served to its refusal; 0.5 to 8 ms are printed on a quiet machine
@@ -126,6 +126,7 @@ async def next_refusal(stream: FrameStream) -> Refused:
         assert isinstance(message, Ping)
 
 
+@undisturbed
 async def test_a_certificate_of_another_authority_ends_the_handshake(tmp_path: Path) -> None:
     async with listening(tmp_path / "a") as partner, serving_on(partner):
         other = Pairs(tmp_path / "b").member("laptop")
@@ -173,11 +174,13 @@ async def test_an_old_tls_is_not_spoken(tmp_path: Path) -> None:
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
+@undisturbed
 async def test_a_stranger_without_a_code_gets_nothing(tmp_path: Path, first: First, reason: str) -> None:
     async with listening(tmp_path) as partner, serving_on(partner):
         assert (await refusal(lambda: partner.connect(None), first_frame(first))).reason == reason
 
 
+@undisturbed
 async def test_a_revoked_machine_is_refused(tmp_path: Path) -> None:
     async with listening(tmp_path) as partner, serving_on(partner):
         gone = partner.pairs.member("gone")
@@ -199,6 +202,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+@undisturbed
 async def test_garbage_in_place_of_a_first_message_is_refused(tmp_path: Path, data: bytes) -> None:
     async with listening(tmp_path) as partner, serving_on(partner):
         refused = await refusal(lambda: partner.connect(partner.laptop), data)
@@ -213,6 +217,7 @@ LATER = GARBAGE | {
 
 
 @pytest.mark.parametrize("data", LATER.values(), ids=LATER)
+@undisturbed
 async def test_garbage_on_a_link_ends_it_with_the_reason(tmp_path: Path, data: bytes) -> None:
     async with listening(tmp_path) as partner, serving_on(partner):
         opened: list[FrameStream] = []
@@ -230,6 +235,7 @@ async def test_garbage_on_a_link_ends_it_with_the_reason(tmp_path: Path, data: b
         assert isinstance(await partner.upper.message(), PeerLeft), "and nothing of it reached the engine"
 
 
+@undisturbed
 async def test_a_refusal_may_say_anything_at_any_length(tmp_path: Path) -> None:
     async with listening(tmp_path) as partner, serving_on(partner):
         pid = partner.machine.relay.pid
@@ -245,6 +251,7 @@ async def test_a_refusal_may_say_anything_at_any_length(tmp_path: Path) -> None:
         await rows.close()
 
 
+@undisturbed
 async def test_a_flood_of_calls_is_refused(tmp_path: Path) -> None:
     async with listening(tmp_path) as partner, serving_on(partner):
         calls, rows = await partner.link(partner.laptop)
@@ -264,6 +271,7 @@ async def test_a_flood_of_calls_is_refused(tmp_path: Path) -> None:
         await rows.close()
 
 
+@undisturbed
 async def test_silent_strangers_do_not_keep_members_out_for_long(tmp_path: Path) -> None:
     async with listening(tmp_path) as partner:
         silent = [await asyncio.open_connection(HOST, partner.port) for _ in range(100)]
