@@ -25,6 +25,7 @@ class EngineStats:
     _wall_s: float = 0.0  # of the iterations since the last Stats
     _llama_s: float = 0.0  # llama.cpp's share of all time up to the last Stats
     _n_sent: int = 0  # iterations up to the last Stats
+    _n_active: int = 0  # answers that the last Stats told of
     _sent_at: float = 0.0
     _disk_sent: tuple[int, int, str] = (0, 0, "")
     _last: wire.Stats | None = None
@@ -41,10 +42,14 @@ class EngineStats:
         return (len(spill), spill.n_bytes, spill.error) if spill is not None else (0, 0, "")
 
     def stats_if_due(self, *, busy: bool) -> wire.Stats | None:
-        """Return the stats once a second while busy, once when idle, and then whenever the disk's change."""
+        """Return the stats once a second while busy, once when idle, and then whenever the disk's change.
+
+        An answer may also end without an iteration, by a cancellation: that is told, too.
+        """
         self.n_iterations += busy
         now = self.clock()
-        rests = not busy and self._n_sent < self.n_iterations
+        is_stale = self._n_sent < self.n_iterations or self._n_active != len(self.batcher.admission.sequences)
+        rests = not busy and is_stale
         if rests or (busy and now - self._sent_at >= EVERY_S):
             self._last = self._stats(now)
         elif busy or self._disk_sent == self._disk:
@@ -59,8 +64,11 @@ class EngineStats:
         in_all_s, n = counters.busy_s + counters.sample_s, self.n_iterations - self._n_sent
         share = max(0.0, 1 - (in_all_s - self._llama_s) / self._wall_s) if self._wall_s and n else 0.0
         iteration_s = self._wall_s / n if n else 0.0
+        if not n and self._last is not None:  # nothing was computed since
+            share, iteration_s = self._last.python_share, self._last.iteration_s
         self._llama_s, self._wall_s, self._n_sent, self._sent_at = in_all_s, 0.0, self.n_iterations, now
         active = list(admission.sequences.values())
+        self._n_active = len(active)
         n_resident, n_running = len(admission.resident), sum(s.is_running or s.is_away for s in active)
         n_swapped = sum(s.saved is not None for s in active)
         return wire.Stats(
