@@ -151,7 +151,7 @@ class DiscoApp(App[None]):
             self.push_screen(SetupScreen(self.link, self.launcher, plain=self.plain))
 
     def action_help(self) -> None:
-        self.push_screen(HelpDialog(KEYS, self.text_theme.legend))
+        self.push_screen(HelpDialog(KEYS, self.text_theme.whole_legend))
 
     def action_light(self) -> None:
         self.theme = LIGHT if self.current_theme.dark else DARK

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from ..types import Side, Token
 
 
 @dataclass(slots=True)
 class AnswerText:
-    """All tokens of the answer, shown or still in the buffer; `n_generated` is the sum of `tokens`, by side."""
+    """All tokens of the answer, shown or still in the buffer; `n_generated` is the sum of `tokens`, by side.
+
+    `turns` are the characters from which on it was made by a part of a model alone, and not any more, in turn.
+    """
 
     tokens: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
     n_generated: int = 0
     pieces: list[Token] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
     is_plain: bool = True  # nothing but text so far: no tool call, no hidden thought, no log-probabilities
     _has_ids: bool = False  # the source gives token ids, wherever its text is exactly theirs
 
@@ -23,6 +30,8 @@ class AnswerText:
 
     def add(self, side: Side, token: Token) -> None:
         """Append a token that `side` made."""
+        if token.alone is not bool(len(self.turns) % 2):
+            self.turns.append(len(str(self)))
         self.pieces.append(token)
         if token.ids:
             self._has_ids = True
@@ -40,6 +49,17 @@ class AnswerText:
         if shown or n_shown:
             self.pieces.append(Token(shown, n_shown))
         self._has_ids = False  # of the next source nothing is known yet
+        n_chars = len(str(self))
+        self.turns = [at for at in self.turns if at <= n_chars]
+
+    def is_alone(self, at: int) -> bool:
+        """Whether the character `at` was made by a part of a model alone."""
+        return bool(bisect.bisect_right(self.turns, at) % 2)
+
+    def marked(self, token: Token, at: int) -> Token:
+        """Return a token of which the text has `alone` from the character `at` on: a buffer joins and cuts pieces."""
+        alone = self.is_alone(at)
+        return token if token.alone is alone else msgspec.structs.replace(token, alone=alone)
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -30,13 +30,15 @@ class AnswerShape(ABC):
     def chunk(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> dict[str, Any]:
         """Return one token of a stream, with its `ids` and the `side` that made it where the client wants them.
 
-        `ids` are None where they are not known.
+        `ids` are None where they are not known. With the side goes whether it was made by a part of a model alone.
         """
         choice = self._choice(token, first=first)
         if ids is not None:
             choice["token_ids"] = ids
         made = self._piece | {"choices": [choice]}
-        return made if side is None else made | {"disco": {"side": side}}
+        if side is None:
+            return made
+        return made | {"disco": {"side": side, "alone": True} if token.alone else {"side": side}}
 
     def end(self, finish_reason: str) -> dict[str, Any]:
         """Return the last chunk with a choice."""

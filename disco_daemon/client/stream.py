@@ -44,13 +44,15 @@ _COMMENT = b": disco "
 class AnswerPiece:
     """One piece of an answer's stream.
 
-    `text` of the answer and `thought` before it, made by `side`; a `note` that no reader of the answer sees; `finish`,
-    once, is OpenAI's finish_reason; `disco`, once and last, how the answer came about (`Outcome.to_json`).
+    `text` of the answer and `thought` before it, made by `side`, `alone` if by a part of a model only; a `note` that no
+    reader of the answer sees; `finish`, once, is OpenAI's finish_reason; `disco`, once and last, how the answer came
+    about (`Outcome.to_json`).
     """
 
     text: str = ""
     thought: str = ""
     side: Side | None = None
+    alone: bool = False
     note: str = ""
     finish: str | None = None
     disco: Mapping[str, Any] | None = None
@@ -335,7 +337,8 @@ def _of(chunk: Mapping[str, Any]) -> AnswerPiece | None:
         text=delta.get("content") or "",
         thought=delta.get("reasoning_content") or "",
         side=None if side is None else Side(side),
+        alone=disco.get("alone") is True,
         finish=choice.get("finish_reason"),
         disco=disco if "request_id" in disco else None,
     )
-    return None if piece in (AnswerPiece(), AnswerPiece(side=piece.side)) else piece
+    return None if piece in (AnswerPiece(), AnswerPiece(side=piece.side, alone=piece.alone)) else piece

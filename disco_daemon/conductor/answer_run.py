@@ -166,7 +166,7 @@ class AnswerRun:
             case Deliver(token=token):
                 if self._first_at is None:
                     self._first_at = self._now
-                self._sink.token(token, self._answer.maker(self._n_shown))
+                self._sink.token(self._answer.generated.marked(token, self._n_shown), self._answer.maker(self._n_shown))
                 self._n_shown += len(token.text)
             case Start(side=side):
                 self._timers.cancel_start(side)

@@ -141,11 +141,12 @@ class Device:
                             usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
                             if progress.caught_up and answer.up_to_date:
                                 yield CaughtUp()
-                        case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought):
+                        case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought, alone=alone):
                             usage.completion_tokens += n_tokens
                             usage.reasoning_tokens += n_tokens * thought
                             if not answer.outdated:
-                                yield _thought_token(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
+                                token = _thought_token(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
+                                yield msgspec.structs.replace(token, alone=True) if alone else token
                         case wire.PauseChange(paused=paused):
                             yield Paused(paused)
                         case wire.Done(reason=reason):

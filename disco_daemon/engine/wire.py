@@ -252,7 +252,8 @@ class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):
 class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
     """Text of `n_tokens` further tokens, cut at whole code points; a `thought` is not part of the answer.
 
-    `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none.
+    `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none. `alone`: by
+    the exit of a first range, with nobody to judge it.
     """
 
     id: str
@@ -260,6 +261,7 @@ class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
     n_tokens: int
     ids: tuple[int, ...] = ()
     thought: bool = False
+    alone: bool = False
 
 
 class PauseChange(Message, tag="Paused", frozen=True, kw_only=True):

@@ -69,10 +69,9 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …).
 
     `ids` are the token ids in the vocabulary of the endpoint that made it, where they are known and where the text up
-    to here is exactly theirs; a piece in the middle of something has none, and the next one carries all since.
-
-    Tokens stay as long as their answer, hundreds of thousands with many readers, and can be in no cycle: the garbage
-    collector does not walk them.
+    to here is exactly theirs; a piece in the middle of something has none, and the next one carries all since. `alone`:
+    made by a model's lower layers, with nobody to judge it. Tokens stay as long as their answer, hundreds of thousands
+    with many readers, and can be in no cycle: the garbage collector does not walk them.
     """
 
     text: str
@@ -80,6 +79,7 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     delta: Json | None = None
     logprobs: Json | None = None
     ids: tuple[int, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,9 @@ async def test_an_answer_goes_on_alone_and_is_exact_again_when_the_partner_is_ba
     assert at_cut
     assert expected.startswith(at_cut)
     assert use.n_alone >= 4
+    assert abs(sum(piece.n_tokens for piece in pieces if piece.alone) - use.n_alone) <= 1  # text may wait for its end
+    assert not pieces[0].alone
+    assert not pieces[-1].alone
     seen = (await pair.wire.settle())[start:]
     opened = [message for message in seen if isinstance(message, OpenAnswer)]
     assert len(opened) == 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from rich.text import Text
 
 from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
@@ -154,9 +155,25 @@ def test_the_last_block_begins_at_a_line(text: str) -> None:
     assert at == 0 or text[at - 1] == "\n"
 
 
-@given(st.text(max_size=60), st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["device", "server"])), max_size=4))
+@given(
+    st.text(max_size=60),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["device", "server", "alone"])), max_size=4),
+)
 def test_marks_change_no_word(text: str, sides: list[tuple[int, str]]) -> None:
     assert strip_marks(mark_sides(text, sorted(sides))) == fit(text)
+
+
+def test_words_made_without_the_partner_are_tinted_and_have_a_sign() -> None:
+    text, sides = "Red, green and blue.", [(0, "device"), (5, "alone"), (15, "device")]
+    for theme in (THEME, PLAIN):
+        [line] = Painter(60, theme).paint(mark_sides(text, sides))
+        sign = theme.mark("alone")
+        assert line.plain.index(sign) < line.plain.index("green")
+        assert sign in theme.whole_legend
+    [line] = Painter(60, THEME).paint(mark_sides(text, sides))
+    at = {word: line.get_style_at_offset(Console(), line.plain.index(word)) for word in ("Red", "green", "blue")}
+    assert at["Red"] == at["blue"] == THEME.tints["device"]
+    assert at["green"] == THEME.tints["alone"]
 
 
 def test_a_seam_leaves_tabs_as_wide_as_they_were() -> None:

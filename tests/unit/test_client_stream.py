@@ -92,6 +92,7 @@ async def test_an_answer_comes_in_pieces_with_sides_thoughts_notes_and_its_end()
         b": disco handoff device to server\n\n",
         b": keep-alive\n\nevent: x\nretry: 3\n\n",
         said("ße", disco={"side": "server"}),
+        said("n", disco={"side": "device", "alone": True}),
         said(""),
         END,
     )
@@ -101,6 +102,7 @@ async def test_an_answer_comes_in_pieces_with_sides_thoughts_notes_and_its_end()
             AnswerPiece("Grö", side=Side.DEVICE),
             AnswerPiece(note="handoff device to server"),
             AnswerPiece("ße", side=Side.SERVER),
+            AnswerPiece("n", side=Side.DEVICE, alone=True),
             AnswerPiece(finish="stop", disco={"request_id": "r", "qoe": 1.0}),
         ]
 

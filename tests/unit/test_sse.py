@@ -104,6 +104,17 @@ async def test_each_chunk_names_its_side_if_that_is_asked_for() -> None:
     assert "side" not in found[-1]["disco"], "the end is of both"
 
 
+async def test_each_chunk_says_whether_a_part_of_a_model_made_it_alone() -> None:
+    async def alone(sink: StreamSink) -> web.StreamResponse:
+        sink.token(Token("On", alone=True), Side.DEVICE)
+        sink.token(Token("ce"), Side.DEVICE)
+        return await sink.finish(OUTCOME)
+
+    found = chunks(await lines(alone, sides=True))
+    assert [chunk["disco"] for chunk in found[:2]] == [{"side": "device", "alone": True}, {"side": "device"}]
+    assert "disco" not in chunks(await lines(alone))[0]
+
+
 async def test_the_end_says_why_and_how_once() -> None:
     for include_usage in (False, True):
         found = chunks(await lines(moved, include_usage=include_usage))

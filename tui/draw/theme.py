@@ -11,8 +11,9 @@ from rich.style import Style
 from disco_daemon.plain import MARK, plain
 
 DEVICE, SERVER = "device", "server"
+ALONE = "alone"  # the lower layers of a model on this machine, while the partner that has the others is gone
 # Characters for private use that are put into a text before it is parsed: "from here on, this side".
-MARKS = {DEVICE: "\uf8d0", SERVER: "\uf8d1"}
+MARKS = {DEVICE: "\uf8d0", SERVER: "\uf8d1", ALONE: "\uf8d2"}
 SIDE_OF = {mark: side for side, mark in MARKS.items()}
 _LETTER = re.compile(r"\w")
 _MARKS = re.compile(f"[{''.join(SIDE_OF)}]")
@@ -35,7 +36,7 @@ class TextTheme:
         """Return the sign of a side, readable without colour."""
         if self.plain:
             return f"[{side}]"
-        return {DEVICE: "◆", SERVER: "◇"}.get(side, "?")
+        return {DEVICE: "◆", SERVER: "◇", ALONE: "◈"}.get(side, "?")
 
     @property
     def code_theme(self) -> str:
@@ -49,6 +50,13 @@ class TextTheme:
             return "[device] this machine, [server] remote"
         return f"{self.mark(DEVICE)} this machine  {self.mark(SERVER)} server"
 
+    @property
+    def whole_legend(self) -> str:
+        """The meaning of all signs."""
+        if self.plain:
+            return f"{self.legend}, [alone] this machine without the partner that has the model's upper layers"
+        return f"{self.legend}  {self.mark(ALONE)} this machine without its partner"
+
 
 def text_theme_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> TextTheme:
     """Make the styles that go with a theme; `variables` are Textual's colours by name."""
@@ -57,7 +65,7 @@ def text_theme_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> T
         found = variables.get(name, "")
         return found[:7] if re.fullmatch(r"#[0-9A-Fa-f]{6,8}", found) else otherwise
 
-    device, server = ("#9ece6a", "#7dcfff") if dark else ("#386a1d", "#1a5fa8")
+    device, server, alone = ("#9ece6a", "#7dcfff", "#ff9e64") if dark else ("#386a1d", "#1a5fa8", "#9a4a00")
     return TextTheme(
         dark=dark,
         plain=plain,
@@ -66,7 +74,7 @@ def text_theme_of(variables: Mapping[str, str], *, dark: bool, plain: bool) -> T
         you=Style(color=colour("accent", "#bb9af7" if dark else "#6a3fb5"), bold=True),
         code=Style(color="#e0af68" if dark else "#8f5e15"),
         error=Style(color=colour("error", "#f7768e" if dark else "#b3261e"), bold=True),
-        tints={DEVICE: Style(color=device), SERVER: Style(color=server)},
+        tints={DEVICE: Style(color=device), SERVER: Style(color=server), ALONE: Style(color=alone, italic=True)},
     )
 
 
@@ -95,4 +103,4 @@ def mark_sides(text: str, sides: Sequence[tuple[int, str]]) -> str:
 
 def strip_marks(text: str) -> str:
     """Return `text` without marks."""
-    return text.replace(MARKS[DEVICE], "").replace(MARKS[SERVER], "")
+    return _MARKS.sub("", text)

@@ -12,6 +12,7 @@ from disco_daemon.client.stream import Link
 
 from ..data.store import Store, StoreError
 from ..draw.entry import Entry
+from ..draw.theme import ALONE
 
 # Asks for an answer at reading speed, and for the side that wrote each word.
 WISH = {"delivery": "paced", "sides": True}
@@ -54,7 +55,7 @@ async def stream_answer(
         await ready()
         async with aclosing(link.chat(messages, model=model, disco=WISH, **more)) as pieces:
             async for piece in pieces:
-                side = None if piece.side is None else str(piece.side)
+                side = ALONE if piece.alone else None if piece.side is None else str(piece.side)
                 if piece.text:
                     store.append(entry.turn, piece.text, side)
                 entry.grow(piece.text, side)

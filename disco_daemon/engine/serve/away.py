@@ -111,6 +111,7 @@ def follow_draws(llama: Llama, s: Sequence, away: Away) -> None:
     else:
         s.draw.sampler.follow(answer[away.n_followed :])
     away.n_followed = len(answer)
+    s.unsent.is_alone = away.is_alone
     if away.is_alone:
         away.counts.n_alone += 1
         away.alone_from = len(answer) if away.alone_from is None else away.alone_from

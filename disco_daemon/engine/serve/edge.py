@@ -92,6 +92,7 @@ class EdgeBatcher(Batcher):
         """Open the answer at the partner, unless it is to be alone."""
         if s.request.mode == ALONE:
             self._alone[s] = SplitCounts()
+            s.unsent.is_alone = True
             return
         is_confident = s.request.mode == "confident"
         self._n_opened += 1
@@ -285,7 +286,7 @@ class EdgeBatcher(Batcher):
         """Open all answers at the partner, which may have what was computed before the link was lost."""
         self.peer, self.credits, self._down_at = peer, LinkCredits(credits), None
         for s, away in self._away.items():
-            away.is_alone = False
+            away.is_alone = s.unsent.is_alone = False
             self._tell(away.answer.open())
             if not s.is_held:
                 self._tell_rules(s)

@@ -129,12 +129,14 @@ class Unsent:
     """Tokens that were drawn and not sent yet, and the stream that makes text of them.
 
     `has_ids`: the text since the last order is exactly that of the tokens drawn, so their `ids` may go with it.
+    `is_alone`: they are drawn from the exit's logits, as `wire.TextPiece` has it.
     """
 
     text: TextStream = field(default_factory=TextStream)
     n_tokens: int = 0
     ids: list[int] = field(default_factory=list)
     has_ids: bool = True
+    is_alone: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -304,7 +306,7 @@ class Sequence:
         ids: tuple[int, ...] = ()
         if unsent.has_ids and unsent.text.whole:
             ids, unsent.ids = tuple(unsent.ids), []
-        send(wire.TextPiece(id=id_, text=text, n_tokens=unsent.n_tokens, ids=ids))
+        send(wire.TextPiece(id=id_, text=text, n_tokens=unsent.n_tokens, ids=ids, alone=unsent.is_alone))
         unsent.n_tokens = 0
 
     def send_progress(self, send: Send, *, idle: bool = False) -> None:
