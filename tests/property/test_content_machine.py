@@ -414,4 +414,4 @@ class TwoMachines(RuleBasedStateMachine):
 
 
 TestTwoMachines = TwoMachines.TestCase
-TestTwoMachines.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)  # some 9,000 steps
+TestTwoMachines.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)  # some 14,000 steps
