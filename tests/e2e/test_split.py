@@ -329,7 +329,10 @@ async def test_who_decides_a_token_follows_request_settings_and_exit(tmp_path: P
         assert (await set_live(one, split__mode="alone"))[0] == 200
         assert (await posted(one))[1] == "alone"
         assert (await set_live(one, split__mode="exact"))[0] == 200
-        assert (await posted(one))[1] == "whole"
+        qualities = [(await posted(one))[1]]
+        while qualities[-1] != "whole" and len(qualities) < 3:  # a verdict may be late where the machine is held up
+            qualities.append((await posted(one))[1])
+        assert qualities[-1] == "whole"
         state = await one.daemon.state()
         assert state["endpoints"]["device"]["pid"] == pid
         assert state["split"]["mode"] == "exact"

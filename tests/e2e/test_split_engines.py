@@ -38,6 +38,7 @@ from disco_daemon.peer.messages import (
     PeerFrame,
     PeerJoined,
     PeerLeft,
+    Refused,
     SendRows,
     decode,
     frame,
@@ -116,6 +117,8 @@ class Wire:
                 self.open.add(name)
             case AnswerClosed(id=name) | AnswerFailed(id=name):
                 self.open.discard(name)
+            case Refused():
+                self.open.clear()
 
     def _tell(self, name: str, message: PeerFrame) -> None:
         with suppress(OSError):
