@@ -34,6 +34,7 @@ from tests.fixtures.ports import free_port
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
+    pytest.mark.timeout(600),  # some start four daemons, beside other tests
 ]
 
 CUT = 15
