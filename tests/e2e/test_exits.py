@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.exits import ExitSetup, measure_exit, own_prompts, report
+from benchmarks.split_text import choose
 from disco_daemon.config import layers as config
-from disco_daemon.daemon.exits import FEWEST, ExitError, KeptExits, train
+from disco_daemon.daemon.exits import FEWEST, ExitError, KeptExit, KeptExits, train
 from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.segment import SegmentModel
 from disco_daemon.engine.wire import Load
@@ -78,6 +80,22 @@ def test_a_training_that_was_ended_goes_on_and_its_exit_is_in_the_segment() -> N
         model.close()
     confidence = kept.calibration().confidence(signals(logits))
     assert np.all((confidence > 0) & (confidence < 1))
+    check_the_benchmark(exits, kept)
+
+
+def check_the_benchmark(exits: KeptExits, kept: KeptExit) -> None:
+    few = ExitSetup(choose(own_prompts(), 1), lossy=1, tokens=8, n_threads=1)
+    found = measure_exit(default_model_path(), exits, kept, few)
+    assert [(row["data"], row["answers"]) for row in found["kinds"]] == [("questions", 1), ("texts", 1)]
+    for row in found["kinds"]:
+        assert 0 <= row["agreement"] <= 1
+        assert 0 <= row["ece"] < 1
+    alone = [row for row in found["lossy"] if row["theta"] == 0]
+    assert [row["left"] for row in alone] == [1.0, 1.0]  # the exit decides all tokens
+    assert {(change["from"], change["to"]) for change in found["changes"]} == {
+        ("questions", "texts"), ("texts", "questions"),
+    }  # fmt: skip
+    assert f"behind {CUT} layers, linear" in report({"exits": [found]})
 
 
 def test_a_model_whose_answers_are_too_few_says_so() -> None:
