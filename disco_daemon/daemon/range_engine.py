@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import os
-import signal
 import socket
 from collections.abc import Callable
 
@@ -17,14 +13,12 @@ from ..engine.inbox import EngineGone
 from ..engine.supervisor import LOAD_TIMEOUT_S, Engine
 from ..peer.daemon_side import RelayProcess
 
-log = logging.getLogger("disco.peer")
-
 
 class RangeEngine:
-    """The supervised engine of a range. Each of its lives has a socket, which `relay` gets once the range is loaded.
+    """The supervised engine of a range. Each life of it or of `relay` has a socket; the relay gets it behind the load.
 
-    `loaded` is called just before, with what the engine says of itself. All mutable state: the socket of the present
-    life, which waits for the load.
+    `loaded` is called just before, with what the engine says of itself. All mutable state: the socket that waits for
+    the load.
     """
 
     def __init__(
@@ -35,11 +29,8 @@ class RangeEngine:
         self._handing: asyncio.Task[None] | None = None
 
     def replace_socket(self) -> None:
-        """Begin another life of the engine: the relay has died, and with it the other end of the engine's socket."""
-        if self.engine.pid is not None:
-            log.warning("engine starts anew: the relay's end of its socket is gone")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.engine.pid, signal.SIGTERM)
+        """Give the engine another socket: the relay has gone, and with it the other end of the one before."""
+        self.engine.reattach()
 
     async def close(self) -> None:
         """Stop the engine and wait for it; idempotent. The relay is the caller's."""

@@ -1,4 +1,8 @@
-"""The engine's end of the socket pair that leads to the relay, and through it to the machines with the other layers."""
+"""The engine's ends of the socket pairs that lead to relays, and through them to the machines with the other layers.
+
+A relay may die, or be ended while nothing is to leave the machine; the engine outlives it. So the daemon hands over a
+new socket for each life of a relay, through one that stays.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ..peer.messages import HEADER, PeerFrame, check_lengths, decode, frame
 
@@ -18,31 +23,70 @@ class PeerSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.bytes_up = self.bytes_down = 0
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="peer writer", daemon=True).start()
 
     def send(self, peer: int, message: PeerFrame, payload: bytes = b"") -> None:
         """Queue one frame to a peer. Raises BadFrameError if it is too large."""
-        data = frame(message, payload, peer)
-        self.bytes_up += len(data)
-        self._queue.put(data)
+        self._queue.put(frame(message, payload, peer))
 
     def read(self) -> Iterator[tuple[int, PeerFrame, bytes]]:
         """Yield each frame as (peer, message, bytes behind it), until the relay has gone. Raises BadFrameError."""
-        with self._sock.makefile("rb") as stream:
+        with self._sock.makefile("rb") as stream, suppress(ConnectionError):
             while len(head := stream.read(HEADER.size)) == HEADER.size:
                 n_body, n_payload, peer = HEADER.unpack(head)
                 check_lengths(n_body, n_payload)
                 body, payload = stream.read(n_body), stream.read(n_payload)
                 if len(body) < n_body or len(payload) < n_payload:
                     return
-                self.bytes_down += HEADER.size + n_body + n_payload
                 yield peer, decode(body), payload
 
+    def close(self) -> None:
+        """End the thread, and close the socket; what waits is dropped."""
+        self._queue.put(None)
+        self._sock.close()
+
     def _write(self) -> None:
+        with suppress(OSError):  # the relay has gone, which the reader notices, too
+            while (data := self._queue.get()) is not None:
+                self._sock.sendall(data)
+
+
+class RelayDoor:
+    """The socket through which the daemon hands over one to each relay, and what is sent by the present one.
+
+    `sockets` is for a thread of its own, all else for the main one.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._present: PeerSocket | None = None
+
+    def sockets(self) -> Iterator[PeerSocket]:
+        """Yield the end of each socket to a relay, as the daemon hands it over, until that has gone."""
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self._sock, 1, 1)
+            if not data:
+                return
+            yield PeerSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptors[0]))
+
+    def use(self, present: PeerSocket | None) -> None:
+        """Send by this one from now on; None: nothing is sent, there is no relay."""
+        self._present = present
+
+    def send(self, peer: int, message: PeerFrame, payload: bytes = b"") -> None:
+        """Send one frame to a peer, if there is a relay. Raises BadFrameError if it is too large."""
+        if self._present is not None:
+            self._present.send(peer, message, payload)
+
+
+def hand_over(door: socket.socket) -> socket.socket:
+    """Make a socket pair to the engine behind `door`; return the end that is for a relay. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    with theirs:
         try:
-            while True:
-                self._sock.sendall(self._queue.get())
-        except OSError:  # the relay has gone, which the reader notices, too
-            return
+            socket.send_fds(door, [b"."], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+    return ours

@@ -23,6 +23,7 @@ from . import framing, wire
 from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
+from .peer_socket import hand_over
 from .requests import count_message, generate_message
 
 log = logging.getLogger("disco.engine")
@@ -66,7 +67,10 @@ class Engine:
     def __init__(
         self, config: EngineConfig, clock: Clock, attach: Callable[[socket.socket], object] | None = None
     ) -> None:
-        """With `attach`, each process gets a socket pair to a relay: `attach` is called with the relay's end of it."""
+        """With `attach`, each process gets a socket pair to a relay: `attach` is called with the relay's end of it.
+
+        So it is for each `reattach`.
+        """
         self.config = config
         self.state = EngineState.STOPPED
         self.info: wire.Loaded | None = None
@@ -76,6 +80,7 @@ class Engine:
         self.pid: int | None = None
         self._clock = clock
         self._attach = attach
+        self._door: socket.socket | None = None
         self._channel = RequestChannel(clock, lambda: self.last_error)
         self._changed = asyncio.Condition()
         self._born = clock.now()
@@ -232,8 +237,15 @@ class Engine:
             for _, theirs in pairs:
                 theirs.close()
         if self._attach is not None:
-            self._attach(pairs[1][0])
+            self._door = pairs[1][0]
+            self.reattach()
         return process, pairs[0][0]
+
+    def reattach(self) -> None:
+        """Give the process another socket pair to a relay, if there is one: the relay before has gone."""
+        if self._attach is not None and self._door is not None:
+            with contextlib.suppress(OSError):  # the process has died, and the next one gets a pair of its own
+                self._attach(hand_over(self._door))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kill an engine that owes answers and is silent; unload a model that has long been unused.
@@ -318,6 +330,9 @@ class Engine:
         if self.state is not EngineState.FAILED and not self._unloading:
             await self._enter(EngineState.BACKOFF)  # at once: no answer may start on a dead process
         self._channel.close()
+        if self._door is not None:
+            self._door.close()
+            self._door = None
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 code = await process.wait()

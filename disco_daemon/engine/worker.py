@@ -39,7 +39,7 @@ from .llama.refusals import ModelError, PromptTooLong
 from .llama.sequences import N_SEQS
 from .llama.template import TemplateError
 from .llama.vocabulary import PromptError
-from .peer_socket import PeerSocket
+from .peer_socket import RelayDoor
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.drafting import EdgeDrafting, ExitDrafter
@@ -62,10 +62,10 @@ Command = Callable[[], None]
 class Worker:
     """The process: socket, reader thread and batcher."""
 
-    def __init__(self, sock: socket.socket, peers: socket.socket | None = None) -> None:
-        """`peers` leads to the machines that have the other layers."""
+    def __init__(self, sock: socket.socket, door: socket.socket | None = None) -> None:
+        """Through `door` come sockets that lead to the machines that have the other layers."""
         self._sock = sock
-        self._peers = None if peers is None else PeerSocket(peers)
+        self._relays = None if door is None else RelayDoor(door)
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: the daemon has gone
@@ -140,34 +140,42 @@ class Worker:
                 build=build(),
             )
         )
-        if self._peers is not None:
-            threading.Thread(target=self._read_peers, args=[self._peers, batcher], name="peers", daemon=True).start()
+        if self._relays is not None:
+            threading.Thread(target=self._read_peers, args=[self._relays, batcher], name="peers", daemon=True).start()
         self._compute(batcher)
 
     def _make_batcher(self, load: wire.Load, llama: Llama, admission: Admission) -> Batcher:
         """Make the batcher for the whole model, or for the range of its layers that is here."""
         if llama.layers is None:
             return Batcher(llama, self.post, admission)
-        if self._peers is None:
+        if self._relays is None:
             msg = f"the layers {llama.layers} are of no use without a way to the others"
             raise ValueError(msg)
         if llama.layers.is_first:
             drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
-            edge = EdgeBatcher(llama, self.post, admission, drafting=drafting, send_frame=self._peers.send)
+            edge = EdgeBatcher(llama, self.post, admission, drafting=drafting, send_frame=self._relays.send)
             edge.codec, edge.patience_s = load.codec, load.patience_s
             return edge
         n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
         contents = ContentManager(llama.n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
-        return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=self._peers.send)
+        return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=self._relays.send)
 
-    def _read_peers(self, peers: PeerSocket, batcher: Batcher) -> None:
-        """Read peers' frames in a thread of its own, and queue them for the main thread, until the relay has gone."""
+    def _read_peers(self, relays: RelayDoor, batcher: Batcher) -> None:
+        """Read peers' frames in a thread of its own, and queue them for the main thread; one relay follows another."""
         assert isinstance(batcher, EdgeBatcher | PartnerBatcher)
+
+        def lose_relay() -> None:
+            relays.use(None)
+            for peer in batcher.peers if isinstance(batcher, PartnerBatcher) else (batcher.peer,):
+                batcher.receive(peer, PeerLeft(reason="the relay has gone"), b"")
+
         try:
-            for peer, message, payload in peers.read():
-                self._commands.put(partial(batcher.receive, peer, message, payload))
-            if isinstance(batcher, EdgeBatcher):  # what it has goes on; a partner's engine is of no use without a relay
-                self._commands.put(partial(batcher.receive, batcher.peer, PeerLeft(reason="the relay has gone"), b""))
+            for present in relays.sockets():
+                self._commands.put(partial(relays.use, present))
+                for peer, message, payload in present.read():
+                    self._commands.put(partial(batcher.receive, peer, message, payload))
+                self._commands.put(lose_relay)
+                present.close()
         except BadFrameError as e:
             os.write(2, f"the relay sent what is no frame: {e}\n".encode())
             os._exit(1)

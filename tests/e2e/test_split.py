@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import openai
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -158,8 +159,26 @@ async def test_a_private_request_is_refused_with_the_reason(edge: Machine) -> No
         )
 
 
+async def partner_list(of: Machine) -> dict[str, Any]:
+    async with of.daemon.controls.get(f"{of.daemon.root}/disco/v1/partner") as response:
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+async def children(of: Machine, module: str) -> set[int]:
+    """Return the processes of a daemon that run this module."""
+    found = set()
+    for child in psutil.Process((await of.daemon.state())["pid"]).children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if module in child.cmdline():
+                found.add(child.pid)
+    return found
+
+
 async def test_a_daemon_that_becomes_private_cuts_the_link_and_comes_back(edge: Machine) -> None:
     await edge.in_state("up")
+    engines = await children(edge, "disco_daemon.engine.worker")
+    assert engines
     changed = await edge.daemon.controls.patch(f"{edge.daemon.root}/disco/v1/settings", json={"policy.private": True})
     assert changed.status == 200
     status = (await edge.daemon.state())["split"]
@@ -167,6 +186,24 @@ async def test_a_daemon_that_becomes_private_cuts_the_link_and_comes_back(edge: 
     await edge.daemon.controls.patch(f"{edge.daemon.root}/disco/v1/settings", json={"policy.private": False})
     await edge.in_state("up")
     assert (await ask(edge.daemon, PROMPTS[0], max_tokens=8)).text
+    assert await children(edge, "disco_daemon.engine.worker") == engines, "answers in flight would have failed"
+
+
+async def test_a_relay_that_dies_takes_no_engine_with_it(partner: Machine, edge: Machine) -> None:
+    whole = await ask(partner.daemon, PROMPTS[1], max_tokens=24)
+    for one in (partner, edge):
+        await edge.in_state("up")
+        engines = [await children(of, "disco_daemon.engine.worker") for of in (partner, edge)]
+        [relay] = await children(one, "disco_daemon.peer.relay")
+        os.kill(relay, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while await children(one, "disco_daemon.peer.relay") in (set(), {relay}):
+                await asyncio.sleep(0.05)  # its daemon has no event for us
+            while not (await partner_list(partner))["members"][0]["connected"]:
+                await asyncio.sleep(0.05)
+        await edge.in_state("up")
+        assert (await ask(edge.daemon, PROMPTS[1], max_tokens=24)).text == whole.text
+        assert [await children(of, "disco_daemon.engine.worker") for of in (partner, edge)] == engines
 
 
 async def test_an_embedding_is_refused_with_the_reason(edge: Machine) -> None:

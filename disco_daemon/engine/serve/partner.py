@@ -57,6 +57,11 @@ class PartnerBatcher(Batcher):
     _sequences: dict[ContentKey, Sequence] = field(default_factory=dict)
     _keys: dict[Sequence, ContentKey] = field(default_factory=dict)
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The numbers of the links that stand."""
+        return tuple(self._salts)
+
     # --- what peers say ------------------------------------------------------------------------------------------
 
     def receive(self, peer: int, message: PeerFrame, payload: bytes) -> None:
