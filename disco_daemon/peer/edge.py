@@ -57,6 +57,11 @@ class VerdictTaken:
     n_rows: int
     n_drafts: int
 
+    @property
+    def n_standing(self) -> int:
+        """How many drafts stand that had been made beyond the right ones: the last token drawn, and those behind it."""
+        return self.n_drafts + 1 if self.n_right == len(self.tokens) else 0
+
 
 class LinkCredits:
     """How many rows may still be sent over a link."""
@@ -161,6 +166,11 @@ class EdgeAnswer:
             if is_new[at] and (at == 0 or not is_new[at - 1]):
                 end = next((i for i in range(at, len(tokens)) if not is_new[i]), len(tokens))
                 self.add(pos + at, tokens[at:end], rows[at:end])
+
+    @property
+    def n_drafts(self) -> int:
+        """How many tokens behind the text are drafts."""
+        return len(self.tokens) - self.n_text
 
     # --- what is said to the partner ----------------------------------------------------------------------------------
 
@@ -290,8 +300,8 @@ class EdgeAnswer:
         if not self.is_open:
             return 0
         end = self.n_text - 1
-        if self.is_drawing and self.judged is not None and not self.is_eager:
-            end = self.judged[1]
+        if self.is_drawing and self.judged is not None:
+            end = self.judged[1]  # drafts made since go up if they stand: the partner would drop them with this turn
         elif self.is_drawing and self.is_eager:
             end += 2 * MAX_JUDGED  # more would take the credits of other answers
         elif self.is_drawing and end - max(self._next, self._n_begun) < MAX_HELD:

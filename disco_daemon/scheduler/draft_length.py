@@ -6,6 +6,11 @@ t_v)) tokens a second. One more draft pays as long as its chance to be reached a
 is above that rate (Charnov's marginal value theorem, 1976; the objective is that of Leviathan et al. 2023, arXiv
 2211.17192, with a round trip in it). Since chances only fall along a run, the first draft that does not pay ends the
 best run. So on a fast link runs are short, and over a slow one they are long, and nobody has to set a threshold.
+
+Around its best length a run's time per token hardly changes, but its questions do, and a partner has others to serve.
+So a run goes on beyond it while that costs next to nothing. While the edge waits for a verdict its time costs nothing:
+it drafts on, behind its drafts as if all were right, where that may well be of use. Rows that were made so and stand
+are `ready` in the next run. Both are left out while many drafts are wasted.
 """
 
 from __future__ import annotations
@@ -21,6 +26,11 @@ from statistics import median
 MAX_DRAFTS = 16  # a longer run is right to its end so seldom that it does not pay, even over a slow link
 N_SAMPLES = 31  # latest measurements, of which the median counts: a busy moment changes little
 LEAST_S = 1e-6  # no step is taken for shorter
+SLACK = 0.07  # of the time per token in the best run: so much may be given for fewer questions
+LEAST_CHANCE = 0.2  # that a draft beyond the best run is reached and right
+AHEAD_CHANCE = 0.3  # that a draft made while a verdict is awaited is of use
+MAX_WASTED = 0.55  # drafts a token; while more were wasted, only those are made that save time for sure
+KEEP = 0.98  # of what is known of wasted drafts, at each verdict: a window of some 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +55,10 @@ class RunTimes:
         """What one row takes on both machines, s."""
         return self.edge_s + self.partner_s
 
-    def run_s(self, n_drafts: int) -> float:
-        """Return how long a run takes, s."""
-        return self.round_trip_s + (n_drafts + 1) * self.row_s
+    def run_s(self, n_drafts: int, n_ready: int = 0) -> float:
+        """Return how long a run takes of whose rows the edge has the first `n_ready` already, s."""
+        n_rows = n_drafts + 1
+        return self.round_trip_s + n_rows * self.partner_s + max(0, n_rows - n_ready) * self.edge_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +75,24 @@ def expected_tokens(chances: Sequence[float]) -> float:
     return 1.0 + math.fsum(accumulate(chances, mul))
 
 
-def is_worth_drafting(times: RunTimes, chances: Sequence[float], chance: float) -> bool:
-    """Whether a run of drafts, right with `chances` each, gains by one more that is right with `chance` if they are."""
-    rate = expected_tokens(chances) / times.run_s(len(chances))
-    return len(chances) < MAX_DRAFTS and math.prod(chances) * chance > rate * times.row_s
+def is_worth_drafting(times: RunTimes, chances: Sequence[float], chance: float, n_ready: int = 0) -> bool:
+    """Whether a run of drafts, right with `chances` each, gains by one more that is right with `chance` if they are.
+
+    Of its rows the first `n_ready` are there already.
+    """
+    n = len(chances)
+    took_s = times.run_s(n, n_ready)
+    rate = expected_tokens(chances) / took_s
+    return n < MAX_DRAFTS and math.prod(chances) * chance > rate * (times.run_s(n + 1, n_ready) - took_s)
+
+
+def is_cheap_to_draft(times: RunTimes, chances: Sequence[float], chance: float, n_ready: int = 0) -> bool:
+    """Whether one more draft may well be right, and leaves the time per token within SLACK of the best shorter run."""
+    if len(chances) >= MAX_DRAFTS or math.prod(chances) * chance < LEAST_CHANCE:
+        return False
+    all_chances = (*chances, chance)
+    took_s = [times.run_s(n, n_ready) / expected_tokens(all_chances[:n]) for n in range(len(all_chances) + 1)]
+    return took_s[-1] <= (1 + SLACK) * min(took_s[:-1])
 
 
 def expected_run(times: RunTimes, chance: float) -> ExpectedRun:
@@ -92,13 +117,14 @@ class DraftLength:
     the network, which is larger than a row, is none of it.
     """
 
-    __slots__ = ("_edge_s", "_prior", "_round_trips", "_times")
+    __slots__ = ("_edge_s", "_n_tokens", "_n_wasted", "_prior", "_round_trips", "_times")
 
     def __init__(self, prior: RunTimes) -> None:
         self._prior = prior
         self._edge_s: deque[float] = deque(maxlen=N_SAMPLES)
         self._round_trips: deque[tuple[int, float, float]] = deque(maxlen=N_SAMPLES)
         self._times: RunTimes | None = prior
+        self._n_tokens = self._n_wasted = 0.0
 
     @property
     def times(self) -> RunTimes:
@@ -130,9 +156,36 @@ class DraftLength:
         self._round_trips.append((n_rows, took_s, min(busy_s, took_s)))
         self._times = None
 
-    def wants_draft(self, chances: Sequence[float], chance: float, *, ends_text: bool = False) -> bool:
-        """Whether to draft one more token behind drafts of these chances, none of which `ends_text`."""
-        return not ends_text and is_worth_drafting(self.times, chances, chance)
+    def observe_waste(self, n_tokens: int, n_wasted: int) -> None:
+        """Learn from a verdict that gave `n_tokens` how many drafts were made in vain since the last one."""
+        self._n_tokens = KEEP * self._n_tokens + n_tokens
+        self._n_wasted = KEEP * self._n_wasted + n_wasted
+
+    @property
+    def is_sparing(self) -> bool:
+        """Whether so few drafts were wasted lately that some may be made on the chance."""
+        return self._n_wasted <= MAX_WASTED * self._n_tokens
+
+    def wants_draft(
+        self, chances: Sequence[float], chance: float, *, n_ready: int = 0, ends_text: bool = False
+    ) -> bool:
+        """Whether to draft one more token behind drafts of these chances, none of which `ends_text`.
+
+        Of the run's rows the first `n_ready` are there already.
+        """
+        if ends_text:
+            return False
+        is_cheap = self.is_sparing and is_cheap_to_draft(self.times, chances, chance, n_ready)
+        return is_cheap or is_worth_drafting(self.times, chances, chance, n_ready)
+
+    def wants_ahead(self, chances: Sequence[float], n_judged: int, waited_s: float, *, ends_text: bool = False) -> bool:
+        """Whether to make the last of the drafts of these chances while a verdict on `n_judged` rows is awaited.
+
+        It has to be of use with AHEAD_CHANCE, and to be done before the verdict is expected.
+        """
+        times = self.times
+        left_s = times.round_trip_s + n_judged * times.partner_s - waited_s
+        return not ends_text and self.is_sparing and left_s >= times.edge_s and math.prod(chances) >= AHEAD_CHANCE
 
     def _slope(self) -> float:
         """What a row more took the partner, s."""

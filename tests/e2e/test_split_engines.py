@@ -8,7 +8,8 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from disco_daemon.peer.messages import (
     AnswerClosed,
     AnswerFailed,
     AnswerOpened,
+    DraftVerdict,
     OpenAnswer,
     PeerFrame,
     PeerJoined,
@@ -67,6 +69,7 @@ class Wire:
     ends: dict[str, socket.socket] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     up: bool = False
+    delay_s: float = 0.0  # of each verdict
     number: int = 0
     seen: list[PeerFrame] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
@@ -130,6 +133,8 @@ class Wire:
             while len(head := stream.read(HEADER.size)) == HEADER.size:
                 n_body, n_payload, number = HEADER.unpack(head)
                 body, payload = stream.read(n_body), stream.read(n_payload)
+                if self.delay_s and isinstance(decode(body), DraftVerdict):
+                    time.sleep(self.delay_s)
                 with self.lock:
                     if self.up and number == self.number:
                         self._see(message := decode(body))
@@ -192,10 +197,11 @@ async def paired(
     exit_: wire.ExitCalibration | None = None,
     n_ctx: int = N_CTX,
     codec: str = "f32",
+    ranges: Sequence[LayerRange] = RANGES,
 ) -> AsyncIterator[Pair]:
     link, clock = Wire(), SystemClock()
-    edge = Engine(config(segments[0], RANGES[0], n_edge, exit_, n_ctx, codec), clock, link.attach("edge"))
-    partner = Engine(config(segments[1], RANGES[1], n_partner, None, n_ctx), clock, link.attach("partner"))
+    edge = Engine(config(segments[0], ranges[0], n_edge, exit_, n_ctx, codec), clock, link.attach("edge"))
+    partner = Engine(config(segments[1], ranges[1], n_partner, None, n_ctx), clock, link.attach("partner"))
     edge.start()
     partner.start()
     try:
@@ -355,14 +361,14 @@ async def test_answers_that_take_each_others_cells_are_the_whole_models(segments
         assert [text for text, _ in got] == expected
 
 
-def exit_segment(folder: Path) -> Path:
+def exit_segment(folder: Path, layers: LayerRange = RANGES[0]) -> Path:
     """The edge's range with an exit that nobody has trained: it reads the rows as if they were the last layer's."""
     model = default_model_path()
     _, header = read_head(model)
     output = read_output(model, header)
     head = ExitHead(read_weights(model, header, "output_norm.weight"), np.eye(output.shape[1], dtype=np.float32), 1e-5)
     tensors = {name: ExitTensor(t.shape, t.packing, t.data) for name, t in tensors_of(head, output).items()}
-    return SegmentFiles(folder, 1 << 30).write_exit(model, RANGES[0], tensors)
+    return SegmentFiles(folder, 1 << 30).write_exit(model, layers, tensors)
 
 
 async def test_drafts_of_an_exit_never_change_an_answer(segments: list[Path], whole: Engine, tmp_path: Path) -> None:

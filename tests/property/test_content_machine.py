@@ -272,6 +272,7 @@ class TwoMachines(RuleBasedStateMachine):
             before.append(token)
         assert answer.tokens[: answer.n_text] == before
         assert answer.n_rows in (answer.n_text - 1, len(answer.tokens))
+        assert taken.n_standing <= answer.n_rows - (answer.n_text - 1)
 
     @rule(peer=st.sampled_from(PEERS), seldom=st.integers(0, 3))
     @precondition(lambda self: any(link.down for link in self.links.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.scheduler.draft_length import (
+    LEAST_CHANCE,
     MAX_DRAFTS,
+    SLACK,
     DraftLength,
     RunTimes,
     expected_run,
@@ -141,3 +144,53 @@ def test_a_partner_is_not_believed_to_have_been_busy_for_longer_than_it_took() -
     for n_rows in (1, 2, 3, 4):
         drafting.observe_round_trip(n_rows, 0.050, 9.0 * n_rows)
     assert drafting.times.run_s(1) < 0.2
+
+
+@given(times_of, st.lists(chance_of, max_size=MAX_DRAFTS), st.integers(0, MAX_DRAFTS + 2))
+def test_with_rows_that_are_ready_no_other_length_yields_more_either(
+    times: RunTimes, chances: list[float], n_ready: int
+) -> None:
+    rates = [expected_tokens(chances[:n]) / times.run_s(n, n_ready) for n in range(len(chances) + 1)]
+    n = 0
+    while n < len(chances) and is_worth_drafting(times, chances[:n], chances[n], n_ready):
+        n += 1
+    assert rates[n] >= max(rates) * (1 - 1e-9)
+    assert times.run_s(n, n_ready) <= times.run_s(n)
+
+
+@given(times_of, st.lists(chance_of, max_size=MAX_DRAFTS), st.integers(0, 3))
+def test_fewer_questions_cost_hardly_any_time(times: RunTimes, chances: list[float], n_ready: int) -> None:
+    drafting, n = DraftLength(times), 0
+    while n < len(chances) and drafting.wants_draft(chances[:n], chances[n], n_ready=n_ready):
+        n += 1
+    took_s = [times.run_s(m, n_ready) / expected_tokens(chances[:m]) for m in range(len(chances) + 1)]
+    best = took_s.index(min(took_s))
+    assert n >= best
+    assert took_s[n] <= (1 + SLACK) * took_s[best] * (1 + 1e-9)
+    if n > best + 1:
+        assert math.prod(chances[:n]) >= LEAST_CHANCE
+
+
+def test_while_a_verdict_is_awaited_is_drafted_what_may_be_of_use_and_is_done_in_time() -> None:
+    drafting = DraftLength(HOME)
+    assert drafting.wants_ahead([0.9, 0.8], 2, 0.0)
+    assert not drafting.wants_ahead([0.5, 0.5], 2, 0.0)
+    assert not drafting.wants_ahead([0.9, 0.8], 2, 0.0, ends_text=True)
+    left_s = HOME.round_trip_s + 2 * HOME.partner_s - HOME.edge_s
+    assert drafting.wants_ahead([0.9, 0.8], 2, left_s - 0.001)
+    assert not drafting.wants_ahead([0.9, 0.8], 2, left_s + 0.001)
+
+
+def test_while_many_drafts_are_wasted_only_those_are_made_that_save_time() -> None:
+    drafting = DraftLength(HOME)
+    stretched = next(c / 100 for c in range(100) if drafting.wants_draft([0.8], c / 100))
+    assert not is_worth_drafting(HOME, [0.8], stretched)
+    for _ in range(10):
+        drafting.observe_waste(2, 2)
+    assert not drafting.wants_draft([0.8], stretched)
+    assert not drafting.wants_ahead([0.9, 0.8], 2, 0.0)
+    assert drafting.wants_draft([0.8], 0.8)
+    for _ in range(30):
+        drafting.observe_waste(2, 0)
+    assert drafting.wants_draft([0.8], stretched)
+    assert drafting.wants_ahead([0.9, 0.8], 2, 0.0)

@@ -397,9 +397,16 @@ def test_a_verdict_takes_the_right_drafts_and_the_token_behind_them() -> None:
     answer = asked()
     taken = answer.verdict(DraftVerdict(id="a", turn=1, start=4, tokens=(6, 9)))
     assert taken is not None
-    assert (taken.n_right, taken.n_rows, taken.n_drafts) == (1, 6, 0)
+    assert (taken.n_right, taken.n_rows, taken.n_drafts, taken.n_standing) == (1, 6, 0, 0)
     assert answer.tokens == [1, 2, 3, 4, 5, 6, 9]
     assert answer.n_acknowledged == 6
+
+
+def test_drafts_made_while_waiting_are_kept_back_until_the_verdict() -> None:
+    answer, link = asked(), LinkCredits(100)
+    assert [(rows.pos, rows.tokens) for rows, _ in answer.send_due(link)] == [(2, (3, 4)), (4, (5, 6, 7))]
+    answer.verdict(DraftVerdict(id="a", turn=1, start=4, tokens=(6, 7, 8)))
+    assert [(rows.pos, rows.tokens, rows.turn) for rows, _ in answer.send_due(link)] == [(7, (8,), 1)]
 
 
 def test_drafts_made_while_waiting_stay_if_the_token_they_follow_was_drawn() -> None:
@@ -407,7 +414,7 @@ def test_drafts_made_while_waiting_stay_if_the_token_they_follow_was_drawn() -> 
     answer.send_due(link)
     taken = answer.verdict(DraftVerdict(id="a", turn=1, start=4, tokens=(6, 7, 8)))
     assert taken is not None
-    assert (taken.n_right, taken.n_rows, taken.n_drafts) == (3, 8, 0)
+    assert (taken.n_right, taken.n_rows, taken.n_drafts, taken.n_standing) == (3, 8, 0, 1)
     assert answer.judge() == JudgeDrafts(id="a", turn=1, start=7, end=8)
     assert [(rows.pos, rows.turn) for rows, _ in answer.send_due(link)] == [(7, 1)]
 
@@ -455,9 +462,9 @@ def test_rows_that_are_needed_again_go_again_and_drafts_are_judged_again() -> No
     assert answer.need(NeedRows(id="a", turn=1, pos=3)) == (JudgeDrafts(id="a", turn=1, start=4, end=7),)
     assert [(rows.pos, rows.tokens, rows.drafts) for rows, _ in answer.send_due(link)] == [
         (3, (4,), False),
-        (4, (5, 6, 7, 8), True),
+        (4, (5, 6, 7), True),
     ]
-    with pytest.raises(BadFrameError, match="rows from 9 on are wanted again, but only 8 were sent"):
+    with pytest.raises(BadFrameError, match="rows from 9 on are wanted again, but only 7 were sent"):
         answer.need(NeedRows(id="a", turn=2, pos=9))
 
 
@@ -557,4 +564,4 @@ def test_a_draft_does_not_wait_behind_a_prompt_and_frames_have_a_size() -> None:
     prompt.opened(AnswerOpened(id="p", n_past=0))
     answer = asked()
     sent = [(rows.id, rows.pos, len(rows.tokens)) for rows, _ in send_all_due((prompt, answer), LinkCredits(100))]
-    assert sent == [("a", 2, 2), ("a", 4, 4), ("p", 0, 64), ("p", 64, 30)]
+    assert sent == [("a", 2, 2), ("a", 4, 3), ("p", 0, 64), ("p", 64, 31)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...exits.calibrate import Doubles
-from ...peer.edge import EdgeAnswer
+from ...peer.edge import EdgeAnswer, VerdictTaken
 from ...peer.messages import DraftVerdict, DrawRules
 from .. import wire
 from ..llama.model import Llama
@@ -66,15 +67,37 @@ class SplitCounts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+class ExitGuess(NamedTuple):
+    """The exit's token behind a row, its chance to be right, and the signals (3) that this was told from."""
+
+    token: int
+    chance: float
+    signals: Doubles
+
+
+class JudgedDrafts(NamedTuple):
+    """What a verdict says of drafts: how many it judged, how many were in vain, and the `labels` for the exit.
+
+    `stands`: rows that were made while it was awaited are those of the text.
+    """
+
+    taken: VerdictTaken
+    n_judged: int
+    n_wasted: int
+    labels: tuple[list[Doubles], int]
+    stands: bool
+
+
 @dataclass(slots=True)
 class Away:
     """One answer: what the partner has of it, what was done for it, and when a verdict was last wanted, s.
 
-    Of the drafts that an exit made since the last verdict, `chances` are those to be right, and `signals` (n x 3) what
-    they were told from; `unsaid` is the token that it would have said next, with its signals, where the partner was
-    asked instead. Tokens of which the exit is as sure as `theta` leave without a verdict, None of them without. While
-    `is_alone`, the exit draws them all: since the partner has gone, first at number `alone_from` of the answer. The
-    edge's own sampler knows the first `n_followed` tokens of the answer.
+    Of the drafts that an exit made, `chances` are those to be right, and `signals` (n x 3) what they were told from:
+    those to be judged, and those made since they were asked for. `guess` is what would come next, if that is known.
+    Of the present run the first `n_ready` rows were made while the last verdict was awaited. Tokens of which the exit
+    is as sure as `theta` leave without a verdict, None of them without. While `is_alone`, the exit draws them all:
+    since the partner has gone, first at number `alone_from` of the answer.
+    The edge's own sampler knows the first `n_followed` tokens of the answer.
     """
 
     answer: EdgeAnswer
@@ -86,18 +109,76 @@ class Away:
     asked_at: float = 0.0
     chances: list[float] = field(default_factory=list)
     signals: list[Doubles] = field(default_factory=list)
-    unsaid: tuple[int, Doubles] | None = None
+    guess: ExitGuess | None = None
+    n_ready: int = 0
 
-    def take_verdict(self, n_right: int, drawn: int) -> tuple[list[Doubles], int]:
-        """Forget the exit's drafts; return the signals of what it said and would have said, and how many were right.
+    def draft(self, s: Sequence) -> None:
+        """Make the guess a draft, whose row is computed next."""
+        assert self.guess is not None
+        s.ahead.append(self.guess.token)
+        self.chances.append(self.guess.chance)
+        self.signals.append(self.guess.signals)
+        self.guess = None
 
-        `n_right` of the drafts were right, and `drawn` is the partner's own token behind them.
+    def take(self, s: Sequence, message: DraftVerdict) -> JudgedDrafts | None:
+        """Take a verdict, and keep drafts that stand; None if it came too late. Raises BadFrameError.
+
+        If the token drawn is the one that was guessed, all that was drafted on stands, else nothing of it.
         """
-        found, unsaid = self.signals, self.unsaid
-        self.chances, self.signals, self.unsaid = [], [], None
-        if unsaid is None:
-            return found, n_right
-        return [*found, unsaid[1]], n_right + (n_right == len(found) and unsaid[0] == drawn)
+        start, end = self.answer.judged or (0, 0)
+        n_ahead = self.answer.n_rows - end
+        if (taken := self.answer.verdict(message)) is None:
+            return None
+        n_judged, n_right = end - start - 1, len(taken.tokens) - 1
+        n_dropped = max(0, n_ahead - taken.n_standing)
+        self.counts.take(message, n_judged + 1, n_right)
+        self.counts.drafted += n_dropped
+        labels = self.labels(n_judged, taken.n_right, taken.tokens[-1])
+        stands = s.is_away and 0 < n_ahead == taken.n_standing
+        at = len(self.chances) - (taken.n_drafts if taken.n_standing else 0)
+        s.ahead, self.chances, self.signals = s.ahead[at:], self.chances[at:], self.signals[at:]
+        self.guess, self.n_ready = (self.guess, n_ahead) if stands else (None, 0)
+        return JudgedDrafts(taken, n_judged, n_judged - n_right + n_dropped, labels, stands)
+
+    def labels(self, n_judged: int, n_right: int, drawn: int) -> tuple[list[Doubles], int]:
+        """Return the signals of what the exit said, and would have said of the token drawn, and how many were right.
+
+        Of its drafts `n_judged` were judged, `n_right` are right, and `drawn` is the partner's own token behind them.
+        """
+        said = [*self.signals, *(() if self.guess is None else (self.guess.signals,))]
+        is_next = n_right == n_judged == len(self.signals) and self.guess is not None and self.guess.token == drawn
+        return said[: n_judged + 1], n_right + is_next
+
+    def forget_drafts(self, s: Sequence) -> None:
+        """Forget what was drafted; drafts that were computed and not judged count as such."""
+        self.counts.drafted += self.answer.n_drafts
+        s.ahead, self.chances, self.signals, self.guess, self.n_ready = [], [], [], None, 0
+
+    def lose_cells(self, s: Sequence) -> None:
+        """Take note that the cells of all drafts are gone: those that have rows are computed again all at once."""
+        n = self.answer.n_drafts
+        del self.chances[n:], self.signals[n:]
+        s.ahead, self.guess, self.n_ready = [], None, 0
+
+    def drop_uncomputed(self, s: Sequence) -> None:
+        """Forget drafts whose rows are not there: their computation did not go through."""
+        n = max(0, s.n_past - len(s.tokens))
+        del s.ahead[n:], self.chances[n:], self.signals[n:]
+
+
+def away_for(name: str, s: Sequence, llama: Llama, codec: str) -> Away:
+    """Return what is known of an answer at its beginning; the partner is to know it by this name."""
+    is_confident = s.request.mode == "confident"
+    answer = EdgeAnswer(
+        name,
+        s.given.prompt + s.given.tokens,
+        n_ctx=llama.n_ctx,
+        n_vocab=llama.vocabulary.n_tokens,
+        codec=codec,
+        is_private=s.request.private,
+        is_eager=not is_confident,
+    )
+    return Away(answer, theta=s.request.theta if is_confident else None)
 
 
 def follow_draws(llama: Llama, s: Sequence, away: Away) -> None:

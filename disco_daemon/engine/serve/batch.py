@@ -231,6 +231,8 @@ class Batcher:
         for s in (*self.admission.resident, *(() if batch.rows else self.admission.without_cells)):
             if s.is_held and not s.idle_sent and (s.slot < 0 or not s.is_prefilling):
                 s.send_progress(self.send, idle=True)
+        if not batch.rows:
+            batch.add_last_tokens(self._ahead())
         for s, n, _ in batch.shares:
             # Cached prefixes give way to what runs; should that not be enough, llama_decode will say.
             self.admission.cells.promise(s.slot, max(s.n_past + n, len(s.tokens)))
@@ -240,6 +242,10 @@ class Batcher:
             batch.alike = not (batch.load.n_prefill or batch.drafts or self.adapters.adapter)
             batch.apart = batch.alike and self.grouping.apart(len(batch.rows))
         return batch
+
+    def _ahead(self) -> list[Sequence]:
+        """Return what may be computed on the chance that it is of use, where there is nothing else to compute."""
+        return []
 
     def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
         """Return the guessed tokens to compute behind the last ones; none while a prompt needs the rows."""

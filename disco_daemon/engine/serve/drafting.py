@@ -9,12 +9,13 @@ from enum import Enum, auto
 import numpy as np
 
 from ...exits.calibrate import Calibration, Doubles, VerdictLearner, signals
+from ...peer.pending import MAX_JUDGED
 from ...scheduler.draft_length import DraftLength, RunTimes, expected_run
 from .. import wire
 from ..llama.hidden import FloatRows
 from ..llama.model import Llama
 from ..speculation.speculate import lookup_of
-from .away import Away
+from .away import Away, ExitGuess, JudgedDrafts
 from .iteration import Batch, DecodedRows
 from .sequence import Sequence
 
@@ -39,10 +40,10 @@ class ExitDrafter:
         coefficients, scores, shares = map(np.array, (calibration.coefficients, calibration.scores, calibration.shares))
         self._learner = VerdictLearner(Calibration(coefficients, scores, shares))
 
-    def draft(self, logits: FloatRows) -> tuple[int, float, Doubles]:
-        """Return the exit's token for a row of logits, its chance to be right, and the signals it was told from."""
+    def guess(self, logits: FloatRows) -> ExitGuess:
+        """Return the exit's guess for a row of logits."""
         found = signals(logits[np.newaxis])
-        return int(logits.argmax()), float(self._learner.confidence(found)[0]), found[0]
+        return ExitGuess(int(logits.argmax()), float(self._learner.confidence(found)[0]), found[0])
 
     def learn(self, found: list[Doubles], n_right: int) -> None:
         """Learn from a verdict on drafts with these signals: the first `n_right` were right, the next one was not."""
@@ -79,24 +80,54 @@ class EdgeDrafting:
         few, which are judged as drafts all the same. Else the exit guesses it if that pays, and if `is_up` the link:
         the guess is then `ahead`.
         """
+        away.guess = None
         if away.is_alone:
             return NextStep.LEAVE
         if self.exit is None or rows.draft or s.draw.candidates or away.answer.judged is not None:
             return NextStep.ASK
-        token, chance, found = self.exit.draft(self.llama.logits(rows.last))
-        is_sure = away.theta is not None and not s.ahead and chance >= away.theta
+        away.guess = guess = self.exit.guess(self.llama.logits(rows.last))
+        is_sure = away.theta is not None and not s.ahead and guess.chance >= away.theta
         self.n_sure += is_sure
         if is_sure and (self.n_sure % PROBE_EVERY or not is_up):
+            away.guess = None
             return NextStep.LEAVE
-        is_end = bool(s.ahead) and self.llama.vocabulary.ends(s.ahead[-1])
-        pays = is_sure or self.lengths.wants_draft(away.chances, chance, ends_text=is_end)
-        if not (is_up and pays) or len(s.ahead) >= self._n_useful(s):
-            away.unsaid = (token, found)  # the partner's own token tells whether it would have been right
+        return self.go_on(s, away, is_up=is_up, is_sure=is_sure)
+
+    def go_on(self, s: Sequence, away: Away, *, is_up: bool, is_sure: bool = False) -> NextStep:
+        """Draft the guess behind the rows that are there, if it pays or `is_sure`; else let the partner be asked."""
+        guess = away.guess
+        if guess is None or not is_up or len(s.ahead) >= self._n_useful(s):
             return NextStep.ASK
-        s.ahead.append(token)
-        away.chances.append(chance)
-        away.signals.append(found)
-        return NextStep.DRAFT
+        chances, n_ready, ends_text = away.chances, away.n_ready, self._ends_text(s)
+        pays = is_sure or self.lengths.wants_draft(chances, guess.chance, n_ready=n_ready, ends_text=ends_text)
+        if pays:
+            away.draft(s)
+        return NextStep.DRAFT if pays else NextStep.ASK
+
+    def guess_ahead(self, away: Away, row: int) -> None:
+        """Guess what follows a row that was computed while a verdict is awaited."""
+        assert self.exit is not None
+        away.guess = self.exit.guess(self.llama.logits(row))
+
+    def draft_ahead(self, s: Sequence, away: Away, now: float) -> bool:
+        """Draft on while a verdict is awaited, if that is of use; whether there is a row to compute.
+
+        Only exact answers do: of others, what is sure leaves without a verdict.
+        """
+        guess, judged = away.guess, away.answer.judged
+        if guess is None or judged is None or away.theta is not None:
+            return False
+        if len(s.ahead) >= min(self._n_useful(s), MAX_JUDGED - 1):  # a new link would be asked for all of them
+            return False
+        chances, n_judged = (*away.chances, guess.chance), judged[1] - judged[0]
+        if not self.lengths.wants_ahead(chances, n_judged, now - away.asked_at, ends_text=self._ends_text(s)):
+            return False
+        away.draft(s)
+        return True
+
+    def _ends_text(self, s: Sequence) -> bool:
+        """Whether nothing follows the latest draft."""
+        return bool(s.ahead) and self.llama.vocabulary.ends(s.ahead[-1])
 
     def _n_useful(self, s: Sequence) -> int:
         """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
@@ -108,17 +139,11 @@ class EdgeDrafting:
         if batch.is_decoded and not (batch.load.n_prefill or batch.drafts) and batch.took_s > 0:
             self.lengths.observe_step(batch.took_s)
 
-    def learn_verdict(
-        self, s: Sequence, away: Away, n_judged: int, tokens: tuple[int, ...], times_s: tuple[float, float]
-    ) -> None:
-        """Learn from a verdict, and forget its drafts; `times_s` are those of its round trip and of the partner.
-
-        `tokens` are the drafts that were right, and the partner's own token behind them.
-        """
+    def learn_verdict(self, away: Away, judged: JudgedDrafts, times_s: tuple[float, float]) -> None:
+        """Learn from a verdict; `times_s` are those of its round trip and of the partner."""
         took_s, busy_s = times_s
         if away.counts.round_trips > 1 and took_s > 0 and 0 < busy_s < math.inf:  # the first one computed the prompt
-            self.lengths.observe_round_trip(n_judged, took_s, busy_s)
-        told = away.take_verdict(len(tokens) - 1, tokens[-1])
+            self.lengths.observe_round_trip(judged.n_judged + 1, took_s, busy_s)
+        self.lengths.observe_waste(len(judged.taken.tokens), judged.n_wasted)
         if self.exit is not None:
-            self.exit.learn(*told)
-        s.ahead = []
+            self.exit.learn(*judged.labels)

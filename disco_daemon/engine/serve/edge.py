@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...peer.edge import EdgeAnswer, LinkCredits, send_all_due
+from ...peer.edge import LinkCredits, send_all_due
 from ...peer.messages import (
     AnswerClosed,
     AnswerFailed,
@@ -28,10 +28,10 @@ from ...peer.messages import (
 )
 from .. import wire
 from ..llama.refusals import FormatError
-from .away import ALONE, Away, SplitCounts, follow_draws, gone, refusal_of, rules_of
+from .away import ALONE, Away, SplitCounts, away_for, follow_draws, gone, refusal_of, rules_of
 from .batch import Batcher
 from .drafting import EdgeDrafting, NextStep
-from .iteration import Batch, DecodedRows
+from .iteration import Batch, DecodedRows, Share
 from .partner import SendFrame
 from .prepare import Prepared
 from .sequence import Sequence
@@ -74,15 +74,12 @@ class EdgeBatcher(Batcher):
 
     def queue(self, ready: Prepared) -> None:
         """Queue an answer, or refuse it: none that needs the partner begins while that has been gone for too long."""
-        if (refusal := self._refusal(ready.request)) is not None:
+        can_wait = not self._is_given_up or self._goes_on(ready.request)
+        refusal = refusal_of(ready.request, has_exit=self.drafting.exit is not None, can_wait=can_wait)
+        if refusal is None:
+            Batcher.queue(self, ready)
+        else:
             self.send(refusal)
-            return
-        Batcher.queue(self, ready)
-
-    def _refusal(self, request: wire.Generate) -> wire.Failed | None:
-        """Return why an answer cannot begin; None if it can."""
-        can_wait = not self._is_given_up or self._goes_on(request)
-        return refusal_of(request, has_exit=self.drafting.exit is not None, can_wait=can_wait)
 
     def _goes_on(self, request: wire.Generate) -> bool:
         """Whether the exit goes on with an answer whose partner has gone."""
@@ -94,23 +91,14 @@ class EdgeBatcher(Batcher):
             self._alone[s] = SplitCounts()
             s.unsent.is_alone = True
             return
-        is_confident = s.request.mode == "confident"
         self._n_opened += 1
-        tokens = s.given.prompt + s.given.tokens
-        answer = EdgeAnswer(
-            f"{self._n_opened}",  # the daemon's own ids are its clients' business
-            tokens,
-            n_ctx=self.llama.n_ctx,
-            n_vocab=self.llama.vocabulary.n_tokens,
-            codec=self.codec,
-            is_private=s.request.private,
-            is_eager=not is_confident,
-        )
-        self._away[s] = Away(answer, theta=s.request.theta if is_confident else None)
+        away = self._away[s] = away_for(f"{self._n_opened}", s, self.llama, self.codec)  # the daemon's ids stay here
         if self.is_up:
-            self._tell(answer.open())
+            self._tell(away.answer.open())
 
     def _rewind(self, s: Sequence, n_same: int) -> None:
+        if s in self._away:
+            self._away[s].forget_drafts(s)
         Batcher._rewind(self, s, n_same)
         if s in self._away and not s.has_ended:
             self._follow(s)
@@ -140,16 +128,17 @@ class EdgeBatcher(Batcher):
 
     def _remove(self, s: Sequence) -> None:
         if (counts := self._alone.pop(s, None)) is None:
-            away = self._away.pop(s)
-            counts = away.counts
+            counts = (away := self._away.pop(s)).counts
             self._tell(CloseAnswer(id=away.answer.name))
+            if s.slot >= 0 and s.n_past > len(s.tokens):  # guesses are no text that anybody comes back to
+                self.admission.cells.cut(s.slot, len(s.tokens))
         self.totals.add(counts)
         Batcher._remove(self, s)
 
     def _done(self, s: Sequence, reason: str) -> wire.Done:
         if (counts := self._alone.get(s)) is not None:
             return s.done_message(reason, counts.usage(0))
-        away = self._away[s]
+        (away := self._away[s]).forget_drafts(s)
         return s.done_message(reason, away.counts.usage(away.alone_from))
 
     @property
@@ -171,8 +160,22 @@ class EdgeBatcher(Batcher):
             if away.answer.is_open and s.slot >= 0:
                 self._compute_uncovered(s)
             if s.ahead and s.n_past < len(s.tokens):  # their cells are gone; they are computed again all at once
-                s.ahead = []
+                away.lose_cells(s)
         return Batcher._build(self)
+
+    def _ahead(self) -> list[Sequence]:
+        """Return the answer that drafts on while its verdict is awaited: the only one, for others' time is theirs."""
+        here = [s for s in self.admission.sequences.values() if not s.is_held]
+        can = self.is_up and len(here) == 1 and here[0].is_away and self.admission.cells.make_room(2)
+        return here if can and self.drafting.draft_ahead(here[0], self._away[here[0]], self.clock()) else []
+
+    def _recover(self, rc: int, shares: list[Share]) -> None:
+        """Bring all back in step after a decode that did not go through; of drafts made on the chance none is owed."""
+        if (s := shares[0][0]).is_away:
+            self.admission.cells.cut(s.slot, s.n_past)
+            self._away[s].drop_uncomputed(s)
+        else:
+            Batcher._recover(self, rc, shares)
 
     def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
         """Return the guesses to compute: those that have gone up already, or else those of prompt lookup."""
@@ -182,9 +185,8 @@ class EdgeBatcher(Batcher):
             away = self._away.get(s)
             if away is None or s.ahead:
                 continue  # each is computed by itself
-            answer = away.answer
-            if len(answer.tokens) > answer.n_text:  # their cells were lost
-                draft = answer.tokens[answer.n_text :]
+            if away.answer.n_drafts:  # their cells were lost
+                draft = away.answer.tokens[away.answer.n_text :]
             elif away.is_alone or away.theta is not None or s.draw.candidates or self.speculator is None:
                 continue
             else:
@@ -206,13 +208,19 @@ class EdgeBatcher(Batcher):
         away.counts.edge_rows += rows.n
         if rows.last < 0:
             s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
+        elif s.is_away:
+            self.drafting.guess_ahead(away, rows.last)
         elif (step := self.drafting.decide(s, away, rows, is_up=self.is_up)) is NextStep.LEAVE:
             self._draw_here(s, away, rows)
         elif step is NextStep.ASK:
-            self.admission.send_away(s)
-            away.asked_at = self.clock()
-            self._ask(s)
+            self._wait(s)
         self._send_due()
+
+    def _wait(self, s: Sequence) -> None:
+        """Ask the partner, and wait for its verdict."""
+        self.admission.send_away(s)
+        self._away[s].asked_at = self.clock()
+        self._ask(s)
 
     def _draw_here(self, s: Sequence, away: Away, rows: DecodedRows) -> None:
         """Draw the next token from the exit's logits, as the partner would from its own."""
@@ -228,12 +236,10 @@ class EdgeBatcher(Batcher):
 
     def _ask(self, s: Sequence) -> None:
         """Ask for the verdict on what is computed, unless that is asked already or nobody can be."""
-        away = self._away[s]
-        if not self.is_up or away.answer.judged is not None:
-            return
-        self._tell(away.answer.judge())
-        away.asked_at = self.clock()
-        away.counts.round_trips += 1
+        if self.is_up and (away := self._away[s]).answer.judged is None:
+            self._tell(away.answer.judge())
+            away.asked_at = self.clock()
+            away.counts.round_trips += 1
 
     def _learn(self, batch: Batch) -> None:
         Batcher._learn(self, batch)
@@ -327,19 +333,17 @@ class EdgeBatcher(Batcher):
     def _take_verdict(self, s: Sequence, message: DraftVerdict) -> None:
         """Add the tokens that the partner has drawn; what was guessed wrong is cut from the KV cache."""
         away, now = self._away[s], self.clock()
-        answer, counts = away.answer, away.counts
-        n_judged = 0 if answer.judged is None else answer.judged[1] - answer.judged[0]
-        taken = answer.verdict(message)
-        if taken is None:
+        if (judged := away.take(s, message)) is None:
             return
-        counts.take(message, n_judged, len(taken.tokens) - 1)
-        self.drafting.learn_verdict(s, away, n_judged, taken.tokens, (now - away.asked_at, message.busy_s))
-        if s.n_past > taken.n_rows:
-            s.n_past = taken.n_rows
+        self.drafting.learn_verdict(away, judged, (now - away.asked_at, message.busy_s))
+        if s.n_past > judged.taken.n_rows:
+            s.n_past = judged.taken.n_rows
             self.admission.cells.cut(s.slot, s.n_past)
         if s.is_away:
             self.admission.bring_back(s)
-        self._take_all(s, taken.tokens, now)
+        self._take_all(s, judged.taken.tokens, now)
+        if judged.stands and not s.has_ended and self.drafting.go_on(s, away, is_up=self.is_up) is NextStep.ASK:
+            self._wait(s)
 
     def _fail_away(self, s: Sequence, reason: str, message: str, *, your_fault: bool) -> None:
         self._remove(s)
@@ -386,8 +390,8 @@ class EdgeBatcher(Batcher):
         """Forget what was drafted; the last token is computed again, and what follows it is drawn here."""
         away.is_alone = True
         away.answer.lose_link()
+        away.forget_drafts(s)
         away.answer.drop_drafts()
-        away.chances, away.signals, away.unsaid, s.ahead = [], [], None, []
         if s.is_away:
             self.admission.bring_back(s)
         if s.n_past >= len(s.tokens):
