@@ -36,7 +36,7 @@ from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.stopwatch import least_of_three
 from tests.unit.test_grammar import OUT_OF_BOUNDS, schema
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]  # beside other tests
 
 N_CTX = 2048
 BIG: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "maximum": 2**64}}}

