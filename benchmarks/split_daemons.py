@@ -40,17 +40,28 @@ class NotOfferedError(BenchError):
 
 @dataclass(slots=True)
 class HeardPieces:
-    """One streamed answer: its pieces, when each came after the question, s, and what the daemon says of it."""
+    """One streamed answer: its pieces, when each came after the question, s, and what the daemon says of it.
+
+    `alone` says of each piece whether the edge made it alone, if the request asked for its sides; `sent_at` is when
+    the question was sent, s, by `time.perf_counter`.
+    """
 
     pieces: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     disco: dict[str, Any] = field(default_factory=dict)
     took_s: float = 0.0
+    alone: list[bool] = field(default_factory=list)
+    sent_at: float = 0.0
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def n_exact(self) -> int | None:
+        """Number of characters before the first that was made alone; None if none was."""
+        return len("".join(self.pieces[: self.alone.index(True)])) if any(self.alone) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,8 @@ class BenchDaemon:
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
             **({"disco": dict(options)} if options else {}),
         }  # fmt: skip
-        heard, sent = heard or HeardPieces(), time.perf_counter()
+        heard = heard or HeardPieces()
+        heard.sent_at = sent = time.perf_counter()
         async with self.session.post(f"{root}/v1/chat/completions", json=body) as response:
             if response.status != 200:
                 msg = f"{root} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
@@ -117,6 +129,7 @@ def _take(heard: HeardPieces, chunk: Mapping[str, Any], at_s: float) -> bool:
     found = [text for choice in chunk["choices"] if (text := choice["delta"].get("content"))]
     heard.pieces += found
     heard.times += [at_s] * len(found)
+    heard.alone += [bool((chunk.get("disco") or {}).get("alone"))] * len(found)
     return bool(found)
 
 

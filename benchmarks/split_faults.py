@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +15,7 @@ from typing import Any
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import progress
 
-from .split_daemons import HeardPieces, TwoMachines, busy_s, until_linked
+from .split_daemons import HeardPieces, TwoMachines, busy_s, until_linked, write_settings
 from .split_text import SplitPrompt
 
 STALL_S = 2.0  # that nothing gets through: a link is given up before
@@ -32,12 +33,17 @@ class Fault(Enum):
 
 @dataclass(slots=True)
 class Knife:
-    """Does a fault once, behind so many pieces of an answer; `cut_at` says behind how many it was."""
+    """Does a fault once, behind so many pieces of an answer.
+
+    `cut_at` says behind how many it was, `over_at` when it was over, s, by `time.perf_counter`; of an engine that is
+    loaded again that is not known.
+    """
 
     machines: TwoMachines
     fault: Fault
     behind: int
     cut_at: int = 0
+    over_at: float | None = None
     _stall: asyncio.Task[None] | None = None
 
     def hear(self, heard: HeardPieces) -> None:
@@ -48,6 +54,7 @@ class Knife:
         match self.fault:
             case Fault.CUT:
                 self.machines.link.cut()
+                self.over_at = time.perf_counter()
             case Fault.STALL:
                 self._stall = asyncio.create_task(self._stop_for_a_while())
             case Fault.KILL:
@@ -57,6 +64,7 @@ class Knife:
     async def _stop_for_a_while(self) -> None:
         async with self.machines.link.stalled():
             await asyncio.sleep(STALL_S)
+        self.over_at = time.perf_counter()
 
     async def end(self) -> None:
         """Wait until what it has stopped goes on."""
@@ -69,12 +77,16 @@ async def measure_link_cuts(
 ) -> dict[str, Any]:
     """Let something happen behind a random piece of `n` answers; count the characters that are not the whole model's.
 
-    The three faults take turns. `worst_gap_s` is the longest time between two pieces of such an answer, and `gaps` has
-    the longest one of each fault. `back_s` is the median of those behind a cut or a stall, less what the stall lasted.
-    What an answer that ends with an error does not say is lost.
+    The three faults take turns, and the edge goes on alone meanwhile, as it does by default, if it has an exit. What
+    it says from there on, in `alone` answers, is text of its own, so an answer is compared up to there; it is to end
+    like any other. `worst_gap_s` is the longest time between two pieces of such an answer, and `gaps` has the longest
+    one of each fault. `back_s` is the median of the times between the end of a cut or a stall and the next piece that
+    the partner has judged. What an answer that ends with an error does not say is lost.
     """
+    write_settings(machines.edge.folder, {"split": {"alone": "go-on"}})
+    await machines.edge.type("config", "reload")
     chance = random.Random(seed)
-    lost = changed = doubled = 0
+    lost = changed = doubled = n_alone = 0
     back, gaps = list[float](), dict[str, float]()
     whole = dict[str, HeardPieces]()
     for number in range(n):
@@ -83,24 +95,31 @@ async def measure_link_cuts(
             whole[prompt] = await machines.whole(prompt, max_tokens)
         expected = whole[prompt]
         behind = chance.randrange(1, max(2, len(expected.pieces) - 2))
-        heard, knife = HeardPieces(), Knife(machines, fault, behind)
+        heard, knife, has_ended = HeardPieces(), Knife(machines, fault, behind), False
         try:
-            await machines.edge.ask(machines.edge.root, prompt, max_tokens, knife.hear, heard)
+            await machines.edge.ask(machines.edge.root, prompt, max_tokens, knife.hear, heard, {"sides": True})
+            has_ended = True
         except BenchError as e:
             progress(f"{fault.value} {number + 1}: {e}")
         await knife.end()
-        lost += max(0, len(expected.text) - len(heard.text))
-        doubled += max(0, len(heard.text) - len(expected.text))
-        changed += sum(a != b for a, b in zip(expected.text, heard.text, strict=False))
+        n_exact = heard.n_exact if has_ended else None
+        whole_text, text = expected.text[:n_exact], heard.text[:n_exact]
+        lost += max(0, len(whole_text) - len(text))
+        doubled += max(0, len(text) - len(whole_text))
+        changed += sum(a != b for a, b in zip(whole_text, text, strict=False))
+        n_alone += n_exact is not None
         gap_s = max((b - a for a, b in itertools.pairwise(heard.times)), default=0.0)
         gaps[fault.value] = max(gaps.get(fault.value, 0.0), gap_s)
-        if knife.cut_at and fault is not Fault.KILL:  # of an engine that is loaded again it is not known when it was
-            back.append(max(0.0, gap_s - STALL_S * (fault is Fault.STALL)))
+        if knife.over_at is not None:
+            since = [heard.sent_at + at_s - knife.over_at for at_s in heard.times]
+            judged = (s for s, alone in zip(since, heard.alone, strict=False) if s > 0 and not alone)
+            back += list(itertools.islice(judged, 1))
         progress(f"{fault.value} {number + 1} of {n}, behind {knife.cut_at} pieces: longest gap {gap_s:.2f} s")
         await until_linked(machines.edge)
+    back_s, worst_gap_s = statistics.median(back) if back else None, max(gaps.values(), default=0.0)
     return {
-        "n": n, "lost": lost, "changed": changed, "doubled": doubled, "worst_gap_s": max(gaps.values(), default=0.0),
-        "back_s": statistics.median(back) if back else None, "gaps": gaps,
+        "n": n, "lost": lost, "changed": changed, "doubled": doubled, "alone": n_alone,
+        "worst_gap_s": worst_gap_s, "back_s": back_s, "gaps": gaps,
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import subprocess
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
@@ -18,7 +19,30 @@ from .program import command, environment
 
 Reply = TypeVar("Reply")
 
+PAUSE_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next request
+PAUSE_MAX_S = 30.0  # the longest pause between two starts
+PAUSE_JITTER = 0.5  # of a pause: several daemons whose engines fell together do not load together
+USEFUL_S = 10.0  # a life that worked for longer, and longer than it took to start, says nothing against the next one
 LONGEST_LINE = 2**24  # bytes of a job's report in one line; a table of all that was measured takes some thousand
+
+
+class RestartPause:
+    """How long to wait before a process that has ended is started again.
+
+    Each life in a row that was of little use doubles the pause, so that starts do not take the machine; a useful one
+    begins anew, however often that happens: whoever reads an answer waits for the restart.
+    """
+
+    def __init__(self) -> None:
+        self._next_s = PAUSE_FIRST_S
+
+    def after(self, start_s: float, worked_s: float) -> float:
+        """Return the pause, s, behind a life that took `start_s` until it was ready, and worked for `worked_s`."""
+        if worked_s > max(USEFUL_S, start_s):
+            self._next_s = PAUSE_FIRST_S
+        pause_s = self._next_s * random.uniform(1 - PAUSE_JITTER, 1)
+        self._next_s = min(PAUSE_MAX_S, 2 * self._next_s)
+        return pause_s
 
 
 async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.Process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
@@ -17,7 +16,7 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..process import drain, spawn
+from ..process import RestartPause, drain, spawn
 from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
@@ -28,12 +27,8 @@ from .requests import count_message, generate_message
 
 log = logging.getLogger("disco.engine")
 
-BACKOFF_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next request
-BACKOFF_MAX_S = 30.0  # the longest pause between two restarts
-JITTER = 0.5  # of the back-off: several daemons whose engines fell together do not load together
 MAX_LOADS = 5  # lives in a row that ended while they loaded: a model that crashes llama.cpp will do so again
 MAX_RELOADS = 20  # of one that has been in memory before: then it may pass, such as memory being short
-HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off anew
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
 HANG_S = 15.0  # an engine that owes answers and is silent; a decode takes less than 1 s, a chunk a few at most
 STOP_TIMEOUT_S = 4.0  # after the socket is closed; then SIGKILL
@@ -87,7 +82,7 @@ class Engine:
         self._unloading = False
         self._expected = False
         self._wanted = asyncio.Event()
-        self._was_ready = False
+        self._ready_at: float | None = None
         self._why_killed: str | None = None
         self._repack = True  # until a load crashes because of it
         self._supervisor: asyncio.Task[None] | None = None
@@ -162,10 +157,9 @@ class Engine:
         return self.info
 
     async def _supervise(self) -> None:
-        backoff, n_failed = BACKOFF_FIRST_S, 0
+        pause, n_failed = RestartPause(), 0
         while True:
-            born = self._born = self._clock.now()
-            self._was_ready = False
+            self._born, self._ready_at = self._clock.now(), None
             await self._enter(EngineState.LOADING)
             try:
                 await self._live()
@@ -175,20 +169,19 @@ class Engine:
                 log.error("engine cannot load its model: %s", self.last_error)
                 return
             if self._unloading:
-                self._unloading, backoff = False, BACKOFF_FIRST_S
+                self._unloading, pause = False, RestartPause()
                 await self._wanted.wait()
                 continue
-            n_failed = 0 if self._was_ready else n_failed + 1
+            n_failed = 0 if self._ready_at is not None else n_failed + 1
             if n_failed >= (MAX_LOADS if self.info is None else MAX_RELOADS):
                 await self._give_up(n_failed)
                 return
-            if self._clock.now() - born > HEALTHY_AFTER_S:
-                backoff = BACKOFF_FIRST_S
-            wait_s = backoff * random.uniform(1 - JITTER, 1)
+            ended = self._clock.now()
+            ready_at = ended if self._ready_at is None else self._ready_at
+            wait_s = pause.after(ready_at - self._born, ended - ready_at)
             log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, wait_s)
             self.restarts += 1
             await asyncio.sleep(wait_s)
-            backoff = min(BACKOFF_MAX_S, backoff * 2)
 
     async def _give_up(self, n_failed: int) -> None:
         """Stop trying to load: it is of no use, and llama.cpp reads the whole file each time."""
@@ -301,7 +294,7 @@ class Engine:
                 for name, why in info.adapters.items():
                     if why:
                         log.warning("engine goes on without adapter %s: %s", name, why)
-                self._was_ready = True
+                self._ready_at = self._clock.now()
                 self._channel.heard_at = self._clock.now()  # nothing is owed from the life before
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
@@ -343,7 +336,7 @@ class Engine:
         if self.state is not EngineState.FAILED and not self._unloading:
             ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
             detail = f": {stderr[-1]}" if stderr and code > 0 else ""
-            if code in CRASHES and not self._was_ready and self._why_killed is None and self._repack:
+            if code in CRASHES and self._ready_at is None and self._why_killed is None and self._repack:
                 self._repack = False
                 log.warning("engine crashed while it loaded: weights stay as the file has them from now on")
             if self._why_killed is not None:

@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
@@ -30,17 +29,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..process import drain, end, spawn
+from ..process import RestartPause, drain, end, spawn
 from . import control
 from .control import EngineSocket, JoinPartner, OfferFile, RelayEvent, ServeMembers, StopRole, ToRelay
 from .control_socket import ControlClosedError, ControlSocket
 
 log = logging.getLogger("disco.peer")
 
-BACKOFF_FIRST_S = 0.1  # a crash is mostly a one-off
-BACKOFF_MAX_S = 30.0  # the longest pause between two restarts
-JITTER = 0.5  # of the back-off
-HEALTHY_AFTER_S = 60.0  # alive this long: the next crash starts the back-off anew
 STOP_TIMEOUT_S = 3.0  # after the socket is closed, for good-byes to other machines; then SIGKILL
 N_STDERR_LINES = 20  # of a relay's last words, kept for the log
 MAX_ORDERS = 1000  # messages that wait for a relay; one that takes none for so long hangs
@@ -134,22 +129,18 @@ class RelayProcess:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        backoff_s = BACKOFF_FIRST_S
-        loop = asyncio.get_running_loop()
+        pause, loop = RestartPause(), asyncio.get_running_loop()
         while True:
             born = loop.time()
             try:
                 await self._live()
             except OSError as e:
                 self.last_error = f"the relay process cannot be started: {e}"
-            if loop.time() - born > HEALTHY_AFTER_S:
-                backoff_s = BACKOFF_FIRST_S
-            wait_s = backoff_s * random.uniform(1 - JITTER, 1)
+            wait_s = pause.after(0.0, loop.time() - born)
             log.warning("relay stopped (%s), starting again in %.1f s", self.last_error, wait_s)
             self._on_event(RelayLost(self.last_error))
             self.n_restarts += 1
             await asyncio.sleep(wait_s)
-            backoff_s = min(BACKOFF_MAX_S, 2 * backoff_s)
 
     async def _live(self) -> None:
         """Run one life of the process, from fork to the end of its socket."""

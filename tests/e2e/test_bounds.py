@@ -23,6 +23,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from disco_daemon import process as processes
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import supervisor, wire
 from disco_daemon.engine.config import EngineConfig
@@ -262,7 +263,7 @@ async def test_a_model_that_crashes_the_loader_is_given_up(monkeypatch: pytest.M
         return await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", crash, **options)
 
     monkeypatch.setattr(supervisor, "spawn", crashing)
-    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr(processes, "PAUSE_FIRST_S", 0.001)
     engine = Engine(EngineConfig(Path("odd.gguf"), 512, 1), SystemClock())
     engine.start()
     try:
