@@ -39,6 +39,7 @@ from .split_asked import asked_table
 from .split_daemons import JoinedMachines, TwoMachines, joined_machines, kept_exits
 from .split_edges import measure_edges
 from .split_faults import measure_link_cuts, measure_ttft
+from .split_loop_lag import measure_loop_lag
 from .split_naive import measure_naive
 from .split_run import (
     EXACT,
@@ -63,7 +64,7 @@ CODECS = ("f32", "bf16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How much is measured: prompts of each kind of data, tokens of an answer, cuts of the link, long prompts.
+    """How much is measured: prompts of each kind of data, tokens of an answer, cuts of the link, long prompts, uploads.
 
     `naive_answers` of each kind are written by the naive split, and `codec_answers` by each other codec. Exits are
     trained on `exit_tokens` where none is kept. Up to `edges` machines write `edge_answers` each. `calls` cross the
@@ -74,6 +75,7 @@ class Amounts:
     tokens: int
     link_cuts: int
     long: int
+    uploads: int
     naive_answers: int
     codec_answers: int
     exit_tokens: int
@@ -82,7 +84,7 @@ class Amounts:
     calls: int
 
 
-QUICK, FULL = Amounts(4, 64, 4, 2, 1, 2, 2000, 5, 2, 300), Amounts(100, 128, 200, 5, 5, 100, 40000, 5, 10, 3000)
+QUICK, FULL = Amounts(4, 64, 4, 2, 2, 1, 2, 2000, 5, 2, 300), Amounts(100, 128, 200, 5, 5, 5, 100, 40000, 5, 10, 3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +217,11 @@ async def warm_up(machines: TwoMachines) -> None:
 async def measure_faults(machines: TwoMachines, setup: SplitSetup) -> dict[str, Any]:
     """Return what the document says of long prompts and of cuts of the link."""
     found: dict[str, Any] = {}
+    texts = [prompt.text for prompt in read_prompts()]  # our own are long enough
     if setup.n.long:
-        texts = [prompt.text for prompt in read_prompts()]  # our own are long enough
         found["ttft"] = await measure_ttft(machines, texts, setup.mbit_s, setup.n.long)
+    if setup.n.uploads:
+        found["loop_lag_p99_ms"] = await measure_loop_lag(machines, texts, setup.n.uploads)
     if setup.n.link_cuts:
         found["cuts"] = await measure_link_cuts(machines, setup.prompts, setup.n.link_cuts, setup.n.tokens)
     return found
@@ -237,6 +241,9 @@ def report(figures: Figures) -> str:
     ]
     if ttft := figures["ttft"]:
         lines.append("first token of a long prompt: " + ", ".join(f"{key[:-2]} {ttft[key]:.2f} s" for key in ttft))
+    if lag := figures["loop_lag_p99_ms"]:
+        late = ", ".join(f"{name} {late_ms:.2f} ms" for name, late_ms in lag.items())
+        lines.append(f"event loops while 2,000 tokens go up, P99 of their lateness: {late}")
     lines += [
         f"{row['n']} edges: {row['cloud_s']:.1f} s whole, {row['exact_s']:.1f} s exact"
         + ("" if row["confident_s"] is None else f", {row['confident_s']:.1f} s confident")
@@ -254,6 +261,7 @@ AMOUNTS = {
     "tokens": ("of an answer at most", 2),
     "link-cuts": ("cuts in the middle of answers", 0),
     "long": ("prompts of 1,024 tokens", 0),
+    "uploads": ("prompts of 2,000 tokens, while which the event loops are watched", 0),
     "naive-answers": ("answers of each kind by the naive split", 0),
     "codec-answers": ("answers of each kind by each other codec", 0),
     "exit-tokens": ("to train an exit on where none is kept; 0: no exit", 0),

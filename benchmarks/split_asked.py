@@ -17,6 +17,7 @@ PARTNER_SHARE = 0.30  # of the whole model's processor time, at 80 %
 ROUGE_CONFIDENT, ROUGE_ALONE = 0.95, 0.35
 GAP_S, BACK_S = 1.5, 1.0
 ADDED_MS = 1.0
+LOOP_LAG_MS = 5.0  # P99
 GROWTH = 0.5  # of the cloud's
 
 
@@ -78,6 +79,8 @@ def _of_the_rest(figures: Mapping[str, Any]) -> Iterator[AskedFigure]:
             yield AskedFigure(f"{cuts['n']} cuts: exact again after, s", cuts["back_s"], MOST, BACK_S)
     if (added := figures["added_ms_p50"]) is not None:
         yield AskedFigure("added by the relays, P50, ms", added, MOST, ADDED_MS)
+    for name, late_ms in (figures["loop_lag_p99_ms"] or {}).items():
+        yield AskedFigure(f"{name}'s event loop while prompts go up, P99, ms", late_ms, MOST, LOOP_LAG_MS)
     edges = {row["n"]: row for row in figures["edges"]}
     if {1, 5} <= edges.keys():
         cloud = edges[5]["cloud_s"] - edges[1]["cloud_s"]

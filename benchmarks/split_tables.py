@@ -113,6 +113,7 @@ def document(
         "ttft": None,
         "cuts": None,
         "added_ms_p50": None,
+        "loop_lag_p99_ms": None,
         "codecs": [],
         "shares": [],
     }

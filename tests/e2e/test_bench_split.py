@@ -30,8 +30,8 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     asked = {"plain": "Name three colours, and say where one sees each.", "summary": f"Summarise this text. {TEXT}"}
     prompts.write_text("\n".join(json.dumps({"data": data, "prompt": prompt}) for data, prompt in asked.items()))
     code, out, err = await bench(
-        "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--naive-answers", "1",
-        "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
+        "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--uploads", "1",
+        "--naive-answers", "1", "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
         "--prompts", str(prompts),
     )  # fmt: skip
     assert code == 0, err
@@ -47,6 +47,8 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     cuts = figures["cuts"]
     assert (cuts["n"], cuts["lost"], cuts["changed"], cuts["doubled"]) == (1, 0, 0, 0)
     assert min(figures["ttft"].values()) > 0
+    assert set(figures["loop_lag_p99_ms"]) == {"edge", "partner"}
+    assert all(late_ms > 0 for late_ms in figures["loop_lag_p99_ms"].values())
     assert figures["added_ms_p50"] is not None
     assert {row["codec"] for row in figures["codecs"]} == {"f32"}
     assert all(0 < row["flop_share"] < 0.5 for row in figures["shares"])

@@ -142,8 +142,8 @@ def test_the_document_has_the_names_that_other_programs_read() -> None:
     ]
     figures = document("m.gguf", 30, 24, None, {"rtt_ms": 20.0, "mbit_s": 100.0}, rows)
     assert list(figures) == [
-        "model", "n_layer", "cut", "head", "link", "deployments", "edges", "ttft", "cuts", "added_ms_p50", "codecs",
-        "shares",
+        "model", "n_layer", "cut", "head", "link", "deployments", "edges", "ttft", "cuts", "added_ms_p50",
+        "loop_lag_p99_ms", "codecs", "shares",
     ]  # fmt: skip
     assert list(figures["deployments"][0]) == [
         "data", "name", "theta", "cut", "codec", "answers", "tokens", "total_s", "edge_s", "partner_s", "comm_s",
