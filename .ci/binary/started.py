@@ -26,15 +26,16 @@ CHECKUP = "disco_daemon.engine.measure.checkup"
 
 
 def engine(binary: Path) -> str:
-    """Version of the engine, and what of the processor it uses."""
-    with home() as env:
-        done = subprocess.run(
-            [str(binary), PART, CHECKUP], input=encode(None), env=env, capture_output=True, timeout=START_TIMEOUT_S,
-            check=True,
-        )  # fmt: skip
-    reply = decode_reply(done.stdout.splitlines()[0])
-    assert isinstance(reply, Bindings)
-    return f"llama.cpp {reply.version}, {' '.join(reply.features)}"
+    """Version of the engine, and what of the processor it uses. `binary` may be a Python that has disco, too."""
+    command = [str(binary), PART, CHECKUP]
+    with home() as env, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(encode(None) + b"\n")
+        process.stdin.flush()  # and left open: the part ends with it
+        found = next((one for one in map(decode_reply, process.stdout) if isinstance(one, Bindings)), None)
+        assert found is not None, "the engine's part says nothing of itself"
+    return f"llama.cpp {found.version}, {' '.join(found.features)}"
 
 
 def times(binary: Path) -> Iterator[str]:

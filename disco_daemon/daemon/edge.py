@@ -49,6 +49,7 @@ class EdgeLink:
         self._stats: LinkStats | None = None
         self._why = "the lower layers are being loaded"
         self._power: PartnerPower | None = None
+        self._n_ctx: int | None = None
         self._final = self._started = self._held = False
 
     @property
@@ -67,6 +68,11 @@ class EdgeLink:
         return "" if self._up is not None else self._why
 
     @property
+    def n_ctx(self) -> int | None:
+        """How many tokens a text may have at the partner, as it said when the link came up; None if it never did."""
+        return self._n_ctx
+
+    @property
     def power(self) -> PartnerPower | None:
         """What the partner draws while it computes, as it said when the link came up; None if it does not know."""
         said = self._up.welcome if self._up is not None else None
@@ -78,7 +84,7 @@ class EdgeLink:
     def status(self) -> dict[str, Any]:
         """Return the link for `disco status`."""
         up, info, rtt_ms = self._up, self.engine.info, self._stats.rtt_ms if self._stats else None
-        same = up is not None and info is not None and up.build.llama == info.build and self._shown["codec"] == "f32"
+        same = up is not None and info is not None and up.build.same_bits(info.build) and self._shown["codec"] == "f32"
         return {
             "state": "up" if up is not None else "refused" if self._final else "down",
             "partner": self._role.name,
@@ -136,7 +142,8 @@ class EdgeLink:
     def _hear(self, event: RelayEvent | RelayLost) -> None:
         """Take an event of the relay."""
         match event:
-            case LinkUp():
+            case LinkUp(welcome=welcome):
+                self._n_ctx = welcome.n_ctx if welcome is not None and welcome.n_ctx > 0 else self._n_ctx
                 self._up, self._stats, self._final = event, None, False
                 log.info("linked to %s at %s", event.name, event.address)
                 self._compare_exits(event)

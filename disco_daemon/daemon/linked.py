@@ -50,7 +50,7 @@ class LinkedMachines:
             "since": time.strftime("%Y-%m-%d", time.localtime(joined_at)),
             "connected": up is not None,
             "address": up.address if up is not None else None,
-            "same_bits": up.build.llama == build if up is not None and build else None,
+            "same_bits": up.build.same_bits(build) if up is not None and build else None,
             "rtt_ms": stats.rtt_ms if stats is not None else None,
             "rows": stats.n_rows if stats is not None else 0,
             "bytes": {"up": stats.n_bytes_received, "down": stats.n_bytes_sent} if stats is not None else None,

@@ -210,7 +210,7 @@ class Device:
             "pid": engine.pid,
             "in_flight": engine.in_flight,
             "restarts": engine.restarts,
-            "n_ctx": info.n_ctx if info else None,
+            "n_ctx": self.n_ctx if info else None,
             "n_cells": info.n_cells if info else None,
             "bytes_per_token": info.bytes_per_token if info else None,
             "engine": msgspec.to_builtins(engine.stats) if engine.stats else None,

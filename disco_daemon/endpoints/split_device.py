@@ -67,6 +67,11 @@ class PartnerLink(Protocol):
         ...
 
     @property
+    def n_ctx(self) -> int | None:
+        """How many tokens a text may have at the partner, as it last said; None if it never did."""
+        ...
+
+    @property
     def power(self) -> PartnerPower | None:
         """What the partner draws while it computes, as it last said; None if it does not know."""
         ...
@@ -115,6 +120,12 @@ class SplitDevice(Device):
     def link(self) -> PartnerLink:
         """The way to the partner."""
         return self._link
+
+    @property
+    def n_ctx(self) -> int | None:
+        """Tokens that prompt and answer may have: as many as fit on both sides."""
+        known = [n for n in (super().n_ctx, self._link.n_ctx) if n is not None]
+        return min(known, default=None)
 
     @property
     def adapters(self) -> dict[str, str]:

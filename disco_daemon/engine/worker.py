@@ -24,7 +24,7 @@ import msgspec
 from ..confine import Access, Confinement, confine
 from ..models.gguf import with_shards
 from ..peer.content import ContentManager, credits_for
-from ..peer.messages import BadFrameError, PeerLeft
+from ..peer.messages import FAST, BadFrameError, PeerLeft
 from ..scheduler.latency import IterationLatency
 from . import framing, wire
 from .kv.cells import Cells
@@ -137,7 +137,7 @@ class Worker:
                 adapters=llama.adapters.failures,
                 n_gpu_layers=llama.n_gpu_layers,
                 confined=confined.in_force,
-                build=build(),
+                build=build() + ("" if load.exact else FAST),
             )
         )
         if self._relays is not None:

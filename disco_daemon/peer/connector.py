@@ -84,7 +84,8 @@ class Connector:
             rows = await self._connect(address)
             streams.append(rows)
             await self._ask(rows, BindRows(link=name), RowsBound)
-            link = PeerLink(self._hub, self._config.name, calls, rows, FROM_PARTNER, credits=welcome.credits)
+            bounds = {"credits": welcome.credits, "n_ctx": welcome.n_ctx}
+            link = PeerLink(self._hub, self._config.name, calls, rows, FROM_PARTNER, **bounds)
 
             def stands() -> None:
                 joined()

@@ -21,6 +21,7 @@ class LinkEnd(Protocol):
     name: str
     salt: int
     credits: int
+    n_ctx: int
     life: int
 
     def send(self, message: PeerFrame, data: bytes) -> None:
@@ -82,7 +83,8 @@ class EngineHub:
             raise LinkEndedError("not_ready", msg, tell=True)
         link.life = self.life
         self._links[link.number] = link
-        self._stream.write(frame(PeerJoined(name=link.name, salt=link.salt, credits=link.credits), peer=link.number))
+        joined = PeerJoined(name=link.name, salt=link.salt, credits=link.credits, n_ctx=link.n_ctx)
+        self._stream.write(frame(joined, peer=link.number))
 
     def leave(self, link: LinkEnd, why: str) -> None:
         """Tell the engine that a machine has gone."""

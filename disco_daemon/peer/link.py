@@ -74,8 +74,10 @@ class PeerLink:
         *,
         salt: int = 0,
         credits: int = 0,
+        n_ctx: int = 0,
     ) -> None:
-        self.number, self.name, self.salt, self.credits, self.life = hub.next_number(), name, salt, credits, 0
+        self.number, self.name, self.salt, self.life = hub.next_number(), name, salt, 0
+        self.credits, self.n_ctx = credits, n_ctx
         self._hub, self._calls, self._rows, self._allowed = hub, calls, rows, allowed
         self._loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[LinkEndedError] = self._loop.create_future()

@@ -26,6 +26,7 @@ HEADER = struct.Struct("<III")  # length of the message, length of the bytes beh
 ERA = 1 << 24  # turns that the partner may begin between two cuts: more than a text has tokens
 N_ID = 64  # characters of an answer's id at most
 
+FAST = " fast rounding"
 CODECS = ("f32", "bf16", "int8")  # how numbers of rows are sent; see peer.codec
 
 
@@ -37,7 +38,8 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     """What decides whether two machines can work together, and whether they compute the same bits.
 
     `model` is the fingerprint of the whole model, of `n_layers` layers, with rows of `n_embd` numbers and `n_vocab`
-    tokens. `llama` is the version of llama.cpp with the processor's instruction sets, `disco` our own version.
+    tokens. `llama` is the version of llama.cpp with the processor's instruction sets, and with FAST behind it if the
+    settings have it round as is fastest; `disco` is our own version.
     """
 
     disco: str
@@ -47,6 +49,10 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     n_embd: int
     n_vocab: int
     protocol: int = PROTOCOL
+
+    def same_bits(self, llama: str) -> bool:
+        """Whether a machine whose `llama` is this computes the same bits, however rows are batched."""
+        return self.llama == llama and not llama.endswith(FAST)
 
 
 class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +109,13 @@ class Refused(PeerMessage, frozen=True, kw_only=True):
 class PeerJoined(PeerMessage, frozen=True, kw_only=True):
     """From a relay to its engine: the link to a machine is up. `name` is that in its certificate, `salt` is its own.
 
-    A partner says how many rows may be on their way to it, as `credits`.
+    A partner says how many rows may be on their way to it, `credits`, and how many tokens a text may have, `n_ctx`.
     """
 
     name: str
     salt: int = 0
     credits: int = 0
+    n_ctx: int = 0
 
 
 class PeerLeft(PeerMessage, frozen=True, kw_only=True):

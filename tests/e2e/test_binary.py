@@ -23,6 +23,7 @@ import pytest
 
 from binary import started
 from disco_daemon.models.default import DEFAULT_MODEL
+from tests.fixtures.ports import free_port
 
 BINARY = Path(__file__).resolve().parents[2] / "dist" / "disco"
 DEMO_S, PATIENCE_S = 900.0, 120.0  # on a machine that has other things to do
@@ -194,6 +195,26 @@ def pid_of_the_engine(env: dict[str, str], url: str) -> int:
     while (pid := status(env, url)["endpoints"]["device"].get("pid")) is None:
         assert time.monotonic() < until, "no engine"
     return int(pid)
+
+
+def test_two_of_them_compute_one_model(tmp_path: Path) -> None:
+    partner, edge = ({"HOME": str(tmp_path / name), "PATH": ""} for name in ("partner", "edge"))
+    for env, *setting in ((partner, "peer.port", str(free_port())), (partner, "device.n_ctx", "512")):
+        Path(env["HOME"]).mkdir(exist_ok=True)
+        assert disco(env, "config", "set", *setting).returncode == 0
+    with started.daemon(BINARY, partner) as (url, _):
+        pair = disco(partner, "partner", "pair", "--address", "127.0.0.1", "--url", url, "--json")
+        assert pair.returncode == 0, pair.stderr
+        Path(edge["HOME"]).mkdir()
+        joined = disco(edge, "split", "join", json.loads(pair.stdout)["code"], "--cut", "20", "--name", "laptop")
+        assert joined.returncode == 0, joined.stderr
+        with started.daemon(BINARY, edge) as (edge_url, _):
+            until = time.monotonic() + PATIENCE_S
+            while (status(edge, edge_url).get("split") or {}).get("state") != "up":
+                assert time.monotonic() < until, "no link"
+            said = disco(edge, "chat", "--url", edge_url, "Name three colours.")
+            assert said.returncode == 0, said.stderr
+            assert said.stdout.strip()
 
 
 def test_a_killed_engine_is_started_again(own: dict[str, str]) -> None:

@@ -72,7 +72,7 @@ async def test_both_engines_hear_of_the_machine_and_both_daemons_of_the_link(tmp
         edge.relay.join(pairs.join(laptop, port, hello=msgspec.structs.replace(HELLO, build=other_bits)))
         [member] = pairs.issuer.members()
         assert await upper.message() == PeerJoined(name="laptop", salt=member.salt)
-        assert await lower.message() == PeerJoined(name="desk", credits=WELCOME.credits)
+        assert await lower.message() == PeerJoined(name="desk", credits=WELCOME.credits, n_ctx=WELCOME.n_ctx)
         up = await edge.wait(LinkUp)
         assert (up.name, up.build, up.welcome) == ("desk", BUILD, WELCOME)
         up = await partner.wait(LinkUp)

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.timeout(600),  # some start four daemons, beside other tests
 ]
 
-CUT = 15
+CUT, N_CTX = 15, 1000
 PROMPTS = ["Name three colours.", "What is the capital of France?", "Tell me about lighthouses."]
 
 
@@ -85,7 +85,7 @@ async def machine(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def partner(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
-    async with machine(tmp_path_factory.mktemp("partner")) as one:
+    async with machine(tmp_path_factory.mktemp("partner"), more={"device": {"n_ctx": N_CTX}}) as one:
         yield one
 
 
@@ -124,7 +124,9 @@ async def test_nothing_listens_before_a_code_is_made(tmp_path: Path) -> None:
 async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge: Machine) -> None:
     status = await edge.in_state("up")
     assert (status["mode"], status["cut"], status["codec"], status["same_bits"]) == ("exact", CUT, "f32", True)
-    rate = (await edge.daemon.state())["money"]["effective_usd_per_kwh"]
+    state = await edge.daemon.state()
+    assert state["endpoints"]["device"]["n_ctx"] == N_CTX, "the partner's, which is the smaller one"
+    rate = state["money"]["effective_usd_per_kwh"]
     assert rate > 0
     for prompt in PROMPTS:
         whole = await ask(partner.daemon, prompt, max_tokens=32)

@@ -74,6 +74,7 @@ class Wire:
     seen: list[PeerFrame] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
     cut_behind: Callable[[PeerFrame], bool] | None = None
+    n_ctx: int = N_CTX
 
     def attach(self, name: str) -> Callable[[socket.socket], None]:
         def attach(end: socket.socket) -> None:
@@ -91,7 +92,7 @@ class Wire:
             self.up = True
             self.number += 1
             self._tell("partner", PeerJoined(name="laptop", salt=1 << 61))
-            self._tell("edge", PeerJoined(name="desktop", credits=credits_for(16)))
+            self._tell("edge", PeerJoined(name="desktop", credits=credits_for(16), n_ctx=self.n_ctx))
 
     def cut(self) -> None:
         with self.lock:
@@ -198,10 +199,11 @@ async def paired(
     n_ctx: int = N_CTX,
     codec: str = "f32",
     ranges: Sequence[LayerRange] = RANGES,
+    n_ctx_partner: int = 0,
 ) -> AsyncIterator[Pair]:
-    link, clock = Wire(), SystemClock()
+    link, clock = Wire(n_ctx=n_ctx_partner or n_ctx), SystemClock()
     edge = Engine(config(segments[0], ranges[0], n_edge, exit_, n_ctx, codec), clock, link.attach("edge"))
-    partner = Engine(config(segments[1], ranges[1], n_partner, None, n_ctx), clock, link.attach("partner"))
+    partner = Engine(config(segments[1], ranges[1], n_partner, None, link.n_ctx), clock, link.attach("partner"))
     edge.start()
     partner.start()
     try:
@@ -359,6 +361,19 @@ async def test_answers_that_take_each_others_cells_are_the_whole_models(segments
         async with paired(segments, n_edge, n_partner, n_ctx=few) as both:
             got = await asyncio.gather(*(told(both.edge.open(request)) for request in requests))
         assert [text for text, _ in got] == expected
+
+
+async def test_an_answer_ends_where_the_smaller_context_does(segments: list[Path], whole: Engine) -> None:
+    request, n_ctx = question("Tell me a story about the sea.", 120), 100
+    expected, _ = await told(whole.open(request))
+    async with paired(segments, n_ctx_partner=n_ctx) as both:
+        text, done = await told(both.edge.open(request))
+        assert (done.reason, done.n_prompt + done.n_completion) == (wire.FULL, n_ctx)
+        assert len(text) > 100
+        assert expected.startswith(text)
+        refused = await anext(both.edge.open(question("alpha beta gamma " * 60)))
+        assert isinstance(refused, wire.Failed)
+        assert f"maximum context length is {n_ctx} tokens" in refused.message
 
 
 def exit_segment(folder: Path, layers: LayerRange = RANGES[0]) -> Path:

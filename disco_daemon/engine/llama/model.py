@@ -108,8 +108,8 @@ class Llama(Sequences):
         self.hidden_out: FloatRows = np.empty((0, self.n_embd), np.float32)
         self._abort = abort  # keeps callback and buffer alive as long as the context
         try:
-            self.n_ctx, self.n_cells = self._sizes(load)
-            self.vocabulary.n_ctx = self.n_ctx
+            self._n_ctx, self.n_cells = self._sizes(load)
+            self.bound_texts(self._n_ctx)
             self._begin(load)
         except ModelError:
             llama_cpp.llama_model_free(self._model)
@@ -172,6 +172,10 @@ class Llama(Sequences):
     def adapt(self, adapter: str) -> None:
         """Apply this adapter to all that is decoded from now on; "" for none."""
         self.adapters.apply(self._ctx, adapter)
+
+    def bound_texts(self, n_ctx: int) -> None:
+        """Let no text have more than `n_ctx` tokens from now on, nor more than there are settings and memory for."""
+        self.n_ctx = self.vocabulary.n_ctx = min(self._n_ctx, n_ctx)
 
     def embedding_context(self, n_ctx: int) -> EmbeddingContext:
         """Open a context over the same weights for embeddings of up to `n_ctx` tokens. Raises EmbeddingError."""

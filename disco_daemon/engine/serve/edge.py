@@ -272,7 +272,8 @@ class EdgeBatcher(Batcher):
 
     def _receive(self, peer: int, message: PeerFrame) -> None:
         match message:
-            case PeerJoined(credits=n):
+            case PeerJoined(credits=n, n_ctx=n_ctx) if n_ctx > 0:
+                self.llama.bound_texts(n_ctx)
                 self._join(peer, n)
             case PeerLeft() | Refused():
                 self._leave()
@@ -282,9 +283,7 @@ class EdgeBatcher(Batcher):
                 self.credits.give_back(message)
             case AnswerOpened() | DraftVerdict() | NeedRows() | AnswerFailed():
                 self._receive_for(message)
-            case AnswerClosed():
-                pass  # its daemon was told when it ended
-            case _:
+            case _ if not isinstance(message, AnswerClosed):  # of that one the daemon was told when it ended
                 msg = f"{type(message).__name__} is not for an edge"
                 raise BadFrameError(msg)
 
