@@ -25,7 +25,7 @@ BESIDE = tuple(
         "engine_exact", "exit_segment", "exits", "imports", "install", "keys", "launcher", "lora", "money", "private",
         "private_marks", "peer_link", "peer_pairing", "peer_strangers", "profile", "pull", "reloads", "segment_model",
         "service_live", "setup", "soak", "speculate", "spill", "split_ahead", "split_check", "split", "split_engines",
-        "split_modes", "structured", "thinking", "trace", "tui_terminal", "tune", "whatif",
+        "split_modes", "split_whole", "structured", "thinking", "trace", "tui_terminal", "tune", "whatif",
     )
 )  # fmt: skip
 # Each has a simulation as its fixture, which takes longer than its tests.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from .. import smallfile
@@ -24,7 +25,10 @@ from ..models import places
 from ..types import Side
 from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
 from .edge import make_edge
+from .joined import JoinedFolder
+from .split import checksum
 
+KEEP_WHOLE_S = 300.0  # that the whole model stays in memory behind the last private request, beside layers in use
 log = logging.getLogger("disco.daemon")
 
 
@@ -52,13 +56,19 @@ def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
     """Return the old device if the new one would be the same and the old one is well: its model is in memory."""
     if not isinstance(new, Device | Shaped) or not isinstance(old, Device | Shaped):
         return new
-    if isinstance(new, SplitDevice) and not (isinstance(old, SplitDevice) and new.link.is_same(old.link)):
-        return new
+    if isinstance(new, SplitDevice):
+        is_same = isinstance(old, SplitDevice) and new.link.is_same(old.link) and _whole_of(new) == _whole_of(old)
+        if not is_same:
+            return new
     if not (new.engine.config == old.engine.config and old.may_serve()):
         return new
     if isinstance(new, SplitDevice) and isinstance(old, SplitDevice):
         old.rules = new.rules
     return old
+
+
+def _whole_of(device: SplitDevice) -> EngineConfig | None:
+    return None if device.whole is None else device.whole.engine.config
 
 
 def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
@@ -90,24 +100,43 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
     if config.split.enabled:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with split.enabled")
-        return make_edge(config, clock)
+        split = make_edge(config, clock)
+        split.whole = _whole_here(config, clock)
+        return split
     if settings.base_url:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = model_path(settings)
+    device = Device(Engine(_whole_config(config, path), clock), _name(path))
+    return device if shape is None else Shaped(device, shape, clock)
+
+
+def _whole_here(config: Config, clock: Clock) -> Device | None:
+    """Return the model that the partner computes, as a whole, if the configured file is just that; it is not loaded."""
+    try:
+        path = model_path(config.device)
+        if checksum(path) != JoinedFolder().load().fingerprint:
+            return None
+    except ConfigError:
+        return None
+    loaded = _whole_config(config, path)
+    keep_s = loaded.keep_alive_s or KEEP_WHOLE_S
+    return Device(Engine(replace(loaded, keep_alive_s=keep_s), clock), _name(path))
+
+
+def _whole_config(config: Config, path: Path) -> EngineConfig:
+    settings = config.device
     knobs = knobs_for(config, path)
     sizes = (settings.n_ctx, knobs.n_threads, n_gpu_layers(settings), settings.n_cells)
     exact = is_exact(config)
-    loaded = EngineConfig(
+    return EngineConfig(
         path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),
         draft_path=_file_of("device.draft_model", settings.draft_model) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
         kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s,
     )  # fmt: skip
-    device = Device(Engine(loaded, clock), _name(path))
-    return device if shape is None else Shaped(device, shape, clock)
 
 
 def _name(path: Path) -> str:

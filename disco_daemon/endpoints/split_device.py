@@ -6,15 +6,17 @@ different here is what cannot be served this way, and what is said about the lin
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..engine import wire
-from ..engine.supervisor import Engine
+from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError, EndpointError
-from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish
-from .base import Endpoint
-from .device import Device
+from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish, Usage
+from .base import Controls, Endpoint
+from .device import Device, Event
 from .split_rules import SplitRules, resolve, why_not
 
 TRY_AGAIN_S = 1.0  # for which a device without its partner is left alone, if there is a server
@@ -96,9 +98,10 @@ class PartnerLink(Protocol):
 class SplitDevice(Device):
     """`Endpoint` over an engine that has the lower layers only, and the `link` to the machine with the others.
 
-    `adapters` are the names of the configured LoRA adapters, of which none can be used. All mutable state: the `rules`
-    for the next request, the server that takes answers over when the partner has gone (`fallback`), and what the
-    partner was seen to spend.
+    `adapters` are the names of the configured LoRA adapters, which are for a whole model. `whole` is the same model as
+    a whole, if this machine has it: private requests, adapters and embeddings are its, and it is loaded when the first
+    of them comes. All mutable state: the `rules` for the next request, the server that takes answers over when the
+    partner has gone (`fallback`), `whole`, and what the partner was seen to spend.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class SplitDevice(Device):
         self._unused = dict.fromkeys(adapters, "the device is split, and an adapter is for a whole model")
         self.rules = rules or SplitRules()
         self.fallback: Endpoint | None = None
+        self.whole: Device | None = None
         self._partner_energy = PartnerEnergy()
 
     @property
@@ -129,8 +133,13 @@ class SplitDevice(Device):
 
     @property
     def adapters(self) -> dict[str, str]:
-        """The configured adapters, and why none can be used."""
-        return self._unused
+        """The configured adapters, and why one cannot be used."""
+        return self._unused if self.whole is None else self.whole.adapters
+
+    def _whole_for(self, request: GenerationRequest) -> Device | None:
+        """Return the whole model, if it is here and the request is for it."""
+        whole = self.whole if request.private or request.adapter else None
+        return None if whole is None or whole.engine.state is EngineState.FAILED else whole
 
     @property
     def coverage(self) -> float | None:
@@ -150,6 +159,8 @@ class SplitDevice(Device):
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """As a whole device, and what cannot be answered in the mode that it asks for, or in private."""
+        if (whole := self._whole_for(request)) is not None and request.split.mode != "alone":
+            return whole.refuses(request)
         found = resolve(request, self.rules, self.coverage)
         if isinstance(found, Refusal):
             return found
@@ -166,8 +177,24 @@ class SplitDevice(Device):
             replace(found, split=replace(found.split, goes_on=found.split.goes_on and not takes_over))
         )
 
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Run the answer on both machines, or on this one alone if it has the whole model and the request is for it."""
+        whole = self._whole_for(request) if request.split.mode != "alone" else None
+        if whole is None:
+            answer = super().generate(request, usage, controls)
+        else:
+            await _load(whole)
+            answer = whole.generate(request, usage, controls)
+        async with aclosing(answer) as events:
+            async for event in events:
+                yield event
+
     def planned_quality(self, request: GenerationRequest) -> str:
         """Return what an answer is planned to be: whole, confident or alone; the last chunk says what it was."""
+        if self._whole_for(request) is not None and request.split.mode != "alone":
+            return "whole"
         found = resolve(request, self.rules, self.coverage)
         if isinstance(found, Refusal):
             return "whole"  # by a server, if at all
@@ -179,6 +206,8 @@ class SplitDevice(Device):
     def _can_be_alone(self) -> bool:
         """Whether some requests are answered while the partner is gone."""
         rules = self.rules
+        if self.whole is not None and self.whole.engine.state is not EngineState.FAILED:
+            return True
         return self.coverage is not None and (rules.goes_on or rules.private_alone or rules.mode == "alone")
 
     def may_serve(self) -> bool:
@@ -191,8 +220,10 @@ class SplitDevice(Device):
         return found if self._link.is_up or self.rules.mode == "alone" else replace(found, down_s=TRY_AGAIN_S)
 
     async def embed(self, given: str | tuple[int, ...]) -> Embedding:
-        """Refuse: the engine has only a part of the layers. Raises EndpointError."""
-        del given
+        """Return what the whole model makes of a text, if it is here. Raises EndpointError."""
+        if self.whole is not None:
+            await _load(self.whole)
+            return await self.whole.embed(given)
         message = "the device is split over two machines, and makes no embeddings: ask a machine with the whole model"
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
 
@@ -256,3 +287,11 @@ class SplitDevice(Device):
         """Stop the engine, then the link."""
         await super().close()
         await self._link.close()
+        if self.whole is not None:
+            await self.whole.close()
+
+
+async def _load(whole: Device) -> None:
+    """Load the whole model when the first request comes for it; its engine unloads it when none has come for long."""
+    if whole.engine.state is EngineState.STOPPED:
+        await whole.start()
