@@ -72,7 +72,11 @@ class Daemon:
             traces=Traces(),
             price_lists=price_lists,
         )
-        self.partner = Partner(clock, power=lambda: self.runtime.parts.wattmeter.computing())
+        self.partner = Partner(
+            clock,
+            power=lambda: self.runtime.parts.wattmeter.computing(),
+            worked=lambda: self.runtime.parts.wattmeter.observe_others(),
+        )
         self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, self.partner, flags)
         self._replay = HistoryReplay(
             self.shared.history.path, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served

@@ -63,14 +63,18 @@ class Partner:
 
     All mutable state: the settings, the relay and the engine while there is something to serve, the tasks that answer
     the relay, what it last said of port and links, the exit, and the reason why nothing is served. `power` says what
-    this machine draws more while it computes, W, and by which source.
+    this machine draws more while it computes, W, and by which source; `worked` is called when it has just computed.
     """
 
     def __init__(
-        self, clock: Clock, folder: Path | None = None, power: Callable[[], tuple[float, str]] = lambda: (0.0, "")
+        self,
+        clock: Clock,
+        folder: Path | None = None,
+        power: Callable[[], tuple[float, str]] = lambda: (0.0, ""),
+        worked: Callable[[], None] = lambda: None,
     ) -> None:
         self._cuts = HostedCuts(folder)
-        self._clock, self._issuer, self._power = clock, Issuer(self._cuts.folder), power
+        self._clock, self._issuer, self._power, self._worked = clock, Issuer(self._cuts.folder), power, worked
         self._config: Config | None = None
         self._relay: RelayProcess | None = None
         self._host: RangeEngine | None = None
@@ -286,6 +290,7 @@ class Partner:
                 log.info("the link to %s has ended: %s", name, message)
             case LinkStats():
                 self._links.observe(event)
+                self._worked()
             case RefusalCounts(counts=counts):
                 self._links.refused = counts
             case PairAsked():

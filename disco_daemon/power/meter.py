@@ -31,6 +31,7 @@ WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # the length of a window, and in lags of the s
 MOST_GAP_S, GAP_LAGS = 15.0, 1.0  # samples further apart (the machine slept) start the window over
 LONGEST_S = 900.0  # work that has not ended by then is dropped, as it would hold up all windows
 MOST_WINDOWS = 512  # in a fit; the oldest go first
+AROUND_S = 2.0  # before and behind a word that rows were computed for others, which comes once a second
 MOST_SOURCES = 8  # of energy whose windows are kept
 IDLE_QUANTILE = 0.25
 LEAST_IDLE, LEAST_BUSY = 3, 5
@@ -62,12 +63,13 @@ class TokenEnergy:
 
 @dataclass(slots=True)
 class _Work:
-    """Tokens of one phase of one answer, spread evenly over its time."""
+    """Tokens of one phase of one answer, spread evenly over its time; or work for others, without tokens of ours."""
 
     begin: float
     end: float
     prefill: float = 0.0
     decode: float = 0.0
+    for_others: bool = False
 
     def share(self, begin: float, end: float) -> float:
         overlap = min(end, self.end) - max(begin, self.begin)
@@ -115,7 +117,9 @@ class _Track:
     def _learn(self, window: _Window, works: deque[_Work]) -> None:
         dt = window.end - window.begin
         shares = [(work, share) for work in works if (share := work.share(window.begin, window.end)) > 0]
-        if shares:
+        if any(work.for_others for work, _ in shares):
+            pass  # what of it our own tokens took cannot be told, and idle it was not
+        elif shares:
             prefill = sum(work.prefill * share for work, share in shares)
             decode = sum(work.decode * share for work, share in shares)
             self.rows.append((dt, window.joules, prefill, decode))
@@ -151,6 +155,10 @@ class EnergyMeter:
         """Note the end of this work, and how many tokens it generated. Does nothing for an unknown key."""
         if (found := self._open.pop(key, None)) is not None:
             self._add(_Work(found[1], now, decode=tokens))
+
+    def observe_others(self, now: float) -> None:
+        """Note that this machine has just computed for others: the windows around teach nothing of our own tokens."""
+        self._add(_Work(now - AROUND_S, now + AROUND_S, for_others=True))
 
     def sample(self, now: float, reading: PowerReading) -> None:
         """Take a reading. An assumed one teaches nothing, but stands in while nothing is measured."""

@@ -287,3 +287,25 @@ def test_speeds_must_be_above_0(speeds: tuple[float, float]) -> None:
 def test_a_power_is_needed_for_from_power() -> None:
     with pytest.raises(ValueError, match="gives no power"):
         meter.from_power(PowerReading("rapl", Covers.CPU, 0.1, joules=1.0), 1.0, 1.0)
+
+
+def test_work_for_other_machines_is_neither_idle_nor_our_own_tokens() -> None:
+    machine, m = Machine(), EnergyMeter()
+    for number in range(60):
+        machine.run(m, 8.0, machine.idle_w)
+        for _ in range(20):  # far longer than it is idle
+            machine.run(m, 1.0, machine.idle_w + 25.0)
+            m.observe_others(machine.now)
+        machine.run(m, 4.0, machine.idle_w)
+        if number % 2 == 0:
+            machine.answer(m)
+        else:  # and one of our own in the middle of it, of which nothing can be told
+            m.begin("b", machine.now)
+            for _ in range(5):
+                machine.run(m, 1.0, machine.idle_w + machine.decode_w + 25.0)
+                m.observe_others(machine.now)
+            m.end("b", machine.now, 5 * DECODE_TPS)
+    found = m.energy(PREFILL_TPS, DECODE_TPS)
+    assert found is not None
+    assert (found.prefill_j_per_token, found.decode_j_per_token) == pytest.approx(machine.truth, rel=0.1)
+    assert found.idle_watts == pytest.approx(machine.idle_w, abs=0.5)

@@ -125,6 +125,10 @@ class Wattmeter:
         """See `EnergyObserver`."""
         self._meter.end(key, now, tokens)
 
+    def observe_others(self) -> None:
+        """Note that this machine has just computed for others."""
+        self._meter.observe_others(self._clock.now())
+
     def state(self) -> dict[str, Any]:
         """Return sources and figures as JSON: W, J per token, and why better sources are not used."""
         seen, energy = self._seen, self._energy
