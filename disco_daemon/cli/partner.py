@@ -56,7 +56,8 @@ def _list(args: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     state = found["state"] + (f" at {found['listening']}" if found["listening"] else "")
-    print(f"partner: {state}" + (f", layers from {found['cut']} on" if found["cut"] is not None else ""))
+    layers = "" if found["cut"] is None else f", layers from {found['cut']} on" if found["cut"] else ", the whole model"
+    print(f"partner: {state}{layers}")
     if found["error"]:
         print(f"         {found['error']}")
     for one in found["members"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .terminal import direct, progress
@@ -27,6 +28,14 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     join.add_argument(
         "--cut", type=int, metavar="K", help="number of layers on this machine (default: as `disco split plan` would)"
     )
+    join.add_argument(
+        "--draft",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="fetch no layers: a small model of the same vocabulary drafts here, and the partner has the whole model "
+        "(default: the configured device model)",
+    )
     join.add_argument("--name", default="", help="what the partner calls this machine (default: its host name)")
     leave = actions.add_parser(
         "leave",
@@ -47,27 +56,43 @@ def _join(args: argparse.Namespace) -> int:
     import asyncio
 
     from ..config.layers import config_path, load, set_values
+    from ..daemon.drafter import choose_draft
     from ..daemon.join import join
+    from ..errors import ConfigError
     from ..models.progress import ProgressBar
 
+    config, wanted = load(), args.cut
+    if args.draft is not None:
+        if args.cut is not None:
+            raise ConfigError("--cut and --draft do not go together: a small model drafts for one that is not cut")
+        wanted = choose_draft(config, args.draft)
     bar = ProgressBar(direct(sys.stderr))
     try:
-        found = asyncio.run(join(load(), args.code, args.name, args.cut, bar, progress))
+        found = asyncio.run(join(config, args.code, args.name, wanted, bar, progress))
     finally:
         bar.end()
     joined, address = found.joined, str(found.address)
-    set_values(config_path(), {"split.enabled": True, "split.partner": address, "split.cut": joined.cut})
+    settings = {
+        "enabled": True,
+        "partner": address,
+        "cut": joined.cut,
+        "draft_model": str(wanted) if args.draft else "",
+    }
+    set_values(config_path(), {f"split.{key}": value for key, value in settings.items()})
     running = _reload(args)
     if args.json:
         from msgspec import to_builtins
 
         print(json.dumps({**to_builtins(joined), "address": address, "running": running, "why": found.why}))
         return 0
-    print(
-        f"This machine has layers 0 to {joined.cut} of {joined.n_layers} of {joined.model} "
-        f"({joined.n_bytes / 1e6:.0f} MB); {joined.partner} at {address} has the rest."
-    )
-    print(f"Why there: {found.why}.")
+    if joined.cut:
+        print(
+            f"This machine has layers 0 to {joined.cut} of {joined.n_layers} of {joined.model} "
+            f"({joined.n_bytes / 1e6:.0f} MB); {joined.partner} at {address} has the rest."
+        )
+        print(f"Why there: {found.why}.")
+    else:
+        print(f"{joined.model} is whole at {joined.partner} ({address}): {found.why}.")
     print("The running daemon answers with both from now on." if running else "Start the daemon: `disco up`.")
     return 0
 
@@ -80,12 +105,15 @@ def _leave(args: argparse.Namespace) -> int:
 
     folder = JoinedFolder()
     found = folder.find()
-    name = f"the layers up to {found.cut} of {found.model}" if found is not None else "what is left of joining"
+    name = "what is left of joining"
+    if found is not None:
+        name = f"the layers up to {found.cut} of {found.model}" if found.cut else f"the vocabulary of {found.model}"
     if not args.yes and not _agrees(f"Remove {name}, the certificate for the partner, and the [split] settings?"):
         print("disco: nothing was removed; --yes removes it without a question", file=sys.stderr)
         return 1
     config = load()  # settings that are wrong are not written to
-    set_values(config_path(), {"split.enabled": False, "split.partner": "", "split.cut": None})
+    settings = {"enabled": False, "partner": "", "cut": None, "draft_model": ""}
+    set_values(config_path(), {f"split.{key}": value for key, value in settings.items()})
     running = _reload(args)
     partner = membership().partner()
     untold = _say_goodbye(partner, private=config.policy.private) if partner is not None else ""
@@ -144,10 +172,13 @@ def lines_of(split: dict[str, Any] | None) -> list[str]:
     given = split.get("tokens_per_round_trip")
     rtt += "" if given is None else f", {given:.1f} tokens each"
     bits = {True: ", the whole model's very bits", False: ", another build there: answers may differ", None: ""}
-    line = (
-        f"split        {split['state']}: layers 0 to {split['cut']} here, the rest at {split['partner']}; "
-        f"{split['mode']}, rows as {split['codec']}{rtt}{bits[split['same_bits']]}"
-    )
+    where, what = f"layers 0 to {split['cut']} here, the rest at {split['partner']}", f"rows as {split['codec']}"
+    if not split["cut"]:
+        where, what = (
+            f"{Path(split['draft_model']).stem} drafts here, the whole model is at {split['partner']}",
+            "token ids",
+        )
+    line = f"split        {split['state']}: {where}; {split['mode']}, {what}{rtt}{bits[split['same_bits']]}"
     return [line] + ([f"             {split['error']}"] if split.get("error") else [])
 
 

@@ -21,7 +21,7 @@ def check_device(config: Config) -> None:
             "`disco split leave` makes it whole again"
         )
         raise ConfigError(msg)
-    if not (split.partner and split.cut):
+    if not split.partner or split.cut is None:
         msg = (
             "split.enabled needs a partner and a cut: run `disco partner pair` on the other machine, and here the "
             "`disco split join` that it prints"

@@ -235,8 +235,11 @@ class SplitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     private_alone: bool = False
     """Whether a `private` request is answered by this machine alone, by its early exit: nothing of it goes to the
     partner. Else, or without an exit, it is refused."""
-    cut: Annotated[int, Meta(ge=1)] | None = None
-    """Number of layers on this machine; null = not joined yet, which writes it. `disco split plan` compares cuts."""
+    cut: Annotated[int, Meta(ge=0)] | None = None
+    """Number of layers on this machine; null = not joined yet, which writes it. `disco split plan` compares cuts. 0 =
+    none: a small model drafts here (`split join --draft`), and the partner has the whole large one."""
+    draft_model: str = ""
+    """With cut 0: the file of the small model that drafts, of the same vocabulary; empty = `device.model`."""
     codec: Literal["auto", "f32", "bf16", "int8"] = "auto"
     """How rows travel: `f32` changes no bit; `bf16` has half of the bytes and `int8` less than a third, and answers may
     differ. `auto` is `f32`, or `bf16` where `device.rounding` is `fast` and the partner was measured to be slow to

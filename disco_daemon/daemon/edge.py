@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
 from .. import __version__
 from ..clock import Clock
 from ..config.layers import data_path
@@ -17,11 +19,14 @@ from ..engine import wire
 from ..engine.config import EngineConfig
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
+from ..models.segment_files import read_head
+from ..models.vocabulary import vocabulary_mark
 from ..peer.codec import choose_codec
 from ..peer.control import Address, JoinPartner, LinkDown, LinkStats, LinkUp, RelayEvent
 from ..peer.daemon_side import RelayLost, RelayProcess
-from ..peer.messages import N_ID, Build, Hello
+from ..peer.messages import IDS, N_ID, Build, Hello
 from ..peer.pairing import Membership
+from .drafter import draft_path, own_certainty, require_same_vocabulary
 from .exits import mark_of, read_calibration
 from .hosted_range import range_config
 from .joined import JoinedFolder, shape_of
@@ -84,7 +89,9 @@ class EdgeLink:
     def status(self) -> dict[str, Any]:
         """Return the link for `disco status`."""
         up, info, rtt_ms = self._up, self.engine.info, self._stats.rtt_ms if self._stats else None
-        same = up is not None and info is not None and up.build.same_bits(info.build) and self._shown["codec"] == "f32"
+        codec, same = self._shown["codec"], False
+        if up is not None and info is not None and codec in ("f32", IDS):  # with ids the partner computes it all
+            same = up.build.same_bits(up.build.llama if codec == IDS else info.build)
         return {
             "state": "up" if up is not None else "refused" if self._final else "down",
             "partner": self._role.name,
@@ -125,10 +132,7 @@ class EdgeLink:
     def _join(self, info: wire.Loaded) -> None:
         """Have the relay connect, and say by which build this machine computes."""
         hello = self._role.hello
-        build = Build(
-            disco=__version__, llama=info.build, model=hello.build.model, n_layers=hello.build.n_layers,
-            n_embd=hello.build.n_embd, n_vocab=hello.build.n_vocab,
-        )  # fmt: skip
+        build = replace_fields(hello.build, disco=__version__, llama=info.build)
         self._why = HELD if self._held else "the partner has not answered yet"
         self._relay.join(
             JoinPartner(
@@ -168,8 +172,8 @@ class EdgeLink:
 def make_edge(config: Config, clock: Clock) -> SplitDevice:
     """Return the device of a machine that has joined a partner.
 
-    Raises ConfigError if it has not, if it has joined with another cut, if its layers are damaged, or if they have no
-    exit for `split.mode`.
+    Raises ConfigError if it has not, if it has joined with another cut, if its layers are damaged, if they have no exit
+    for `split.mode`, or if the small model that drafts is of another vocabulary.
     """
     folder, settings = JoinedFolder(), config.split
     joined, paired = folder.load(), membership().partner()
@@ -178,27 +182,34 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
         raise ConfigError(msg)
     segment = folder.segment(joined.cut)
     n_embd, n_vocab = shape_of(segment)
-    engine = range_config(config, segment, joined.layers)
-    codec = choose_codec(settings.codec, n_embd, joined.bytes_per_s, exact=engine.exact)
-    engine = replace(
-        engine,
-        codec=codec,
-        patience_s=PATIENCE_S if config.server.base_url else LAST_PATIENCE_S,
-        exit=read_calibration(segment),
-    )
+    vocabulary, shown = vocabulary_mark(*read_head(segment)), dict[str, Any](cut=joined.cut)
+    if joined.cut:
+        engine = range_config(config, segment, joined.layers)
+        codec = choose_codec(settings.codec, n_embd, joined.bytes_per_s, exact=engine.exact)
+        engine = replace(engine, exit=read_calibration(segment))
+    else:
+        small, codec = draft_path(config), IDS
+        require_same_vocabulary(small, vocabulary, joined.model)
+        template = read_head(segment)[1].text("tokenizer.chat_template")  # the prompt is to be the large model's own
+        engine = replace(range_config(config, small, None), exit=own_certainty(), chat_template=template)
+        shown["draft_model"] = str(small)
+    shown["codec"] = codec
+    patience_s = PATIENCE_S if config.server.base_url else LAST_PATIENCE_S
+    engine = replace(engine, codec=codec, patience_s=patience_s)
     host, _, port = settings.partner.rpartition(":")
     first = Address(host=host.strip("[]"), port=int(port))
     build = Build(
-        disco=__version__, llama="", model=joined.fingerprint, n_layers=joined.n_layers, n_embd=n_embd, n_vocab=n_vocab
-    )
+        disco=__version__, llama="", model=joined.fingerprint, n_layers=joined.n_layers, n_embd=n_embd, n_vocab=n_vocab,
+        vocabulary=vocabulary,
+    )  # fmt: skip
     role = JoinPartner(
         identity=paired.identity,
         name=paired.name,
         addresses=(first, *(address for address in paired.addresses if address != first)),
         hello=Hello(build=build, cut=joined.cut, codecs=(codec,)),
     )
-    link = EdgeLink(engine, clock, role, {"cut": joined.cut, "codec": codec})
-    device = SplitDevice(link.engine, link, joined.model, tuple(config.device.adapters), rules_of(config))
+    link, layers = EdgeLink(engine, clock, role, shown), (joined.cut, joined.n_layers - joined.cut)
+    device = SplitDevice(link.engine, link, joined.model, layers, tuple(config.device.adapters), rules_of(config))
     device.check(device.rules)
     return device
 
@@ -206,7 +217,7 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
 def rules_of(config: Config) -> SplitRules:
     """Return who decides a token by the settings."""
     split = config.split
-    return SplitRules(split.mode, split.theta, split.alone == "go-on", split.private_alone)
+    return SplitRules(split.mode, split.theta, split.alone == "go-on", split.private_alone, drafts=split.cut == 0)
 
 
 def membership() -> Membership:

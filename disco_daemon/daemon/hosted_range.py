@@ -17,6 +17,7 @@ from ..engine.config import EngineConfig
 from ..errors import ConfigError
 from ..models.segment_files import read_head
 from ..models.segments import NotCuttableError, cut, n_layers
+from ..models.vocabulary import vocabulary_mark
 from ..peer.first_frames import TheCuts
 from ..peer.messages import Build
 from ..types import LayerRange
@@ -39,7 +40,7 @@ def make_exit_trainer(config: Config, busy: Callable[[], bool], clock: Clock) ->
     def lacking() -> int | None:
         """Return the cut of the machines that have joined, if there is no exit behind it yet."""
         cut = next(iter(cuts.load().values()), None)
-        return cut if cut is not None and KeptExits(model).best(cut) is None else None
+        return cut if cut and KeptExits(model).best(cut) is None else None
 
     return ExitTrainer(lacking, lambda cut: train(config, model, log.debug, cut=cut), busy, clock)
 
@@ -89,7 +90,8 @@ def describe_model(model: Path) -> Build:
         raise ConfigError(msg) from e
     n_embd, n_vocab = shape_of(model)
     return Build(
-        disco=__version__, llama="", model=checksum(model), n_layers=n, n_embd=n_embd, n_vocab=n_vocab
+        disco=__version__, llama="", model=checksum(model), n_layers=n, n_embd=n_embd, n_vocab=n_vocab,
+        vocabulary=vocabulary_mark(head, header),
     )  # fmt: skip
 
 
@@ -119,8 +121,10 @@ def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
 def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path, str]:
     """Return the files of the layers below a last range, with the best exit that is kept, and of the range itself.
 
-    The third is the exit's mark; it is empty if there is none. Raises ConfigError.
+    The third is the exit's mark; it is empty if there is none. Below all layers is the vocabulary. Raises ConfigError.
     """
+    if layers.is_first:
+        return segment_files().write_vocabulary(model), model, ""
     kept = KeptExits(model)
     best = kept.best(layers.first)
     if best is not None:
@@ -130,8 +134,8 @@ def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path, str]:
     return lower, upper, ""
 
 
-def range_config(config: Config, path: Path, layers: LayerRange) -> EngineConfig:
-    """Return the engine's configuration for a range in the file `path`.
+def range_config(config: Config, path: Path, layers: LayerRange | None) -> EngineConfig:
+    """Return the engine's configuration for a range in the file `path`; None: a whole small model, which drafts.
 
     It rounds exactly unless the settings say otherwise: rows of several answers then give the bits of each alone.
     """
@@ -145,10 +149,10 @@ def range_config(config: Config, path: Path, layers: LayerRange) -> EngineConfig
     )  # fmt: skip
 
 
-def _n_cells(config: Config, path: Path, layers: LayerRange) -> int:
+def _n_cells(config: Config, path: Path, layers: LayerRange | None) -> int:
     """Return how many tokens the KV cache of a range has; 0 = the engine decides. `partner.memory` is for the last."""
     memory_bytes = config.partner.memory * 2**30
-    if not layers.is_last or not memory_bytes:
+    if layers is None or not layers.is_last or not memory_bytes:
         return config.device.n_cells
     _, header = read_head(path)
     return max(config.device.n_ctx, int(memory_bytes // (kv_bytes_per_layer(header) * layers.n_layers)))
@@ -164,6 +168,6 @@ def require_memory(config: Config, model: Path, layers: LayerRange) -> None:
         msg = (
             f"layers {layers} of {model.name} take {needed / 1e9:.2f} GB at the partner, with {n_cells} tokens of KV "
             f"cache, and {free / 1e9:.2f} GB are free there, of which {SPARE:.0%} are left for everything else: join "
-            "with a higher --cut, or free some memory"
+            f"with a {'' if layers.is_first else 'higher '}--cut, or free some memory"
         )
         raise ConfigError(msg)

@@ -22,6 +22,7 @@ from ..peer.messages import Build
 from ..peer.pairing import PairedPartner, check_authority, safe_name
 from ..peer.pairing_code import PairingCode, PairingError, parse_code
 from .device import token_s
+from .drafter import require_same_vocabulary
 from .edge import membership
 from .joined import JoinedFolder, JoinedModel
 from .split import checksum
@@ -54,13 +55,20 @@ class FetchRate:
 
 
 async def join(
-    config: Config, text: str, name: str, cut: int | None, report: Report, say: Callable[[str], None]
+    config: Config,
+    text: str,
+    name: str,
+    wanted: int | Path | None,
+    report: Report,
+    say: Callable[[str], None],
 ) -> JoinResult:
     """Join the machine that printed the code `text`.
 
-    `cut` layers are fetched; without it, as many as the plan says. What has failed after the pairing goes on with the
-    same code. Raises ConfigError.
+    As many layers are fetched as are `wanted`, or as the plan says; for a small model's file only the vocabulary, since
+    that model is to draft for the whole one there. What has failed after the pairing goes on with the same code. Raises
+    ConfigError.
     """
+    cut = wanted if isinstance(wanted, int) else None
     if config.partner.enabled:
         msg = (
             "partner.enabled and split.enabled do not go together: a machine has the lower layers of one model, or the "
@@ -75,8 +83,13 @@ async def join(
         raise ConfigError(msg)
     folder = JoinedFolder()
     paired, build = await _pair(folder, code, name or safe_name(socket.gethostname()))
-    layers, why = await _choose(config, paired, build, cut, say)
-    say(f"paired with {paired.name}; fetching layers 0 to {layers} of {build.n_layers}")
+    if isinstance(wanted, Path):
+        require_same_vocabulary(wanted, build.vocabulary, f"the model of {paired.name}")
+        layers, why = 0, f"{wanted.name} drafts here, and the whole model there has the say"
+    else:
+        layers, why = await _choose(config, paired, build, cut, say)
+    fetched = f"layers 0 to {layers} of {build.n_layers}" if layers else "the vocabulary"
+    say(f"paired with {paired.name}; fetching {fetched}")
     path = folder.segment(layers)
     rate = FetchRate()
 

@@ -17,6 +17,7 @@ from ..types import LayerRange
 class JoinedModel(msgspec.Struct, frozen=True):
     """The model whose first `cut` of `n_layers` layers are here, in a file of `n_bytes` with the checksum `sha256`.
 
+    At cut 0 that file has the vocabulary only, and a small model of this machine's own drafts.
     `fingerprint` is that of the whole model, which only the partner has; `partner` is the name in its certificate. The
     file came with `bytes_per_s`; 0 = not measured.
     """
@@ -31,9 +32,9 @@ class JoinedModel(msgspec.Struct, frozen=True):
     bytes_per_s: float = 0.0
 
     @property
-    def layers(self) -> LayerRange:
-        """The layers on this machine."""
-        return LayerRange(0, self.cut, self.n_layers)
+    def layers(self) -> LayerRange | None:
+        """The layers on this machine; None if it has none of them."""
+        return LayerRange(0, self.cut, self.n_layers) if self.cut else None
 
 
 class JoinedFolder:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..clock import Clock
 from ..peer.control import LinkStats, LinkUp
 
@@ -42,15 +44,20 @@ class LinkedMachines:
         """Rows came over a link."""
         self._stats[stats.name], self._worked_at = stats, self._clock.now()
 
-    def describe(self, name: str, joined_at: float, build: str) -> dict[str, Any]:
-        """Return a member for `disco partner list`; `build` is by which the layers here are computed."""
+    def describe(self, name: str, joined_at: float, build: str, *, has_all: bool) -> dict[str, Any]:
+        """Return a member for `disco partner list`; `build` is by which the layers here are computed.
+
+        Where this machine `has_all` of them, the bits are its own, whatever computes drafts.
+        """
         up, stats = self._links.get(name), self._stats.get(name)
         return {
             "name": name,
             "since": time.strftime("%Y-%m-%d", time.localtime(joined_at)),
             "connected": up is not None,
             "address": up.address if up is not None else None,
-            "same_bits": up.build.same_bits(build) if up is not None and build else None,
+            "same_bits": (up.build if not has_all else replace(up.build, llama=build)).same_bits(build)
+            if up is not None and build
+            else None,
             "rtt_ms": stats.rtt_ms if stats is not None else None,
             "rows": stats.n_rows if stats is not None else 0,
             "bytes": {"up": stats.n_bytes_received, "down": stats.n_bytes_sent} if stats is not None else None,

@@ -142,6 +142,7 @@ class Partner:
             error = str(e)
         engine = self._host.engine if self._host is not None else None
         llama = self._build.llama if self._build is not None else ""
+        has_all = self._layers is not None and self._layers.is_first
         return {
             "enabled": config is not None and config.partner.enabled,
             "state": self._state(),
@@ -150,7 +151,7 @@ class Partner:
             "relay_pid": self._relay.pid if self._relay is not None else None,
             "engine": engine.state.value if engine is not None else None,
             "code_expires_s": round(code_ends_at - time.time()) if code_ends_at is not None else None,
-            "members": [self._links.describe(record.name, record.joined_at, llama) for record in records],
+            "members": [self._links.describe(one.name, one.joined_at, llama, has_all=has_all) for one in records],
             "refused": self._links.refused,
             "error": error or (engine.last_error if engine is not None else None),
         }
@@ -376,13 +377,14 @@ class Partner:
 
     async def _prepare(self, config: Config, asked: FileAsked) -> tuple[OfferFile, Path]:
         build = await self._build_of(config)
-        if not 0 < asked.cut < build.n_layers:
+        if not 0 <= asked.cut < build.n_layers:
             msg = f"the model has {build.n_layers} layers: cut it behind 1 to {build.n_layers - 1} of them"
             raise ConfigError(msg)
         for name, cut in self._cuts.of_others(asked.name).items():
             if cut == asked.cut:
                 continue
-            msg = f"the partner has the layers from {cut} on, for {name}: join with --cut {cut}, or revoke {name} there"
+            how = f"--cut {cut}" if cut else "--draft, for it has all of them"
+            msg = f"the partner has the layers from {cut} on, for {name}: join with {how}; or revoke {name} there"
             raise ConfigError(msg)
         model, layers = model_path(config.device), LayerRange(asked.cut, build.n_layers, build.n_layers)
         if self._layers != layers:

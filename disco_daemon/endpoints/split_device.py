@@ -98,6 +98,7 @@ class PartnerLink(Protocol):
 class SplitDevice(Device):
     """`Endpoint` over an engine that has the lower layers only, and the `link` to the machine with the others.
 
+    `layers` counts those of the model here and there; with none here, the engine has a small model, which drafts.
     `adapters` are the names of the configured LoRA adapters, which are for a whole model. `whole` is the same model as
     a whole, if this machine has it: private requests, adapters and embeddings are its, and it is loaded when the first
     of them comes. All mutable state: the `rules` for the next request, the server that takes answers over when the
@@ -109,11 +110,12 @@ class SplitDevice(Device):
         engine: Engine,
         link: PartnerLink,
         name: str,
+        layers: tuple[int, int],
         adapters: tuple[str, ...] = (),
         rules: SplitRules | None = None,
     ) -> None:
         super().__init__(engine, name)
-        self._link = link
+        self._link, self._layers = link, layers
         self._unused = dict.fromkeys(adapters, "the device is split, and an adapter is for a whole model")
         self.rules = rules or SplitRules()
         self.fallback: Endpoint | None = None
@@ -153,7 +155,7 @@ class SplitDevice(Device):
 
     def check(self, rules: SplitRules) -> None:
         """Raise ConfigError if this machine's exit does not allow the mode."""
-        if why := why_not(rules.mode, self.coverage):
+        if why := why_not(rules.mode, self.coverage, drafts=rules.drafts):
             msg = f"split.mode = {rules.mode!r}: {why}"
             raise ConfigError(msg)
 
@@ -229,8 +231,8 @@ class SplitDevice(Device):
 
     def describe_split(self, request: GenerationRequest, done: wire.Done) -> dict[str, Any] | None:
         """Return who made an answer, and the partner's part of it; `partner_usd` follows from the prices in force."""
-        use, layers = done.split, self.engine.config.layers
-        if use is None or layers is None:
+        use, (n_here, n_there) = done.split, self._layers
+        if use is None:
             return None
         link, power = self._link.status(), self._link.power
         if power is not None:
@@ -249,8 +251,8 @@ class SplitDevice(Device):
             "left": use.n_left,
             "alone": use.n_alone,
             "layer_tokens": {
-                "edge": use.edge_rows * layers.n_layers,
-                "partner": use.partner_rows * (layers.of - layers.n_layers),
+                "edge": use.edge_rows * n_here,
+                "partner": use.partner_rows * n_there,
             },
             "bytes": {"up": use.bytes_up, "down": use.bytes_down},
             "partner_s": use.partner_s,

@@ -66,10 +66,11 @@ class Load(Message, frozen=True, kw_only=True):
     and the guesses computed along where that pays; `draft_path` is a small model that guesses, too. `disk` is for
     cached prefixes. `repack`: llama.cpp may lay weights out anew for this processor (AMX, interleaved rows).
     `layers`: the file has only the layers from the first number up to the second (exclusive) of a model with as many as
-    the third says; the others are at a partner, whom frames reach by a second inherited socket. An answer whose partner
-    has gone waits for it for `patience_s`, s, before it fails; of each machine whose partner this is, `max_answers` are
-    served at a time. With `exit` the file of the first range gives an exit's logits, which draft tokens. Its rows
-    travel by `codec`.
+    the third says; the others are at a partner, whom frames reach by a second inherited socket. With that socket, but
+    without `layers`, the file is a small model, which drafts for a partner that has the large one. An answer whose
+    partner has gone waits for it for `patience_s`, s, before it fails; of each machine whose partner this is,
+    `max_answers` are served at a time. With `exit` the logits of the first range's file, or of the small model, draft
+    tokens. Rows travel by `codec`.
     """
 
     model_path: str

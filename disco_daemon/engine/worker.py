@@ -145,19 +145,22 @@ class Worker:
         self._compute(batcher)
 
     def _make_batcher(self, load: wire.Load, llama: Llama, admission: Admission) -> Batcher:
-        """Make the batcher for the whole model, or for the range of its layers that is here."""
-        if llama.layers is None:
-            return Batcher(llama, self.post, admission)
+        """Make the batcher for the whole model, or for the part that this machine has in a model over two machines."""
         if self._relays is None:
+            if llama.layers is None:
+                return Batcher(llama, self.post, admission)
             msg = f"the layers {llama.layers} are of no use without a way to the others"
             raise ValueError(msg)
-        if llama.layers.is_first:
+        if (
+            llama.layers is None or not llama.layers.is_last
+        ):  # a small model drafts, or the lower layers with their exit
             drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
             edge = EdgeBatcher(llama, self.post, admission, drafting=drafting, send_frame=self._relays.send)
             edge.codec, edge.patience_s = load.codec, load.patience_s
             return edge
         n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
-        contents = ContentManager(llama.n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
+        n_embd = 0 if llama.layers.is_first else llama.n_embd
+        contents = ContentManager(n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
         return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=self._relays.send)
 
     def _read_peers(self, relays: RelayDoor, batcher: Batcher) -> None:

@@ -7,7 +7,7 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..types import LayerRange
 from .gguf import Header, read_header
 from .segments import FORMAT, ExitTensor, FileSpan, GivenBytes, NotCuttableError, Segment, cut
+from .vocabulary import vocabulary_file
 
 HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
 SPARE_BYTES = 256 << 20  # left free on the disk for everything else
@@ -64,17 +65,33 @@ class SegmentFiles:
         [path] = self._write_all(model, [(layers, exit_, calibration, f"-exit-{digest.hexdigest()[:12]}")])
         return path
 
+    def write_vocabulary(self, model: Path) -> Path:
+        """Return the file of what is below a model's first layer: its vocabulary; written if it is missing.
+
+        Raises ConfigError if there is no room.
+        """
+        head, header = read_head(model)
+        segment = Segment(vocabulary_file(head, header), ())
+        [path] = self._place(model, [(segment, self._folder / f"{_stem(model)}-vocabulary{_SUFFIX}")])
+        return path
+
     def _write_all(
         self, model: Path, wanted: Iterable[tuple[LayerRange, Mapping[str, ExitTensor] | None, str, str]]
     ) -> list[Path]:
         """Return the files of ranges, each with its exit and calibration or none, and what its name has besides."""
         head, header = read_head(model)
         try:
-            segments = [(cut(head, header, layers, exit_, text), tag) for layers, exit_, text, tag in wanted]
+            segments = [
+                (cut(head, header, layers, exit_, text), self._folder / f"{_stem(model)}-{layers}{tag}{_SUFFIX}")
+                for layers, exit_, text, tag in wanted
+            ]
         except NotCuttableError as e:
             msg = f"{model.name} cannot be cut into ranges of layers: {e}"
             raise ConfigError(msg) from e
-        placed = [(segment, self._folder / _name(model, segment.layers, tag)) for segment, tag in segments]
+        return self._place(model, segments)
+
+    def _place(self, model: Path, placed: Sequence[tuple[Segment, Path]]) -> list[Path]:
+        """Write those segments of a model that are not at their paths yet; return the paths. Raises ConfigError."""
         paths = [path for _, path in placed]
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,10 +147,6 @@ def _stem(model: Path) -> str:
     stat = model.stat()
     told = f"{model.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     return f"{model.stem}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
-
-
-def _name(model: Path, layers: LayerRange, tag: str) -> str:
-    return f"{_stem(model)}-{layers}{tag}{_SUFFIX}"
 
 
 def _disk_bytes(path: Path) -> int:

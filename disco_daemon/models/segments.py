@@ -84,7 +84,6 @@ class ExitTensor:
 class Segment:
     """What the file of a range consists of: its `header`, and then its weights."""
 
-    layers: LayerRange
     header: bytes
     pieces: tuple[Piece, ...]
 
@@ -144,7 +143,7 @@ def cut(
         keys.append(_key(CALIBRATION, _TEXT, calibration))
     packed = b"".join([b"GGUF", struct.pack("<IQQ", 3, len(placed), len(keys)), *keys, *infos])
     packed += bytes(-len(packed) % header.alignment)
-    return Segment(layers, packed, tuple(_joined(pieces)))
+    return Segment(packed, tuple(_joined(pieces)))
 
 
 def _refuse(header: Header) -> None:

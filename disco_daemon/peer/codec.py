@@ -4,6 +4,7 @@ A payload has n rows of the same length, one after the other, each of d numbers 
 
 - `f32`: d x float32, 4 d bytes. To the bit what was computed.
 - `bf16`: d x bfloat16 (the upper half of a float32), 2 d bytes, rounded to nearest even: off by 2^-8 of it at most.
+- `ids`: nothing. The rows have no numbers (d = 0): the partner has all layers, and computes from the token ids.
 - `int8`: d x int8, then ceil(d / 32) x bfloat16, then 8 x uint16, then 8 x float32. The 8 largest numbers of the row
   (all of them if d < 8) travel as they are, with their places in rising order. The others are whole multiples of a
   scale of their block of 32 numbers, which is rounded up: each is off by half a scale at most. 660 bytes for d = 576,
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .messages import CODECS, BadFrameError
+from .messages import CODECS, IDS, BadFrameError
 
 RowArray = NDArray[np.float32]  # [n, n_embd]
 
@@ -50,7 +51,12 @@ def salt_for(salt: int, codecs: Sequence[str]) -> int:
 
 
 def row_bytes(codec: str, n_embd: int) -> int:
-    """Return how many bytes one row takes. Raises ValueError for another codec, or rows of no number or too many."""
+    """Return how many bytes one row takes. Raises ValueError for another codec, or rows of too many numbers.
+
+    Rows without numbers go by `ids`, and no others do.
+    """
+    if codec == IDS and n_embd == 0:
+        return 0
     if codec not in CODECS or not 0 < n_embd <= MAX_EMBD:
         msg = f"no rows of {n_embd} numbers by the codec {codec!r}"
         raise ValueError(msg)
@@ -72,7 +78,7 @@ def encode_rows(codec: str, rows: RowArray) -> bytes:
         msg = "a row has a number that is not finite"
         raise ValueError(msg)
     rows = np.ascontiguousarray(rows, "<f4")
-    if codec == "f32":
+    if codec in ("f32", IDS):
         return rows.tobytes()
     if codec == "bf16":
         halves = _to_bf16(rows)
@@ -95,6 +101,8 @@ def decode_rows(codec: str, payload: bytes | memoryview, n_rows: int, n_embd: in
     if len(payload) != expected:
         msg = f"{n_rows} rows of {n_embd} numbers by {codec} have {expected} bytes, not {len(payload)}"
         raise BadFrameError(msg)
+    if codec == IDS:
+        return np.empty((n_rows, 0), np.float32)
     raw = np.frombuffer(payload, np.uint8)
     if codec == "f32":
         rows = raw.view("<f4").reshape(n_rows, n_embd).astype(np.float32)

@@ -82,11 +82,12 @@ class _Sender:
 class ContentManager:
     """The contents of all answers of all peers.
 
-    Each peer may have `max_answers` open, of `n_ctx` tokens at most, and `credits` rows on their way or waiting.
+    Each peer may have `max_answers` open, of `n_ctx` tokens at most, and `credits` rows on their way or waiting. A row
+    has `n_embd` numbers: none where all layers are here, which take the token ids.
     """
 
     def __init__(self, n_embd: int, n_vocab: int, n_ctx: int, max_answers: int, credits: int) -> None:
-        if min(n_embd, n_vocab, n_ctx, max_answers) < 1 or credits < 2 * MAX_JUDGED * max_answers:
+        if n_embd < 0 or min(n_vocab, n_ctx, max_answers) < 1 or credits < 2 * MAX_JUDGED * max_answers:
             msg = f"{credits} credits do not let {max_answers} answers of {n_ctx} tokens go on: drafts need them, too"
             raise ValueError(msg)
         self.n_embd, self.n_vocab, self.n_ctx = n_embd, n_vocab, n_ctx

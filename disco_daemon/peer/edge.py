@@ -4,6 +4,9 @@ The mirror of the partner's `content`. The text is a list of token ids, behind i
 which the latest ones may not be computed yet. The row of the last token of the text and those of the drafts are sent as
 drafts, once drawing has begun: the next token is drawn behind them. The others only fill the partner's KV cache.
 
+Where the partner has all layers, rows have no numbers (codec `ids`): each token of a text has its row as soon as it is
+known, so the ids of a prompt go up before it is computed here.
+
 All rows are kept as float32 as long as the answer lives, since the partner may lose what it has: a context of 4,096
 tokens of 2,048 numbers takes 32 MiB. Rows that were never computed here (the edge's own KV cache had them) can be asked
 for as well: `missing` says which.
@@ -22,6 +25,7 @@ import numpy as np
 
 from .codec import RowArray, encode_rows, row_bytes
 from .messages import (
+    IDS,
     MAX_PAYLOAD,
     AnswerOpened,
     BadFrameError,
@@ -41,6 +45,8 @@ from .pending import MAX_JUDGED
 MAX_HELD = 16  # rows of tokens that left before they go up, if nothing is asked: the partner computes them as one batch
 MAX_NEEDS = 32  # times that a partner may want rows again without a word of the text: more often it only keeps us busy
 MAX_ROWS = 64  # in one frame: about 2 ms at 100 Mbit/s each of 576 numbers, so the partner begins early
+
+_NO_NUMBERS: RowArray = np.empty(0, np.float32)
 
 RowsToSend = tuple[SendRows, bytes]  # a message and the bytes behind it
 
@@ -117,6 +123,7 @@ class EdgeAnswer:
         self._n_begun = 0  # rows below it belong to no token that left
         self._n_needs = 0  # times that rows were wanted again since the text or the link last changed
         self._n_opened = self._n_kept = self.n_text  # tokens when it was opened; the least of them since
+        self._fill_ids()
 
     # --- rows that are computed here ----------------------------------------------------------------------------------
 
@@ -236,6 +243,12 @@ class EdgeAnswer:
             raise ValueError(msg)
         self.tokens.extend(tokens)
         self.n_text = len(self.tokens)
+        self._fill_ids()
+
+    def _fill_ids(self) -> None:
+        """Where rows have no numbers, give all tokens of the text theirs."""
+        if self.codec == IDS:
+            self._rows += [_NO_NUMBERS] * (self.n_text - len(self._rows))
 
     def accept_drafts(self, n: int) -> None:
         """Make drafts part of the text without a verdict: none of them, nor the row before them, is sent as a draft."""
@@ -279,7 +292,7 @@ class EdgeAnswer:
                 n = min(n, first_draft - pos)
             row = self._rows[pos]
             assert row is not None
-            n = min(n, max(1, MAX_PAYLOAD // row_bytes(self.codec, len(row))))
+            n = min(n, max(1, MAX_PAYLOAD // max(1, row_bytes(self.codec, len(row)))))
             rows = np.stack([row for row in self._rows[pos : pos + n] if row is not None])
             message = SendRows(
                 id=self.name,

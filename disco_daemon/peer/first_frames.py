@@ -53,7 +53,10 @@ class PairGranted(PeerMessage, frozen=True, kw_only=True):
 
 
 class AskFile(PeerMessage, frozen=True, kw_only=True):
-    """A member wants the model's layers up to `cut` as a file, from byte `offset` on if it still has this SHA-256."""
+    """A member wants the model's layers up to `cut` as a file, from byte `offset` on if it still has this SHA-256.
+
+    Up to 0 there are none: the file has the model's header only, with its vocabulary.
+    """
 
     cut: int
     offset: int = 0

@@ -28,6 +28,7 @@ N_ID = 64  # characters of an answer's id at most
 
 FAST = " fast rounding"
 CODECS = ("f32", "bf16", "int8")  # how numbers of rows are sent; see peer.codec
+IDS = "ids"  # of rows without numbers: the partner has all layers, and the token ids are all it needs
 
 
 class PeerMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -38,8 +39,9 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     """What decides whether two machines can work together, and whether they compute the same bits.
 
     `model` is the fingerprint of the whole model, of `n_layers` layers, with rows of `n_embd` numbers and `n_vocab`
-    tokens. `llama` is the version of llama.cpp with the processor's instruction sets, and with FAST behind it if the
-    settings have it round as is fastest; `disco` is our own version.
+    tokens; `vocabulary` marks those (an edge that sends ids: its small model's). `llama` is the version of llama.cpp
+    with the processor's instruction sets, and with FAST behind it if the settings have it round as is fastest; `disco`
+    is our own version.
     """
 
     disco: str
@@ -49,6 +51,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     n_embd: int
     n_vocab: int
     protocol: int = PROTOCOL
+    vocabulary: str = ""
 
     def same_bits(self, llama: str) -> bool:
         """Whether a machine whose `llama` is this computes the same bits, however rows are batched."""
@@ -72,7 +75,8 @@ class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(PeerMessage, frozen=True, kw_only=True):
     """The edge's first message: it has the layers up to `cut`, and may send rows by these codecs.
 
-    Its relay draws `link`, by which the connection for rows finds this one.
+    At cut 0 it has none of them, only a small model that drafts, and sends token ids (IDS). Its relay draws `link`, by
+    which the connection for rows finds this one.
     """
 
     build: Build

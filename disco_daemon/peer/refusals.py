@@ -12,6 +12,7 @@ REASONS = {
     "protocol": "it speaks another version of the link's protocol",
     "model": "it has another model",
     "cut": "its layers do not meet those here",
+    "vocabulary": "its tokens are not those of the model here",
     "malformed": "it sent what is no message of the protocol, or what is not its to send",
     "too_large": "it sent a frame beyond the limits",
     "flood": "it sent more than can be of use",
@@ -67,8 +68,15 @@ def check_builds(ours: Build, theirs: Build, our_cut: int, their_cut: int) -> No
         )
         raise LinkEndedError("model", msg, tell=True)
     if our_cut != their_cut:
-        msg = f"the model is cut at layer {our_cut} here, and at {their_cut} there: join again with a new code"
+        here, there = (f"at layer {cut}" if cut else "nowhere, for token ids," for cut in (our_cut, their_cut))
+        msg = f"the model is cut {here} here, and {there} there: join again with a new code"
         raise LinkEndedError("cut", msg, tell=True)
+    if our_cut == 0 and ours.vocabulary != theirs.vocabulary:
+        msg = (
+            "the small model that drafts has another vocabulary than the large one, in which token ids mean other "
+            "words: join again with a small model of the same family"
+        )
+        raise LinkEndedError("vocabulary", msg, tell=True)
 
 
 def _describe(build: Build) -> str:

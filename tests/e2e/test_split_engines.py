@@ -198,7 +198,7 @@ async def paired(
     exit_: wire.ExitCalibration | None = None,
     n_ctx: int = N_CTX,
     codec: str = "f32",
-    ranges: Sequence[LayerRange] = RANGES,
+    ranges: Sequence[LayerRange | None] = RANGES,
     n_ctx_partner: int = 0,
 ) -> AsyncIterator[Pair]:
     link, clock = Wire(n_ctx=n_ctx_partner or n_ctx), SystemClock()

@@ -20,6 +20,7 @@ from disco_daemon.peer.codec import RowArray
 from disco_daemon.peer.content import ContentChange, ContentManager
 from disco_daemon.peer.edge import EdgeAnswer, LinkCredits, send_all_due
 from disco_daemon.peer.messages import (
+    IDS,
     AnswerClosed,
     AnswerFailed,
     AnswerOpened,
@@ -76,10 +77,15 @@ class Network:
 class TwoMachines(RuleBasedStateMachine):
     """Two edges, a partner, and what is between them."""
 
+    n_embd, codec = N_EMBD, "f32"
+
+    def rows(self, text: list[int], start: int, end: int) -> RowArray:
+        return rows_of(text, start, end)[:, : self.n_embd]
+
     @initialize(few=st.booleans(), tokens=tokens_of)
     def start(self, few: bool, tokens: list[int]) -> None:
         self.n_credits = 9 if few else CREDITS  # the edge's; with few of them drafts may wait for each other
-        self.manager = ContentManager(N_EMBD, N_VOCAB, N_CTX, MAX_ANSWERS, CREDITS)
+        self.manager = ContentManager(self.n_embd, N_VOCAB, N_CTX, MAX_ANSWERS, CREDITS)
         self.links = {peer: Network(LinkCredits(self.n_credits)) for peer in PEERS}
         self.answers: dict[ContentKey, EdgeAnswer] = {}
         self.kv: dict[ContentKey, list[int]] = {}  # the partner's: tokens, each of which was computed from its row
@@ -105,7 +111,7 @@ class TwoMachines(RuleBasedStateMachine):
             return
         self.n_opened += 1
         name = f"a{self.n_opened}"
-        answer = EdgeAnswer(name, tokens, n_ctx=N_CTX, n_vocab=N_VOCAB, is_eager=eager)
+        answer = EdgeAnswer(name, tokens, n_ctx=N_CTX, n_vocab=N_VOCAB, codec=self.codec, is_eager=eager)
         self.answers[peer, name] = answer
         self.call((peer, name), answer.open())
 
@@ -119,11 +125,11 @@ class TwoMachines(RuleBasedStateMachine):
         if answer.n_rows == 0 and answer.n_text > 3:
             start = data.draw(st.integers(0, 2))  # the edge's own KV cache had the first ones
         if start < end:
-            answer.add(start, answer.tokens[start:end], rows_of(answer.tokens, start, end))
+            answer.add(start, answer.tokens[start:end], self.rows(answer.tokens, start, end))
         elif answer.is_open and answer.missing:
             start = answer.missing.start
             end = min(start + n, answer.missing.stop)
-            answer.add(start, answer.tokens[start:end], rows_of(answer.tokens, start, end))
+            answer.add(start, answer.tokens[start:end], self.rows(answer.tokens, start, end))
         else:
             self.draft_on(answer, right)
         if sends:
@@ -135,7 +141,7 @@ class TwoMachines(RuleBasedStateMachine):
             if answer.n_rows != at or at >= N_CTX - 2 or at >= answer.n_text + MAX_JUDGED - 1:
                 return
             token = (drawn_behind(answer.tokens) + (not is_right)) % N_VOCAB
-            answer.add(at, [token], rows_of([*answer.tokens, token], at, at + 1))
+            answer.add(at, [token], self.rows([*answer.tokens, token], at, at + 1))
 
     @rule(data=st.data(), right=st.lists(st.booleans(), max_size=6), waits=st.sampled_from([False, False, True]))
     def answer_on(self, data: st.DataObject, right: list[bool], waits: bool) -> None:
@@ -155,10 +161,10 @@ class TwoMachines(RuleBasedStateMachine):
     def compute_all_text(self, answer: EdgeAnswer) -> None:
         start, end = answer.n_rows, answer.n_text
         if start < end:
-            answer.add(start, answer.tokens[start:end], rows_of(answer.tokens, start, end))
+            answer.add(start, answer.tokens[start:end], self.rows(answer.tokens, start, end))
         if missing := answer.missing:
             tokens = answer.tokens[missing.start : missing.stop]
-            answer.add(missing.start, tokens, rows_of(answer.tokens, missing.start, missing.stop))
+            answer.add(missing.start, tokens, self.rows(answer.tokens, missing.start, missing.stop))
 
     @rule(data=st.data(), more=st.lists(st.integers(0, N_VOCAB - 1), max_size=3))
     def cut(self, data: st.DataObject, more: list[int]) -> None:
@@ -191,7 +197,7 @@ class TwoMachines(RuleBasedStateMachine):
         mine = [answer for key, answer in self.answers.items() if key[0] == peer]
         for message, payload in send_all_due(mine, link.credits):
             link.rows.append((message, payload))
-            rows = np.frombuffer(payload, "<f4").reshape(len(message.tokens), N_EMBD)
+            rows = np.frombuffer(payload, "<f4").reshape(len(message.tokens), self.n_embd)
             for at, row in enumerate(rows):
                 sent = self.sent.setdefault(((peer, message.id), message.pos + at), {})
                 assert message.turn not in sent
@@ -287,7 +293,7 @@ class TwoMachines(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: any(content.run for content in self.manager.contents))
     def restart_partner(self) -> None:
-        self.manager = ContentManager(N_EMBD, N_VOCAB, N_CTX, MAX_ANSWERS, CREDITS)
+        self.manager = ContentManager(self.n_embd, N_VOCAB, N_CTX, MAX_ANSWERS, CREDITS)
         for peer in PEERS:
             self.reconnect(peer)
 
@@ -333,7 +339,7 @@ class TwoMachines(RuleBasedStateMachine):
             turn = max(turn for turn in self.sent[key, len(kv)] if turn <= content.turn)
             assert row.tobytes() == self.sent[key, len(kv)].pop(turn), "not the edge's row, or computed twice in a turn"
             kv.append(token)
-            assert row.tobytes() == row_of(kv, len(kv) - 1).tobytes(), "a row of another text"
+            assert row.tobytes() == row_of(kv, len(kv) - 1)[: self.n_embd].tobytes(), "a row of another text"
         if ready.n_logits:
             assert len(kv) == content.judged_to
         self.follow(key, self.manager.computed(key, len(ready.tokens)))
@@ -414,5 +420,13 @@ class TwoMachines(RuleBasedStateMachine):
             assert self.manager.peer_left(peer) == ()
 
 
+class TwoMachinesOfIds(TwoMachines):
+    """The same with a partner that has all layers: rows have no numbers, and a text's are there at once."""
+
+    n_embd, codec = 0, IDS
+
+
 TestTwoMachines = TwoMachines.TestCase
 TestTwoMachines.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)  # some 14,000 steps
+TestTwoMachinesOfIds = TwoMachinesOfIds.TestCase
+TestTwoMachinesOfIds.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from disco_daemon.peer.codec import BLOCK, N_OUTLIERS, RowArray, decode_rows, encode_rows, row_bytes
-from disco_daemon.peer.messages import CODECS, BadFrameError
+from disco_daemon.peer.messages import CODECS, IDS, BadFrameError
 
 LARGEST = float(np.float32(1e38))
 LEAST_NORMAL = float(np.finfo(np.float32).tiny)  # below it, float32 itself has no relative precision
-codecs = st.sampled_from(CODECS)
+codecs = st.sampled_from((*CODECS, IDS))
 
 
 def rows_of(most: float = LARGEST) -> st.SearchStrategy[RowArray]:
@@ -68,6 +68,18 @@ def test_a_row_of_576_numbers_has_the_bytes_that_the_page_says(codec: str, n_byt
     assert row_bytes(codec, 576) == n_bytes
 
 
+@given(st.integers(0, 100), st.integers(1, 100), st.binary(min_size=1, max_size=9))
+def test_rows_without_numbers_go_by_ids_take_no_byte_and_no_others_do(n: int, n_embd: int, more: bytes) -> None:
+    none = np.empty((n, 0), np.float32)
+    assert there_and_back(IDS, none).shape == (n, 0)
+    assert row_bytes(IDS, 0) == 0
+    with pytest.raises(BadFrameError):
+        decode_rows(IDS, more, n, 0)
+    for codec, width in (*((codec, 0) for codec in CODECS), (IDS, n_embd)):
+        with pytest.raises(BadFrameError, match="no rows"):
+            decode_rows(codec, b"", n, width)
+
+
 def test_bf16_rounds_a_tie_to_the_even_neighbour() -> None:
     ties = np.array([[1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)]], np.float32)
     assert there_and_back("bf16", ties).tolist() == [[1.0, 1 + 2**-6, -1.0]]
@@ -97,7 +109,7 @@ def test_whatever_a_stranger_sends_is_refused_or_finite(codec: str, payload: byt
     assert np.isfinite(rows).all()
 
 
-@given(codecs, st.data())
+@given(st.sampled_from(CODECS), st.data())
 def test_whatever_has_the_right_length_is_refused_or_finite(codec: str, data: st.DataObject) -> None:
     n_rows, n_embd = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 70))
     size = n_rows * row_bytes(codec, n_embd)

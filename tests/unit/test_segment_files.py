@@ -12,6 +12,7 @@ import pytest
 from disco_daemon.errors import ConfigError
 from disco_daemon.models.gguf import read_header
 from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.models.vocabulary import vocabulary_mark
 from disco_daemon.types import LayerRange
 from tests.unit.test_segments import model
 
@@ -33,6 +34,13 @@ def test_a_segment_is_written_once_and_used_again(source: Path, tmp_path: Path) 
     assert all(read_header(path.read_bytes()).whole for path in paths)
     assert [path.stat().st_ino for path in files.write(source, HALVES)] == written
     assert [path.name.split("-")[-2:] for path in paths] == [["0", "2.v1.gguf"], ["2", "4.v1.gguf"]]
+
+
+def test_below_all_layers_is_the_header_with_the_vocabulary(source: Path, tmp_path: Path) -> None:
+    path = SegmentFiles(tmp_path / "segments", PLENTY).write_vocabulary(source)
+    whole, found = read_header(source.read_bytes()), read_header(path.read_bytes())
+    assert (found.whole, found.tensors, found.keys) == (True, (), whole.keys)
+    assert vocabulary_mark(source.read_bytes(), whole) == vocabulary_mark(path.read_bytes(), found)
 
 
 def test_a_changed_model_gets_segments_of_its_own(source: Path, tmp_path: Path) -> None:

@@ -69,6 +69,14 @@ def test_confident_is_offered_only_where_the_exit_earns_it_and_the_refusal_has_t
     assert answered(wishing("alone"), SplitRules(), 0.12).split.mode == "alone"
 
 
+def test_a_small_model_that_drafts_may_answer_alone_and_decides_no_token_of_an_answer_of_both() -> None:
+    rules = SplitRules(drafts=True)
+    assert "whole small model" in refused(wishing("confident"), rules, 1.0)
+    assert answered(wishing("alone"), rules, 0.0).split.mode == "alone"
+    assert answered(ASKED, rules, 0.0).split.goes_on
+    assert "small model" in refused(replace(ASKED, private=True), rules, 0.0)
+
+
 def test_theta_without_the_mode_that_it_is_of_is_refused() -> None:
     assert "confident" in refused(wishing(theta=0.9), SplitRules())
 

@@ -69,10 +69,10 @@ def _edge(config: Config, daemon: Mapping[str, Any] | None, unasked: str) -> Ite
 
 def link(split: Mapping[str, Any]) -> Finding:
     """Check the link as the daemon has it."""
-    name, shown = (
-        "link",
-        f"{split['state']}, {split['mode']}, cut behind layer {split['cut']}, rows as {split['codec']}",
+    where = (
+        f"cut behind layer {split['cut']}, rows as {split['codec']}" if split["cut"] else "a small model drafts here"
     )
+    name, shown = "link", f"{split['state']}, {split['mode']}, {where}"
     if split["state"] == "refused":
         return wrong(name, f"{shown}: {split['error']}", AGAIN)
     if split["state"] != "up":

@@ -67,7 +67,7 @@ class Llama(Sequences):
     """One model, or a range of its layers, and one context with up to N_SEQS sequences in a unified KV cache.
 
     A range which is not the last one gives hidden rows in place of logits: `hidden_out` has those of the latest decode,
-    n x n_embd. One which is not the first takes such rows.
+    n x n_embd; of all others n x 0. One which is not the first takes such rows.
     """
 
     def __init__(self, load: Load, abort: AbortFlag) -> None:
@@ -204,6 +204,8 @@ class Llama(Sequences):
             llama_cpp.llama_synchronize(self._ctx)
         if self._hidden is not None:
             self.hidden_out = self._hidden.take(self._ctx, len(rows) if rc == 0 else 0)
+        else:
+            self.hidden_out = np.empty((len(rows), 0), np.float32)
         return int(rc)
 
     def logits(self, row: int) -> FloatRows:
