@@ -1,12 +1,14 @@
 """One model over two machines, beside the whole model at the partner: `python -m benchmarks.split`.
 
-Edge and partner are real daemons on this machine, with one thread each; what they say to each other passes a proxy with
-the delay and the rate of a network. The deployments are those of CE-CoLLM's Table 2: `cloud`, the whole model at the
-partner, asked through the same network; `naive`, which sends the rows of the whole context for each token in float32,
-really run for a few answers, its bytes counted for all; `confident`, in which the edge's exit decides tokens that it is
-sure of; `alone`, in which it decides all; and `exact`, the split whose partner judges drafts, once for each cut, and at
-the first one by each codec. What the edge's exit is too weak for is left out. Drafts are the exit's alone, unless
-`--look-up` is given. The exit is one that is kept, or a small one that is trained for this run.
+Edge and partner are real daemons on this machine, with one thread each; what they say to each other passes a proxy
+with the delay and the rate of a network. The deployments are those of CE-CoLLM's Table 2: `cloud`, the whole model at
+the partner, asked through the same network; `naive`, which sends the rows of the whole context for each token in
+float32, really run for a few answers, its bytes counted for all; `confident`, in which the edge's exit decides tokens
+that it is sure of; `alone`, in which it decides all; and `exact`, the split whose partner judges drafts, once for
+each cut, and at the first one by each codec. With `--draft-model FILE` there is also `draft`, in which that small
+model of the same vocabulary drafts at the edge, and only token ids travel, and `alone` once more (cut 0): its own
+answers. What the edge's exit is too weak for is left out. Drafts are the exit's alone, unless `--look-up` is given.
+The exit is one that is kept, or a small one that is trained for this run.
 
 Every prompt is asked of the deployments in turn, greedily. An answer is asked for up to where the whole model first
 repeats 16 of its tokens, since a circle is easy to guess. Busy seconds are processor time of the engines, bytes are
@@ -33,6 +35,7 @@ from disco_daemon.config.layers import data_path
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.models.gguf import Header
 from disco_daemon.models.segment_files import read_head
+from disco_daemon.peer.messages import IDS
 
 from .peer_link import bench_link
 from .split_asked import asked_table
@@ -42,6 +45,8 @@ from .split_faults import measure_link_cuts, measure_ttft
 from .split_loop_lag import measure_loop_lag
 from .split_naive import measure_naive
 from .split_run import (
+    ALONE,
+    DRAFT,
     EXACT,
     LOSSY,
     AskedPrompt,
@@ -100,6 +105,7 @@ class SplitSetup:
     exits: Path
     look_up: bool
     n: Amounts
+    draft: Path | None = None
 
     @property
     def link(self) -> tuple[float, float]:
@@ -126,6 +132,12 @@ async def bench_split(setup: SplitSetup) -> Figures:
                     found = await (measure_first if is_first else measure_other)(pair, setup, asked, header)
                 for key, value in found.items():
                     figures[key] = [*figures[key], *value] if isinstance(value, list) else value
+            if setup.draft is not None:
+                drafted = await measure_draft(setup, setup.draft, asked)
+                rows = [*figures["deployments"], *drafted]
+                figures["deployments"] = sorted(
+                    rows, key=lambda row: bool(row["name"] == EXACT)
+                )  # the half cut is last
         except (TimeoutError, aiohttp.ClientError) as error:
             msg = f"the measurement broke off: {error!r}"
             raise BenchError(msg) from error
@@ -181,6 +193,19 @@ async def measure_other(
         await ask_all(machines, asked, [Way(EXACT)], name)
     rows = way_rows(asked, Way(EXACT), name, pair.cut, setup.codec)
     return {"deployments": listed(rows), "shares": share_rows(asked, name, pair.cut, header)}
+
+
+async def measure_draft(setup: SplitSetup, draft: Path, asked: list[AskedPrompt]) -> list[dict[str, Any]]:
+    """Ask edges at which a small model drafts for the whole one, and answers alone; return their rows."""
+    progress(f"{draft.name} drafts")
+    name, rows = where(0, IDS), list[Deployed]()
+    async with joined_machines(setup.model, 0, *setup.link, draft=draft) as pair:
+        for way in (Way(DRAFT), Way(ALONE)):
+            async with pair.edge("auto", look_up=setup.look_up, name=way.machine) as machines:
+                await machines.split("Hi", 2, way.mode)
+                await ask_all(machines, asked, [way], name)
+            rows += way_rows(asked, way, name, 0, IDS)
+    return listed(rows)
 
 
 async def ask_naive(
@@ -283,6 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mbit-s", type=positive, default=100.0, help="its rate, each way (default: %(default)s)")
     parser.add_argument("--codec", choices=CODECS, default="f32", help="(default: %(default)s)")
     parser.add_argument("--exits", type=Path, help="folder of kept exits (default: this user's)")
+    parser.add_argument("--draft-model", type=Path, metavar="FILE", help="small model for `draft` (default: none)")
     parser.add_argument("--look-up", action="store_true", help="draft by look-up in the text as well")
     for name, (text, least) in AMOUNTS.items():
         default = getattr(QUICK, name.replace("-", "_"))
@@ -295,7 +321,7 @@ def main(argv: list[str] | None = None) -> int:
     n = replace(FULL if args.full else QUICK, **given)
     setup = SplitSetup(
         args.model or fetch_default_model(progress), choose(read_prompts(args.prompts), n.answers), args.cut or (),
-        args.rtt_ms, args.mbit_s, args.codec, args.exits or data_path() / "exits", args.look_up, n,
+        args.rtt_ms, args.mbit_s, args.codec, args.exits or data_path() / "exits", args.look_up, n, args.draft_model,
     )  # fmt: skip
     return print_figures(run_measurement(bench_split(setup)), report, as_json=args.json)
 

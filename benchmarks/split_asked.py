@@ -57,7 +57,9 @@ def _of_deployments(figures: Mapping[str, Any]) -> Iterator[AskedFigure]:
                 yield AskedFigure(f"{where}: partner's compute", share, MOST, PARTNER_SHARE)
         elif name == "confident" and row["theta"] == 0.9:
             yield AskedFigure(f"{data}, confident 0.9: ROUGE-L", row["rouge_l"], LEAST, ROUGE_CONFIDENT)
-        elif name == "alone":
+        elif name == "draft":
+            yield AskedFigure(f"{data}, draft: equal answers", row["equal"], LEAST, 1.0)
+        elif name == "alone" and row["cut"]:  # at cut 0 it is a small model's own answer, of which nothing is asked
             yield AskedFigure(f"{data}, alone: ROUGE-L", row["rouge_l"], LEAST, ROUGE_ALONE)
 
 

@@ -266,7 +266,7 @@ class TwoMachines:
             heard.text, int(heard.usage["completion_tokens"]), heard.took_s,
             edge_s=busy_s(self.edge_engines) - edge_s, partner_s=busy_s(self.partner_engines) - partner_s,
             round_trips=split.get("round_trips"), drafted=split.get("drafted"), accepted=split.get("accepted"),
-            edge_rows=int(rows.get("edge", 0)) // self.cut, partner_rows=split.get("n_rows"),
+            edge_rows=int(rows.get("edge", 0)) // self.cut if self.cut else None, partner_rows=split.get("n_rows"),
             bytes_up=self.link.n_up - up, bytes_down=self.link.n_down - down,
         )  # fmt: skip
 
@@ -275,7 +275,8 @@ class TwoMachines:
 class JoinedMachines:
     """A partner that runs, with proxies before its two ports; the edges that join it have folders in `folder`.
 
-    `head` is the kind of the exit that came along with the layers, "" if there is none.
+    `head` is the kind of the exit that came along with the layers, "" if there is none. At cut 0 they have the small
+    model `draft` in place of layers.
     """
 
     partner: BenchDaemon
@@ -286,6 +287,7 @@ class JoinedMachines:
     cut: int
     head: str
     peer_port: int
+    draft: Path | None = None
 
     @asynccontextmanager
     async def edge(self, codec: str, *, look_up: bool, name: str = FIRST_EDGE) -> AsyncIterator[TwoMachines]:
@@ -295,7 +297,7 @@ class JoinedMachines:
             "device": {**DEVICE, "speculation": "auto" if look_up else "off"}, "delivery": {"mode": "off"},
             "split": {"partner": f"127.0.0.1:{self.link.port}", "codec": codec, "alone": "stop"},
         }  # fmt: skip
-        async with daemon(folder, self.partner.session, self.model, settings) as edge:
+        async with daemon(folder, self.partner.session, self.draft or self.model, settings) as edge:
             await until_linked(edge)
             yield TwoMachines(edge, self.partner, self.api, self.link, edge.engines(), self.partner.engines(), self.cut)
 
@@ -305,15 +307,16 @@ class JoinedMachines:
         if not folder.exists():
             folder.mkdir()
             code = (await self.partner.type("partner", "pair", "--address", "127.0.0.1"))["code"]
-            await type_verb(folder, "split", "join", code, "--cut", str(self.cut), "--name", name)
+            how = ("--cut", str(self.cut)) if self.draft is None else ("--draft", str(self.draft))
+            await type_verb(folder, "split", "join", code, *how, "--name", name)
         return folder
 
 
 @asynccontextmanager
 async def joined_machines(
-    model: Path, cut: int, rtt_s: float, mbit_s: float, exits: Path | None = None
+    model: Path, cut: int, rtt_s: float, mbit_s: float, exits: Path | None = None, draft: Path | None = None
 ) -> AsyncIterator[JoinedMachines]:
-    """Run a partner with the whole model, for edges that have the layers up to a cut.
+    """Run a partner with the whole model, for edges that have the layers up to a cut; at 0 the small model `draft`.
 
     They get the best of the `exits` behind the cut, if there is one.
     """
@@ -330,7 +333,7 @@ async def joined_machines(
                 api = SlowProxy(int(partner.root.rpartition(":")[2]), rtt_s, mbit_s)
                 link = SlowProxy(port, rtt_s, mbit_s)
                 async with api, link:
-                    yield JoinedMachines(partner, api, link, folder, model, cut, head, port)
+                    yield JoinedMachines(partner, api, link, folder, model, cut, head, port, draft)
 
 
 def bring_exit(model: Path, cut: int, exits: Path, folder: Path) -> str:

@@ -15,16 +15,23 @@ from .split_daemons import NotOfferedError, TwoMachines
 from .split_tables import Deployed, SplitAnswer, summarize
 from .split_text import SplitPrompt, flop_share, naive_bytes, token_agreement
 
-EXACT, CONFIDENT, ALONE = "exact", "confident", "alone"
+EXACT, CONFIDENT, ALONE, DRAFT = "exact", "confident", "alone", "draft"
 THETAS = (0.8, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to answer at the edge: a mode, and from which certainty on its exit decides in `confident`."""
+    """A way to answer at the edge: a mode, and from which certainty on its exit decides in `confident`.
+
+    `draft` is `exact` at an edge that has a small model in place of layers.
+    """
 
     name: str
     theta: float | None = None
+
+    @property
+    def mode(self) -> str:
+        return EXACT if self.name == DRAFT else self.name
 
     @property
     def label(self) -> str:
@@ -82,18 +89,18 @@ async def ask_ways(machines: TwoMachines, one: AskedPrompt, ways: Sequence[Way],
     said = [f"{one.cloud.took_s:.1f} s whole"]
     for way in ways:
         try:
-            answer = await machines.split(one.prompt.text, one.limit, way.name, way.theta)
+            answer = await machines.split(one.prompt.text, one.limit, way.mode, way.theta)
         except NotOfferedError as e:
-            if way.name == EXACT:
+            if way.mode == EXACT:
                 raise
             said.append(f"{way.label} is not offered: {e}")
             continue
-        if way.name == EXACT and not (answer.edge_rows and answer.partner_rows):
+        if way.mode == EXACT and not (answer.partner_rows and (answer.edge_rows or way.name == DRAFT)):
             msg = f"{answer.edge_rows} rows at the edge and {answer.partner_rows} at the partner: that is no split"
             raise BenchError(msg)
         one.answers[f"{where} {way.label}"] = answer
         same = "the same" if answer.text == one.cloud.text else "another answer"
-        said.append(f"{way.label} {answer.took_s:.1f} s, rows {answer.edge_rows} + {answer.partner_rows}, {same}")
+        said.append(f"{way.label} {answer.took_s:.1f} s, rows {answer.edge_rows or 0} + {answer.partner_rows}, {same}")
     return "; ".join(said)
 
 

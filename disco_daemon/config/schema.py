@@ -231,10 +231,10 @@ class SplitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In `confident`: how sure an exit must be of a token to decide it, above 0, up to 1 (it never is)."""
     alone: Literal["go-on", "stop"] = "go-on"
     """What becomes of an answer when the partner has gone and no server may take over: this machine goes on alone, or
-    the answer ends with an error. Without an early exit it always ends."""
+    the answer ends with an error. Without an early exit or a small model it always ends."""
     private_alone: bool = False
-    """Whether a `private` request is answered by this machine alone, by its early exit: nothing of it goes to the
-    partner. Else, or without an exit, it is refused."""
+    """Whether a `private` request is answered by this machine alone, by its early exit or small model: nothing of it
+    goes to the partner. Else, or without either, it is refused."""
     cut: Annotated[int, Meta(ge=0)] | None = None
     """Number of layers on this machine; null = not joined yet, which writes it. `disco split plan` compares cuts. 0 =
     none: a small model drafts here (`split join --draft`), and the partner has the whole large one."""

@@ -21,7 +21,7 @@ from ..models.vocabulary import vocabulary_mark
 from ..peer.first_frames import TheCuts
 from ..peer.messages import Build
 from ..types import LayerRange
-from .device import knobs_for, model_path, token_s
+from .device import knobs_for, model_path, n_gpu_layers, token_s
 from .exits import KeptExits, mark_of, told_of, train
 from .joined import shape_of
 from .split import checksum, segment_files
@@ -140,9 +140,12 @@ def range_config(config: Config, path: Path, layers: LayerRange | None) -> Engin
     It rounds exactly unless the settings say otherwise: rows of several answers then give the bits of each alone.
     """
     settings, knobs = config.device, knobs_for(config, path)
+    exact = settings.rounding != "fast" and settings.flash_attn != "off"
+    has_all = layers is None or (layers.is_first and layers.is_last)
+    on_gpu = n_gpu_layers(settings) if has_all and not exact else 0  # a range is the CPU's
     return EngineConfig(
-        path, settings.n_ctx, knobs.n_threads, 0, n_cells=_n_cells(config, path, layers),
-        scheduler=settings.scheduler, exact=settings.rounding != "fast" and settings.flash_attn != "off",
+        path, settings.n_ctx, knobs.n_threads, on_gpu, n_cells=_n_cells(config, path, layers),
+        scheduler=settings.scheduler, exact=exact,
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
         kv_type=settings.kv_type, speculate=settings.speculation == "auto", layers=layers,
         max_answers=config.partner.max_sessions,

@@ -32,18 +32,24 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     code, out, err = await bench(
         "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--uploads", "1",
         "--naive-answers", "1", "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
-        "--prompts", str(prompts),
+        "--prompts", str(prompts), "--draft-model", str(default_model_path()),
     )  # fmt: skip
     assert code == 0, err
     figures: dict[str, Any] = json.loads(out)
     rows = {(row["data"], row["name"]): row for row in figures["deployments"]}
-    assert set(rows) == {(data, name) for data in ("plain", "summary") for name in ("cloud", "naive", "exact")}
+    names = ("cloud", "naive", "exact", "draft", "alone")
+    assert set(rows) == {(data, name) for data in ("plain", "summary") for name in names}
     for data in ("plain", "summary"):
         exact = rows[data, "exact"]
         assert (exact["equal"], exact["rouge_l"], exact["cut"], exact["codec"]) == (1.0, 1.0, 24, "f32")
         assert rows[data, "naive"]["equal"] == 1.0
         assert exact["mb_up"] * 8 < rows[data, "naive"]["mb_up"]
         assert 0 < exact["partner_s"] < rows[data, "cloud"]["partner_s"]
+        draft = rows[data, "draft"]
+        assert (draft["equal"], draft["cut"], draft["codec"]) == (1.0, 0, "ids")
+        assert draft["mb_up"] * 8 < exact["mb_up"]
+        assert draft["request_rate"] < 1
+        assert rows[data, "alone"]["equal"] == 1.0, "the drafting model is the large one itself"
     cuts = figures["cuts"]
     assert (cuts["n"], cuts["lost"], cuts["changed"], cuts["doubled"]) == (1, 0, 0, 0)
     assert min(figures["ttft"].values()) > 0

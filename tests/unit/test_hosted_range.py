@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from disco_daemon.config.schema import Config, DeviceSettings
-from disco_daemon.daemon.hosted_range import HostedCuts, describe_model, require_memory
+from disco_daemon.daemon.hosted_range import HostedCuts, describe_model, range_config, require_memory
 from disco_daemon.daemon.joined import JoinedFolder, JoinedModel
 from disco_daemon.errors import ConfigError
 from disco_daemon.models.default import default_model_path
@@ -67,3 +68,13 @@ def test_layers_that_are_not_whole_count_as_none_and_leaving_removes_all(tmp_pat
     assert folder.find() is None
     assert folder.remove() > 0
     assert not folder.folder.exists()
+
+
+@pytest.mark.parametrize("rounding", ["exact", "fast"])
+def test_a_graphics_card_computes_what_is_a_whole_model_and_need_not_be_exact(
+    rounding: Literal["exact", "fast"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    config, path = Config(device=DeviceSettings(rounding=rounding, n_gpu_layers=3)), default_model_path()
+    found = [range_config(config, path, r).n_gpu_layers for r in (None, LayerRange(0, 30, 30), UPPER)]
+    assert found == ([3, 3, 0] if rounding == "fast" else [0, 0, 0])
