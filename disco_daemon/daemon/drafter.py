@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..models.segment_files import read_head
 from ..models.vocabulary import vocabulary_mark
 from .device import model_path
+from .joined import shape_of
 
 STEPS = 64  # of the table
 REACH = 8.0  # log-odds up to which it goes: a chance of 0.9997
@@ -32,9 +33,13 @@ def choose_draft(config: Config, named: str) -> Path:
     return path
 
 
-def require_same_vocabulary(small: Path, wanted: str, large: str) -> None:
-    """Raise ConfigError unless the tokens of the model in `small` are those with the mark `wanted`, of `large`."""
-    if vocabulary_mark(*read_head(small)) != wanted or not wanted:
+def require_same_vocabulary(small: Path, wanted: str, n_vocab: int, large: str) -> None:
+    """Raise ConfigError unless the tokens of the model in `small` are those with the mark `wanted`, of `large`.
+
+    That one has `n_vocab` of them: as many as the small one, or more that are unused.
+    """
+    is_same = bool(wanted) and vocabulary_mark(*read_head(small)) == wanted and shape_of(small)[1] <= n_vocab
+    if not is_same:
         msg = (
             f"{small.name} cannot draft for {large}: their vocabularies differ, so token ids do not mean the same "
             "words. It has to be a small model of the same family (--draft FILE)"

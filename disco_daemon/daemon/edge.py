@@ -189,7 +189,7 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
         engine = replace(engine, exit=read_calibration(segment))
     else:
         small, codec = draft_path(config), IDS
-        require_same_vocabulary(small, vocabulary, joined.model)
+        require_same_vocabulary(small, vocabulary, n_vocab, joined.model)
         template = read_head(segment)[1].text("tokenizer.chat_template")  # the prompt is to be the large model's own
         engine = replace(range_config(config, small, None), exit=own_certainty(), chat_template=template)
         shown["draft_model"] = str(small)

@@ -84,7 +84,7 @@ async def join(
     folder = JoinedFolder()
     paired, build = await _pair(folder, code, name or safe_name(socket.gethostname()))
     if isinstance(wanted, Path):
-        require_same_vocabulary(wanted, build.vocabulary, f"the model of {paired.name}")
+        require_same_vocabulary(wanted, build.vocabulary, build.n_vocab, f"the model of {paired.name}")
         layers, why = 0, f"{wanted.name} drafts here, and the whole model there has the say"
     else:
         layers, why = await _choose(config, paired, build, cut, say)

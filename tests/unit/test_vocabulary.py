@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from disco_daemon.errors import ConfigError
 from disco_daemon.exits.calibrate import Calibration
 from disco_daemon.models.gguf import read_header
 from disco_daemon.models.vocabulary import vocabulary_file, vocabulary_mark
-from tests.fixtures.gguf import encoded, header
+from tests.fixtures.gguf import array, encoded, header, pair
 
 words = st.lists(st.text(max_size=4), min_size=1, max_size=12)
 
@@ -43,6 +44,26 @@ def test_what_ends_a_text_and_what_becomes_of_one_counts_and_other_keys_do_not(
     assert mark(file_of(tokens, **{"tokenizer.chat_template": "x", "llama.block_count": value})) == mark(plain)
 
 
+def kinds_of(kinds: list[int]) -> bytes:
+    return pair("tokenizer.ggml.token_type", 9, array(5, len(kinds), struct.pack(f"<{len(kinds)}i", *kinds)))
+
+
+@given(words, st.data())
+def test_unused_tokens_at_the_end_do_not_count_and_all_others_do(tokens: list[str], data: st.DataObject) -> None:
+    kinds = [*data.draw(st.lists(st.sampled_from([1, 5, 6]), min_size=len(tokens) - 1, max_size=len(tokens) - 1)), 1]
+    n = data.draw(st.integers(1, 5))
+
+    def padded(kind: int) -> str:
+        found = encoded("tokenizer.ggml.tokens", [*tokens, *(f"[PAD{i}]" for i in range(n))])
+        return mark(header(encoded("general.architecture", "llama"), found, kinds_of([*kinds, *([kind] * n)])))
+
+    plain = mark(
+        header(encoded("general.architecture", "llama"), encoded("tokenizer.ggml.tokens", tokens), kinds_of(kinds))
+    )
+    assert padded(5) == plain
+    assert padded(1) != plain
+
+
 @given(words)
 def test_the_file_of_a_vocabulary_has_its_mark_and_all_keys(tokens: list[str]) -> None:
     data = file_of(tokens, **{"tokenizer.chat_template": "{{ messages }}"})
@@ -58,7 +79,16 @@ def test_a_file_without_a_vocabulary_has_no_mark_and_drafts_for_nobody(tmp_path:
     path = tmp_path / "mute.gguf"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="vocabularies differ"):
-        require_same_vocabulary(path, "", "large")
+        require_same_vocabulary(path, "", 9, "large")
+
+
+def test_a_small_model_with_more_tokens_than_the_large_one_does_not_draft_for_it(tmp_path: Path) -> None:
+    data, path = file_of(["a", "b", "c"], **{"llama.embedding_length": 8}), tmp_path / "small.gguf"
+    path.write_bytes(data)
+    for n_vocab in (3, 4):
+        require_same_vocabulary(path, mark(data), n_vocab, "large")
+    with pytest.raises(ConfigError, match="vocabularies differ"):
+        require_same_vocabulary(path, mark(data), 2, "large")
 
 
 def test_the_small_model_is_the_one_that_is_named_or_the_devices(tmp_path: Path) -> None:
