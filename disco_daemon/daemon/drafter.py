@@ -10,6 +10,7 @@ from ..config.schema import Config
 from ..engine.wire import ExitCalibration
 from ..errors import ConfigError
 from ..models.segment_files import read_head
+from ..models.segments import is_recurrent
 from ..models.vocabulary import vocabulary_mark
 from .device import model_path
 from .joined import shape_of
@@ -33,13 +34,16 @@ def choose_draft(config: Config, named: str) -> Path:
     return path
 
 
-def require_same_vocabulary(small: Path, wanted: str, n_vocab: int, large: str) -> None:
-    """Raise ConfigError unless the tokens of the model in `small` are those with the mark `wanted`, of `large`.
+def require_drafter(small: Path, wanted: str, n_vocab: int, large: str) -> None:
+    """Raise ConfigError unless the model in `small` can draft, and its tokens are those with the mark `wanted`.
 
-    That one has `n_vocab` of them: as many as the small one, or more that are unused.
+    `large`, whose they are, has `n_vocab` of them: as many as the small one, or more that are unused.
     """
-    is_same = bool(wanted) and vocabulary_mark(*read_head(small)) == wanted and shape_of(small)[1] <= n_vocab
-    if not is_same:
+    head, header = read_head(small)
+    if is_recurrent(header):
+        msg = f"{small.name} is a recurrent model: it cannot take back what was guessed wrong, so it cannot draft"
+        raise ConfigError(msg)
+    if not wanted or vocabulary_mark(head, header) != wanted or shape_of(small)[1] > n_vocab:
         msg = (
             f"{small.name} cannot draft for {large}: their vocabularies differ, so token ids do not mean the same "
             "words. It has to be a small model of the same family (--draft FILE)"

@@ -26,7 +26,7 @@ from ..peer.control import Address, JoinPartner, LinkDown, LinkStats, LinkUp, Re
 from ..peer.daemon_side import RelayLost, RelayProcess
 from ..peer.messages import IDS, N_ID, Build, Hello
 from ..peer.pairing import Membership
-from .drafter import draft_path, own_certainty, require_same_vocabulary
+from .drafter import draft_path, own_certainty, require_drafter
 from .exits import mark_of, read_calibration
 from .hosted_range import range_config
 from .joined import JoinedFolder, shape_of
@@ -189,7 +189,7 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
         engine = replace(engine, exit=read_calibration(segment))
     else:
         small, codec = draft_path(config), IDS
-        require_same_vocabulary(small, vocabulary, n_vocab, joined.model)
+        require_drafter(small, vocabulary, n_vocab, joined.model)
         template = read_head(segment)[1].text("tokenizer.chat_template")  # the prompt is to be the large model's own
         engine = replace(range_config(config, small, None), exit=own_certainty(), chat_template=template)
         shown["draft_model"] = str(small)

@@ -79,14 +79,16 @@ class HostedCuts:
 def describe_model(model: Path) -> Build:
     """Return what a member has to know of the model; `llama` is empty until an engine has told it.
 
-    Reads the whole file the first time. Raises ConfigError if the model cannot be read, or not be cut.
+    Reads the whole file the first time. Raises ConfigError if the model cannot be read, or not be hosted at all.
     """
     head, header = read_head(model)
     try:
         n = n_layers(header)
-        cut(head, header, LayerRange(0, n - 1, n))
+        cut(
+            head, header, LayerRange(0, n, n)
+        )  # for an edge with a small model; whether ranges can be had is found later
     except (NotCuttableError, ValueError) as e:
-        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
+        msg = f"{model.name} cannot be computed for other machines: {e}"
         raise ConfigError(msg) from e
     n_embd, n_vocab = shape_of(model)
     return Build(

@@ -22,7 +22,7 @@ from ..peer.messages import Build
 from ..peer.pairing import PairedPartner, check_authority, safe_name
 from ..peer.pairing_code import PairingCode, PairingError, parse_code
 from .device import token_s
-from .drafter import require_same_vocabulary
+from .drafter import require_drafter
 from .edge import membership
 from .joined import JoinedFolder, JoinedModel
 from .split import checksum
@@ -84,7 +84,7 @@ async def join(
     folder = JoinedFolder()
     paired, build = await _pair(folder, code, name or safe_name(socket.gethostname()))
     if isinstance(wanted, Path):
-        require_same_vocabulary(wanted, build.vocabulary, build.n_vocab, f"the model of {paired.name}")
+        require_drafter(wanted, build.vocabulary, build.n_vocab, f"the model of {paired.name}")
         layers, why = 0, f"{wanted.name} drafts here, and the whole model there has the say"
     else:
         layers, why = await _choose(config, paired, build, cut, say)

@@ -106,7 +106,7 @@ class Partner:
         assert config is not None
         addresses = [address] if address else own_addresses(config.partner.listen)[:ADDRESSES_MAX]
         async with self._changing:
-            await self._build_of(config)  # first: a model that cannot be cut needs no code
+            await self._build_of(config)  # first: a model that cannot be hosted needs no code
             code = await asyncio.to_thread(
                 self._issuer.new_code, [Address(host=host, port=config.peer.port) for host in addresses]
             )

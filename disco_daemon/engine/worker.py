@@ -107,6 +107,8 @@ class Worker:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
             llama = load_model(load, self._abort)
+            if self._relays is not None:
+                _require_divisible(llama, load.model_path)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
         except ModelError as e:
             self.send(wire.LoadFailed(message=str(e)))
@@ -321,6 +323,13 @@ class Worker:
         self.send(
             wire.Counted(id=message.id, n_tokens=len(prompt), ids=ids, text=text + message.answer if text else "")
         )
+
+
+def _require_divisible(llama: Llama, path: str) -> None:
+    """Raise ModelError for a model of which wrong guesses could not be cut."""
+    if not llama.divisible:
+        msg = f"{path} is a recurrent model: it cannot take back what was guessed wrong"
+        raise ModelError(msg)
 
 
 def _do_nothing() -> None:

@@ -35,6 +35,7 @@ _NO_LAYERS = ("rope.dimension_sections",)
 _SCALARS = {4: "I", 5: "i", 6: "f", 7: "?"}
 _U32, _BOOL, _TEXT, _ARRAY = 4, 7, 8, 9
 _F32 = 0
+_STATES = (".ssm_", ".time_mix_", ".shortconv.")  # in the names of tensors of layers with a state
 
 
 class NotCuttableError(ValueError):
@@ -120,7 +121,7 @@ def cut(
     exit may be is kept in the header as the text `calibration`, under the key CALIBRATION.
     Raises NotCuttableError.
     """
-    _refuse(header)
+    _refuse(header, layers)
     placed: list[tuple[Tensor, int | bytes | None]] = list(_tensors(header, layers))
     if exit_:
         placed = list(_with_exit(placed, layers, exit_))
@@ -146,19 +147,26 @@ def cut(
     return Segment(packed, tuple(_joined(pieces)))
 
 
-def _refuse(header: Header) -> None:
+def _refuse(header: Header, layers: LayerRange) -> None:
     if not header.whole or not header.architecture:
         raise NotCuttableError("its header is longer than what was read of it, or names no architecture")
     if (header.number("split.count") or 1) > 1:
         raise NotCuttableError("it lies in several files: join them with llama-gguf-split --merge")
+    if any(tensor.name.startswith(("enc.", "dec.")) for tensor in header.tensors):
+        raise NotCuttableError("it has an encoder and a decoder")
+    if is_recurrent(header):
+        raise NotCuttableError("it is a recurrent model: its state cannot be cut back behind a wrong draft")
+    if layers.is_first and layers.is_last:
+        return
     if header.number(f"{header.architecture}.nextn_predict_layers"):
         raise NotCuttableError("it has layers that predict further tokens, which need the whole model")
     if any(tensor.name.startswith("per_layer_") for tensor in header.tensors):
         raise NotCuttableError("each of its layers reads an embedding of its own, which is in none of the rows")
-    if any(tensor.name.startswith(("enc.", "dec.")) for tensor in header.tensors):
-        raise NotCuttableError("it has an encoder and a decoder")
-    if any(".ssm_" in tensor.name or ".time_mix_" in tensor.name for tensor in header.tensors):
-        raise NotCuttableError("it is a recurrent model: its state cannot be cut back behind a wrong draft")
+
+
+def is_recurrent(header: Header) -> bool:
+    """Whether a model carries a state through a text, by which nothing can be taken back."""
+    return any(part in tensor.name for tensor in header.tensors for part in _STATES)
 
 
 def _with_exit(

@@ -164,6 +164,14 @@ def test_a_model_that_would_compute_something_else_in_ranges_is_refused_with_the
         cut(whole, read_header(whole), LayerRange(0, 2, 4))
 
 
+@pytest.mark.parametrize(
+    "whole", [model(4, keys=[number("llama.nextn_predict_layers", 1)]), model(4, more=["per_layer_model_proj.weight"])]
+)
+def test_what_only_its_pieces_would_lack_a_whole_model_has(whole: bytes) -> None:
+    found = cut(whole, read_header(whole), LayerRange(0, 4, 4))
+    assert len(read_header(found.header).tensors) == len(read_header(whole).tensors)
+
+
 def test_a_model_that_does_not_tell_its_layers_is_refused() -> None:
     with pytest.raises(NotCuttableError, match="how many layers"):
         n_layers(read_header(header(encoded("general.architecture", "llama"))))

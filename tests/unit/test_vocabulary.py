@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.config.schema import Config, DeviceSettings, SplitSettings
-from disco_daemon.daemon.drafter import choose_draft, draft_path, own_certainty, require_same_vocabulary
+from disco_daemon.daemon.drafter import choose_draft, draft_path, own_certainty, require_drafter
 from disco_daemon.errors import ConfigError
 from disco_daemon.exits.calibrate import Calibration
 from disco_daemon.models.gguf import read_header
 from disco_daemon.models.vocabulary import vocabulary_file, vocabulary_mark
-from tests.fixtures.gguf import array, encoded, header, pair
+from tests.fixtures.gguf import array, encoded, header, pair, tensor
 
 words = st.lists(st.text(max_size=4), min_size=1, max_size=12)
 
@@ -79,16 +79,23 @@ def test_a_file_without_a_vocabulary_has_no_mark_and_drafts_for_nobody(tmp_path:
     path = tmp_path / "mute.gguf"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="vocabularies differ"):
-        require_same_vocabulary(path, "", 9, "large")
+        require_drafter(path, "", 9, "large")
 
 
 def test_a_small_model_with_more_tokens_than_the_large_one_does_not_draft_for_it(tmp_path: Path) -> None:
     data, path = file_of(["a", "b", "c"], **{"llama.embedding_length": 8}), tmp_path / "small.gguf"
     path.write_bytes(data)
     for n_vocab in (3, 4):
-        require_same_vocabulary(path, mark(data), n_vocab, "large")
+        require_drafter(path, mark(data), n_vocab, "large")
     with pytest.raises(ConfigError, match="vocabularies differ"):
-        require_same_vocabulary(path, mark(data), 2, "large")
+        require_drafter(path, mark(data), 2, "large")
+
+
+def test_a_recurrent_model_does_not_draft(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(header(encoded("general.architecture", "llama"), tensors=[tensor("blk.0.ssm_in.weight", (4,))]))
+    with pytest.raises(ConfigError, match="recurrent"):
+        require_drafter(path, "any", 9, "large")
 
 
 def test_the_small_model_is_the_one_that_is_named_or_the_devices(tmp_path: Path) -> None:
