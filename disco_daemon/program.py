@@ -15,6 +15,7 @@ CLI = "disco_daemon.cli.main"
 PART = "-m"  # the single binary's first word when the second one is a module of PARTS
 PARTS = (
     "disco_daemon.bench.loopback",
+    "disco_daemon.engine.hosts.process",
     "disco_daemon.engine.measure.checkup",
     "disco_daemon.engine.measure.exit_training",
     "disco_daemon.engine.measure.requantize",

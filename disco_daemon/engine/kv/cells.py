@@ -57,6 +57,7 @@ class Cells:
         self.n_reused = 0  # tokens that were found computed, since the start
         self.n_moves = 0
         self.move_s = 0.0
+        self.before_move: Callable[[], object] = lambda: None  # brings back what is being computed elsewhere
         self._llama = llama
         self._clock = clock
         self._index = PrefixIndex()
@@ -310,6 +311,7 @@ class Cells:
 
     def tidy(self) -> None:
         """Put cached prefixes into the host cache, and the cells of running answers to the front."""
+        self.before_move()
         with self._lock:
             for seq in self._index.unpinned():
                 self._host_cache.put(self._index.tokens(seq), self._llama.save(seq), private=seq in self._private)
@@ -320,6 +322,7 @@ class Cells:
 
     def move(self) -> None:
         """Put all cells that are wanted to the front, in the same order."""
+        self.before_move()
         began = self._clock()
         spans = list(self._index.spans())
         parts = [self._llama.part(min(owners), start, end) for start, end, owners in spans]

@@ -45,13 +45,13 @@ class Sequences:
     def part(self, seq: int, start: int, end: int) -> memoryview:
         """Copy the KV cache's content of a sequence's positions from `start` to `end`."""
         llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
-        data = self.save(_SCRATCH)
+        data = Sequences.save(self, _SCRATCH)  # of this context alone, whatever a subclass has besides
         llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
         return data
 
     def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
         """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
-        if not self.restore(_SCRATCH, data):
+        if not Sequences.restore(self, _SCRATCH, data):
             raise ModelError("llama.cpp does not take back what it saved of its KV cache")
         for seq in owners:
             llama_cpp.llama_memory_seq_cp(self._memory, _SCRATCH, seq, start, end)

@@ -59,14 +59,8 @@ class Batcher:
         """Queue an answer, or refuse it with a Failed that says why."""
         request = ready.request
         if len(self.admission.without_cells) >= MAX_WAITING:
-            self.send(
-                wire.Failed(
-                    id=request.id,
-                    reason="overloaded",
-                    message="the device's queue is full; try again later",
-                    your_fault=False,
-                )
-            )
+            message = "the device's queue is full; try again later"
+            self.send(wire.Failed(id=request.id, reason="overloaded", message=message, your_fault=False))
             return
         if len(ready.prompt) >= self.llama.n_ctx:
             self.send(wire.refusal(request.id, PromptTooLong(self.llama.n_ctx, len(ready.prompt), exact=True)))
@@ -218,7 +212,7 @@ class Batcher:
         """Choose the rows, and make room for them."""
         batch = Batch()
         self.single_prompt = False
-        sequences = self.admission.resident
+        sequences = self._candidates()
         if self.llama.adapters:
             sequences = self.adapters.select(sequences, self.clock())
             self.llama.adapt(self.adapters.adapter)
@@ -242,6 +236,10 @@ class Batcher:
             batch.alike = not (batch.load.n_prefill or batch.drafts or self.adapters.adapter)
             batch.apart = batch.alike and self.grouping.apart(len(batch.rows))
         return batch
+
+    def _candidates(self) -> list[Sequence]:
+        """Return the sequences that may have rows in the next batch."""
+        return self.admission.resident
 
     def _ahead(self) -> list[Sequence]:
         """Return what may be computed on the chance that it is of use, where there is nothing else to compute."""

@@ -1,0 +1,1 @@
+"""Hosts: processes that compute inner layers of a model for an engine, which keeps its ends, the *home*."""

@@ -1,0 +1,143 @@
+"""The rows that home sent to a host, for another one that takes its place: it computes its layers from them alone.
+
+They are kept in the order of the host's cells, one row for each cell that is still in use, so they are never more than
+the cache has cells: 4 bytes x n_embd each. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatRows = NDArray[np.float32]
+REPLAYED = 256  # rows that are sent again at a time
+
+
+@dataclass(slots=True)
+class Kept:
+    """Neighbouring cells from position `start` on: the rows (n x n_embd) that were sent, or what was saved of them.
+
+    Each sequence of `owners` has them up to its position.
+    """
+
+    flight: int
+    start: int
+    owners: dict[int, int]
+    rows: FloatRows | None = None
+    saved: bytes = b""
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes."""
+        return len(self.saved) if self.rows is None else int(self.rows.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAgain:
+    """Rows to compute again, with their positions and sequences."""
+
+    places: tuple[tuple[int, int], ...]
+    rows: FloatRows
+
+
+@dataclass(frozen=True, slots=True)
+class ShareAgain:
+    """`seq` has the first `n` cells of `source`."""
+
+    source: int
+    seq: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutAgain:
+    """Cells as they were saved, from `start` to `end` of `owner`."""
+
+    owner: int
+    start: int
+    end: int
+    saved: bytes
+
+
+Step = RowsAgain | ShareAgain | PutAgain
+
+
+@dataclass(slots=True)
+class KeptRows:
+    """All that is kept for one host; mirrors what its cells go through."""
+
+    _kept: list[Kept] = field(default_factory=list)
+
+    @property
+    def n_bytes(self) -> int:
+        """What all of it takes."""
+        return sum(kept.n_bytes for kept in self._kept)
+
+    def add(self, flight: int, places: Iterable[tuple[int, int]], rows: FloatRows) -> None:
+        """Keep a flight's rows; those of one sequence stand behind each other, in the order of their positions."""
+        at, found = 0, list(places)
+        while at < len(found):
+            start, seq = found[at]
+            n = 1
+            while at + n < len(found) and found[at + n] == (start + n, seq):
+                n += 1
+            self._kept.append(Kept(flight, start, {seq: start + n}, rows[at : at + n].copy()))
+            at += n
+
+    def put(self, owners: Iterable[int], start: int, end: int, saved: bytes) -> None:
+        """Keep cells that were put back as they were saved."""
+        self._kept.append(Kept(-1, start, dict.fromkeys(owners, end), saved=saved))
+
+    def forget(self, seq: int, start: int) -> None:
+        """A sequence has lost its cells from this position on."""
+        for kept in self._kept:
+            if (end := kept.owners.get(seq)) is not None and end > start:
+                if start <= kept.start:
+                    del kept.owners[seq]
+                else:
+                    kept.owners[seq] = start
+        self._kept = [kept for kept in self._kept if kept.owners]
+
+    def share(self, source: int, seq: int, n: int) -> None:
+        """A sequence has the first `n` cells of another."""
+        for kept in self._kept:
+            if (end := kept.owners.get(source)) is not None and kept.start < n:
+                kept.owners[seq] = min(end, n)
+
+    def clear(self) -> None:
+        """All cells are free."""
+        self._kept.clear()
+
+    def replay(self, without: Container[int] = ()) -> Iterator[Step]:
+        """Yield what gives a new host the cells of the lost one, but for these flights, whose rows are sent anyway."""
+        places, rows = list[tuple[int, int]](), list[FloatRows]()
+        for kept in self._kept:
+            if kept.flight in without:
+                continue
+            source = max(kept.owners, key=lambda seq: (kept.owners[seq], -seq))
+            end = kept.owners[source]
+            if kept.rows is None:
+                if places:
+                    yield RowsAgain(tuple(places), np.concatenate(rows))
+                    places, rows = [], []
+                yield PutAgain(source, kept.start, end, kept.saved)
+            else:
+                at = kept.start
+                while at < end:
+                    n = min(end - at, REPLAYED - len(places))
+                    places += [(position, source) for position in range(at, at + n)]
+                    rows.append(kept.rows[at - kept.start : at - kept.start + n])
+                    at += n
+                    if len(places) == REPLAYED:
+                        yield RowsAgain(tuple(places), np.concatenate(rows))
+                        places, rows = [], []
+            others = [ShareAgain(source, seq, n) for seq, n in kept.owners.items() if seq != source]
+            if others and places:
+                yield RowsAgain(tuple(places), np.concatenate(rows))
+                places, rows = [], []
+            yield from others
+        if places:
+            yield RowsAgain(tuple(places), np.concatenate(rows))

@@ -1,0 +1,65 @@
+"""A host that takes another one's place has, from the rows that were kept, exactly the cells of the lost one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_daemon.engine.hosts.kept_rows import KeptRows, PutAgain, RowsAgain, ShareAgain
+
+Cells = dict[int, dict[int, float]]  # of each sequence: what is at each position
+ORDERS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "forget", "share", "move"]), st.integers(0, 3), st.integers(0, 3), st.integers(1, 40)
+    ),
+    max_size=60,
+)
+
+
+@given(ORDERS)
+def test_a_new_host_has_the_same_cells(orders: list[tuple[str, int, int, int]]) -> None:
+    kept, cells, number = KeptRows(), Cells(), 0.0
+    for flight, (verb, seq, other, n) in enumerate(orders):
+        own = cells.setdefault(seq, {})
+        match verb:
+            case "add":
+                start = len(own)
+                rows = np.arange(number, number + n, dtype=np.float32).reshape(n, 1)
+                number += n
+                kept.add(flight, [(start + i, seq) for i in range(n)], rows)
+                own.update({start + i: float(row[0]) for i, row in enumerate(rows)})
+            case "forget":
+                kept.forget(seq, n)
+                cells[seq] = {position: row for position, row in own.items() if position < n}
+            case "share" if not cells.get(other) and other != seq:
+                kept.share(seq, other, n)
+                cells[other] = {position: row for position, row in own.items() if position < n}
+    assert replayed(kept) == {seq: own for seq, own in cells.items() if own}
+
+
+def replayed(kept: KeptRows) -> Cells:
+    found = Cells()
+    for step in kept.replay():
+        match step:
+            case RowsAgain(places, rows):
+                for (position, seq), row in zip(places, rows, strict=True):
+                    assert len(found.setdefault(seq, {})) == position  # attention needs all before it
+                    found[seq][position] = float(row[0])
+            case ShareAgain(source, seq, n):
+                shared = {position: row for position, row in found[source].items() if position < n}
+                assert found.get(seq, {}).items() <= shared.items()
+                found[seq] = shared
+            case PutAgain():
+                raise AssertionError
+    return found
+
+
+def test_flights_under_way_are_not_replayed() -> None:
+    kept = KeptRows()
+    kept.add(0, [(0, 0), (1, 0), (0, 1)], np.zeros((3, 2), np.float32))
+    kept.add(1, [(2, 0)], np.ones((1, 2), np.float32))
+    [step] = kept.replay(without=[1])
+    assert isinstance(step, RowsAgain)
+    assert step.places == ((0, 0), (1, 0), (0, 1))
+    assert kept.n_bytes == 4 * 2 * 4
