@@ -1,8 +1,8 @@
-"""One model over several machines, simulated: `python -m benchmarks.fleet --simulate`.
+"""One model over several machines: `python -m benchmarks.fleet`, with processes of this machine; or `--simulate`.
 
 Four A100 of 40 GB on PCIe, Llama-13B and -70B, answers as long as Alpaca's, 3 to 50 requests/s: the fleet's placement
 by the policy `measured` beside static batches (as Hugging Face Transformers), continuous batching (as vLLM), and two
-and four whole instances. benchmarks/fleet_constants.py has all constants. The live benchmark is not built yet.
+and four whole instances. benchmarks/fleet_constants.py has all constants. What is live is in benchmarks/fleet_live.py.
 """
 
 from __future__ import annotations
@@ -111,13 +111,20 @@ def _paper(tables: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--simulate", action="store_true", help="simulate four GPUs; nothing else is built yet")
-    parser.add_argument("--full", action="store_true", help="move each constant with all seeds, not with one")
+    parser.add_argument("--simulate", action="store_true", help="simulate four GPUs")
+    parser.add_argument(
+        "--full", action="store_true", help="five runs, not three; simulated: each constant moved with all seeds"
+    )
+    parser.add_argument("--runs", type=int, metavar="N", help="live: so many runs of each")
+    parser.add_argument("--cut", type=int, nargs=2, metavar=("FIRST", "LAST"), help="live: the layers of the host")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args()
     if not args.simulate:
-        progress("the live benchmark of a fleet is not built yet: run it with --simulate")
-        return 2
+        from . import fleet_live
+
+        cut = (args.cut[0], args.cut[1]) if args.cut else None
+        found = fleet_live.live(args.runs or (5 if args.full else 3), cut)
+        return print_figures(found, fleet_live.table, as_json=args.json)
     begin = time.monotonic()
     seeds = SEEDS if args.full else MOVED_SEEDS
     figures = simulate(SEEDS, seeds, min(2, os.cpu_count() or 1), progress)
