@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -23,7 +21,6 @@ from benchmarks.fleet_figures import (
 )
 from benchmarks.fleet_machines import Flow, Gpu, WholeModel
 from benchmarks.fleet_queue import Request, deal, make_requests, serve_continuously, serve_in_batches
-from tests.fixtures.documents import ROOT
 
 GPU = Gpu(LLAMA_13B, Constants())
 
@@ -159,11 +156,3 @@ def test_the_figures_have_the_names_that_other_programs_read() -> None:
 
 def test_the_largest_fleet_is_one_of_sixteen_hosts_and_eighty_layers() -> None:
     assert (len(large_fleet().hosts), large_fleet().model.n_layers) == (16, 80)
-
-
-def test_without_simulate_the_benchmark_says_that_it_is_not_built() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fleet"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert "not built yet" in done.stderr
