@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 import subprocess
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
@@ -58,6 +59,12 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
     except asyncio.CancelledError:
         await end(await fork)
         raise
+
+
+def start(module: str, *args: str, sock: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a module of this program that ends with the other end of `sock`, whose number it gets last. Raises OSError."""
+    words = command(module, *args, str(sock.fileno()))
+    return subprocess.Popen(words, pass_fds=[sock.fileno()], env=environment(), stdin=subprocess.DEVNULL)
 
 
 async def run_job(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .. import program
+from .. import process
 
 ENDED_S = 5.0  # for a host whose home has gone
 
@@ -23,28 +23,25 @@ class LocalHosts:
 
     def open(self) -> socket.socket:
         """Start a host; return home's end of the socket to it. The host ends with that. Raises OSError."""
-        for process in self.started:
-            process.poll()  # those that have ended are not kept as zombies
+        for host in self.started:
+            host.poll()  # those that have ended are not kept as zombies
         ours, theirs = socket.socketpair()
         with theirs:
-            command = program.command("disco_daemon.engine.hosts.process", str(theirs.fileno()))
             try:
-                process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], env=program.environment(), stdin=subprocess.DEVNULL
-                )
+                host = process.start("disco_daemon.engine.hosts.process", sock=theirs)
             except OSError:
                 ours.close()
                 raise
         if self.cpus and sys.platform == "linux":
-            os.sched_setaffinity(process.pid, self.cpus)
-        self.started.append(process)
+            os.sched_setaffinity(host.pid, self.cpus)
+        self.started.append(host)
         return ours
 
     def close(self) -> None:
         """Wait until all have ended, whose sockets are closed by now; those that do not are killed."""
-        for process in self.started:
+        for host in self.started:
             try:
-                process.wait(ENDED_S)
+                host.wait(ENDED_S)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                host.kill()
+                host.wait()

@@ -14,6 +14,7 @@ ENDS = {
     "disco_daemon/process.py": "the parts: their socket or their stdin ends",
     "disco_daemon/bench/child.py": "`disco up --until-eof`, loopback and llama-server: their stdin ends",
     "tui/data/daemon_launcher.py": "`disco up --until-eof`: its stdin ends",
+    "benchmarks/fleet_live.py": "its stdin ends, when it has played what it was asked for",
     "benchmarks/split_daemons.py": "a verb, which ends by itself or is killed after its time-out",
     "benchmarks/split_naive.py": "end_with_stdin",
     "benchmarks/browser.py": "a guard with end_with_stdin",
