@@ -62,7 +62,7 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
 
 
 def start(module: str, *args: str, sock: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a module of this program that ends with the other end of `sock`, whose number it gets last. Raises OSError."""
+    """Start a module that is told the number of `sock` last, and ends with the other end of it. Raises OSError."""
     words = command(module, *args, str(sock.fileno()))
     return subprocess.Popen(words, pass_fds=[sock.fileno()], env=environment(), stdin=subprocess.DEVNULL)
 

@@ -2,8 +2,9 @@
 
 After CE-CoLLM's (Jin and Wu) content manager. It knows positions, pending rows and credits, and neither a text nor a KV
 cache: for each answer of each peer rows come in, wait until they can be computed, and are dropped once they are. The
-rows of the prompt are computed as they come. Drafts wait for the `JudgeDrafts` that covers them, and are computed
-together, with logits; behind them the tokens are drawn, and the verdict begins a new turn.
+rows of the prompt are computed as they come. Drafts wait for the `JudgeDrafts` that covers them, and are computed with
+logits, together or one after the other; behind them the tokens are drawn. The verdict begins a new turn: with the first
+token that is not the next draft, and what lies behind it need not be computed.
 
 A row that a peer sends takes one of its credits, which comes back when the row is computed or dropped. All drafts that
 may wait at a time need credits of their own, or they could wait for each other: at least 2 x MAX_JUDGED an answer.
@@ -219,12 +220,11 @@ class ContentManager:
     def take(self, key: ContentKey, n: int) -> ReadyRows | None:
         """Return up to `n` rows to compute next, or None. They stay pending until `computed`.
 
-        Drafts come all together, so never if there is room for fewer than `Content.n_run` rows. No message may be taken
-        between this and `computed`.
+        No message may be taken between this and `computed`.
         """
         content = self._content(key)
-        n_logits = content.n_run if content.n_plain + content.n_run <= n else 0
-        n = min(n, content.n_plain) + n_logits
+        n = min(n, content.n_plain + content.n_run)
+        n_logits = max(0, n - content.n_plain)
         if n < 1:
             return None
         return ReadyRows(content.n_computed, tuple(content.tokens[:n]), np.stack(content.rows[:n]), n_logits)
@@ -232,12 +232,10 @@ class ContentManager:
     def computed(self, key: ContentKey, n: int, busy_s: float = 0.0) -> ContentChange:
         """Drop the `n` rows that `take` gave: they are computed, in `busy_s`."""
         content = self._content(key)
-        with_run = content.n_plain + content.n_run
-        if not (0 < n <= content.n_plain or 0 < n == with_run):
-            msg = f"{n} rows cannot have been computed: {content.n_plain} could be, and {content.n_run} together"
+        if not 0 < n <= content.n_plain + content.n_run:
+            msg = f"{n} rows cannot have been computed: {content.n_plain} could be, and {content.n_run} drafts"
             raise ValueError(msg)
-        if n > content.n_plain:
-            content.run = tuple(content.tokens[content.n_plain : n])
+        content.run += tuple(content.tokens[content.n_plain : n])
         content.n_computed += n
         content.n_rows += n
         self.n_rows += n
@@ -247,21 +245,35 @@ class ContentManager:
         del content.tokens[:n], content.rows[:n]
         return ContentChange(self._give_back(content, n))
 
-    def verdict(self, key: ContentKey, tokens: Sequence[int]) -> ContentChange:
-        """Begin a new turn behind the tokens drawn: the drafts that were right and one more, or fewer at the end."""
+    def draw(self, key: ContentKey, tokens: Sequence[int], *, ends: bool = False) -> ContentChange:
+        """Take the tokens drawn behind rows that were computed: the drafts that were right and one more.
+
+        Where the last of them is the next draft, its row is to be computed next, unless the text `ends` with it; else
+        this is the verdict.
+        """
         content = self._content(key)
-        start, run = content.drafts_from, content.run
-        if start is None or not 0 < len(tokens) <= len(run) or tuple(tokens[:-1]) != run[1 : len(tokens)]:
-            msg = f"the tokens {tokens} cannot have been drawn behind the drafts {run}"
+        run, drawn = content.run, (*content.drawn, *tokens)
+        if not len(content.drawn) < len(drawn) <= len(run) or drawn[:-1] != run[1 : len(drawn)]:
+            msg = f"the tokens {drawn} cannot have been drawn behind the drafts {run}"
             raise ValueError(msg)
-        keep = start + len(tokens)
+        content.drawn = drawn
+        if content.n_run and len(drawn) == len(run) and content.tokens[0] == drawn[-1] and not ends:
+            return ContentChange()
+        return self._verdict(content)
+
+    def _verdict(self, content: Content) -> ContentChange:
+        """Begin a new turn behind the tokens drawn."""
+        assert content.drafts_from is not None
+        start, tokens = content.drafts_from, content.drawn
+        n_judged, keep = len(content.run), start + len(tokens)
         n_dropped = len(content.tokens)
         content.begin_turn(content.turn + 1, keep)
         said = DraftVerdict(
-            id=key[1],
+            id=content.key[1],
             turn=content.turn,
             start=start,
-            tokens=tuple(tokens),
+            tokens=tokens,
+            n_judged=n_judged,
             n_rows=content.verdict_n_rows,
             busy_s=content.verdict_busy_s,
         )
@@ -269,16 +281,20 @@ class ContentManager:
         return ContentChange((said, *self._give_back(content, n_dropped)), keep=keep)
 
     def evicted(self, key: ContentKey, n_left: int) -> ContentChange:
-        """Ask for rows again: only the first `n_left` tokens are in the KV cache yet."""
+        """Ask for rows again: only the first `n_left` tokens are in the KV cache yet.
+
+        Before that comes the verdict on what is drawn already: the sampler has drawn it, and cannot do so again.
+        """
         content = self._content(key)
         if n_left >= content.n_computed:
             return ContentChange()
+        said = self._verdict(content).send if content.drawn else ()
         if content.run and content.drafts_from is not None:  # their logits are needed again, too
             n_left = min(n_left, content.drafts_from)
         n_dropped = len(content.tokens)
         content.begin_turn(content.turn + 1, n_left)
         need = NeedRows(id=key[1], turn=content.turn, pos=n_left)
-        return ContentChange((need, *self._give_back(content, n_dropped)), keep=n_left)
+        return ContentChange((*said, need, *self._give_back(content, n_dropped)), keep=n_left)
 
     def fail(self, key: ContentKey, reason: str, message: str, *, your_fault: bool = False) -> ContentChange:
         """End an answer that cannot go on."""

@@ -348,7 +348,7 @@ class EdgeAnswer:
         if min(drawn) < 0 or max(drawn) >= self._n_vocab:
             msg = f"the ids {drawn} are not all in the vocabulary of {self._n_vocab}"
             raise BadFrameError(msg)
-        if not 0 <= message.n_rows <= self._n_uncounted or not 0 <= message.busy_s < math.inf:
+        if not 0 <= message.n_judged <= message.n_rows <= self._n_uncounted or not 0 <= message.busy_s < math.inf:
             msg = f"{message.n_rows} rows of {self._n_uncounted} cannot have been computed in {message.busy_s:g} s"
             raise BadFrameError(msg)
         self._n_uncounted -= message.n_rows

@@ -225,13 +225,15 @@ class DraftVerdict(PeerMessage, tag="Verdict", frozen=True, kw_only=True):
     """The tokens drawn behind the rows from `start` on: the drafts that were right, and one more.
 
     `turn` is the new one: both sides keep the rows up to start + len(tokens), and no row beyond it. Since the last
-    verdict the partner computed `n_rows` rows of the answer, in `busy_s`, s.
+    verdict the partner computed `n_rows` rows of the answer, in `busy_s`, s. Of them `n_judged` have logits: fewer than
+    were to be judged where those behind a wrong draft were left out.
     """
 
     id: str
     turn: int
     start: int
     tokens: tuple[int, ...]
+    n_judged: int = 0
     n_rows: int = 0
     busy_s: float = 0.0
 

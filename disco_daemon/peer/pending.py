@@ -27,9 +27,9 @@ class BadContentError(Exception):
 class Content:
     """What is there of one answer: the rows below `n_computed` are in the KV cache, those behind it are pending.
 
-    `drafts_from` is the position of the turn's first draft, `judged_to` the end of the drafts to judge, `run` their
-    tokens once they are computed and nothing is drawn behind them yet, and `left` the tokens before them that the edge
-    has drawn itself. `early` are rows of a turn to come.
+    `drafts_from` is the position of the turn's first draft, `judged_to` the end of the drafts to judge, `run` the
+    tokens of those that are computed, `drawn` the tokens drawn behind them so far, and `left` the tokens before them
+    that the edge has drawn itself. `early` are rows of a turn to come.
     """
 
     key: ContentKey
@@ -40,6 +40,7 @@ class Content:
     drafts_from: int | None = None
     judged_to: int | None = None
     run: tuple[int, ...] = ()
+    drawn: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     rows: list[RowArray] = field(default_factory=list)
@@ -62,10 +63,10 @@ class Content:
 
     @property
     def n_run(self) -> int:
-        """Rows behind the plain ones that can be computed together, with logits."""
-        if self.judged_to is None or self.drafts_from is None or self.run or self.n_received < self.judged_to:
+        """Rows behind the plain ones that can be computed with logits: none before all of them are there."""
+        if self.judged_to is None or self.drafts_from is None or self.n_received < self.judged_to:
             return 0
-        return self.judged_to - self.drafts_from
+        return self.judged_to - self.drafts_from - len(self.run)
 
     @property
     def n_held(self) -> int:
@@ -77,7 +78,7 @@ class Content:
         del self.tokens[n_pending:], self.rows[n_pending:]
         self.turn, self.n_computed = turn, n_computed
         self.drafts_from = self.judged_to = None
-        self.run = self.left = ()
+        self.run = self.drawn = self.left = ()
 
     def append(self, message: SendRows, rows: RowArray) -> None:
         """Take rows of the present turn behind the pending ones. Raises BadContentError."""
@@ -131,7 +132,7 @@ class Content:
                 self.append(early, rows)
 
     def judge(self, message: JudgeDrafts) -> None:
-        """Let the drafts be computed as soon as they are there. Raises BadContentError."""
+        """Let the drafts be computed as soon as they are all there. Raises BadContentError."""
         if not self.is_drawing or self.judged_to is not None or message.turn != self.turn:
             msg = f"drafts of turn {message.turn} cannot be judged now, in turn {self.turn}"
             raise BadContentError(msg)

@@ -340,23 +340,26 @@ class TwoMachines(RuleBasedStateMachine):
             assert row.tobytes() == self.sent[key, len(kv)].pop(turn), "not the edge's row, or computed twice in a turn"
             kv.append(token)
             assert row.tobytes() == row_of(kv, len(kv) - 1)[: self.n_embd].tobytes(), "a row of another text"
-        if ready.n_logits:
-            assert len(kv) == content.judged_to
+        n_run = len(content.run)
         self.follow(key, self.manager.computed(key, len(ready.tokens)))
-        assert len(content.run) == ready.n_logits
+        assert len(content.run) == n_run + ready.n_logits
         return True
 
     def draw_tokens(self, key: ContentKey, stops: int = 99) -> bool:
         content = self.manager.get(key)
-        if content is None or not content.run or content.drafts_from is None:
+        if content is None or content.drafts_from is None or len(content.drawn) == len(content.run):
             return False
         drawn: list[int] = []
-        kv = self.kv[key]
-        for at in range(content.drafts_from, content.drafts_from + len(content.run)):
+        kv, turn, n_before = self.kv[key], content.turn, len(content.drawn)
+        assert not n_before or content.drawn[-1] == content.run[n_before], "drawn on behind a wrong draft"
+        for at in range(content.drafts_from + n_before, content.drafts_from + len(content.run)):
             drawn.append(drawn_behind(kv[: at + 1]))
             if kv[at + 1 : at + 2] != drawn[-1:] or len(drawn) == stops:
                 break
-        self.follow(key, self.manager.verdict(key, drawn))
+        is_all = n_before + len(drawn) == len(content.run)
+        goes_on = is_all and content.n_run > 0 and content.tokens[0] == drawn[-1] and stops > len(drawn)
+        self.follow(key, self.manager.draw(key, drawn, ends=len(drawn) == stops))
+        assert (content.turn == turn) == goes_on, "a verdict as soon as it is known, and not before"
         return True
 
     @rule(data=st.data(), share=st.sampled_from([0.0, 0.3, 0.8, 1.0]))

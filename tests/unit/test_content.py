@@ -84,21 +84,49 @@ def test_prompt_rows_are_computed_as_they_come_in_pieces_of_any_size() -> None:
     assert (ready.pos, ready.tokens) == (2, (3,))
 
 
-def test_drafts_are_computed_together_with_logits_or_not_at_all() -> None:
+def test_drafts_are_computed_with_logits_together() -> None:
     made = judged()
-    ready = made.take(KEY, 6)
-    assert ready is not None
-    assert ready.wants_logits == (False,) * 4  # seven rows do not fit
     ready = made.take(KEY, 7)
     assert ready is not None
     assert ready.wants_logits == (False,) * 4 + (True,) * 3
     made.computed(KEY, 7, busy_s=0.5)
     assert made.take(KEY, 99) is None
-    change = made.verdict(KEY, (6, 9))
+    change = made.draw(KEY, (6, 9))
     assert change == ContentChange(
-        (DraftVerdict(id="a", turn=1, start=4, tokens=(6, 9), n_rows=7, busy_s=0.5),), keep=6
+        (DraftVerdict(id="a", turn=1, start=4, tokens=(6, 9), n_judged=3, n_rows=7, busy_s=0.5),), keep=6
     )
     assert send(made, (9,), pos=6, turn=1, drafts=True) == ContentChange()
+
+
+def test_drafts_are_computed_one_after_the_other_up_to_the_first_wrong_one() -> None:
+    made = judged()
+    ready = made.take(KEY, 5)
+    assert ready is not None
+    assert ready.wants_logits == (False,) * 4 + (True,)
+    made.computed(KEY, 5, busy_s=0.25)
+    assert made.draw(KEY, (6,)) == ContentChange()  # it is the next draft
+    ready = made.take(KEY, 1)
+    assert ready is not None
+    assert (ready.pos, ready.tokens, ready.wants_logits) == (5, (6,), (True,))
+    made.computed(KEY, 1, busy_s=0.25)
+    change = made.draw(KEY, (9,))
+    said = DraftVerdict(id="a", turn=1, start=4, tokens=(6, 9), n_judged=2, n_rows=6, busy_s=0.5)
+    assert change == ContentChange((said, Credit(rows=1)), keep=6)  # the row of the draft behind it was never computed
+
+
+def test_a_text_that_ends_with_a_draft_has_its_verdict() -> None:
+    made = judged()
+    made.computed(KEY, 5)
+    assert made.draw(KEY, (6,), ends=True).keep == 5
+
+
+def test_what_was_drawn_before_an_eviction_is_said_before_rows_are_asked_for() -> None:
+    made = judged()
+    made.computed(KEY, 5)
+    made.draw(KEY, (6,))
+    change = made.evicted(KEY, 2)
+    said = DraftVerdict(id="a", turn=1, start=4, tokens=(6,), n_judged=1, n_rows=5)
+    assert change == ContentChange((said, Credit(rows=2), NeedRows(id="a", turn=2, pos=2)), keep=2)
 
 
 def test_drafts_wait_until_all_of_them_are_there_and_are_to_be_judged() -> None:
@@ -115,7 +143,7 @@ def test_drafts_wait_until_all_of_them_are_there_and_are_to_be_judged() -> None:
     assert ready is not None
     assert ready.tokens == (5, 6, 7)
     made.computed(KEY, 3)
-    assert made.verdict(KEY, (6, 7, 8)).send[1:] == (Credit(rows=1),)  # rows of the last turn are sent once more
+    assert made.draw(KEY, (6, 7, 8)).send[1:] == (Credit(rows=1),)  # rows of the last turn are sent once more
 
 
 def test_an_eviction_asks_for_rows_again_and_drafts_have_to_be_judged_again() -> None:
@@ -336,18 +364,18 @@ def test_too_few_credits_for_drafts_are_refused() -> None:
 
 def test_wrong_calls_of_our_own_engine_change_nothing() -> None:
     made = judged()
-    for n in (0, 5, 8):
+    for n in (0, 8):
         with pytest.raises(ValueError, match="cannot have been computed"):
             made.computed(KEY, n)
     with pytest.raises(ValueError, match="cannot have been drawn"):
-        made.verdict(KEY, (6,))
+        made.draw(KEY, (6,))
     made.computed(KEY, 7)
     for drawn in ((), (9, 7), (6, 7, 1, 1)):
         with pytest.raises(ValueError, match="cannot have been drawn"):
-            made.verdict(KEY, drawn)
+            made.draw(KEY, drawn)
     with pytest.raises(ValueError, match="no answer"):
         made.take((1, "x"), 1)
-    assert made.verdict(KEY, (6, 7, 1)).keep == 7
+    assert made.draw(KEY, (6, 7, 1)).keep == 7
 
 
 # --- the edge ---------------------------------------------------------------------------------------------------------

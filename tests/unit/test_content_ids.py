@@ -64,7 +64,7 @@ def test_ids_are_computed_and_judged_as_rows_are() -> None:
     assert run is not None
     assert (run.tokens, run.n_logits) == ((5, 6, 7), 3)
     made.computed(KEY, 3)
-    said = made.verdict(KEY, (6, 9)).send[0]
+    said = made.draw(KEY, (6, 9)).send[0]
     assert isinstance(said, DraftVerdict)
     assert said.tokens == (6, 9)
 

@@ -57,7 +57,7 @@ class SplitCounts:
         self.accepted += n_right
         self.partner_rows += verdict.n_rows
         self.partner_s += verdict.busy_s
-        if (n_plain := verdict.n_rows - n_judged) > 0:
+        if (n_plain := verdict.n_rows - verdict.n_judged) > 0:
             self.prompt_rows += n_plain
             self.partner_prompt_s += verdict.busy_s * n_plain / verdict.n_rows
 

@@ -32,6 +32,7 @@ from ..llama.rows import Row
 from ..speculation.speculate import draw_run
 from .batch import Batcher
 from .iteration import Batch, DecodedRows
+from .run_judging import RunJudging
 from .sequence import Given, Sequence
 
 
@@ -46,12 +47,13 @@ class SendFrame(Protocol):
 class PartnerBatcher(Batcher):
     """A batcher over the last layers, for the answers of all connected machines.
 
-    All mutable state: besides the batcher's, the `contents`, the salt of each peer, the number of each machine that was
-    ever connected, and the sequence of each open answer.
+    All mutable state: besides the batcher's, the `contents`, what was learned on `judging`, the salt of each peer, the
+    number of each machine that was ever connected, and the sequence of each open answer.
     """
 
     contents: ContentManager = field(kw_only=True)
     send_frame: SendFrame = field(kw_only=True)
+    judging: RunJudging = field(default_factory=RunJudging)
     _salts: dict[int, int] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)
     _sequences: dict[ContentKey, Sequence] = field(default_factory=dict)
@@ -205,14 +207,12 @@ class PartnerBatcher(Batcher):
         return Batcher._build(self)
 
     def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
-        """Return the drafts to judge."""
+        """Return the drafts to judge in this iteration: all, or none where they are judged one after the other."""
         del prefilling
-        found = {}
-        for s in decoding:
-            content = self.contents.get(self._keys[s])
-            assert content is not None
-            found[s] = content.tokens[1 : content.n_run]
-        return found
+        runs = {s: content.tokens[: content.n_run] for s in decoding if (content := self.contents.get(self._keys[s]))}
+        if self.judging.in_steps([len(run) for run in runs.values()]):
+            return {}
+        return {s: run[1:] for s, run in runs.items() if len(run) > 1}
 
     def _compute(self, batch: Batch, rows: list[Row]) -> int:
         """Decode the rows that came for the present part."""
@@ -225,7 +225,7 @@ class PartnerBatcher(Batcher):
         return self.llama.decode(rows, np.concatenate(hidden))
 
     def _use(self, s: Sequence, rows: DecodedRows) -> None:
-        """Give back the credits of computed rows; where drafts were judged, send the verdict."""
+        """Give back the credits of computed rows; draw behind those with logits, and send a verdict once it is due."""
         peer, name = key = self._keys[s]
         content = self.contents.get(key)
         assert content is not None
@@ -239,7 +239,8 @@ class PartnerBatcher(Batcher):
         assert s.draw.sampler is not None
         began = self.clock()
         try:
-            s.draw.sampler.follow(content.left)
+            if not content.drawn:
+                s.draw.sampler.follow(content.left)
         except FormatError as e:
             self._fail_content(s, "bad_grammar", str(e), your_fault=True)
             return
@@ -249,8 +250,18 @@ class PartnerBatcher(Batcher):
             self._fail_content(s, "bad_grammar", str(meter.error()), your_fault=True)
             return
         s.draw.candidates = []
-        s.tokens[-1:] = [s.tokens[-1], *rows.draft]
-        self._change(peer, name, self.contents.verdict(key, tokens))
+        s.tokens += rows.draft
+        n_asked, n_drawn = len(content.run) + content.n_run, len(content.drawn) + len(tokens)
+        change = self.contents.draw(key, tokens, ends=self.llama.vocabulary.ends(tokens[-1]))
+        if not content.run:
+            self.judging.observe_verdict(n_drawn, n_asked)
+        self._change(peer, name, change)
+
+    def _learn(self, batch: Batch) -> None:
+        """Learn from an iteration that has gone through what rows take, together and by themselves."""
+        if batch.is_decoded and not batch.load.n_prefill:
+            self.judging.observe(len(batch.rows), batch.took_s, together=bool(batch.drafts))
+        Batcher._learn(self, batch)
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
