@@ -167,6 +167,7 @@ class Soak:
             "faults": sum(self.n_faults.values()),
             "broken": len(verdict.broken),
             "rss_growth": self._growth(),
+            "rss_mib": self._by_minute(),
             "fds_left": left["fds"],
             "tasks_left": left["tasks"],
             "cells_left": left["cells"],
@@ -195,6 +196,13 @@ class Soak:
         early = [rss for at, rss in self.rss if early_at <= at <= early_at + window_s]
         late = [rss for at, rss in self.rss if at >= last - window_s]
         return round(statistics.median(late) / statistics.median(early) - 1, 4) if early and late else None
+
+    def _by_minute(self) -> list[float]:
+        """Return the daemon's memory of each minute, the median of its samples, MiB."""
+        minutes: dict[int, list[int]] = {}
+        for at, rss in self.rss:
+            minutes.setdefault(int((at - self.rss[0][0]) / 60), []).append(rss)
+        return [round(statistics.median(found) / 2**20, 1) for found in minutes.values()]
 
     # --- the faults ------------------------------------------------------------------------------------------------
 
