@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -215,9 +217,10 @@ async def train(
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _require_room(folder)
-        trained = await _run(msgspec.structs.replace(job, folder=str(folder)), progress)
-        kept = await asyncio.to_thread(exits.keep, trained, folder / trained.file)
-        await asyncio.to_thread(shutil.rmtree, folder)
+        with _alone(folder):
+            trained = await _run(msgspec.structs.replace(job, folder=str(folder)), progress)
+            kept = await asyncio.to_thread(exits.keep, trained, folder / trained.file)
+            await asyncio.to_thread(shutil.rmtree, folder)
     except OSError as e:
         msg = f"the exit cannot be kept in {exits.folder}: {e.strerror or e}"
         raise ExitError(msg) from e
@@ -228,6 +231,21 @@ def _unfinished(folder: Path, cut: int, job: ExitJob) -> Path:
     """Return the folder of an unfinished training that computes the same rows."""
     same = hashlib.sha256(msgspec.json.encode([ROWS, job.patterns, job.texts, job.kv_type])).hexdigest()[:12]
     return folder / f"unfinished-{cut}-{same}"
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock the folder of a training: two that keep rows in one would lose them. Raises ExitError, OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            msg = "this exit is being trained already: wait until that has ended, or end it with Ctrl-C and go on here"
+            raise ExitError(msg) from e
+        yield
+    finally:
+        os.close(handle)
 
 
 def _require_room(folder: Path) -> None:

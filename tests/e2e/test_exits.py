@@ -40,7 +40,7 @@ async def training(progress: Callable[[str], None]) -> None:
 
 
 async def train_with_a_break(said: list[str]) -> None:
-    """Train, end that when the first tokens are kept, and train again."""
+    """Train, end that when the first tokens are kept, and train again; meanwhile nobody else can."""
     started = asyncio.Event()
 
     def first(text: str) -> None:
@@ -49,6 +49,9 @@ async def train_with_a_break(said: list[str]) -> None:
 
     task = asyncio.create_task(training(first))
     await started.wait()
+    with pytest.raises(ExitError, match="is being trained already"):  # its rows would be lost, or those of the first
+        await training(said.append)
+    said.clear()
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
