@@ -31,6 +31,14 @@ class LinkHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetHealth:
+    """The hosts that live beside the engine, and the layers that they compute."""
+
+    hosts: int
+    layers_away: int
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """The share of all prompt tokens that the scarcer side may process, 0 to 1; `used` over the last 200 requests."""
 
@@ -61,6 +69,7 @@ class HealthSnapshot:
     rows_dropped: int
     engine: EngineHealth | None = None
     split: LinkHealth | None = None
+    fleet: FleetHealth | None = None
 
 
 class Present(Collector):
@@ -79,6 +88,10 @@ class Present(Collector):
         if health.split is not None:
             yield _gauge("disco_split_up", "Whether the partner can be asked.", float(health.split.up))
             yield _gauge("disco_split_rtt_seconds", "Round trip between the two machines.", health.split.rtt_s)
+        if health.fleet is not None:
+            yield _gauge("disco_fleet_hosts", "Hosts that live, besides the engine.", health.fleet.hosts)
+            told = "Layers of the device's model that hosts compute."
+            yield _gauge("disco_fleet_layers_away", told, health.fleet.layers_away)
 
 
 def _gauge(name: str, told: str, value: float | None) -> GaugeMetricFamily:

@@ -16,6 +16,7 @@ from . import (
     doctor,
     evaluate,
     exits,
+    fleet,
     models,
     partner,
     plan,
@@ -33,7 +34,7 @@ from .terminal import plainly
 
 VERBS = (
     setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
-    split, exits, partner, completion,
+    split, exits, partner, fleet, completion,
 )  # fmt: skip
 
 

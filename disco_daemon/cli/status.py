@@ -46,8 +46,8 @@ def _show(state: dict[str, Any]) -> None:
     )
     device = state["endpoints"].get("device", {})
     parts = (
-        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _split(state), _engine(device),
-        _adapters(device), _speed(state), _estimators(state["learned"]), _money(state["money"]),
+        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _split(state), _fleet(device),
+        _engine(device), _adapters(device), _speed(state), _estimators(state["learned"]), _money(state["money"]),
         _energy(state["energy"]), _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
@@ -73,6 +73,14 @@ def _split(state: dict[str, Any]) -> list[str]:
     from .split_join import lines_of
 
     return lines_of(state["split"]) if state.get("split") else []
+
+
+def _fleet(device: dict[str, Any]) -> list[str]:
+    """Print the hosts of a fleet; nothing for a whole device."""
+    fleet = device.get("fleet")
+    if not fleet:
+        return []
+    return [f"fleet        {fleet['state']}: {fleet['layers_away']} layers at {fleet['hosts']} host(s)"]
 
 
 def _engine(device: dict[str, Any]) -> list[str]:

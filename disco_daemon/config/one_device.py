@@ -1,30 +1,94 @@
-"""The rules of the settings about what the device is: whole, or split over two machines; never two of them. Pure."""
+"""The rules of the settings about what the device is: whole, or split over two machines, or a fleet. Pure."""
 
 from __future__ import annotations
+
+import itertools
 
 from ..errors import ConfigError
 from .schema import Config
 
+FLEET_HOSTS = 1  # that the engine can use so far
+
 
 def check_device(config: Config) -> None:
     """Raise ConfigError if the device would be two things at once, or what cannot be done yet."""
-    split, device = config.split, config.device
+    split, fleet = config.split, config.fleet
     if split.partner and not _is_address(split.partner):
         msg = f"split.partner = {split.partner!r} is no address such as desktop.local:{config.peer.port}"
         raise ConfigError(msg)
-    if not split.enabled:
-        return
-    others = {"partner.enabled": config.partner.enabled, "device.base_url": bool(device.base_url)}
-    if other := next((key for key, is_set in others.items() if is_set), None):
-        msg = (
-            f"split.enabled and {other} do not go together: a device is whole, or split, or another program's model; "
-            "`disco split leave` makes it whole again"
-        )
-        raise ConfigError(msg)
-    if not split.partner or split.cut is None:
+    _refuse_unbuilt(config)
+    if split.enabled:
+        _refuse_other(config, "split.enabled", "`disco split leave` makes it whole again")
+    if fleet.enabled:
+        _refuse_other(config, "fleet.enabled", "`disco config set fleet.enabled false` makes it whole again")
+        _check_fleet(config)
+    if split.enabled and (not split.partner or split.cut is None):
         msg = (
             "split.enabled needs a partner and a cut: run `disco partner pair` on the other machine, and here the "
             "`disco split join` that it prints"
+        )
+        raise ConfigError(msg)
+
+
+def _refuse_other(config: Config, own: str, mend: str) -> None:
+    """Raise ConfigError, which names both, if the device is something else beside what `own` says."""
+    kinds = {
+        "split.enabled": config.split.enabled,
+        "fleet.enabled": config.fleet.enabled,
+        "partner.enabled": config.partner.enabled,
+        "device.base_url": bool(config.device.base_url),
+    }
+    if other := next((key for key, is_set in kinds.items() if is_set and key != own), None):
+        msg = (
+            f"{own} and {other} do not go together: a device is whole, or split, or a fleet, or another program's "
+            f"model; {mend}"
+        )
+        raise ConfigError(msg)
+
+
+def _refuse_unbuilt(config: Config) -> None:
+    """Raise ConfigError for what a fleet cannot do yet, whether it is enabled or not: no value is taken for nothing."""
+    fleet = config.fleet
+    if fleet.hosts > FLEET_HOSTS:
+        msg = (
+            f"fleet.hosts = {fleet.hosts}: the engine can use one host process so far; its layers are what lies "
+            "between the two numbers of fleet.cuts"
+        )
+        raise ConfigError(msg)
+    if fleet.keep_home:
+        msg = (
+            "fleet.keep_home is not built yet: the engine keeps its own layers only. A host that is lost is replaced "
+            "by another process, which reads its layers from the file that is here: set it to false"
+        )
+        raise ConfigError(msg)
+    if fleet.mode == "auto":
+        msg = (
+            "fleet.mode = 'auto' is not built yet: no layers move while the daemon runs. Set it to manual; "
+            "`disco fleet plan` shows where they should lie"
+        )
+        raise ConfigError(msg)
+    if fleet.cuts and (
+        len(fleet.cuts) != fleet.hosts + 1 or any(first >= last for first, last in itertools.pairwise(fleet.cuts))
+    ):
+        msg = (
+            f"fleet.cuts = {list(fleet.cuts)}: {fleet.hosts} host takes the layers between two cuts, so give "
+            f"{fleet.hosts + 1} numbers, each above the one before"
+        )
+        raise ConfigError(msg)
+
+
+def _check_fleet(config: Config) -> None:
+    """Raise ConfigError for settings of the device that do nothing in a fleet, with the reason."""
+    device = config.device
+    if device.draft_model:
+        raise ConfigError(
+            "device.draft_model and fleet.enabled do not go together: guessed tokens are not computed along with rows "
+            "that travel to hosts yet; unset one of them"
+        )
+    if device.n_gpu_layers not in ("auto", 0):
+        msg = (
+            f"device.n_gpu_layers = {device.n_gpu_layers} and fleet.enabled do not go together: a fleet's layers are "
+            "computed by processors so far; set it to auto or 0"
         )
         raise ConfigError(msg)
 

@@ -269,6 +269,23 @@ class PeerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Port for machines that are paired."""
 
 
+class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[fleet] Inner layers of this machine's model in processes of their own, the fleet's hosts (docs/fleet.md)."""
+
+    enabled: bool = False
+    """Whether hosts compute inner layers; first and last layer, embedding, head and vocabulary stay in the engine."""
+    hosts: Annotated[int, Meta(ge=1, le=15)] = 1
+    """Host processes of this machine; so far one."""
+    cuts: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=16)] = ()
+    """Numbers of layers behind which the model is cut, such as 7, 22: what is between two cuts is a host's; empty = so
+    that all are equally busy. `disco fleet plan` shows what that gives."""
+    keep_home: bool = False
+    """Whether the engine keeps a copy of all layers, for the loss of every host; so far it cannot: a host that is lost
+    is replaced."""
+    mode: Literal["auto", "manual"] = "manual"
+    """`manual`: layers lie where `fleet.cuts` says; `auto`, that they move while it answers, is not built yet."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings."""
 
@@ -283,6 +300,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split: SplitSettings = SplitSettings()
     partner: PartnerSettings = PartnerSettings()
     peer: PeerSettings = PeerSettings()
+    fleet: FleetSettings = FleetSettings()
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -297,10 +315,11 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "split": SplitSettings,
     "partner": PartnerSettings,
     "peer": PeerSettings,
+    "fleet": FleetSettings,
 }
 SECRET_KEYS = frozenset({"api.key", "api.control_key"})
 TABLES = frozenset({"device.adapters"})
-LISTS = frozenset({"api.hosts", "api.origins"})  # as a text: with commas between
+LISTS = frozenset({"api.hosts", "api.origins", "fleet.cuts"})  # as a text: with commas between
 # What a running daemon takes up at once, from the next request on.
 LIVE = frozenset(
     {

@@ -256,6 +256,8 @@ def make_planner(config: Config, spending: Spending) -> Planner:
 def estimator_key(config: Config) -> str:
     """Return the name of the pair of endpoints that learned figures are about: another pair starts from nothing."""
     server = f"{without_credentials(config.server.base_url)} {config.server.model}"
-    split = config.split
+    split, fleet = config.split, config.fleet
     device = f"split with {split.partner} at {split.cut}" if split.enabled else config.device.base_url or "engine"
+    if fleet.enabled:
+        device = f"fleet of {fleet.hosts + 1} at {','.join(map(str, fleet.cuts)) or 'cuts of its own'}"
     return f"{server} | {device} {config.device.model or 'default'}"

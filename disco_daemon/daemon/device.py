@@ -108,7 +108,7 @@ def token_s(config: Config, path: Path) -> float | None:
 def load_measured(config: Config) -> Measured | None:
     """Return the figures of `disco profile` for the configured model and knobs; None if it never ran with these."""
     settings = config.device
-    if not settings.enabled or settings.base_url or config.split.enabled:
+    if not settings.enabled or settings.base_url or config.split.enabled or config.fleet.enabled:
         return None
     path = model_path(settings)
     return load(profiles(), key_for(config, path), knobs_for(config, path))
@@ -121,6 +121,7 @@ def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clo
         not settings.autotune
         or settings.n_threads
         or config.split.enabled
+        or config.fleet.enabled
         or profiles().load(key_for(config, path)) is not None
     ):
         return None

@@ -25,6 +25,7 @@ from ..models import places
 from ..types import Side
 from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
 from .edge import make_edge
+from .fleet import make_fleet
 from .joined import JoinedFolder
 from .split import checksum
 
@@ -108,6 +109,10 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
             raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = model_path(settings)
+    if config.fleet.enabled:
+        if shape is not None:
+            raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with fleet.enabled")
+        return make_fleet(config, _whole_config(config, path), _name(path), clock)
     device = Device(Engine(_whole_config(config, path), clock), _name(path))
     return device if shape is None else Shaped(device, shape, clock)
 

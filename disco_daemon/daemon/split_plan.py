@@ -88,7 +88,7 @@ def describe_cuts(head: bytes, header: Header, chances: Mapping[int, float]) -> 
     Raises NotCuttableError.
     """
     n = n_layers(header)
-    weights, output = _weights(header, n)
+    weights, output = weights_of(header, n)
     whole = sum(weights) + output
     cuts = tuple(
         CutFacts(
@@ -127,7 +127,7 @@ def kv_bytes_per_layer(header: Header) -> int:
     return number("attention.head_count_kv", heads) * (width + values) * 2
 
 
-def _weights(header: Header, n: int) -> tuple[list[int], int]:
+def weights_of(header: Header, n: int) -> tuple[list[int], int]:
     """Return the bytes of each layer's weights, and those of the output head."""
     layers, output, embedding = [0] * n, 0, 0
     for tensor in header.tensors:

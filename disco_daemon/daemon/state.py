@@ -10,14 +10,16 @@ from typing import Any
 
 from .. import __version__
 from ..api.documents import Documents
-from ..api.health import Budget, CapUse, EngineHealth, HealthSnapshot, LinkHealth
+from ..api.health import Budget, CapUse, EngineHealth, FleetHealth, HealthSnapshot, LinkHealth
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
 from ..endpoints.device import Device
+from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.split_device import SplitDevice
 from ..types import Side
 from .assembly import Shared
+from .fleet import whole_device
 from .partner import Partner
 from .runtime import Runtime
 from .server_setup import ServerSetup
@@ -103,6 +105,10 @@ class StateDocuments(Documents):
 
     # --- other machines -----------------------------------------------------------------------------------------------
 
+    def fleet(self) -> dict[str, Any]:
+        device = self._runtime.parts.endpoints.get(Side.DEVICE)
+        return device.fleet.document() if isinstance(device, FleetDevice) else whole_device()
+
     def partner(self) -> dict[str, Any]:
         return self._partner.document()
 
@@ -146,6 +152,7 @@ class StateDocuments(Documents):
             rows_dropped=shared.history.dropped,
             engine=_engine(device) if isinstance(device, Device) else None,
             split=_link(device.link.status()) if isinstance(device, SplitDevice) else None,
+            fleet=_fleet(device.fleet.brief()) if isinstance(device, FleetDevice) else None,
         )
 
 
@@ -172,6 +179,10 @@ def _split(device: SplitDevice) -> dict[str, Any]:
 def _link(status: dict[str, Any]) -> LinkHealth:
     rtt_ms = status["rtt_ms"]
     return LinkHealth(status["state"] == "up", None if rtt_ms is None else rtt_ms / 1e3)
+
+
+def _fleet(brief: dict[str, Any]) -> FleetHealth:
+    return FleetHealth(brief["hosts"], brief["layers_away"])
 
 
 def _engine(device: Device) -> EngineHealth:

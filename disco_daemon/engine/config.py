@@ -39,6 +39,7 @@ class EngineConfig:
     max_answers: int = 16
     exit: wire.ExitCalibration | None = None
     codec: str = "f32"
+    ranges: tuple[wire.RangeFile, ...] = ()
 
     def load(self) -> wire.Load:
         """Return the message that loads the model in the engine process."""
@@ -64,4 +65,5 @@ class EngineConfig:
             max_answers=self.max_answers,
             exit=self.exit,
             codec=self.codec,
+            ranges=self.ranges,
         )

@@ -21,6 +21,7 @@ from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
+from .host_door import Hosts
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
 from .peer_socket import hand_over
 from .requests import count_message, generate_message
@@ -60,11 +61,15 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, clock: Clock, attach: Callable[[socket.socket], object] | None = None
+        self,
+        config: EngineConfig,
+        clock: Clock,
+        attach: Callable[[socket.socket], object] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """With `attach`, each process gets a socket pair to a relay: `attach` is called with the relay's end of it.
 
-        So it is for each `reattach`.
+        So it is for each `reattach`. In place of that, `hosts` start other processes for each of this engine's.
         """
         self.config = config
         self.state = EngineState.STOPPED
@@ -74,7 +79,7 @@ class Engine:
         self.restarts = 0
         self.pid: int | None = None
         self._clock = clock
-        self._attach = attach
+        self._attach, self._hosts = attach, hosts
         self._door: socket.socket | None = None
         self._channel = RequestChannel(clock, lambda: self.last_error)
         self._changed = asyncio.Condition()
@@ -216,7 +221,9 @@ class Engine:
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, socket.socket]:
         """Start the process; return it with our end of the socket pair. Raises OSError."""
-        pairs = [socket.socketpair() for _ in range(1 if self._attach is None else 2)]
+        if self._hosts is not None:
+            await self._hosts.prepare()
+        pairs = [socket.socketpair() for _ in range(1 if self._attach is None and self._hosts is None else 2)]
         fds = [theirs.fileno() for _, theirs in pairs]
         try:
             process = await spawn(
@@ -229,7 +236,9 @@ class Engine:
         finally:
             for _, theirs in pairs:
                 theirs.close()
-        if self._attach is not None:
+        if self._hosts is not None:
+            self._hosts.attach(pairs[1][0])
+        elif self._attach is not None:
             self._door = pairs[1][0]
             self.reattach()
         return process, pairs[0][0]
@@ -332,6 +341,8 @@ class Engine:
         except TimeoutError:
             process.kill()
             code = await process.wait()
+        if self._hosts is not None:
+            await self._hosts.detach()
         self.pid, self.stats = None, None
         if self.state is not EngineState.FAILED and not self._unloading:
             ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"

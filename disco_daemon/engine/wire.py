@@ -52,6 +52,16 @@ class ExitCalibration(msgspec.Struct, frozen=True, kw_only=True):
     coverage: float = 0.0
 
 
+class RangeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a model's layers from `first` up to `last` (exclusive) of `of`; `host` computes them, 0 is home."""
+
+    path: str
+    first: int
+    last: int
+    of: int
+    host: int = 0
+
+
 class Load(Message, frozen=True, kw_only=True):
     """Load a model: the first message to every engine process.
 
@@ -71,6 +81,8 @@ class Load(Message, frozen=True, kw_only=True):
     partner has gone waits for it for `patience_s`, s, before it fails; of each machine whose partner this is,
     `max_answers` are served at a time. With `exit` the logits of the first range's file, or of the small model, draft
     tokens. Rows travel by `codec`.
+    `ranges` are all of the model's in their order, where hosts have inner ones: sockets to those are asked for by the
+    second inherited socket.
     """
 
     model_path: str
@@ -95,6 +107,7 @@ class Load(Message, frozen=True, kw_only=True):
     max_answers: int = 16
     exit: ExitCalibration | None = None
     codec: str = "f32"
+    ranges: tuple[RangeFile, ...] = ()
 
 
 class Count(Message, frozen=True, kw_only=True):

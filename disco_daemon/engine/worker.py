@@ -1,4 +1,4 @@
-"""The engine process: `python -m disco_daemon.engine.worker FD [PEERS_FD]`.
+"""The engine process: `python -m disco_daemon.engine.worker FD [DOOR_FD]`.
 
 Two threads. The main thread owns llama.cpp's context and everything in `Batcher`. The reader thread takes frames off
 the socket, answers what needs no context (token counts), and stops a decode in flight when a CancelRequest arrives.
@@ -23,10 +23,10 @@ import msgspec
 
 from ..confine import Access, Confinement, confine
 from ..models.gguf import with_shards
-from ..peer.content import ContentManager, credits_for
 from ..peer.messages import FAST, BadFrameError, PeerLeft
 from ..scheduler.latency import IterationLatency
 from . import framing, wire
+from .host_door import HostDoor
 from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
@@ -34,7 +34,7 @@ from .llama.adapters import prefix_key
 from .llama.draft import DraftModel
 from .llama.embedding import Embeddings
 from .llama.memory import available_bytes
-from .llama.model import AbortFlag, Llama, build, load_model
+from .llama.model import AbortFlag, Llama, build
 from .llama.refusals import ModelError, PromptTooLong
 from .llama.sequences import N_SEQS
 from .llama.template import TemplateError
@@ -42,10 +42,10 @@ from .llama.vocabulary import PromptError
 from .peer_socket import RelayDoor
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
-from .serve.drafting import EdgeDrafting, ExitDrafter
 from .serve.edge import EdgeBatcher
 from .serve.partner import PartnerBatcher
 from .serve.prepare import prepare
+from .serve.role import load_llama, make_batcher
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
@@ -63,9 +63,9 @@ class Worker:
     """The process: socket, reader thread and batcher."""
 
     def __init__(self, sock: socket.socket, door: socket.socket | None = None) -> None:
-        """Through `door` come sockets that lead to the machines that have the other layers."""
-        self._sock = sock
-        self._relays = None if door is None else RelayDoor(door)
+        """Through `door` come sockets that lead to the machines that have the other layers, or to a fleet's hosts."""
+        self._sock, self._door = sock, door
+        self._relays: RelayDoor | None = None
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: the daemon has gone
@@ -103,11 +103,14 @@ class Worker:
         if not isinstance(load, wire.Load):
             msg = f"the first message must be Load, not {type(load).__name__}"
             raise TypeError(msg)
+        if self._door is not None and not load.ranges:
+            self._relays = RelayDoor(self._door)
         confined = _give_up_rights(load)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
-            llama = load_model(load, self._abort)
-            if self._relays is not None:
+            hosts = HostDoor(self._door) if self._door is not None and load.ranges else None
+            llama = load_llama(load, self._abort, hosts)
+            if self._door is not None:
                 _require_divisible(llama, load.model_path)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
         except ModelError as e:
@@ -122,7 +125,8 @@ class Worker:
         spare_bytes = int(SPARE_SHARE * available_bytes())
         cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
         admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
-        batcher = self._batcher = self._make_batcher(load, llama, admission)
+        send_frame = None if self._relays is None else self._relays.send
+        batcher = self._batcher = make_batcher(load, llama, self.post, admission, send_frame)
         if load.speculate and llama.divisible:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
         self._embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
@@ -145,25 +149,6 @@ class Worker:
         if self._relays is not None:
             threading.Thread(target=self._read_peers, args=[self._relays, batcher], name="peers", daemon=True).start()
         self._compute(batcher)
-
-    def _make_batcher(self, load: wire.Load, llama: Llama, admission: Admission) -> Batcher:
-        """Make the batcher for the whole model, or for the part that this machine has in a model over two machines."""
-        if self._relays is None:
-            if llama.layers is None:
-                return Batcher(llama, self.post, admission)
-            msg = f"the layers {llama.layers} are of no use without a way to the others"
-            raise ValueError(msg)
-        if (
-            llama.layers is None or not llama.layers.is_last
-        ):  # a small model drafts, or the lower layers with their exit
-            drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
-            edge = EdgeBatcher(llama, self.post, admission, drafting=drafting, send_frame=self._relays.send)
-            edge.codec, edge.patience_s = load.codec, load.patience_s
-            return edge
-        n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
-        n_embd = 0 if llama.layers.is_first else llama.n_embd
-        contents = ContentManager(n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
-        return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=self._relays.send)
 
     def _read_peers(self, relays: RelayDoor, batcher: Batcher) -> None:
         """Read peers' frames in a thread of its own, and queue them for the main thread; one relay follows another."""
@@ -326,9 +311,9 @@ class Worker:
 
 
 def _require_divisible(llama: Llama, path: str) -> None:
-    """Raise ModelError for a model of which wrong guesses could not be cut."""
+    """Raise ModelError for a model whose text cannot be cut: wrong guesses, or what a lost host had."""
     if not llama.divisible:
-        msg = f"{path} is a recurrent model: it cannot take back what was guessed wrong"
+        msg = f"{path} is a recurrent model: nothing that it has read can be taken back"
         raise ModelError(msg)
 
 
@@ -355,6 +340,7 @@ def _tokenize(message: wire.Embed, llama: Llama) -> wire.Embed:
 def _give_up_rights(load: wire.Load) -> Confinement:
     """Give up all but the model's files and the folder for idle conversations, before any of them is opened."""
     named = [load.model_path, load.draft_path, *(adapter.path for adapter in load.adapters)]
+    named += [part.path for part in load.ranges if not part.host]  # hosts read theirs
     folders = []
     if load.disk is not None:
         folder = Path(load.disk.folder)
@@ -377,7 +363,7 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
 
 
 def main() -> None:
-    """Run on the inherited sockets whose numbers are the arguments: the daemon's, and the relay's if there is one."""
+    """Run on the inherited sockets whose numbers are the arguments: the daemon's, and its door if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
     os.nice(NICE)
     try:

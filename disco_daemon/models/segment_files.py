@@ -45,6 +45,10 @@ class SegmentFiles:
         """Return the segments of a model as its file is now. Raises OSError if there is none."""
         return sorted(self._folder.glob(f"{glob.escape(_stem(model))}-*"))
 
+    def paths(self, model: Path, ranges: Iterable[LayerRange]) -> list[Path]:
+        """Return where the files of a model's ranges are, or will be. Raises OSError if there is no model."""
+        return [self._folder / f"{_stem(model)}-{layers}{_SUFFIX}" for layers in ranges]
+
     def write(self, model: Path, ranges: Iterable[LayerRange]) -> list[Path]:
         """Return the files of a model's ranges, in order; those that are missing are written.
 

@@ -35,6 +35,14 @@ def test_the_link_is_as_the_daemon_has_it(changes: dict[str, object], level: Lev
     assert re.search(words, found.found)
 
 
+@pytest.mark.parametrize(("state", "level"), [("up", OK), ("loading", OK), ("lost", WARN), ("failed", WRONG)])
+def test_the_fleet_is_as_the_daemon_has_it(state: str, level: Level) -> None:
+    found = machines.fleet({"hosts": 1, "layers_away": 22, "replicas": 0, "state": state})
+    assert found.level is level
+    assert "22 layers" in found.found
+    assert machines.fleet(None).level is OK
+
+
 def test_another_version_there_is_said_and_a_model_that_is_not_loaded() -> None:
     assert machines.partner_version("desktop", NEAR).level is OK
     old = replace(NEAR, build=Build(disco="0.1", llama="", model="", n_layers=30, n_embd=1, n_vocab=1))

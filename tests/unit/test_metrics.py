@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from disco_daemon.api.health import Budget, CapUse, EngineHealth, HealthSnapshot, LinkHealth
+from disco_daemon.api.health import Budget, CapUse, EngineHealth, FleetHealth, HealthSnapshot, LinkHealth
 from disco_daemon.api.metrics import MAX_WORDS, Metrics, gaps_by_maker
 from disco_daemon.types import Attempt, HandoffRecord, Outcome, Plan, Reading, Side, Usage
 
@@ -57,6 +57,7 @@ HEALTH = HealthSnapshot(
     rows_dropped=5,
     engine=EngineHealth(True, 2, {"running": 3, "waiting": 1}, 100, 4096),
     split=LinkHealth(True, 0.0205),
+    fleet=FleetHealth(1, 22),
 )
 
 
@@ -192,6 +193,8 @@ def test_how_things_are_is_looked_up_at_each_scrape() -> None:
         ("disco_engine_restarts_total",): 2,
         ("disco_engine_answers", "waiting"): 1,
         ("disco_engine_cells_used",): 100,
+        ("disco_fleet_hosts",): 1,
+        ("disco_fleet_layers_away",): 22,
         ("disco_split_up",): 1,
         ("disco_split_rtt_seconds",): 0.0205,
     }
@@ -274,5 +277,6 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_no_other() -> N
 def test_the_units_are_prometheus_base_units() -> None:
     allowed = ("_seconds", "_ratio", "_total", "_joules_total", "_usd_total", "_info", "_usd_per_kwh")
     counts = {"disco_answers_in_flight", "disco_endpoint_up", "disco_engine_up", "disco_engine_answers",
-              "disco_engine_cells", "disco_engine_cells_used", "disco_split_up"}  # fmt: skip
+              "disco_engine_cells", "disco_engine_cells_used", "disco_split_up",
+                  "disco_fleet_hosts", "disco_fleet_layers_away"}  # fmt: skip
     assert [name for name in documented() if not name.endswith(allowed) and name not in counts] == []

@@ -1,4 +1,4 @@
-"""A device is one thing: whole, or split over two machines; settings that say two are refused."""
+"""A device is one thing: whole, or split over two machines, or a fleet; settings that say two are refused."""
 
 from __future__ import annotations
 
@@ -40,6 +40,54 @@ def test_two_kinds_of_device_are_refused_and_both_are_named(tmp_path: Path, more
     text = said(tmp_path, JOINED + more)
     assert "split.enabled" in text
     assert other in text
+
+
+@pytest.mark.parametrize(
+    ("more", "others"),
+    [
+        (JOINED, ["split.enabled"]),
+        ("[partner]\nenabled = true\n", ["partner.enabled"]),
+        ('[device]\nbase_url = "http://localhost:1"\n', ["device.base_url"]),
+        ('[device]\ndraft_model = "small.gguf"\n', ["device.draft_model"]),
+        ("[device]\nn_gpu_layers = -1\n", ["device.n_gpu_layers", "processors"]),
+    ],
+)
+def test_what_a_fleet_cannot_be_beside_is_refused_and_both_are_named(
+    tmp_path: Path, more: str, others: list[str]
+) -> None:
+    text = said(tmp_path, "[fleet]\nenabled = true\n" + more)
+    assert "fleet.enabled" in text
+    assert all(other in text for other in others)
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("hosts = 2", "one host process so far"),
+        ("keep_home = true", "keep_home is not built yet"),
+        ('mode = "auto"', "'auto' is not built yet"),
+        ("cuts = [7]", "give 2 numbers"),
+        ("cuts = [7, 7]", "each above the one before"),
+        ("cuts = [7, 15, 22]", "give 2 numbers"),
+    ],
+)
+def test_what_a_fleet_cannot_do_yet_is_refused_with_the_reason(
+    tmp_path: Path, line: str, reason: str, enabled: str
+) -> None:
+    assert reason in said(tmp_path, f"[fleet]\nenabled = {enabled}\n{line}\n")
+
+
+@pytest.mark.parametrize("line", ["hosts = 0", "cuts = [0, 5]", 'mode = "off"', "keep_home = 1", "codec = 'f32'"])
+def test_a_fleet_s_value_out_of_its_range_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    assert "line 2" in said(tmp_path, f"[fleet]\n{line}\n")
+
+
+def test_cuts_are_typed_with_commas(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    assert set_values(path, {"fleet.cuts": "7, 22", "fleet.enabled": "true"}).fleet.cuts == (7, 22)
+    assert load(path, {}).fleet.cuts == (7, 22)
+    assert load(path, {"DISCO_FLEET_CUTS": "[3, 4]"}).fleet.cuts == (3, 4)
 
 
 def test_a_device_is_not_split_without_a_partner_or_a_cut(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def device_words(state: Json) -> str:
 
 
 def link_words(state: Json) -> str:
-    """Say how the link to the partner of a split device is, in one line; "" for a whole device."""
+    """Say how the link to the partner of a split device is, or a fleet, in one line; "" for a whole device."""
+    if fleet := state["endpoints"].get("device", {}).get("fleet"):
+        return f"fleet {fleet['state']}: {fleet['layers_away']} layers at {fleet['hosts']} host(s)"
     split = state.get("split")
     if not split:
         return ""

@@ -1,4 +1,4 @@
-"""Checks of the two machines that compute one model: the link as measured now, versions, clocks, certificates, port."""
+"""Checks of what computes one model together: hosts; two machines, by link, versions, clocks, certificates, port."""
 
 from __future__ import annotations
 
@@ -22,11 +22,25 @@ AGAIN = "pair the two machines again: `disco partner pair` there, then `disco sp
 
 
 def checks(config: Config, daemon: Mapping[str, Any] | None, unasked: str) -> Iterator[Finding]:
-    """Yield what is wrong and right with a split device, and with the machines that this one computes for."""
+    """Yield what is wrong and right with a fleet, a split device, and with the machines that this one computes for."""
+    if config.fleet.enabled:
+        yield fleet((((daemon or {}).get("endpoints") or {}).get("device") or {}).get("fleet"))
     if config.split.enabled:
         yield from _edge(config, daemon, unasked)
     if config.partner.enabled:
         yield from _partner(config, daemon)
+
+
+def fleet(found: Mapping[str, Any] | None) -> Finding:
+    """Check a fleet's hosts as the daemon has them; None where none runs, or with other settings."""
+    if found is None:
+        return ok("fleet", "no daemon runs with it; its hosts start with the engine")
+    shown = f"{found['state']}: {found['layers_away']} layers at {found['hosts']} host(s)"
+    if found["state"] == "lost":
+        return warn("fleet", shown, "the next answer starts the host again; the daemon's log says how it ended")
+    if found["state"] == "failed":
+        return wrong("fleet", shown, "`disco status` says why; `disco config set fleet.enabled false` does without")
+    return ok("fleet", shown)
 
 
 # --- this machine has the lower layers ------------------------------------------------------------------------------

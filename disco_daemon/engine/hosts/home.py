@@ -75,7 +75,7 @@ class HomeLlama(Llama):
         except ModelError:
             super().close()
             raise
-        self._middle = msgspec.structs.replace(self._part_of(sized, 1), n_ctx=self.n_cells)
+        self._middle = msgspec.structs.replace(self._part_of(sized, 1), n_ctx=self.n_cells, chat_template="")
         self._first = first
         self.bytes_per_token += first.bytes_per_token + 4 * self.n_embd  # a kept row for each cell
         try:

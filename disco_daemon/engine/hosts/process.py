@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -45,6 +46,7 @@ from .messages import (
     read_to_host,
 )
 
+NICE = 5  # as the engine's: home waits for what is computed here
 Order = tuple[ToHost, bytes]
 
 
@@ -142,6 +144,8 @@ def serve(home: HostSocket) -> None:
 
 def main() -> None:
     """Serve the home behind the inherited socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; home ends us by closing the socket
+    os.nice(NICE)
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         serve(HostSocket(sock))

@@ -1,0 +1,112 @@
+"""`disco fleet`: inner layers of this machine's model in processes of their own: how they are, where to have them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from .terminal import make_console
+
+if TYPE_CHECKING:
+    from ..daemon.fleet_plan import FleetPlan
+
+WATCH_S = 1.0  # between two looks
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "fleet",
+        help="have several processes of this machine compute one model",
+        description="Look at a fleet: processes of this machine, its hosts, that compute inner layers of the model. "
+        "`disco config set fleet.enabled true` turns it on. Other machines cannot be hosts yet.",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    status = actions.add_parser(
+        "status",
+        help="show which host computes which layers",
+        description="Show the hosts of the running daemon's model, their layers, and how they are; exit code 1 where "
+        "one is not up.",
+    )
+    status.add_argument("--watch", action="store_true", help="show it again each second, until Ctrl-C")
+    status.add_argument("--url", help="daemon to ask (default from the configuration)")
+    status.set_defaults(run=_status)
+    plan = actions.add_parser(
+        "plan",
+        help="show which layers a host should have, and change nothing",
+        description="Show what should be done with the layers of the configured model, and what that should bring. "
+        "Nothing is changed. What this machine takes for a token is as `disco tune` or `disco profile` measured it.",
+    )
+    plan.add_argument("--model", help="GGUF file (default from the configuration)")
+    plan.set_defaults(run=_plan)
+    for action in (status, plan):
+        action.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _status(args: argparse.Namespace) -> int:
+    """Print the hosts; exit code 1 where one is not up."""
+    from ..client import once as client
+    from ..config.layers import load
+
+    root, key = client.daemon_at(args.url, load())
+    while True:
+        found = client.get(root, "/disco/v1/fleet", key)
+        print(json.dumps(found) if args.json else "\n".join(lines_of(found)), flush=True)
+        if not args.watch:
+            return 0 if all(host["state"] == "up" for host in found["hosts"]) else 1
+        time.sleep(WATCH_S)
+
+
+def lines_of(found: dict[str, Any]) -> list[str]:
+    """Return the document of `disco fleet status` in words."""
+    hosts = found["hosts"]
+    if not hosts:
+        return ["The device is no fleet: `disco config set fleet.enabled true` makes it one at the next start."]
+    lines = [_line(host) for host in hosts]
+    expected = found["speedup_predicted"]
+    if expected is not None:
+        lines.append(f"expected: {expected:.2f} times the token/s of the whole model in one process")
+    return lines
+
+
+def _line(host: dict[str, Any]) -> str:
+    layers = " and ".join(f"{part['first']}-{part['last']}" for part in host["segments"])
+    share = "" if host["cpu_share"] is None else f", {100 * host['cpu_share']:.0f} % of a processor"
+    life = f", its {host['epoch']}. process" if host["epoch"] > 1 else ""
+    n = sum(part["sequences"] for part in host["segments"][:1])
+    return f"{host['name']:<8} {host['state']}: layers {layers}, {n} answers{share}{life}"
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """Show the plan."""
+    from msgspec import to_builtins
+
+    from ..config.layers import load
+    from ..daemon.fleet import plan
+
+    found = plan(load(flags={"device.model": args.model}))
+    if args.json:
+        print(json.dumps(to_builtins(found)))
+    else:
+        _show(found)
+    return 0
+
+
+def _show(found: FleetPlan) -> None:
+    console = make_console(highlight=False, soft_wrap=True)
+    for step in found.steps:
+        console.print(f"{step.kind} layers {step.first}-{step.last} from {step.source} to {step.target}")
+    if found.steps:
+        console.print(f"That gives {found.steps[0].predicted:.2f} times as much: {found.steps[0].why}.")
+        console.print(
+            "Nothing is moved by itself yet: fleet.cuts says where layers lie. `disco split check` with a --cut for "
+            "each of them shows whether the pieces equal the whole model."
+        )
+    else:
+        console.print("Nothing: no step would bring 2 % more or better.")
+    console.print(
+        f"Expected are {found.speedup_predicted:.2f} times the token/s of the whole model in one process; the hosts "
+        f"take {found.memory_bytes / 1e6:.0f} MB."
+    )

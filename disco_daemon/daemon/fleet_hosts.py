@@ -1,0 +1,137 @@
+"""The host processes of an engine that is a fleet's home: started as it asks for them, and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ..engine.host_door import GRANTED, MAX_TEXT
+from ..errors import ConfigError
+from ..process import drain, end, spawn
+
+log = logging.getLogger("disco.fleet")
+
+MODULE = "disco_daemon.engine.hosts.process"
+N_STDERR_LINES = 20  # a host's last words, kept to say why it ended
+REAPED_S = 0.2  # for the news that a process has ended, which home had by its socket; one that hangs is killed then
+ENDED_S = 2.0  # for a host whose home has gone, until it is killed: a batch that is being computed takes less than 1 s
+
+
+@dataclass(slots=True)
+class HostLife:
+    """One host: its process of the present life, how many lives it had, and what it said last."""
+
+    number: int
+    process: Process | None = None
+    epoch: int = 0
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=N_STDERR_LINES))
+    reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that computes; None if there is none, or if it has ended."""
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+
+class HostProcesses:
+    """The processes of the hosts 1 to `n` of one engine; `write` writes the files of all ranges, if they are missing.
+
+    All mutable state: the door to the present engine process, and each host's life.
+    """
+
+    def __init__(self, n: int, write: Callable[[], object]) -> None:
+        self.hosts = [HostLife(number) for number in range(1, n + 1)]
+        self._write = write
+        self._door: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def prepare(self) -> None:
+        """Write the ranges' files, if they are missing. Raises OSError."""
+        try:
+            await asyncio.to_thread(self._write)
+        except ConfigError as e:
+            raise OSError(str(e)) from e
+
+    def attach(self, door: socket.socket) -> None:
+        """Start hosts as a new engine process asks for them by its end of `door`."""
+        door.setblocking(False)
+        self._door = door
+        self._serving = asyncio.create_task(self._serve(door), name="fleet hosts")
+
+    async def detach(self) -> None:
+        """End all hosts, and wait for them: their engine process has gone. Idempotent."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+            self._serving = None
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        await asyncio.gather(*(_bury(host) for host in self.hosts))
+
+    async def _serve(self, door: socket.socket) -> None:
+        """Answer the engine until it has gone."""
+        with suppress(OSError):
+            async for number in _numbers(door):
+                try:
+                    sock = await self._open(number)
+                except OSError as e:
+                    log.warning("no process for host %d of the fleet: %s", number, e)
+                    why = (e.strerror or str(e))[:MAX_TEXT].encode()[:MAX_TEXT]
+                    await asyncio.get_running_loop().sock_sendall(door, why or b"it cannot be started")
+                    continue
+                with sock:
+                    socket.send_fds(door, [GRANTED], [sock.fileno()])
+
+    async def _open(self, number: int) -> socket.socket:
+        """Start a new process of a host in place of the one before; return home's end of its socket. Raises OSError."""
+        if not 1 <= number <= len(self.hosts):
+            msg = f"the fleet has no host {number}"
+            raise OSError(msg)
+        host = self.hosts[number - 1]
+        if host.process is not None:
+            log.warning("host %d of the fleet is replaced: %s", number, await _bury(host, REAPED_S))
+            await self.prepare()  # its file may have been removed since
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                fd = theirs.fileno()
+                host.process = await spawn(MODULE, str(fd), pass_fds=[fd], stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
+            except BaseException:
+                ours.close()
+                raise
+        host.epoch += 1
+        host.said.clear()
+        host.reading = asyncio.create_task(drain(host.process.stderr, host.said), name="host's stderr")
+        log.info("host %d of the fleet: process %d", number, host.process.pid)
+        return ours
+
+
+async def _bury(host: HostLife, wait_s: float = ENDED_S) -> str:
+    """Wait for the end of a host's process, and kill it if it does not end; return what became of it."""
+    process = host.process
+    if process is None:
+        return "it never began"
+    try:
+        async with asyncio.timeout(wait_s):
+            code = await process.wait()
+    except TimeoutError:
+        await end(process)
+        code = None
+    if host.reading is not None:
+        await host.reading
+    host.process = host.reading = None
+    words = f": {host.said[-1]}" if host.said else ""
+    ended = "it no longer answered" if code is None else f"it was killed by signal {-code}" if code < 0 else "it ended"
+    return ended + words
+
+
+async def _numbers(door: socket.socket) -> AsyncIterator[int]:
+    while said := await asyncio.get_running_loop().sock_recv(door, 1):
+        yield said[0]

@@ -1,0 +1,53 @@
+"""The device as a fleet: the engine is home to the first and the last layers, and hosts have the inner ones.
+
+The engine answers as that of a whole model does. So all that is different here is what cannot be served this way, and
+what is said about the hosts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..engine.supervisor import Engine
+from ..errors import EndpointError
+from ..types import Embedding
+from .device import Device
+
+
+class FleetStatus(Protocol):
+    """What a fleet says of itself."""
+
+    def brief(self) -> dict[str, Any]:
+        """Return `hosts`, `layers_away`, `replicas` and `state`, for `disco status`."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """Return all there is to say, for `disco fleet status`."""
+        ...
+
+
+class FleetDevice(Device):
+    """`Endpoint` over an engine whose inner layers are in other processes, and the view of that `fleet`.
+
+    `adapters` are the names of the configured LoRA adapters, which are for a whole model.
+    """
+
+    def __init__(self, engine: Engine, fleet: FleetStatus, name: str = "", adapters: tuple[str, ...] = ()) -> None:
+        super().__init__(engine, name)
+        self.fleet = fleet
+        self._unused = dict.fromkeys(adapters, "the device is a fleet, and an adapter is for a whole model")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The configured adapters, and why none can be used."""
+        return self._unused
+
+    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
+        """Raise EndpointError: embeddings need all layers in one process."""
+        del given
+        message = "the device is a fleet, and makes no embeddings: they need all of the model's layers in one process"
+        raise EndpointError(self.side, "unsupported", message, your_fault=True)
+
+    def status(self) -> dict[str, Any]:
+        """Engine state, its last failure, and the fleet."""
+        return super().status() | {"fleet": self.fleet.brief()}

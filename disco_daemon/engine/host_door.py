@@ -1,0 +1,44 @@
+"""The socket through which an engine asks the daemon for hosts: it may start no process itself.
+
+The engine sends a host's number, 1 to 255, whenever it needs a new process of it; the daemon answers with one byte and
+a socket to that, or with a text that says why there is none.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+GRANTED = b"."  # with a socket behind it
+MAX_TEXT = 500  # bytes of a reason
+
+
+class HostDoor:
+    """The engine's end; for its main thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def open(self, number: int) -> socket.socket:
+        """Return the socket to a new process of a host; the one before is ended. Raises OSError."""
+        self._sock.sendall(bytes([number]))
+        said, descriptors, _, _ = socket.recv_fds(self._sock, MAX_TEXT, 1)
+        if not descriptors:
+            raise OSError(0, said.decode("utf-8", "replace") or "the daemon has gone")
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptors[0])
+
+
+class Hosts(Protocol):
+    """The processes of one engine's hosts, as its supervisor needs them."""
+
+    async def prepare(self) -> None:
+        """Write what the engine and its hosts load, if it is missing. Raises OSError."""
+        ...
+
+    def attach(self, door: socket.socket) -> None:
+        """Start hosts as a new engine process asks for them, by the daemon's end of its door."""
+        ...
+
+    async def detach(self) -> None:
+        """End all hosts, and wait for them: their engine process has gone. Idempotent."""
+        ...

@@ -1,0 +1,75 @@
+"""What an engine process is: a whole model, a part of one over two machines, or a fleet's home."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from ...peer.content import ContentManager, credits_for
+from ...types import LayerRange
+from .. import wire
+from ..host_door import HostDoor
+from ..hosts.home import Ends, HomeLlama
+from ..llama.model import AbortFlag, Llama, load_model
+from ..llama.refusals import ModelError
+from .admission import Admission
+from .batch import Batcher
+from .drafting import EdgeDrafting, ExitDrafter
+from .edge import EdgeBatcher
+from .home import HomeBatcher
+from .partner import PartnerBatcher, SendFrame
+
+
+def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None) -> Llama:
+    """Load the model; with `hosts` its inner layers are loaded by a process that is asked for. Raises ModelError."""
+    if hosts is None:
+        return load_model(load, abort)
+    try:
+        first, inner, last = load.ranges
+    except ValueError:
+        msg = f"the model is in {len(load.ranges)} ranges, where home and one host have three"
+        raise ModelError(msg) from None
+    ends = Ends(
+        (first.path, inner.path, last.path),
+        (_layers(first), _layers(inner), _layers(last)),
+    )
+    began = time.perf_counter()
+    home = HomeLlama(msgspec.structs.replace(load, ranges=()), ends, abort, partial(hosts.open, inner.host))
+    home.load_s = time.perf_counter() - began  # of all ranges, the host's too
+    return home
+
+
+def _layers(part: wire.RangeFile) -> LayerRange:
+    return LayerRange(part.first, part.last, part.of)
+
+
+def make_batcher(
+    load: wire.Load,
+    llama: Llama,
+    post: Callable[[wire.Message], None],
+    admission: Admission,
+    send_frame: SendFrame | None,
+) -> Batcher:
+    """Make the batcher; with `send_frame` the model, or a range of it, works with another machine.
+
+    Raises ValueError for a range without a way to the others.
+    """
+    if send_frame is None:
+        if isinstance(llama, HomeLlama):
+            return HomeBatcher(llama, post, admission)
+        if llama.layers is None:
+            return Batcher(llama, post, admission)
+        msg = f"the layers {llama.layers} are of no use without a way to the others"
+        raise ValueError(msg)
+    if llama.layers is None or not llama.layers.is_last:  # a small model drafts, or the lower layers with their exit
+        drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
+        edge = EdgeBatcher(llama, post, admission, drafting=drafting, send_frame=send_frame)
+        edge.codec, edge.patience_s = load.codec, load.patience_s
+        return edge
+    n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
+    n_embd = 0 if llama.layers.is_first else llama.n_embd
+    contents = ContentManager(n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
+    return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=send_frame)
