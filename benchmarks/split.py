@@ -32,6 +32,8 @@ import aiohttp
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import Figures, at_least, positive, print_figures, progress, run_measurement, run_script
 from disco_daemon.config.layers import data_path
+from disco_daemon.daemon.exits import KeptExits
+from disco_daemon.daemon.split_plan import describe_cuts
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.models.gguf import Header
 from disco_daemon.models.segment_files import read_head
@@ -42,6 +44,7 @@ from .split_asked import asked_table
 from .split_daemons import JoinedMachines, TwoMachines, joined_machines, kept_exits
 from .split_edges import measure_edges
 from .split_faults import measure_link_cuts, measure_ttft
+from .split_forecast import CheckedCut, check_plan, plan_document, plan_lines
 from .split_loop_lag import measure_loop_lag
 from .split_naive import measure_naive
 from .split_run import (
@@ -115,15 +118,20 @@ class SplitSetup:
 
 async def bench_split(setup: SplitSetup) -> Figures:
     """Run it all. Raises BenchError."""
-    _, header = read_head(setup.model)
+    head, header = read_head(setup.model)
     n_layer = header.number(f"{header.architecture}.block_count") or 0
     cuts = setup.cuts or [round(0.8 * n_layer), n_layer // 2]
     figures: dict[str, Any] = document(
         setup.model.name, n_layer, cuts[0], None, {"rtt_ms": setup.rtt_ms, "mbit_s": setup.mbit_s}, []
     )
     with tempfile.TemporaryDirectory(prefix="disco-split-") as name:
-        folder, asked = Path(name), list[AskedPrompt]()
+        folder, asked, checked = Path(name), list[AskedPrompt](), list[CheckedCut]()
         exits = await kept_exits(setup.model, cuts, setup.exits, setup.n.exit_tokens, folder)
+        planned = describe_cuts(
+            head,
+            header,
+            {one.figures.cut: one.figures.agreement for one in reversed(KeptExits(setup.model, exits).all())},
+        )
         try:
             for cut in cuts:
                 progress(f"cut at {cut} of {n_layer} layers")
@@ -132,6 +140,8 @@ async def bench_split(setup: SplitSetup) -> Figures:
                     found = await (measure_first if is_first else measure_other)(pair, setup, asked, header)
                 for key, value in found.items():
                     figures[key] = [*figures[key], *value] if isinstance(value, list) else value
+                checked += check_plan(asked, planned, cut, where(cut, setup.codec), setup.link)
+            figures["plan"] = plan_document(checked)
             if setup.draft is not None:
                 drafted = await measure_draft(setup, setup.draft, asked)
                 rows = [*figures["deployments"], *drafted]
@@ -257,7 +267,8 @@ def report(figures: Figures) -> str:
     lines = [table(figures)]
     lines += [
         f"{row['data']}, rows as {row['codec']}: {row['mb_up']:.3f} MB up, naive's are {row['naive_times']:.0f} times "
-        f"as many; {row['agreement']:.1%} of the tokens agree"
+        f"as many; {row['agreement']:.1%} of {row['compared']} tokens agree ({row['differences']} first differences; "
+        f"95 %: {row['agreement_95'][0]:.1%} to {row['agreement_95'][1]:.1%})"
         for row in figures["codecs"]
     ]
     lines += [
@@ -274,6 +285,7 @@ def report(figures: Figures) -> str:
         + ("" if row["confident_s"] is None else f", {row['confident_s']:.1f} s confident")
         for row in figures["edges"]
     ]
+    lines += plan_lines(figures["plan"])
     lines.append("naive: times are of a few answers, scaled by the rows that it sends for all of them.")
     lines.append(asked_table(figures))
     host = figures["host"]

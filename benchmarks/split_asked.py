@@ -19,6 +19,7 @@ GAP_S, BACK_S = 1.5, 1.0
 ADDED_MS = 1.0
 LOOP_LAG_MS = 5.0  # P99
 GROWTH = 0.5  # of the cloud's
+PLAN_ERROR = 0.15  # of the time for a token; the median over cuts and kinds of data
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ def _of_the_rest(figures: Mapping[str, Any]) -> Iterator[AskedFigure]:
             yield AskedFigure(f"{cuts['n']} cuts: exact again after, s", cuts["back_s"], MOST, BACK_S)
     if (added := figures["added_ms_p50"]) is not None:
         yield AskedFigure("added by the relays, P50, ms", added, MOST, ADDED_MS)
+    if plan := figures["plan"]:
+        yield AskedFigure("plan's time a token, median error", plan["error_p50"], MOST, PLAN_ERROR)
     for name, late_ms in (figures["loop_lag_p99_ms"] or {}).items():
         yield AskedFigure(f"{name}'s event loop while prompts go up, P99, ms", late_ms, MOST, LOOP_LAG_MS)
     edges = {row["n"]: row for row in figures["edges"]}

@@ -246,7 +246,7 @@ class TwoMachines:
             n, spent = len(heard.pieces), busy_s(self.partner_engines) - before
             sizes = {"bytes_up": self.api.n_up - up, "bytes_down": self.api.n_down - down}
             answer = SplitAnswer(heard.text, n, heard.times[-1], edge_s=0.0, partner_s=spent, round_trips=n, **sizes)
-            prefixes.append(answer)
+            prefixes.append(replace(answer, first_s=heard.times[0]))
 
         heard = await self.partner.ask(f"http://127.0.0.1:{self.api.port}", prompt, max_tokens, hear)
         if prefixes:  # the end of the text is a token, too
@@ -268,6 +268,7 @@ class TwoMachines:
             round_trips=split.get("round_trips"), drafted=split.get("drafted"), accepted=split.get("accepted"),
             edge_rows=int(rows.get("edge", 0)) // self.cut if self.cut else None, partner_rows=split.get("n_rows"),
             bytes_up=self.link.n_up - up, bytes_down=self.link.n_down - down,
+            first_s=heard.times[0] if heard.times else None,
         )  # fmt: skip
 
 

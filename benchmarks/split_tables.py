@@ -15,6 +15,7 @@ NOT_MEASURED = "-"
 class SplitAnswer:
     """One answer of one deployment. Times in s; `partner_s` and `edge_s` is what that engine computed.
 
+    `first_s` is when its first piece came, None where nobody listened for it.
     `round_trips` counts verdicts, `drafted` and `accepted` drafts; None where the deployment has none or does not say.
     """
 
@@ -30,6 +31,14 @@ class SplitAnswer:
     partner_rows: int | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    first_s: float | None = None
+
+    @property
+    def token_s(self) -> float | None:
+        """Return what a token took behind the first one, s; None where that is not known."""
+        if self.first_s is None or self.n_tokens < 2:
+            return None
+        return (self.took_s - self.first_s) / (self.n_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,8 @@ def document(
         "loop_lag_p99_ms": None,
         "codecs": [],
         "shares": [],
+        "plan": None,
+        "ablations": [],
     }
 
 

@@ -13,6 +13,7 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.models.gguf import Header
 
 PACKAGED = Path(__file__).with_name("split_prompts.jsonl")
+Z_95 = 1.959964  # standard deviations on either side that hold 95 % of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,36 @@ def naive_bytes(n_prompt: int, n_tokens: int, n_embd: int) -> int:
     return 4 * n_embd * sum(n_prompt + at for at in range(n_tokens))
 
 
-def token_agreement(pairs: Sequence[tuple[Sequence[str], str]]) -> float:
+@dataclass(frozen=True, slots=True)
+class TokenAgreement:
+    """How many tokens were compared where all before them were the whole model's, and how many of them differ.
+
+    Each answer has at most one that differs, and ends the comparison: so the share rests on a handful of them.
+    """
+
+    n_tokens: int
+    n_different: int
+
+    @property
+    def share(self) -> float:
+        """Return the share of tokens that agree; 1 if none was compared."""
+        return 1 - self.n_different / self.n_tokens if self.n_tokens else 1.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the interval of 95 % around the share (E. B. Wilson, 1927); from 0 to 1 if no token was compared.
+
+        It takes a token's chance to differ as the same everywhere, whatever came before it.
+        """
+        if not self.n_tokens:
+            return 0.0, 1.0
+        n, p, z = self.n_tokens, self.share, Z_95
+        middle, more = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        low, high = ((middle + sign * more) / (1 + z * z / n) for sign in (-1, 1))
+        return max(0.0, min(low, p)), min(1.0, max(high, p))
+
+
+def token_agreement(pairs: Sequence[tuple[Sequence[str], str]]) -> TokenAgreement:
     """Return how often a token is the whole model's where all before it were, of its pieces beside another's text.
 
     Behind the first token that differs the two write different texts: it counts, and nothing after it.
@@ -61,7 +91,7 @@ def token_agreement(pairs: Sequence[tuple[Sequence[str], str]]) -> float:
         n = next((i for i, said in enumerate(accumulate(pieces)) if not text.startswith(said)), len(pieces))
         same += n
         other += n < len(pieces)
-    return same / (same + other) if same + other else 1.0
+    return TokenAgreement(same + other, other)
 
 
 def flop_share(header: Header, cut: int, n_layers: int, n_rows: int, n_logits: int, whole: tuple[int, int]) -> float:

@@ -22,6 +22,7 @@ from benchmarks.split_tables import SplitAnswer, document, summarize, table
 from benchmarks.split_text import (
     PACKAGED,
     SplitPrompt,
+    TokenAgreement,
     choose,
     naive_bytes,
     read_prompts,
@@ -143,7 +144,7 @@ def test_the_document_has_the_names_that_other_programs_read() -> None:
     figures = document("m.gguf", 30, 24, None, {"rtt_ms": 20.0, "mbit_s": 100.0}, rows)
     assert list(figures) == [
         "model", "n_layer", "cut", "head", "link", "deployments", "edges", "ttft", "cuts", "added_ms_p50",
-        "loop_lag_p99_ms", "codecs", "shares",
+        "loop_lag_p99_ms", "codecs", "shares", "plan", "ablations",
     ]  # fmt: skip
     assert list(figures["deployments"][0]) == [
         "data", "name", "theta", "cut", "codec", "answers", "tokens", "total_s", "edge_s", "partner_s", "comm_s",
@@ -216,9 +217,25 @@ async def test_a_cut_ends_slow_connections_and_a_stall_holds_them() -> None:
 
 def test_a_token_agrees_where_all_before_it_did() -> None:
     pieces = ["a", " b", " c", " d"]
-    assert token_agreement([(pieces, "a b c d")]) == 1.0
-    assert token_agreement([(pieces, "a b x y z"), (pieces, "a b c d")]) == pytest.approx(6 / 7)
-    assert token_agreement([(pieces, "a b")]) == pytest.approx(2 / 3)
+    assert token_agreement([(pieces, "a b c d")]).share == 1.0
+    assert token_agreement([(pieces, "a b x y z"), (pieces, "a b c d")]) == TokenAgreement(7, 1)
+    assert token_agreement([(pieces, "a b")]).share == pytest.approx(2 / 3)
+
+
+def test_an_agreement_has_wilsons_interval() -> None:
+    low, high = TokenAgreement(10, 2).interval
+    assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert TokenAgreement(100, 0).interval == (pytest.approx(0.9630, abs=1e-4), 1.0)
+    assert TokenAgreement(0, 0).interval == (0.0, 1.0)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1))
+def test_an_agreement_lies_in_its_interval_which_more_tokens_make_narrower(n: int, share: float) -> None:
+    found = TokenAgreement(n, round(share * n))
+    more = TokenAgreement(10 * n, 10 * round(share * n))
+    (low, high), (more_low, more_high) = found.interval, more.interval
+    assert 0 <= low <= found.share <= high <= 1
+    assert more_high - more_low < high - low
 
 
 def asked_prompt(text: str) -> AskedPrompt:
@@ -231,6 +248,8 @@ def test_a_codecs_bytes_stand_beside_naives_for_the_same_answers() -> None:
     [row] = codec_rows([asked_prompt("a b"), asked_prompt("a x")], "cut 24 f32", 24, "f32", 576)
     assert row["naive_times"] == pytest.approx(naive_bytes(10, 2, 576) / 1000)
     assert row["agreement"] == pytest.approx(3 / 4)
+    assert (row["compared"], row["differences"]) == (4, 1)
+    assert row["agreement_95"][0] < 3 / 4 < row["agreement_95"][1]
 
 
 def test_naive_times_are_scaled_from_the_answers_that_were_written() -> None:
