@@ -33,20 +33,24 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import Figures, at_least, positive, print_figures, progress, run_measurement, run_script
 from disco_daemon.config.layers import data_path
 from disco_daemon.daemon.exits import KeptExits
+from disco_daemon.daemon.hosted_range import exit_facts
 from disco_daemon.daemon.split_plan import describe_cuts
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.models.gguf import Header
 from disco_daemon.models.segment_files import read_head
+from disco_daemon.models.segments import NotCuttableError
+from disco_daemon.models.segments import n_layers as n_layers_of
 from disco_daemon.peer.messages import IDS
 
 from .peer_link import bench_link
+from .split_ablations import ablation_table, measure_ablations
 from .split_asked import asked_table
 from .split_daemons import JoinedMachines, TwoMachines, joined_machines, kept_exits
 from .split_edges import measure_edges
 from .split_faults import measure_link_cuts, measure_ttft
 from .split_forecast import CheckedCut, check_plan, plan_document, plan_lines
 from .split_loop_lag import measure_loop_lag
-from .split_naive import measure_naive
+from .split_naive import NaiveWay, measure_naive
 from .split_run import (
     ALONE,
     DRAFT,
@@ -65,7 +69,7 @@ from .split_run import (
     way_rows,
 )  # fmt: skip
 from .split_tables import Deployed, document, table
-from .split_text import PACKAGED, SplitPrompt, choose, read_prompts
+from .split_text import PACKAGED, SplitPrompt, choose, is_base_model, read_prompts
 
 CODECS = ("f32", "bf16", "int8")
 
@@ -76,7 +80,7 @@ class Amounts:
 
     `naive_answers` of each kind are written by the naive split, and `codec_answers` by each other codec. Exits are
     trained on `exit_tokens` where none is kept. Up to `edges` machines write `edge_answers` each. `calls` cross the
-    link for what relays add.
+    link for what relays add. `ablations` answers of each kind are written without each part of the split.
     """
 
     answers: int
@@ -90,9 +94,11 @@ class Amounts:
     edges: int
     edge_answers: int
     calls: int
+    ablations: int
 
 
-QUICK, FULL = Amounts(4, 64, 4, 2, 2, 1, 2, 2000, 5, 2, 300), Amounts(100, 128, 200, 5, 5, 5, 100, 40000, 5, 10, 3000)
+QUICK = Amounts(4, 64, 4, 2, 2, 1, 2, 2000, 5, 2, 300, 1)
+FULL = Amounts(100, 128, 200, 5, 5, 5, 100, 40000, 5, 10, 3000, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ class SplitSetup:
     look_up: bool
     n: Amounts
     draft: Path | None = None
+    raw: bool = False
 
     @property
     def link(self) -> tuple[float, float]:
@@ -119,7 +126,13 @@ class SplitSetup:
 async def bench_split(setup: SplitSetup) -> Figures:
     """Run it all. Raises BenchError."""
     head, header = read_head(setup.model)
-    n_layer = header.number(f"{header.architecture}.block_count") or 0
+    try:
+        describe_cuts(head, header, {})
+    except NotCuttableError as e:
+        msg = f"{setup.model.name} cannot be cut: {e}"
+        raise BenchError(msg) from e
+    setup = replace(setup, raw=setup.raw or is_base_model(header))
+    n_layer = n_layers_of(header)
     cuts = setup.cuts or [round(0.8 * n_layer), n_layer // 2]
     figures: dict[str, Any] = document(
         setup.model.name, n_layer, cuts[0], None, {"rtt_ms": setup.rtt_ms, "mbit_s": setup.mbit_s}, []
@@ -130,12 +143,12 @@ async def bench_split(setup: SplitSetup) -> Figures:
         planned = describe_cuts(
             head,
             header,
-            {one.figures.cut: one.figures.agreement for one in reversed(KeptExits(setup.model, exits).all())},
+            exit_facts(KeptExits(setup.model, exits)),
         )
         try:
             for cut in cuts:
                 progress(f"cut at {cut} of {n_layer} layers")
-                async with joined_machines(setup.model, cut, *setup.link, exits) as pair:
+                async with joined_machines(setup.model, cut, *setup.link, exits, raw=setup.raw) as pair:
                     is_first = cut == cuts[0]
                     found = await (measure_first if is_first else measure_other)(pair, setup, asked, header)
                 for key, value in found.items():
@@ -188,6 +201,9 @@ async def measure_first(
     if setup.n.edges:
         prompts = [(one.prompt.text, one.limit) for one in asked[: setup.n.edge_answers]]
         found["edges"] = await measure_edges(pair, prompts, setup.link, setup.n.edges)
+    found["ablations"] = await measure_ablations(
+        pair, asked, setup.n.ablations, n_layers_of(header), setup.link, look_up=setup.look_up
+    )
     shares = share_rows(asked, where(cut, setup.codec), cut, header)
     deployments = [*cloud_rows(asked), *naive, *rows]
     return found | {"head": pair.head or None, "deployments": listed(deployments), "codecs": codecs, "shares": shares}
@@ -209,7 +225,7 @@ async def measure_draft(setup: SplitSetup, draft: Path, asked: list[AskedPrompt]
     """Ask edges at which a small model drafts for the whole one, and answers alone; return their rows."""
     progress(f"{draft.name} drafts")
     name, rows = where(0, IDS), list[Deployed]()
-    async with joined_machines(setup.model, 0, *setup.link, draft=draft) as pair:
+    async with joined_machines(setup.model, 0, *setup.link, draft=draft, raw=setup.raw) as pair:
         for way in (Way(DRAFT), Way(ALONE)):
             async with pair.edge("auto", look_up=setup.look_up, name=way.machine) as machines:
                 await machines.split("Hi", 2, way.mode)
@@ -224,9 +240,9 @@ async def ask_naive(
     """Have the naive split write a few of the answers; return its rows."""
     few = [one for ones in by_data(asked).values() for one in ones[: setup.n.naive_answers]]
     if few:
-        n_layer = header.number(f"{header.architecture}.block_count") or 0
         prompts = [(one.prompt.text, one.limit) for one in few]
-        answers = await measure_naive(pair.model, pair.cut, n_layer, prompts, pair.folder, setup.link)
+        way = NaiveWay(raw=setup.raw)
+        answers = await measure_naive(pair.model, pair.cut, n_layers_of(header), prompts, pair.folder, setup.link, way)
         for one, answer in zip(few, answers, strict=True):
             one.answers["naive"] = answer
             progress(f"naive: {answer.took_s:.1f} s, {answer.bytes_up / 1e6:.1f} MB up")
@@ -286,6 +302,7 @@ def report(figures: Figures) -> str:
         for row in figures["edges"]
     ]
     lines += plan_lines(figures["plan"])
+    lines += ablation_table(figures["ablations"])
     lines.append("naive: times are of a few answers, scaled by the rows that it sends for all of them.")
     lines.append(asked_table(figures))
     host = figures["host"]
@@ -305,6 +322,7 @@ AMOUNTS = {
     "edges": ("at one partner at most", 0),
     "edge-answers": ("of each of them", 1),
     "calls": ("round trips over the relays alone", 0),
+    "ablations": ("answers of each kind without each part of the split", 0),
 }
 
 
@@ -325,6 +343,9 @@ def main(argv: list[str] | None = None) -> int:
     for name, (text, least) in AMOUNTS.items():
         default = getattr(QUICK, name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=at_least(least), metavar="N", help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--raw", action="store_true", help="prompts go on as text, without a chat template (as where there is none)"
+    )
     parser.add_argument("--full", action="store_true", help="many of all: the acceptance")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
@@ -334,6 +355,7 @@ def main(argv: list[str] | None = None) -> int:
     setup = SplitSetup(
         args.model or fetch_default_model(progress), choose(read_prompts(args.prompts), n.answers), args.cut or (),
         args.rtt_ms, args.mbit_s, args.codec, args.exits or data_path() / "exits", args.look_up, n, args.draft_model,
+        args.raw,
     )  # fmt: skip
     return print_figures(run_measurement(bench_split(setup)), report, as_json=args.json)
 

@@ -25,6 +25,7 @@ from disco_daemon.program import verb
 
 from .split_proxy import SlowProxy
 from .split_tables import SplitAnswer
+from .split_text import question_of, text_of
 
 REQUEST_S = 300.0  # one answer, s
 TRAINING_S, MLP_TOKENS = 3600.0, 10_000  # a training, s; tokens from which on it fits more than a linear map
@@ -66,12 +67,13 @@ class HeardPieces:
 
 @dataclass(frozen=True, slots=True)
 class BenchDaemon:
-    """A daemon at `root`, its process and folder, and how its verbs are typed."""
+    """A daemon at `root`, its process and folder, and how its verbs are typed; it is asked `raw` prompts, or chats."""
 
     root: str
     folder: Path
     session: aiohttp.ClientSession
     process: psutil.Process
+    raw: bool = False
 
     def engines(self) -> list[psutil.Process]:
         """Return its engine processes. Raises BenchError if there is none."""
@@ -98,14 +100,15 @@ class BenchDaemon:
 
         `options` are disco's own, of the request. Raises BenchError: NotOfferedError if the request is refused.
         """
+        route, question = question_of(prompt, raw=self.raw)
         body = {
-            "model": "disco", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens,
+            "model": "disco", **question, "max_tokens": max_tokens,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
             **({"disco": dict(options)} if options else {}),
         }  # fmt: skip
         heard = heard or HeardPieces()
         heard.sent_at = sent = time.perf_counter()
-        async with self.session.post(f"{root}/v1/chat/completions", json=body) as response:
+        async with self.session.post(f"{root}{route}", json=body) as response:
             if response.status != 200:
                 msg = f"{root} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
                 raise (NotOfferedError if 400 <= response.status < 500 else BenchError)(msg)
@@ -126,7 +129,7 @@ def _take(heard: HeardPieces, chunk: Mapping[str, Any], at_s: float) -> bool:
         raise BenchError(msg)
     heard.usage = chunk.get("usage") or heard.usage
     heard.disco = chunk.get("disco") or heard.disco
-    found = [text for choice in chunk["choices"] if (text := choice["delta"].get("content"))]
+    found = [text for choice in chunk["choices"] if (text := text_of(choice))]
     heard.pieces += found
     heard.times += [at_s] * len(found)
     heard.alone += [bool((chunk.get("disco") or {}).get("alone"))] * len(found)
@@ -171,9 +174,9 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 @asynccontextmanager
 async def daemon(
-    folder: Path, session: aiohttp.ClientSession, model: Path, settings: Mapping[str, Any]
+    folder: Path, session: aiohttp.ClientSession, model: Path, settings: Mapping[str, Any], *, raw: bool = False
 ) -> AsyncIterator[BenchDaemon]:
-    """Run a daemon with one thread whose settings are those in its folder, if any, and these."""
+    """Run a daemon with one thread whose settings are those in its folder, if any, and these; it is asked as said."""
     write_settings(folder, settings)
     argv = [
         *verb("up"), "--port", "0", "--json", "--until-eof", "--history", str(folder / "history.sqlite"),
@@ -182,7 +185,7 @@ async def daemon(
     before = set(psutil.Process().children())
     async with child(argv, folder, "daemon", _env(folder)) as url:
         (process,) = set(psutil.Process().children()) - before
-        yield BenchDaemon(url.removesuffix("/v1"), folder, session, process)
+        yield BenchDaemon(url.removesuffix("/v1"), folder, session, process, raw)
 
 
 async def until_linked(edge: BenchDaemon) -> None:
@@ -289,6 +292,7 @@ class JoinedMachines:
     head: str
     peer_port: int
     draft: Path | None = None
+    raw: bool = False
 
     @asynccontextmanager
     async def edge(self, codec: str, *, look_up: bool, name: str = FIRST_EDGE) -> AsyncIterator[TwoMachines]:
@@ -298,7 +302,8 @@ class JoinedMachines:
             "device": {**DEVICE, "speculation": "auto" if look_up else "off"}, "delivery": {"mode": "off"},
             "split": {"partner": f"127.0.0.1:{self.link.port}", "codec": codec, "alone": "stop"},
         }  # fmt: skip
-        async with daemon(folder, self.partner.session, self.draft or self.model, settings) as edge:
+        model = self.draft or self.model
+        async with daemon(folder, self.partner.session, model, settings, raw=self.raw) as edge:
             await until_linked(edge)
             yield TwoMachines(edge, self.partner, self.api, self.link, edge.engines(), self.partner.engines(), self.cut)
 
@@ -315,11 +320,12 @@ class JoinedMachines:
 
 @asynccontextmanager
 async def joined_machines(
-    model: Path, cut: int, rtt_s: float, mbit_s: float, exits: Path | None = None, draft: Path | None = None
-) -> AsyncIterator[JoinedMachines]:
+    model: Path, cut: int, rtt_s: float, mbit_s: float, exits: Path | None = None, draft: Path | None = None, *,
+    raw: bool = False,
+) -> AsyncIterator[JoinedMachines]:  # fmt: skip
     """Run a partner with the whole model, for edges that have the layers up to a cut; at 0 the small model `draft`.
 
-    They get the best of the `exits` behind the cut, if there is one.
+    They get the best of the `exits` behind the cut, if there is one. All are asked `raw` prompts, or chats.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="disco-split-") as name:
@@ -330,11 +336,11 @@ async def joined_machines(
                 "device": DEVICE, "delivery": {"mode": "off"},
                 "peer": {"port": port}, "partner": {"listen": "127.0.0.1"},
             }  # fmt: skip
-            async with daemon(folder / "partner", session, model, settings) as partner:
+            async with daemon(folder / "partner", session, model, settings, raw=raw) as partner:
                 api = SlowProxy(int(partner.root.rpartition(":")[2]), rtt_s, mbit_s)
                 link = SlowProxy(port, rtt_s, mbit_s)
                 async with api, link:
-                    yield JoinedMachines(partner, api, link, folder, model, cut, head, port, draft)
+                    yield JoinedMachines(partner, api, link, folder, model, cut, head, port, draft, raw)
 
 
 def bring_exit(model: Path, cut: int, exits: Path, folder: Path) -> str:

@@ -171,11 +171,11 @@ async def relay_of(folder: Path, address: Address, build: str, cut: int) -> Asyn
 
 
 async def record(
-    folder: Path, address: Address, prompts: Sequence[tuple[str, int]], wish: SplitWish
+    folder: Path, address: Address, prompts: Sequence[tuple[str, int]], wish: SplitWish, *, raw: bool = False
 ) -> tuple[list[RecordedAnswer], list[str], str]:
     """Have a joined machine's engine answer prompts, of so many tokens at most, in the mode that is wished for.
 
-    Returns what it sent, its texts, and its build of llama.cpp. Raises BenchError.
+    They are `raw` text, or chats. Returns what it sent, its texts, and its build of llama.cpp. Raises BenchError.
     """
     layers = JoinedFolder(folder / "disco" / "split")
     joined, attached = layers.load(), asyncio.get_running_loop().create_future()
@@ -197,7 +197,7 @@ async def record(
                     texts = []
                     for prompt, n in prompts:
                         recorder.begin()
-                        texts.append(await _text_of(engine, prompt, n, wish))
+                        texts.append(await _text_of(engine, prompt, n, wish, raw=raw))
             finally:
                 for task in tasks:
                     task.cancel()
@@ -207,10 +207,11 @@ async def record(
     return recorder.found, texts, loaded.build
 
 
-async def _text_of(engine: Engine, prompt: str, n: int, wish: SplitWish) -> str:
+async def _text_of(engine: Engine, prompt: str, n: int, wish: SplitWish, *, raw: bool) -> str:
     """Return an answer. Raises BenchError."""
     sampling = Sampling(max_tokens=n, temperature=0)
-    request = GenerationRequest("r", ({"role": "user", "content": prompt},), sampling, split=wish)
+    messages = () if raw else ({"role": "user", "content": prompt},)
+    request = GenerationRequest("r", messages, sampling, prompt=prompt if raw else None, split=wish)
     text, answer = "", engine.open(request)
     while True:
         match await anext(answer):
@@ -284,7 +285,7 @@ async def measure_edges(
     recorded = dict[str, tuple[list[RecordedAnswer], str]]()
     for name, wish in wishes.items():
         recorder = await pair.join(f"recorder-{wish.mode}")
-        answers, texts, build = await record(recorder, here, prompts, wish)
+        answers, texts, build = await record(recorder, here, prompts, wish, raw=pair.raw)
         recorded[name] = answers, build
         _, said = await _cloud(pair, prompts, 1)
         if wish.mode == EXACT and said != texts:

@@ -1,9 +1,9 @@
 """What `disco split plan` says of a token, beside what exact answers took. Pure.
 
-The plan is fed as `disco split plan` and the join feed it: the whole model's time for a token, the link's round trip
-and rate, and how often the exit agreed with the whole model on text kept apart. The first is measured here, by the
-answers of `cloud` to the same prompts; it counts for both machines, which have a thread of the same processor each.
-Nothing of a split answer goes in.
+The plan is fed as `disco split plan` and the join feed it: the whole model's times for a token and for a row of a
+prompt, the link's round trip and rate, and of the exit the bytes and how often it agreed with the whole model on text
+kept apart. The times are measured here, by the answers of `cloud` to the same prompts; they count for both machines,
+which have a thread of the same processor each. Nothing of a split answer goes in.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from .split_run import EXACT, AskedPrompt, by_data
 from .split_tables import SplitAnswer
 
 BYTES_A_MBIT = 1e6 / 8
+LONG_PROMPT = 200  # tokens; the template's, which are cached, are a tenth of them
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedCut:
     """A cut, what is planned and what was measured of it, medians over answers. The names are the JSON document's.
 
-    `whole_token_s` is what the plan was fed, and `chance` how often it counts with a right guess. `error` is the
-    plan's, relative to what was measured; above 0 it promised too slow an answer.
+    `whole_token_s` and `whole_row_s` are what the plan was fed (the second None: not measured), and `chance` how often
+    it counts with a right guess. `error` is the plan's, relative to what was measured; above 0 it promised too slow an
+    answer.
     """
 
     data: str
@@ -37,6 +39,7 @@ class CheckedCut:
     mbit_s: float
     answers: int
     whole_token_s: float
+    whole_row_s: float | None
     chance: float
     planned_token_s: float
     measured_token_s: float
@@ -52,16 +55,16 @@ def check_plan(
 
     `cuts` has the chances of the exits. Kinds whose answers have one token only are left out.
     """
-    found = []
+    found, row_s = list[CheckedCut](), prompt_row_s(asked, link[0])
     for data, ones in by_data(asked).items():
         answers = [(one.cloud, one.answers[key]) for one in ones if (key := f"{where} {EXACT}") in one.answers]
         whole_s, split_s = (_token_s([pair[side] for pair in answers]) for side in (0, 1))
         if whole_s is None or split_s is None:
             continue
-        planned = plan_one(cuts, cut, whole_s, link)
+        planned = plan_one(cuts, cut, (whole_s, row_s or 0.0), link)
         found.append(
             CheckedCut(
-                data, cut, 1e3 * link[0], link[1], len(answers), whole_s, chance_at(cuts, cut),
+                data, cut, 1e3 * link[0], link[1], len(answers), whole_s, row_s, chance_at(cuts, cut),
                 planned.token_s, split_s, planned.tokens_per_round_trip, _per_trip([split for _, split in answers]),
                 planned.token_s / split_s - 1,
             )
@@ -69,10 +72,27 @@ def check_plan(
     return found
 
 
-def plan_one(cuts: TheCuts, cut: int, whole_token_s: float, link: tuple[float, float]) -> PlannedCut:
-    """Return the plan of one cut for two machines as fast as each other, with memory enough."""
+def prompt_row_s(asked: Sequence[AskedPrompt], rtt_s: float) -> float | None:
+    """Return what the whole model takes for a row of a prompt, s: the median over prompts that are long enough.
+
+    None if there is none: of a short one too much is the template's, which is cached.
+    """
+    took = [
+        (one.cloud.first_s - rtt_s) / one.n_prompt
+        for one in asked
+        if one.cloud.first_s is not None and one.n_prompt >= LONG_PROMPT
+    ]
+    return max(0.0, median(took)) if took else None
+
+
+def plan_one(cuts: TheCuts, cut: int, whole_s: tuple[float, float], link: tuple[float, float]) -> PlannedCut:
+    """Return the plan of one cut for two machines as fast as each other, with memory enough.
+
+    `whole_s` is what the whole model takes for a token and for a row of a prompt, s; 0 = not measured.
+    """
     speed = LinkSpeed(link[0], link[1] * BYTES_A_MBIT)
-    plan = plan_cuts(cuts, PlanInput(whole_token_s, whole_token_s, speed, math.inf, math.inf, n_cells=0))
+    given = PlanInput(whole_s[0], whole_s[0], speed, math.inf, math.inf, n_cells=0, partner_row_s=whole_s[1])
+    plan = plan_cuts(cuts, given)
     return next(one for one in plan.cuts if one.layer == cut)
 
 

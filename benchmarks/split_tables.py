@@ -141,11 +141,11 @@ _COLUMNS = (
 
 def table(figures: Mapping[str, Any]) -> str:
     """Return the deployments as a table, like the paper's Table 2, with what was measured under it."""
-    lines = ["".join(_cell(title, width, "") for title, _, width, _ in _COLUMNS).rstrip()]
+    lines = ["".join(cell(title, width, "") for title, _, width, _ in _COLUMNS).rstrip()]
     for row in figures["deployments"]:
         label = row["name"] + (f" {row['theta']:g}" if row["theta"] is not None else "")
         shown = {**row, "label": label}
-        lines.append("".join(_cell(shown[key], width, kind) for _, key, width, kind in _COLUMNS).rstrip())
+        lines.append("".join(cell(shown[key], width, kind) for _, key, width, kind in _COLUMNS).rstrip())
     link = figures["link"]
     counts = {(row["answers"], row["tokens"]) for row in figures["deployments"]}
     where = f"round trip {link['rtt_ms']:g} ms, {link['mbit_s']:g} Mbit/s"
@@ -154,7 +154,7 @@ def table(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _cell(value: object, width: int, kind: str) -> str:
+def cell(value: object, width: int, kind: str) -> str:
     """Return a value in a column, at its left end if the width is negative."""
     text = NOT_MEASURED if value is None else format(value, kind)
     return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from disco_daemon.bench.child import BenchError
 from disco_daemon.models.gguf import Header
@@ -45,6 +46,23 @@ def choose(prompts: Sequence[SplitPrompt], n: int) -> list[SplitPrompt]:
     """Return up to `n` prompts of each kind of data, the first ones."""
     kinds = dict.fromkeys(prompt.data for prompt in prompts)
     return [prompt for kind in kinds for prompt in [p for p in prompts if p.data == kind][:n]]
+
+
+def is_base_model(header: Header) -> bool:
+    """Whether a model has no chat template, and so is no model to chat with: it goes on with raw text."""
+    return not header.text("tokenizer.chat_template")
+
+
+def question_of(prompt: str, *, raw: bool) -> tuple[str, dict[str, Any]]:
+    """Return the route that a prompt is asked over, and what its body has of it: a chat's message, or the text."""
+    if raw:
+        return "/v1/completions", {"prompt": prompt}
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}
+
+
+def text_of(choice: Mapping[str, Any]) -> str:
+    """Return the text of a chunk's choice, of either route; "" if it has none."""
+    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
 
 
 def naive_bytes(n_prompt: int, n_tokens: int, n_embd: int) -> int:

@@ -81,13 +81,15 @@ def _planned(args: argparse.Namespace, config: Config, model: Path) -> SplitPlan
     def memory(given_gib: float | None) -> float:
         return free if given_gib is None else given_gib * 2**30
 
+    there_s = seconds(args.partner_token_ms)
     given = PlanInput(
         seconds(args.edge_token_ms),
-        seconds(args.partner_token_ms),
+        there_s,
         LinkSpeed(args.rtt_ms / 1e3, args.mbit * 1e6 / 8),
         memory(args.edge_gib),
         memory(args.partner_gib),
         cuts.n_cells,
+        partner_row_s=there_s * cuts.row_s / cuts.token_s if cuts.token_s else 0.0,
     )
     return plan_cuts(cuts, given)
 

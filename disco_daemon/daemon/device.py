@@ -12,11 +12,11 @@ from typing import Any
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config, DeviceSettings
-from ..engine.measure.tune_messages import Knobs, Tuned, TuneJob
+from ..engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
 from ..models.default import default_model_path, fetch_default_model
-from ..profiling.saved import Measured, load
+from ..profiling.saved import DeviceFigures, Measured, load
 from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_knobs, key_of, n_cores
 from ..program import is_binary
 from .tasks.autotuner import BUDGET_S, Autotuner
@@ -96,12 +96,23 @@ def save(config: Config, path: Path, tuned: Tuned) -> Path:
 
 def token_s(config: Config, path: Path) -> float | None:
     """Return what a model takes for a token, s, as `disco profile` or `disco tune` measured it, else None."""
+    found = _measured_speeds(config, path)
+    return None if found is None else 1 / found.decode_tps
+
+
+def row_s(config: Config, path: Path) -> float | None:
+    """Return what a model takes for a token of a prompt, s, as it was measured, else None."""
+    found = _measured_speeds(config, path)
+    return None if found is None else 1 / found.prefill_tps
+
+
+def _measured_speeds(config: Config, path: Path) -> DeviceFigures | Speed | None:
     if config.device.enabled and not config.device.base_url:
         key = key_for(config, path)
         if (measured := load(profiles(), key, knobs_for(config, path))) is not None:
-            return 1 / measured.device.decode_tps
+            return measured.device
         if (tuned := profiles().load(key)) is not None:
-            return 1 / tuned.speed.decode_tps
+            return tuned.speed
     return None
 
 

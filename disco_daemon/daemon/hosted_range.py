@@ -21,11 +21,11 @@ from ..models.vocabulary import vocabulary_mark
 from ..peer.first_frames import TheCuts
 from ..peer.messages import Build
 from ..types import LayerRange
-from .device import knobs_for, model_path, n_gpu_layers, token_s
+from .device import knobs_for, model_path, n_gpu_layers, row_s, token_s
 from .exits import KeptExits, mark_of, told_of, train
 from .joined import shape_of
 from .split import checksum, segment_files
-from .split_plan import SPARE, describe_cuts, kv_bytes_per_layer
+from .split_plan import SPARE, ExitFacts, describe_cuts, kv_bytes_per_layer
 from .tasks.exit_trainer import ExitTrainer
 
 log = logging.getLogger("disco.exits")
@@ -104,9 +104,8 @@ def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
     """
     model = model_path(config.device)
     head, header = read_head(model)
-    chances = {one.figures.cut: one.figures.agreement for one in reversed(KeptExits(model).all())}
     try:
-        found = describe_cuts(head, header, chances)
+        found = describe_cuts(head, header, exit_facts(KeptExits(model)))
     except NotCuttableError as e:
         msg = f"{model.name} cannot be cut into ranges of layers: {e}"
         raise ConfigError(msg) from e
@@ -116,8 +115,15 @@ def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
         n_cells=config.device.n_cells or 2 * config.device.n_ctx,
         kv_bytes=config.partner.memory * 2**30,
         token_s=token_s(config, model) or 0.0,
+        row_s=row_s(config, model) or 0.0,
         hosted=hosted,
     )
+
+
+def exit_facts(kept: KeptExits) -> dict[int, ExitFacts]:
+    """Return what a plan has to know of the best exit behind each cut. Raises OSError."""
+    best_last = reversed(kept.all())
+    return {one.figures.cut: ExitFacts(one.figures.agreement, one.path.stat().st_size) for one in best_last}
 
 
 def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path, str]:

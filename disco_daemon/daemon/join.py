@@ -177,7 +177,8 @@ def plan_input(config: Config, model: TheCuts, link: MeasuredLink, free: float) 
         there_s, assumed = here_s, "; the partner was not measured and counts as this machine (`disco tune` there)"
     speed = LinkSpeed(link.rtt_s, link.up_bytes_per_s)
     n_cells = config.device.n_cells or 2 * config.device.n_ctx
-    return PlanInput(here_s, there_s, speed, free, model.free_bytes, n_cells, assumed)
+    row_s = there_s * model.row_s / model.token_s if model.token_s else 0.0
+    return PlanInput(here_s, there_s, speed, free, model.free_bytes, n_cells, assumed, row_s)
 
 
 def _token_s(config: Config, whole_bytes: int) -> float:

@@ -1,9 +1,11 @@
 """What each cut of a model costs on both machines, and which one to take: `disco split plan` and `split join`. Pure.
 
 Writing a token reads all weights once, so a range takes its share of the device's time for a token by the bytes of its
-weights. The output head counts as the partner's, and looking up an embedding as nothing. An exit behind the cut drafts
-as long as that pays (`scheduler.draft_length`), its guesses right with the share of tokens on which it agreed with the
-whole model; the partner judges a draft for MORE_ROWS of the time of a row alone.
+weights. The output head counts as the partner's, and looking up an embedding as nothing. An exit behind the cut is read
+for each row there, too. It drafts as long as that pays (`scheduler.draft_length`), its guesses right with the share of
+tokens on which it agreed with the whole model. The partner judges a draft for what a row of a prompt takes there, since
+where arithmetic is what takes the time, a few rows share nothing; but for MORE_ROWS of the time of a row alone at
+least, since few rows are computed less well than many.
 """
 
 from __future__ import annotations
@@ -25,6 +27,14 @@ FLOAT_BYTES = 4  # of a number of a row, as float32
 MORE_ROWS = 0.25  # of a row alone, for each row beside it: 9.8, 13.9, 16.5, 18.9 ms for 1 to 4 rows (docs/split.md)
 LEAST_S = 1e-6  # no range takes less for a row
 MEMORY_BYTES_PER_S = 10e9  # how fast weights are read where nothing was measured: a laptop of the last ten years
+
+
+@dataclass(frozen=True, slots=True)
+class ExitFacts:
+    """An exit: the chance of its guesses to be right, in [0, 1], and the bytes of its weights."""
+
+    chance: float
+    n_bytes: int
 
 
 class PlannedCut(msgspec.Struct, frozen=True):
@@ -59,7 +69,8 @@ class LinkSpeed:
 class PlanInput:
     """What a plan rests on: how long the whole model takes for a token on each machine, s, and their memory, bytes.
 
-    `n_cells` tokens are to fit into the edge's KV cache. `assumed` says what was not measured.
+    `n_cells` tokens are to fit into the edge's KV cache. `assumed` says what was not measured. `partner_row_s` is how
+    long the whole model takes for a row of a prompt at the partner, s; 0 = not measured.
     """
 
     edge_token_s: float
@@ -69,21 +80,30 @@ class PlanInput:
     partner_memory_bytes: float
     n_cells: int
     assumed: str = ""
+    partner_row_s: float = 0.0
+
+    @property
+    def more_rows(self) -> float:
+        """What a row beside others takes at the partner, in times of a row alone."""
+        return min(1.0, max(MORE_ROWS, self.partner_row_s / max(LEAST_S, self.partner_token_s)))
 
 
-def expected(edge_s: float, partner_s: float, row_bytes: int, link: LinkSpeed, chance: float) -> ExpectedRun:
+def expected(
+    edge_s: float, partner_s: float, row_bytes: int, link: LinkSpeed, chance: float, more_rows: float = MORE_ROWS
+) -> ExpectedRun:
     """Return what a round trip is expected to give, and the time for a token, s; an exit's guess is right by `chance`.
 
-    Both machines compute each row, which travels, and the edge waits for the verdict.
+    Both machines compute each row, which travels, and the edge waits for the verdict. A row beside others takes the
+    partner `more_rows` of the time of one alone.
     """
     row_s = row_bytes / link.bytes_per_s
-    once_s = link.rtt_s + (1 - MORE_ROWS) * partner_s
-    times = RunTimes(max(LEAST_S, edge_s), max(LEAST_S, once_s), max(LEAST_S, MORE_ROWS * partner_s + row_s))
+    once_s = link.rtt_s + (1 - more_rows) * partner_s
+    times = RunTimes(max(LEAST_S, edge_s), max(LEAST_S, once_s), max(LEAST_S, more_rows * partner_s + row_s))
     return expected_run(times, chance)
 
 
-def describe_cuts(head: bytes, header: Header, chances: Mapping[int, float]) -> TheCuts:
-    """Return where a model may be cut; `head` as in `segments.cut`, `chances` of exits by their cuts.
+def describe_cuts(head: bytes, header: Header, exits: Mapping[int, ExitFacts]) -> TheCuts:
+    """Return where a model may be cut; `head` as in `segments.cut`, `exits` by their cuts.
 
     Raises NotCuttableError.
     """
@@ -96,7 +116,8 @@ def describe_cuts(head: bytes, header: Header, chances: Mapping[int, float]) -> 
             edge_bytes=cut(head, header, LayerRange(0, layer, n)).disk_bytes,
             partner_bytes=cut(head, header, LayerRange(layer, n, n)).disk_bytes,
             edge_share=sum(weights[:layer]) / max(1, whole),
-            chance=chances.get(layer, 0.0),
+            chance=exits[layer].chance if layer in exits else 0.0,
+            exit_share=exits[layer].n_bytes / max(1, whole) if layer in exits else 0.0,
         )
         for layer in range(1, n)
     )
@@ -143,10 +164,12 @@ def weights_of(header: Header, n: int) -> tuple[list[int], int]:
 
 
 def _planned(facts: CutFacts, model: TheCuts, given: PlanInput) -> PlannedCut:
-    edge_s, partner_s = facts.edge_share * given.edge_token_s, (1 - facts.edge_share) * given.partner_token_s
-    run = expected(edge_s, partner_s, model.row_bytes, given.link, min(max(facts.chance, 0.0), 1.0))
+    edge_s = (facts.edge_share + max(0.0, facts.exit_share)) * given.edge_token_s
+    partner_s = (1 - facts.edge_share) * given.partner_token_s
+    chance = min(max(facts.chance, 0.0), 1.0)
+    run = expected(edge_s, partner_s, model.row_bytes, given.link, chance, given.more_rows)
     n_rows = run.n_drafts + 1
-    judged_s = partner_s * (1 + MORE_ROWS * run.n_drafts)
+    judged_s = partner_s * (1 + given.more_rows * run.n_drafts)
     return PlannedCut(
         facts.layer, facts.edge_bytes, facts.partner_bytes, edge_s * n_rows / run.n_tokens, judged_s / run.n_tokens,
         run.n_tokens, run.token_s,

@@ -86,7 +86,8 @@ class AskCuts(PeerMessage, frozen=True, kw_only=True):
 class CutFacts(msgspec.Struct, frozen=True, array_like=True):
     """A cut behind `layer` layers: the bytes of both ranges, and what share of the weights the lower one has.
 
-    The head counts as the upper one's. `chance` is that of a guess of the exit there to be right; 0 without an exit.
+    The head counts as the upper one's. `chance` is that of a guess of the exit there to be right, and `exit_share` what
+    its weights are of the model's; both are 0 without an exit.
     """
 
     layer: int
@@ -94,14 +95,15 @@ class CutFacts(msgspec.Struct, frozen=True, array_like=True):
     partner_bytes: int
     edge_share: float
     chance: float = 0.0
+    exit_share: float = 0.0
 
 
 class TheCuts(PeerMessage, frozen=True, kw_only=True):
     """All cuts of a model whose tokens take `cell_bytes` in one layer's KV cache; `whole_bytes` are its weights.
 
     The partner has `free_bytes` of memory, in which a KV cache of `n_cells` tokens is to fit, or of `kv_bytes` if it is
-    set, and takes `token_s` for a token of the whole model; 0 = not measured. `hosted`: it has the layers from there on
-    already, for others; 0 = none.
+    set, and takes `token_s` for a token of the whole model, `row_s` for a row of a prompt; 0 = not measured. `hosted`:
+    it has the layers from there on already, for others; 0 = none.
     """
 
     cuts: tuple[CutFacts, ...]
@@ -113,6 +115,7 @@ class TheCuts(PeerMessage, frozen=True, kw_only=True):
     kv_bytes: float = 0.0
     token_s: float = 0.0
     hosted: int = 0
+    row_s: float = 0.0
 
 
 class MeasureLink(PeerMessage, frozen=True, kw_only=True):

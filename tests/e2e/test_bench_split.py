@@ -32,6 +32,7 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     code, out, err = await bench(
         "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--uploads", "1",
         "--naive-answers", "1", "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
+        "--ablations", "1",
         "--prompts", str(prompts), "--draft-model", str(default_model_path()),
     )  # fmt: skip
     assert code == 0, err
@@ -58,6 +59,21 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     assert figures["added_ms_p50"] is not None
     assert {row["codec"] for row in figures["codecs"]} == {"f32"}
     assert all(0 < row["flop_share"] < 0.5 for row in figures["shares"])
+    plan = figures["plan"]
+    assert [(row["data"], row["cut"], row["chance"]) for row in plan["rows"]] == [
+        ("plain", 24, 0.0),
+        ("summary", 24, 0.0),
+    ]
+    assert all(row["planned_token_s"] > 0.02 and row["measured_token_s"] > 0.02 for row in plan["rows"])
+    assert plan["error_p50"] >= 0
+    assert {row["codec"]: (row["differences"], row["agreement_95"][1]) for row in figures["codecs"]} == {"f32": (0, 1)}
+    ablations = {(row["data"], row["name"]): row for row in figures["ablations"]}
+    lacks = "without half precision", "without content manager and parallel upload"  # there is no exit to be without
+    assert set(ablations) == {(data, name) for data in ("plain", "summary") for name in ("proposed", *lacks)}
+    for data in ("plain", "summary"):
+        proposed, whole, forgetful = (ablations[data, name] for name in ("proposed", *lacks))
+        assert (proposed["relative"], whole["equal"]) == (1.0, 1.0)
+        assert proposed["mb_up"] < whole["mb_up"] < forgetful["mb_up"]
     assert figures["link"] == {"rtt_ms": 20.0, "mbit_s": 100.0}
     assert "1 of 2" in err
     assert "Traceback" not in err

@@ -8,11 +8,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from disco_daemon.cli.main import main
 from disco_daemon.config.schema import Config
 from disco_daemon.daemon.join import plan_input, require_room
-from disco_daemon.daemon.split_plan import LinkSpeed, PlanInput, SplitPlan, describe_cuts, plan_cuts
+from disco_daemon.daemon.split_plan import (
+    MORE_ROWS,
+    ExitFacts,
+    LinkSpeed,
+    PlanInput,
+    SplitPlan,
+    describe_cuts,
+    expected,
+    plan_cuts,
+)
 from disco_daemon.errors import ConfigError
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import read_head
@@ -22,12 +33,15 @@ from disco_daemon.peer.join import MeasuredLink
 GIVEN = PlanInput(0.030, 0.030, LinkSpeed(0.020, 12.5e6), 8e9, 8e9, n_cells=8192)
 
 
-def cuts(chances: dict[int, float] | None = None) -> TheCuts:
-    return describe_cuts(*read_head(default_model_path()), chances or {})
+def cuts(chances: dict[int, float] | None = None, exit_bytes: int = 0) -> TheCuts:
+    exits = {layer: ExitFacts(chance, exit_bytes) for layer, chance in (chances or {}).items()}
+    return describe_cuts(*read_head(default_model_path()), exits)
 
 
-def planned(given: PlanInput, chances: dict[int, float] | None = None, hosted: int = 0) -> SplitPlan:
-    return plan_cuts(msgspec.structs.replace(cuts(chances), n_cells=8192, hosted=hosted), given)
+def planned(
+    given: PlanInput, chances: dict[int, float] | None = None, hosted: int = 0, exit_bytes: int = 0
+) -> SplitPlan:
+    return plan_cuts(msgspec.structs.replace(cuts(chances, exit_bytes), n_cells=8192, hosted=hosted), given)
 
 
 def test_each_cut_of_thirty_layers_has_its_share_of_the_weights_and_of_the_time() -> None:
@@ -62,6 +76,27 @@ def test_an_exit_shares_the_round_trip_among_the_tokens_that_it_gives_and_its_cu
     assert drafted.chosen == 24
     assert "right 72% of the time" in drafted.why
     assert "no exit is kept" in plain.why
+
+
+def test_an_exits_weights_are_read_for_each_row_at_the_edge() -> None:
+    whole = cuts().whole_bytes
+    free, weighed = planned(GIVEN, {24: 0.72}), planned(GIVEN, {24: 0.72}, exit_bytes=whole // 4)
+    assert weighed.cuts[23].token_s > free.cuts[23].token_s + 0.25 * 0.030, "a token takes a row or more"
+    assert weighed.cuts[22] == free.cuts[22], "there is none behind 23 layers"
+
+
+@given(st.floats(0.0, 0.1), st.floats(0.0, 1.0))
+def test_a_draft_is_judged_for_a_row_of_a_prompt_but_for_a_quarter_of_a_token_at_least(row_s: float, c: float) -> None:
+    measured = replace(GIVEN, partner_row_s=row_s)
+    assert measured.more_rows == pytest.approx(min(1.0, max(0.25, row_s / 0.030)))
+    slower, unmeasured = (expected(0.01, 0.01, 2304, GIVEN.link, c, m) for m in (measured.more_rows, MORE_ROWS))
+    assert slower.token_s >= unmeasured.token_s * (1 - 1e-9)
+    assert slower.n_drafts <= unmeasured.n_drafts
+
+
+def test_what_a_row_of_a_prompt_takes_there_is_scaled_with_what_a_token_takes() -> None:
+    there = msgspec.structs.replace(cuts(), token_s=0.02, row_s=0.012)
+    assert plan_input(Config(), there, MeasuredLink(0.003, 1e7, 1e7, 0.0), 8e9).more_rows == pytest.approx(0.6)
 
 
 def test_on_a_fast_link_an_exit_that_is_often_wrong_drafts_nothing() -> None:
