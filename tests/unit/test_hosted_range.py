@@ -5,11 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from disco_daemon.config.schema import Config, DeviceSettings
-from disco_daemon.daemon.hosted_range import HostedCuts, describe_model, range_config, require_memory
+from disco_daemon.daemon.device import save
+from disco_daemon.daemon.exits import KeptExits
+from disco_daemon.daemon.hosted_range import (
+    HostedCuts,
+    describe_model,
+    exit_facts,
+    range_config,
+    require_memory,
+    tell_cuts,
+)
 from disco_daemon.daemon.joined import JoinedFolder, JoinedModel
+from disco_daemon.daemon.split_plan import ExitFacts
+from disco_daemon.engine.measure.exit_messages import ExitFigures
+from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned
 from disco_daemon.errors import ConfigError
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import LayerRange
@@ -37,6 +50,28 @@ def test_a_range_that_does_not_fit_into_memory_is_refused_with_the_numbers() -> 
         ConfigError, match=r"layers 15-30 of .* GB at the partner, with 1000000000 tokens .* GB are free"
     ):
         require_memory(large, default_model_path(), UPPER)
+
+
+def test_a_member_is_told_what_the_partner_measured_and_what_its_exits_weigh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    unmeasured = tell_cuts(Config())
+    assert (unmeasured.token_s, unmeasured.row_s) == (0.0, 0.0)
+    speed = Speed(prefill_tps=200.0, decode_tps=50.0, decode8_tps=90.0)
+    save(Config(), default_model_path(), Tuned(Knobs(1, 1, 256, False), speed, speed, [], 1.0, True, 3))
+    kept = KeptExits(default_model_path())
+    kept.folder.mkdir(parents=True)
+    figures = ExitFigures("m", 24, "linear", 1000, 1.0, 0.6, 4.0, 0.02, {}, 1.8, 0.3)
+    for head, agreement, n_bytes in (("linear", 0.6, 5000), ("mlp", 0.7, 9000)):
+        told = msgspec.structs.replace(figures, head=head, agreement=agreement)
+        (kept.folder / f"24-{head}.json").write_bytes(msgspec.json.encode(told))
+        (kept.folder / f"24-{head}.npz").write_bytes(bytes(n_bytes))
+    assert exit_facts(kept) == {24: ExitFacts(0.7, 9000)}, "the one that agrees most"
+    found = tell_cuts(Config())
+    assert (found.token_s, found.row_s) == (0.02, 0.005)
+    assert (found.cuts[23].chance, found.cuts[22].chance) == (0.7, 0.0)
+    assert found.cuts[23].exit_share == pytest.approx(9000 / found.whole_bytes)
 
 
 def test_a_damaged_list_of_cuts_has_none(tmp_path: Path) -> None:
