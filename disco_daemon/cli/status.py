@@ -80,7 +80,8 @@ def _fleet(device: dict[str, Any]) -> list[str]:
     fleet = device.get("fleet")
     if not fleet:
         return []
-    return [f"fleet        {fleet['state']}: {fleet['layers_away']} layers at {fleet['hosts']} host(s)"]
+    n, layers = fleet["hosts"], fleet["layers_away"]
+    return [f"fleet        {fleet['state']}: {layers} layers at {n} host{'s' * (n != 1)}"]
 
 
 def _engine(device: dict[str, Any]) -> list[str]:

@@ -265,3 +265,9 @@ async def test_only_the_latest_of_many_wishes_is_carried_out() -> None:
     assert done == [0, 5]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_fleet_is_one_line_and_a_whole_device_is_none() -> None:
+    fleet = {"hosts": 0, "layers_away": 0, "replicas": 0, "state": "lost"}
+    assert pictures.link_words({"endpoints": {"device": {"fleet": fleet}}}) == "fleet lost: 0 layers at 0 hosts"
+    assert pictures.link_words({"endpoints": {"device": {}}}) == ""

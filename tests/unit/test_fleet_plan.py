@@ -19,6 +19,7 @@ from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
 from disco_daemon.daemon.fleet import layers_away, make_fleet, shared_knobs, whole_device
 from disco_daemon.daemon.fleet_hosts import HostProcesses
 from disco_daemon.daemon.fleet_plan import FleetPlanInput, best_layers, modules_of, plan_fleet, require_layers
+from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.host_door import HostDoor
 from disco_daemon.engine.measure.tune_messages import Knobs
@@ -121,6 +122,34 @@ def test_cuts_beyond_the_model_are_refused_with_its_layers() -> None:
         layers_away(config, model, given)
     within = layers_away(Config(fleet=FleetSettings(enabled=True, cuts=(5, 22))), model, given)
     assert within == LayerRange(5, 22, 30)
+
+
+@needs_model
+def test_home_is_loaded_as_the_whole_model_but_for_what_a_fleet_cannot_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    model, adapter = default_model_path(), wire.AdapterFile(name="law", path="law.gguf")
+    device = DeviceSettings(model=str(model), adapters={"law": "law.gguf"}, n_threads=4)
+    config = Config(device=device, fleet=FleetSettings(enabled=True, cuts=(5, 22)))
+    whole = EngineConfig(model, 512, 4, None, adapters=(adapter,), exact=False, chat_template="x")
+    fleet = make_fleet(config, whole, "a name", StoppedClock())
+    home = fleet.engine.config
+    assert (home.model_path, home.n_ctx, home.chat_template) == (model, 512, "x")
+    assert (home.n_threads, home.n_gpu_layers, home.adapters, home.speculate, home.exact) == (2, 0, (), False, True)
+    assert [(part.first, part.last, part.host) for part in home.ranges] == [(0, 5, 0), (5, 22, 1), (22, 30, 0)]
+    assert "an adapter is for a whole model" in fleet.adapters["law"]
+    assert fleet.status()["fleet"] == {"hosts": 0, "layers_away": 0, "replicas": 0, "state": "stopped"}
+    assert not (tmp_path / "disco" / "segments").exists(), "files are written when the engine starts"
+    assert lines_of(fleet.fleet.document())[1].startswith("local-1  stopped: layers 5-22")
+
+
+async def test_ranges_that_cannot_be_written_are_an_error_of_the_start() -> None:
+    def write() -> None:
+        raise ConfigError("there is no room")
+
+    with pytest.raises(OSError, match="there is no room"):
+        await HostProcesses(1, write).prepare()
 
 
 @needs_model

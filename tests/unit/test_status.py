@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_daemon.cli.status import _endpoints, _energy, _engine, _money, _speed
+from disco_daemon.cli.status import _endpoints, _energy, _engine, _fleet, _money, _speed
 
 STATS = {
     "running": 2, "paused": 1, "swapped": 1, "waiting": 3, "preemptions": 4, "saved_bytes": 3 * 2**20,
@@ -100,3 +100,9 @@ def test_endpoints_are_a_table_whose_last_column_is_folded() -> None:
 def test_a_narrow_terminal_and_an_empty_failure_still_give_rows() -> None:
     server = {"model": "m", "state": "configured", "last_error": " "}
     assert _endpoints({"server": server}, 10)[1] == "server    m      configured  -"
+
+
+def test_a_fleet_is_shown_and_a_whole_device_has_none() -> None:
+    fleet = {"hosts": 1, "layers_away": 22, "replicas": 0, "state": "up"}
+    assert _fleet({"fleet": fleet}) == ["fleet        up: 22 layers at 1 host"]
+    assert _fleet({}) == []

@@ -45,7 +45,8 @@ def device_words(state: Json) -> str:
 def link_words(state: Json) -> str:
     """Say how the link to the partner of a split device is, or a fleet, in one line; "" for a whole device."""
     if fleet := state["endpoints"].get("device", {}).get("fleet"):
-        return f"fleet {fleet['state']}: {fleet['layers_away']} layers at {fleet['hosts']} host(s)"
+        n, layers = fleet["hosts"], fleet["layers_away"]
+        return f"fleet {fleet['state']}: {layers} layers at {n} host{'s' * (n != 1)}"
     split = state.get("split")
     if not split:
         return ""

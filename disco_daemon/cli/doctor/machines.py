@@ -35,7 +35,7 @@ def fleet(found: Mapping[str, Any] | None) -> Finding:
     """Check a fleet's hosts as the daemon has them; None where none runs, or with other settings."""
     if found is None:
         return ok("fleet", "no daemon runs with it; its hosts start with the engine")
-    shown = f"{found['state']}: {found['layers_away']} layers at {found['hosts']} host(s)"
+    shown = f"{found['state']}: {found['layers_away']} layers at {found['hosts']} host{'s' * (found['hosts'] != 1)}"
     if found["state"] == "lost":
         return warn("fleet", shown, "the next answer starts the host again; the daemon's log says how it ended")
     if found["state"] == "failed":
