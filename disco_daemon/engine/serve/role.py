@@ -1,4 +1,7 @@
-"""What an engine process is: a whole model, a part of one over two machines, or a fleet's home."""
+"""What an engine process is: a whole model, a part of one over two machines, or a fleet's home.
+
+What only a home needs is imported for it alone: others start as quickly as without.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,12 @@ from ...peer.content import ContentManager, credits_for
 from ...types import LayerRange
 from .. import wire
 from ..host_door import HostDoor
-from ..hosts.home import Ends, HomeLlama
 from ..llama.model import AbortFlag, Llama, load_model
 from ..llama.refusals import ModelError
 from .admission import Admission
 from .batch import Batcher
 from .drafting import EdgeDrafting, ExitDrafter
 from .edge import EdgeBatcher
-from .home import HomeBatcher
 from .partner import PartnerBatcher, SendFrame
 
 
@@ -27,6 +28,8 @@ def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None) -> Lla
     """Load the model; with `hosts` its inner layers are loaded by a process that is asked for. Raises ModelError."""
     if hosts is None:
         return load_model(load, abort)
+    from ..hosts.home import Ends, HomeLlama
+
     try:
         first, inner, last = load.ranges
     except ValueError:
@@ -58,7 +61,9 @@ def make_batcher(
     Raises ValueError for a range without a way to the others.
     """
     if send_frame is None:
-        if isinstance(llama, HomeLlama):
+        if load.ranges:
+            from .home import HomeBatcher
+
             return HomeBatcher(llama, post, admission)
         if llama.layers is None:
             return Batcher(llama, post, admission)
