@@ -20,7 +20,10 @@ class HostDoor:
         self._sock = sock
 
     def open(self, number: int) -> socket.socket:
-        """Return the socket to a new process of a host; the one before is ended. Raises OSError."""
+        """Return the socket to a new process of a host; the one before is ended. Raises OSError.
+
+        The daemon ends an engine that is silent for too long, and its own end ends this: so the wait has a limit.
+        """
         self._sock.sendall(bytes([number]))
         said, descriptors, _, _ = socket.recv_fds(self._sock, MAX_TEXT, 1)
         if not descriptors:
