@@ -270,6 +270,7 @@ class TwoMachines:
             edge_s=busy_s(self.edge_engines) - edge_s, partner_s=busy_s(self.partner_engines) - partner_s,
             round_trips=split.get("round_trips"), drafted=split.get("drafted"), accepted=split.get("accepted"),
             edge_rows=int(rows.get("edge", 0)) // self.cut if self.cut else None, partner_rows=split.get("n_rows"),
+            judged_rows=split.get("n_judged"),
             bytes_up=self.link.n_up - up, bytes_down=self.link.n_down - down,
             first_s=heard.times[0] if heard.times else None,
         )  # fmt: skip

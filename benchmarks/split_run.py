@@ -182,8 +182,8 @@ def share_rows(asked: Sequence[AskedPrompt], where: str, cut: int, header: Heade
     for data, ones in by_data(asked).items():
         answers = [(one, one.answers[key]) for one in ones if key in one.answers]
         if answers:
-            rows = sum(answer.edge_rows or 0 for _, answer in answers)
-            logits = sum((answer.round_trips or 0) + (answer.drafted or 0) for _, answer in answers)
+            rows = sum(answer.partner_rows or 0 for _, answer in answers)
+            logits = sum(answer.judged_rows or 0 for _, answer in answers)
             tokens = sum(one.cloud.n_tokens for one, _ in answers)
             whole = sum(one.n_prompt - 1 for one, _ in answers) + tokens, tokens
             found.append(

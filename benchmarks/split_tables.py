@@ -16,6 +16,7 @@ class SplitAnswer:
     """One answer of one deployment. Times in s; `partner_s` and `edge_s` is what that engine computed.
 
     `first_s` is when its first piece came, None where nobody listened for it.
+    Of `partner_rows`, `judged_rows` went through the output head.
     `round_trips` counts verdicts, `drafted` and `accepted` drafts; None where the deployment has none or does not say.
     """
 
@@ -29,6 +30,7 @@ class SplitAnswer:
     accepted: int | None = None
     edge_rows: int | None = None
     partner_rows: int | None = None
+    judged_rows: int | None = None
     bytes_up: int = 0
     bytes_down: int = 0
     first_s: float | None = None

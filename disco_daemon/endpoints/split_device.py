@@ -245,6 +245,7 @@ class SplitDevice(Device):
             "codec": link["codec"],
             "same_bits": link["same_bits"],
             "n_rows": use.partner_rows,
+            "n_judged": use.partner_rows - use.prompt_rows,
             "round_trips": use.round_trips,
             "drafted": use.drafted,
             "accepted": use.accepted,

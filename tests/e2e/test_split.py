@@ -150,6 +150,10 @@ async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge
         assert (told["mode"], told["quality"], told["codec"], told["same_bits"]) == ("exact", "whole", "f32", True)
         assert told["n_rows"] > 0 < told["layer_tokens"]["edge"]
         assert 0 < told["round_trips"] <= 33
+        # What was drawn, and drafts that were judged together with a wrong one before them.
+        drawn = told["round_trips"] + told["accepted"]
+        assert drawn <= told["n_judged"] <= told["round_trips"] + told["drafted"]
+        assert told["n_judged"] < told["n_rows"]
         assert told["bytes"]["up"] > 576 * 4 * told["n_rows"] / 2
         assert told["partner_j"] == pytest.approx(status["partner_watts"] * told["partner_s"], rel=0.01)
         assert told["partner_j_from"] == status["partner_watts_from"]
