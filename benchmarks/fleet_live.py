@@ -74,7 +74,7 @@ class Run:
         admission = Admission(Cells(llama, N_SEQS, llama.n_cells), SCHEDULERS["andes"](latency), latency)
         kind = HomeBatcher if isinstance(llama, HomeLlama) else Batcher
         batcher = kind(llama, self.hear, admission)
-        host = psutil.Process(llama.host_pid) if isinstance(llama, HomeLlama) else None
+        host = psutil.Process(llama.host_pids[0]) if isinstance(llama, HomeLlama) else None
         before = _cpu_s(host)
         began, cpu_began, step = time.perf_counter(), time.process_time(), 0
         for number in numbers:
@@ -84,7 +84,7 @@ class Run:
             batcher.add(wire.Generate(id=str(number), messages=messages, temperature=0, max_tokens=N_TOKENS))
         while admission.sequences:
             if kill_at and step == kill_at and isinstance(llama, HomeLlama):
-                os.kill(llama.host_pid, signal.SIGKILL)
+                os.kill(llama.host_pids[0], signal.SIGKILL)
             batcher.step()
             step += 1
         wall_s = time.perf_counter() - began

@@ -4,72 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from disco_daemon.daemon.local_hosts import LocalHosts
-from disco_daemon.engine import wire
-from disco_daemon.engine.hosts.home import Ends, HomeLlama
-from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.hosts.home import HomeLlama
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
-from disco_daemon.models.segment_files import SegmentFiles
-from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.types import LayerRange
+from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
-
-N, N_CTX, N_CELLS = 30, 512, 1024
-RANGES = (LayerRange(0, 5, N), LayerRange(5, 22, N), LayerRange(22, N, N))
-PROMPTS = [
-    f"Tell me something about {word}, and why people like it."
-    for word in ("rivers", "lamps", "stones", "gardens", "winter", "silver", "music", "doors")
-]
-LOAD = wire.Load(model_path=str(default_model_path()), n_ctx=N_CTX, n_cells=N_CELLS, n_threads=1, n_gpu_layers=0)
-
-
-@dataclass
-class Core:
-    """A batcher around a model, what each answer came to, and what is done before each step."""
-
-    llama: Llama
-    kind: type[Batcher]
-    said: dict[str, str] = field(default_factory=dict)
-    ended: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.llama.clear()
-        latency = IterationLatency(self.llama.latency_prior)
-        self.cells = Cells(self.llama, 32, N_CELLS)
-        self.admission = Admission(self.cells, SCHEDULERS["andes"](latency), latency)
-        self.batcher = self.kind(self.llama, self._heard, self.admission)
-
-    def _heard(self, message: wire.Message) -> None:
-        match message:
-            case wire.TextPiece(id=id_, text=text):
-                self.said[id_] = self.said.get(id_, "") + text
-            case wire.Done(id=id_, reason=reason):
-                self.ended[id_] = reason
-            case wire.Failed(id=id_, message=text):
-                pytest.fail(f"{id_}: {text}")
-
-    def ask(self, id_: str, prompt: str, n: int = 40, **more: Any) -> None:
-        messages = [{"role": "user", "content": prompt}]
-        self.batcher.add(wire.Generate(id=id_, messages=messages, temperature=0, max_tokens=n, **more))
-
-    def run(self, before: Callable[[int], object] = lambda _: None) -> dict[str, str]:
-        number = 0
-        while self.admission.sequences:
-            before(number)
-            self.batcher.step()
-            number += 1
-        return self.said
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +43,7 @@ def hosts() -> Iterator[LocalHosts]:
 
 @pytest.fixture(scope="module")
 def home(hosts: LocalHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeLlama]:
-    files = SegmentFiles(tmp_path_factory.mktemp("segments"), 1 << 30).write(default_model_path(), RANGES)
-    first, middle, last = map(str, files)
-    llama = HomeLlama(LOAD, Ends((first, middle, last), RANGES), AbortFlag(), hosts.open)
+    llama = HomeLlama(LOAD, ends_of(tmp_path_factory.mktemp("segments"), [5, 22]), AbortFlag(), hosts.open)
     yield llama
     llama.close()
     assert hosts.started[-1].wait(10) == 0  # a host ends with its home
@@ -114,8 +60,7 @@ def test_eight_answers_in_two_flights_are_one_process_s(home: HomeLlama, expecte
     under_way = []
     assert core.run(lambda _: under_way.append(len(home._flights))) == expected
     assert max(under_way) == 1  # between two steps: in each another one departs before it arrives
-    assert home._host is not None
-    assert home._host.n_rows > 8 * 40
+    assert home.hosts[0].computed()[0] > 8 * 40
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -126,7 +71,7 @@ def test_a_host_that_is_lost_costs_no_token(home: HomeLlama, expected: dict[str,
 
     def kill(step: int) -> None:
         if step in (3, 20, 41)[: 3 if how == signal.SIGKILL else 1]:
-            os.kill(home.host_pid, how)
+            os.kill(home.host_pids[0], how)
 
     assert core.run(kill) == expected
     assert home.n_lost - lost == (3 if how == signal.SIGKILL else 1)
@@ -145,7 +90,7 @@ def test_answers_that_come_go_and_share_do_not_change_others(home: HomeLlama, ex
         if step in (17, 33):
             core.cells.move()
         if step == 35:
-            os.kill(home.host_pid, signal.SIGKILL)
+            os.kill(home.host_pids[0], signal.SIGKILL)
 
     for _ in range(2):  # the second time prompts are cached
         ask_all(core)

@@ -1,9 +1,9 @@
-"""A model whose inner layers are at a host: like a whole one to whoever batches, and its ends are here.
+"""A model whose inner layers are at hosts: like a whole one to whoever batches, and its ends are here.
 
-Home has the first range, with the embedding, and the last one, with the head and the vocabulary; what happens to cells
-here happens at the host in the same order. A batch is computed at once (`decode`), or it departs and arrives later, so
-that the host computes one while home is busy with another. A host that is gone is replaced by a new one, which gets the
-cells of the lost one from the rows that are kept here; nothing is drawn there, so no token is lost or doubled.
+Home has the first range, with the embedding, and the last one, with the head and the vocabulary. Between them is a way
+of legs: ranges at hosts, or here as well. Rows between two hosts pass home. What happens to cells here happens at all
+hosts, in the same order. A batch is computed at once (`decode`), or it departs and arrives later, so that hosts compute
+one while home is busy with another.
 
 A host of this machine may see private texts. Where hosts are other machines, the refusal of private requests belongs
 before the first row departs: in the daemon, as the split's `refusal_of`.
@@ -11,12 +11,10 @@ before the first row departs: in the daemon, as the split's `refusal_of`.
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -28,194 +26,338 @@ from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.state import State
 from ..wire import Load
-from .kept_rows import KeptRows
-from .link import HostGoneError, HostLink
-from .messages import ClearCells, ForgetCells, PutCells, ShareCells, ToHost
+from .legs import FlightFailedError, HomeSegment, Leg
+from .link import HostGoneError
+from .loading import BrokenOffError
+from .pool import HERE, HostPool, hand_over, leg_parts
+from .recut import MoveReport, Recut, Span
+from .remote import MAX_LOST, OpenHost, RemoteHost, RemoteSegment, wait_for
 
-OpenHost = Callable[[], socket.socket]  # starts a host's process, and returns the socket to it
-MAX_LOST = 3  # hosts in a row that are lost with the same flight; then it has failed
+__all__ = ["BROKEN", "HERE", "Ends", "HomeLlama"]
+
 BROKEN = -1  # of a decode, as llama_decode returns it
+MAX_REPORTS = 64  # of the latest moves
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The files of three ranges, one behind the other, of which the middle one is a host's."""
+    """The files of ranges, one behind the other: the first and the last are home's, each other one is a leg.
 
-    paths: tuple[str, str, str]
-    ranges: tuple[LayerRange, LayerRange, LayerRange]
+    `hosts` has for each leg the hosts by number that have it, or home alone (HERE). Without it each leg has its own.
+    """
+
+    paths: tuple[str, ...]
+    ranges: tuple[LayerRange, ...]
+    hosts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def legs(self) -> list[tuple[LayerRange, str, tuple[int, ...]]]:
+        """The legs with their files and hosts. Raises ValueError if they are not as many."""
+        hosts = self.hosts or tuple((number,) for number in range(len(self.ranges) - 2))
+        return list(zip(self.ranges[1:-1], self.paths[1:-1], hosts, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Flight:
-    """A batch that is at the host: its rows as tokens, and as they were sent."""
+    """A batch under way: its rows as tokens, the leg that computes it, and in the end its rows for the last range."""
 
     number: int
     rows: Sequence[Row]
-    hidden: FloatRows
+    places: list[tuple[int, int]]
+    leg: int = 0
+    arrived: FloatRows | None = None
+    has_failed: bool = False
 
 
 class HomeLlama(Llama):
-    """The last range as a model, with the first one and the host before it."""
+    """The last range as a model, with the first one and the legs before it."""
 
     _first: Llama | None = None
 
-    def __init__(self, load: Load, ends: Ends, abort: AbortFlag, open_host: OpenHost) -> None:
-        """Load both ends, and let a host load the layers between them. Raises ModelError."""
-        self._ends, self._open_host = ends, open_host
-        self._kept, self._flights = KeptRows(), deque[Flight]()
-        self._host: HostLink | None = None
-        self._n_flights = self.n_lost = 0
-        self.replaced_s = 0.0  # that it took to replace the latest host that was lost
+    def __init__(self, load: Load, ends: Ends, abort: AbortFlag, open_host: OpenHost | Sequence[OpenHost]) -> None:
+        """Load both ends, and let hosts load the layers between them. Raises ModelError.
+
+        `open_host` starts any host's process, or there is one for each host, by its number.
+        """
+        self._ends = ends
+        self._flights = deque[Flight]()
+        self._legs: list[Leg] = []
+        self.hosts: dict[int, RemoteHost] = {}
+        self._n_flights = 0
+        self.moves = deque[MoveReport](maxlen=MAX_REPORTS)
+        self._move: Recut | None = None
         load = msgspec.structs.replace(load, speculate=False, draft_path="", adapters=())
-        super().__init__(self._part_of(load, 2), abort)
-        # One cache with as many cells in all three: what is in one of them has its place in the others.
-        sized = msgspec.structs.replace(load, n_ctx=self.n_ctx, n_cells=self.n_cells)
+        super().__init__(_part_of(load, ends, len(ends.ranges) - 1), abort)
+        # One cache with as many cells in all ranges: what is in one of them has its place in the others.
+        self._sized = msgspec.structs.replace(load, n_ctx=self.n_ctx, n_cells=self.n_cells)
+        self._ends_bytes = self.bytes_per_token
+        folders = tuple(sorted({str(Path(path).parent) for path in ends.paths}))
+        self._pool = HostPool(open_host, folders, self.n_embd, self._sized, self.hosts)
         try:
-            first = self._first_of(sized, abort)
-        except ModelError:
-            super().close()
-            raise
-        self._middle = msgspec.structs.replace(self._part_of(sized, 1), n_ctx=self.n_cells, chat_template="")
-        self._first = first
-        self.bytes_per_token += first.bytes_per_token + 4 * self.n_embd  # a kept row for each cell
-        try:
-            self._replace()
-        except HostGoneError as e:
+            self._first = self._first_of(abort)
+            self._ends_bytes += self._first.bytes_per_token
+            self._begin_legs()
+        except (ModelError, ValueError) as e:
             self.close()
-            msg = f"the host cannot have the layers {ends.ranges[1]}: {e}"
-            raise ModelError(msg) from e
+            raise ModelError(str(e)) from e
+        self._weigh()
         self.prefill_tps, decode_s = self._warm_up()
         self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
 
-    def _first_of(self, load: Load, abort: AbortFlag) -> Llama:
-        first = Llama(self._part_of(load, 0), abort)
+    def _first_of(self, abort: AbortFlag) -> Llama:
+        first = Llama(_part_of(self._sized, self._ends, 0), abort)
         if first.n_cells != self.n_cells:
             first.close()
             raise ModelError("there is no memory for the first layers' cells: lower device.n_ctx")
         return first
 
-    def _part_of(self, load: Load, number: int) -> Load:
-        layers = self._ends.ranges[number]
-        numbers = (layers.first, layers.last, layers.of)
-        return msgspec.structs.replace(load, model_path=self._ends.paths[number], layers=numbers)
+    def _begin_legs(self) -> None:
+        self._legs = [self._pool.leg(*leg) for leg in self._ends.legs]
+        for host in self.hosts.values():
+            try:
+                host.begin()
+            except HostGoneError as e:
+                host.end()
+                msg = f"a host cannot have {', '.join(map(str, host.segments.values()))}: {e}"
+                raise ModelError(msg) from e
+
+    def _weigh(self) -> None:
+        """Reckon what a cell takes here: at both ends, in legs that are here, and a kept row for each other leg."""
+        per_layer = self._ends_bytes // max(1, sum(self._ends.ranges[number].n_layers for number in (0, -1)))
+        here = sum(leg.layers.n_layers for leg in self._legs if isinstance(leg.replicas[0], HomeSegment))
+        n_remote = sum(isinstance(leg.replicas[0], RemoteSegment) for leg in self._legs)
+        self.bytes_per_token = self._ends_bytes + here * per_layer + 4 * self.n_embd * n_remote
 
     def close(self) -> None:
-        """Free both ends, and let the host go."""
-        if self._host is not None:
-            self._host.close()
+        """Free both ends and the legs that are here, and let the hosts go."""
+        self.break_off("the model is closed")
+        for host in self.hosts.values():
+            host.end()
+        for leg in self._legs:
+            for segment in leg.replicas:
+                if isinstance(segment, HomeSegment):
+                    segment.release()
         if self._first is not None:
             self._first.close()
         super().close()
 
+    # --- what it tells ----------------------------------------------------------------------------------------------
+
     @property
-    def host_pid(self) -> int:
-        """The process of the present host; 0 if there is none."""
-        return 0 if self._host is None else self._host.pid
+    def host_pids(self) -> dict[int, int]:
+        """The present process of each host by its number; 0 if there is none."""
+        return {number: host.pid for number, host in self.hosts.items()}
+
+    @property
+    def n_lost(self) -> int:
+        """How many processes of hosts were lost."""
+        return sum(host.n_lost for host in self.hosts.values())
+
+    @property
+    def replaced_s(self) -> float:
+        """How long the slowest replacement of a host took, of the latest of each, s."""
+        return max((host.replaced_s for host in self.hosts.values()), default=0.0)
 
     @property
     def kept_bytes(self) -> int:
-        """What the rows take that are kept for another host."""
-        return self._kept.n_bytes
+        """What the rows take that are kept for other hosts."""
+        return sum(one.kept.n_bytes for host in self.hosts.values() for one in host.segments.values())
 
-    # --- computing -----------------------------------------------------------------------------------------------
+    @property
+    def cut(self) -> list[tuple[LayerRange, tuple[int, ...]]]:
+        """The legs as they are: their layers and hosts."""
+        return [
+            (leg.layers, tuple(one.host.number if isinstance(one, RemoteSegment) else HERE for one in leg.replicas))
+            for leg in self._legs
+        ]
+
+    # --- computing --------------------------------------------------------------------------------------------------
 
     def decode(self, rows: Sequence[Row], hidden: FloatRows | None = None) -> int:
         """Run one batch through all layers; return llama_decode's return value. No flight may be under way."""
-        if self._first is None:  # the last range alone, which is being loaded
+        if self._first is None or not self._legs:  # the last range alone, which is being loaded
             return super().decode(rows, hidden)
         rc = self.depart(rows)
         return rc or self.arrive()
 
     def depart(self, rows: Sequence[Row]) -> int:
-        """Compute a batch up to the host, and send it there; return llama_decode's return value."""
+        """Compute a batch up to the first leg, and send it there; return llama_decode's return value."""
         assert self._first is not None
         if (rc := self._first.decode(rows)) != 0:
             return rc
-        flight = Flight(self._n_flights, list(rows), self._first.hidden_out)
+        flight = Flight(self._n_flights, list(rows), [(position, seq) for _, position, seq, _ in rows])
         self._n_flights += 1
         self._flights.append(flight)
-        self._kept.add(flight.number, _places(flight), flight.hidden)
-        if self._host is not None:
-            try:
-                self._host.send(flight.number, _places(flight), flight.hidden)
-            except HostGoneError as e:
-                self._lose(e)
+        self._legs[0].send(flight.number, flight.places, self._first.hidden_out)
+        self.poll()
         return 0
 
     def arrive(self) -> int:
-        """Wait for the rows of the flight that departed first, and compute the rest; return llama_decode's value."""
+        """Wait for the flight that departed first, and compute the rest; return llama_decode's value."""
         flight = self._flights[0]
-        for _ in range(MAX_LOST):
-            try:
-                if self._host is None:
-                    self._replace()
-                assert self._host is not None
-                hidden = self._host.receive(flight.number, len(flight.rows))
-            except HostGoneError as e:
-                self._lose(e)
-                continue
-            self._flights.popleft()
-            return super().decode(flight.rows, hidden)
+        self._pass_on()
+        while flight.arrived is None and not flight.has_failed:
+            self._wait()
+            if flight.leg < len(self._legs) and any(
+                isinstance(one, RemoteSegment) and one.host.n_lost_in_a_row >= MAX_LOST and flight.number in one.air
+                for one in self._legs[flight.leg].replicas
+            ):
+                flight.has_failed = True
         self._flights.popleft()
-        return BROKEN
+        if flight.arrived is None:
+            for leg in self._legs:
+                leg.drop(flight.number)
+            return BROKEN
+        self.poll()
+        return super().decode(flight.rows, flight.arrived)
 
-    # --- the host ------------------------------------------------------------------------------------------------
+    def poll(self) -> None:
+        """Send on what has come from hosts, without waiting."""
+        wait_for(self._awaited(), 0.0)
+        self._pass_on()
 
-    def _lose(self, error: HostGoneError) -> None:
-        os.write(2, f"the host of the layers {self._ends.ranges[1]} is lost: {error}\n".encode())
-        self.n_lost += 1
-        if self._host is not None:
-            self._host.close()
-        self._host = None
+    def _wait(self) -> None:
+        """Wait until something comes from a host, and send that on; hosts that are lost are replaced."""
+        for host in self._awaited():
+            self._mend(host)
+        wait_for(self._awaited())
+        self._pass_on()
 
-    def _replace(self) -> None:
-        """Let a new host take the place of a lost one, with its cells, and send it what is under way."""
-        began = time.perf_counter()
-        try:
-            sock = self._open_host()
-        except OSError as e:
-            msg = f"no process of a host can be started: {e}"
-            raise HostGoneError(msg) from e
-        self._host = HostLink(sock, self._middle, self.n_embd, epoch=self.n_lost + 1)
-        self._host.replay(self._kept, [flight.number for flight in self._flights])
+    def _awaited(self) -> set[RemoteHost]:
+        found = {host for host in self.hosts.values() if host.is_awaited}
+        return found if self._move is None else found | self._move.hosts
+
+    def _pass_on(self) -> None:
+        """Send what has come of flights to the next leg."""
         for flight in self._flights:
-            self._host.send(flight.number, _places(flight), flight.hidden)
-        self.replaced_s = time.perf_counter() - began
+            try:
+                while flight.leg < len(self._legs) and not flight.has_failed:
+                    if (rows := self._legs[flight.leg].take(flight.number)) is None:
+                        break
+                    flight.leg += 1
+                    if flight.leg < len(self._legs):
+                        self._legs[flight.leg].send(flight.number, flight.places, rows)
+                    else:
+                        flight.arrived = rows
+            except FlightFailedError:
+                flight.has_failed = True
 
-    def _tell(self, message: ToHost, behind: bytes = b"") -> None:
-        """Send an order; a lost host's successor has what is kept here, where it is carried out already."""
-        if self._host is None:
+    def _mend(self, host: RemoteHost) -> None:
+        """Let a new process take the place of one that is lost; a move that it was part of is over."""
+        if host.link is not None:
+            return
+        if self._move is not None and self._move.legs:
+            self.break_off(f"host {host.number} is lost")
+        if host.segments:
+            host.replace()
+
+    # --- moves ------------------------------------------------------------------------------------------------------
+
+    def begin_move(self, ends: Ends) -> None:
+        """Begin to move layers: the legs will be those of `ends`, whose first and last ranges are the present ones.
+
+        Raises ModelError if that is not so, or if a move is under way.
+        """
+        if self._move is not None:
+            raise ModelError("a move of layers is under way")
+        if (ends.ranges[0], ends.ranges[-1]) != (self._ends.ranges[0], self._ends.ranges[-1]):
+            raise ModelError("home's own ranges cannot be moved")
+        bounds = [layers.last for layers in ends.ranges[:-1]]
+        if len(ends.ranges) < 3 or bounds != [layers.first for layers in ends.ranges[1:]]:
+            raise ModelError("the ranges are not one behind the other")
+        report = MoveReport(ends.ranges, began_at=0.0)
+        wanted = self._pool.wanted(self._legs, ends.legs)
+        self._move = Recut(self._legs, wanted, report)
+        report.began_at = self._move.clock()
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move is under way."""
+        return self._move is not None
+
+    def progress_move(self, spans: Iterable[Span]) -> bool:
+        """Go on with a move, where the KV cache has these spans; return whether it is time to finish it."""
+        if self._move is None:
+            return False
+        self.poll()
+        try:
+            return self._move.progress(spans)
+        except BrokenOffError as e:
+            self.break_off(str(e))
+            return False
+
+    def finish_move(self, spans: Iterable[Span]) -> None:
+        """Copy what is left, and let the new legs take the place of the old ones; no flight may be under way."""
+        assert not self._flights
+        move = self._move
+        if move is None:  # a host was lost while the last flights landed
             return
         try:
-            self._host.tell(message, behind)
-        except HostGoneError as e:
-            self._lose(e)
+            legs = move.finish(spans, lambda: wait_for(move.hosts))
+        except BrokenOffError as e:
+            self.break_off(str(e))
+            return
+        old, self._legs, self._move = self._legs, legs, None
+        hand_over(old, legs)
+        stay = {id(segment) for leg in legs for segment in leg.replicas}
+        for leg in old:
+            for segment in leg.replicas:
+                if id(segment) not in stay:
+                    segment.release()
+        self._weigh()
+        move.report.total_s = move.clock() - move.report.began_at
+        self.moves.append(move.report)
 
-    # --- cells: the same at all three ----------------------------------------------------------------------------
+    def break_off(self, reason: str) -> None:
+        """End a move, if there is one: all is as it was before."""
+        if (move := self._move) is None:
+            return
+        self._move = None
+        move.undo()
+        move.report.error = reason
+        move.report.total_s = move.clock() - move.report.began_at
+        self.moves.append(move.report)
+
+    def leave(self, number: int) -> None:
+        """Let a host go. Raises ModelError if it has layers."""
+        if self.hosts[number].segments or self._move is not None:
+            msg = f"host {number} has layers, or a move is under way"
+            raise ModelError(msg)
+        self.hosts.pop(number).end()
+
+    # --- cells: the same everywhere ---------------------------------------------------------------------------------
 
     def forget(self, seq: int, from_pos: int = 0) -> None:
         """Take the KV cells from position `from_pos` on from a sequence."""
         super().forget(seq, from_pos)
-        if self._first is not None:
-            self._first.forget(seq, from_pos)
-            self._kept.forget(seq, from_pos)
-            self._tell(ForgetCells(segment=0, seq=seq, start=from_pos))
+        if self._first is None:
+            return
+        self._first.forget(seq, from_pos)
+        for leg in self._legs:
+            leg.forget(seq, from_pos)
+        if self._move is not None:
+            self._move.forget(seq, from_pos)
 
     def clear(self) -> None:
         """Free all cells of all sequences."""
         super().clear()
-        if self._first is not None:
-            self._first.clear()
-            self._kept.clear()
-            self._tell(ClearCells(segment=0))
+        if self._first is None:
+            return
+        self._first.clear()
+        for leg in self._legs:
+            leg.clear()
+        if self._move is not None:
+            self._move.clear()
 
     def share(self, source: int, seq: int, n: int) -> None:
         """Let a sequence without cells have the first `n` of another's."""
         assert self._first is not None
         super().share(source, seq, n)
         self._first.share(source, seq, n)
-        self._kept.share(source, seq, n)
-        self._tell(ShareCells(segment=0, source=source, seq=seq, n=n))
+        for leg in self._legs:
+            leg.share(source, seq, n)
+        if self._move is not None:
+            self._move.share(source, seq, n)
 
     def save(self, seq: int) -> memoryview:
         """Copy the KV cache's content of a sequence: as the whole model's."""
@@ -224,29 +366,15 @@ class HomeLlama(Llama):
     def part(self, seq: int, start: int, end: int) -> memoryview:
         """Copy the KV cache's content of a sequence's positions from `start` to `end`: as the whole model's."""
         assert self._first is not None
-        ranges = self._ends.ranges
-        saved: tuple[State, ...] = (
-            self._first.part(seq, start, end),
-            self._middle_part(seq, start, end),
-            super().part(seq, start, end),
-        )
-        parts = [unpacked(data, layers) for data, layers in zip(saved, ranges, strict=True)]
+        first, last = self._ends.ranges[0], self._ends.ranges[-1]
+        parts = [unpacked(self._first.part(seq, start, end), first)]
+        parts += leg_parts(self._legs, seq, start, end, self._mend)
+        parts.append(unpacked(super().part(seq, start, end), last))
         return memoryview(joined(parts).packed())
-
-    def _middle_part(self, seq: int, start: int, end: int) -> bytes:
-        for _ in range(MAX_LOST):
-            try:
-                if self._host is None:
-                    self._replace()
-                assert self._host is not None
-                return self._host.save(seq, start, end)
-            except HostGoneError as e:
-                self._lose(e)
-        raise ModelError("no host can be had for the inner layers")
 
     def restore(self, seq: int, data: State) -> bool:
         """Put the content from `save` back into the KV cache; return False if there is no room."""
-        last = self._ends.ranges[2]
+        last = self._ends.ranges[-1]
         try:
             n = max(unpacked(data, LayerRange(0, last.last, last.of)).positions, default=-1) + 1
             self.put(data, [seq], 0, n)
@@ -257,14 +385,15 @@ class HomeLlama(Llama):
     def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
         """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
         assert self._first is not None
-        first, middle, last = self._ends.ranges
+        first, last = self._ends.ranges[0], self._ends.ranges[-1]
         state, seqs = unpacked(data, LayerRange(0, last.last, last.of)), tuple(owners)
         self._first.put(state.cut(first).packed(), seqs, start, end)
         super().put(state.cut(last).packed(), seqs, start, end)
-        saved = state.cut(middle).packed()
-        self._kept.put(seqs, start, end, saved)
-        self._tell(PutCells(segment=0, owners=seqs, start=start, end=end), saved)
+        for leg in self._legs:
+            leg.put(seqs, start, end, state.cut(leg.layers).packed())
 
 
-def _places(flight: Flight) -> list[tuple[int, int]]:
-    return [(position, seq) for _, position, seq, _ in flight.rows]
+def _part_of(load: Load, ends: Ends, number: int) -> Load:
+    layers = ends.ranges[number]
+    numbers = (layers.first, layers.last, layers.of)
+    return msgspec.structs.replace(load, model_path=ends.paths[number], layers=numbers)

@@ -6,38 +6,35 @@ import select
 import socket
 import struct
 import time
-from collections import deque
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...peer.messages import BadFrameError
 from ..llama.hidden import FloatRows
 from ..wire import Load
-from .kept_rows import KeptRows, PutAgain, RowsAgain, ShareAgain
 from .messages import (
     AskSign,
+    BeginHost,
     CellsSaved,
     ComputeRows,
-    FromHost,
-    HostRefused,
+    FrameBuffer,
+    HostReady,
     HostSocket,
-    LoadSegments,
-    PutCells,
+    LoadSegment,
     RowsComputed,
     SaveCells,
-    SegmentsLoaded,
-    ShareCells,
+    SegmentLoaded,
+    SegmentRefused,
+    SignOfLife,
     ToHost,
-    read_from_host,
+    decode_from_host,
 )
 
 SILENT_S = 3.5  # a host that gives no sign of life for so long is gone
+START_S = 30.0  # in which a new process has to give its first: a busy machine takes seconds to start one
 ASK_S = 1.0  # of silence, until it is asked for one
-
-
-M = TypeVar("M", bound=FromHost)
+READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
 
 
 class HostGoneError(Exception):
@@ -45,103 +42,131 @@ class HostGoneError(Exception):
 
 
 class HostLink:
-    """One life of a host that has one segment of `n_embd` numbers a row. Raises HostGoneError where it is gone."""
+    """One life of a host's process; rows have `n_embd` numbers. Raises HostGoneError where it is gone.
 
-    def __init__(self, sock: socket.socket, load: Load, n_embd: int, epoch: int) -> None:
-        """Let the host behind the socket load its segment, and wait until it has."""
-        self._socket, self._n_embd = HostSocket(sock, epoch), n_embd
+    What has come and was not taken: `rows` by segment and flight, `saved` by the number of the copy, and `loaded` by
+    segment, True if its states can be cut by layers, or the reason why there is none.
+    """
+
+    def __init__(self, sock: socket.socket, folders: Sequence[str], n_embd: int, epoch: int) -> None:
+        """Begin with the host behind the socket, which opens files in these folders only."""
+        self._socket, self._n_embd, self._buffer = HostSocket(sock, epoch), n_embd, FrameBuffer()
         # What is sent to a host that has stopped fills the socket: that is silence, too.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 3, 500_000))
-        self._early: deque[tuple[RowsComputed, bytes]] = deque()
+        self.rows: dict[tuple[int, int], FloatRows] = {}
+        self.saved: dict[int, bytes] = {}
+        self.loaded: dict[int, bool | str] = {}
         self.n_rows, self.busy_s = 0, 0.0  # what it computed for flights
-        self._tell(LoadSegments(loads=(load,)))
         self.pid, self.build = 0, ""
-        message, _ = self._next(SegmentsLoaded)
-        self.pid, self.build = message.pid, message.build
+        self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
+        self.tell(BeginHost(folders=tuple(folders)))
+        self.wait(lambda: self.pid != 0, START_S)
+
+    def fileno(self) -> int:
+        """Return the socket's number, for select."""
+        return self._socket.sock.fileno()
 
     def tell(self, message: ToHost, behind: bytes | memoryview = b"") -> None:
         """Send an order, which is not answered."""
-        self._tell(message, behind)
-
-    def send(self, flight: int, places: Sequence[tuple[int, int]], rows: FloatRows, *, answered: bool = True) -> None:
-        """Send a flight's rows."""
-        message = ComputeRows(segment=0, flight=flight, places=tuple(places), answered=answered)
-        self._tell(message, np.ascontiguousarray(rows, np.float32).data.cast("B"))
-
-    def receive(self, flight: int, n: int) -> FloatRows:
-        """Wait for a flight's rows, n x n_embd: all of them numbers."""
-        message, behind = self._early.popleft() if self._early else self._next(RowsComputed)
-        if message.flight != flight or len(behind) != 4 * n * self._n_embd:
-            msg = f"it sent {len(behind)} bytes for flight {message.flight} in place of {n} rows for {flight}"
-            raise HostGoneError(msg)
-        rows = np.frombuffer(behind, np.float32).reshape(n, self._n_embd)
-        if not np.isfinite(rows).all():
-            raise HostGoneError("it sent what is no number")
-        self.n_rows += n
-        self.busy_s += message.took_s * n / message.n_batch
-        return rows
-
-    def save(self, seq: int, start: int, end: int) -> bytes:
-        """Return what a sequence has at these positions."""
-        self._tell(SaveCells(segment=0, seq=seq, start=start, end=end))
-        return self._next(CellsSaved)[1]
-
-    def replay(self, kept: KeptRows, without: Sequence[int]) -> None:
-        """Give a new host the cells that the lost one had."""
-        for step in kept.replay(without):
-            match step:
-                case RowsAgain(places, rows):
-                    self.send(-1, places, rows, answered=False)
-                case ShareAgain(source, seq, n):
-                    self._tell(ShareCells(segment=0, source=source, seq=seq, n=n))
-                case PutAgain(owner, start, end, saved):
-                    self._tell(PutCells(segment=0, owners=(owner,), start=start, end=end), saved)
-
-    def close(self) -> None:
-        """End the connection, and with it the host."""
-        self._socket.sock.close()
-
-    def _tell(self, message: ToHost, behind: bytes | memoryview = b"") -> None:
         try:
             self._socket.send(message, behind)
         except OSError as e:
             msg = f"the connection has broken: {e.strerror}"
             raise HostGoneError(msg) from e
 
-    def _next(self, wanted: type[M]) -> tuple[M, bytes]:
-        """Return the next message of this kind and what is behind it; rows that come before it are kept."""
-        while True:
-            try:
-                found = read_from_host(self)
-            except (BadFrameError, OSError) as e:
-                raise HostGoneError(str(e)) from e
-            if found is None:
+    def load(self, segment: int, load: Load) -> None:
+        """Let it load a segment in the background; `loaded` has it then."""
+        self.tell(LoadSegment(segment=segment, load=load))
+
+    def send(
+        self,
+        segment: int,
+        flight: int,
+        places: Sequence[tuple[int, int]],
+        rows: FloatRows,
+        *,
+        answered: bool = True,
+    ) -> None:
+        """Send a flight's rows to a segment."""
+        message = ComputeRows(segment=segment, flight=flight, places=tuple(places), answered=answered)
+        self.tell(message, np.ascontiguousarray(rows, np.float32).data.cast("B"))
+
+    def save(self, segment: int, seq: int, start: int, end: int, layers: tuple[int, int, int] | None = None) -> int:
+        """Ask for what a sequence has at these positions; return the number by which `saved` has it then."""
+        self._n_copies += 1
+        self.tell(SaveCells(segment=segment, copy=self._n_copies, seq=seq, start=start, end=end, layers=layers))
+        return self._n_copies
+
+    def close(self) -> None:
+        """End the connection, and with it the host."""
+        self._socket.sock.close()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def begin_wait(self) -> None:
+        """Begin to wait for it: its silence counts from now on."""
+        self._silent_since = self._asked_at = time.monotonic()
+
+    def wait(self, is_there: Callable[[], bool], patience_s: float = SILENT_S) -> None:
+        """Read until something is there, or it is silent for `patience_s`."""
+        self.begin_wait()
+        while not is_there():
+            if select.select([self], [], [], ASK_S)[0]:
+                self.read()
+            else:
+                self.look(patience_s)
+
+    def look(self, patience_s: float = SILENT_S) -> None:
+        """Judge a silence: ask for a sign of life, or give the host up."""
+        now = time.monotonic()
+        if now - self._looked_at > 2 * ASK_S:  # nobody waited for it lately: what it was silent for does not count
+            self.begin_wait()
+        self._looked_at = now
+        if now - self._silent_since > patience_s:
+            msg = f"it was silent for {patience_s} s"
+            raise HostGoneError(msg)
+        if now - self._asked_at >= ASK_S:
+            self._asked_at = now
+            self.tell(AskSign())
+
+    def read(self) -> None:
+        """Take what has come; call it when there is something."""
+        try:
+            data = self._socket.sock.recv(READ_BYTES)
+            if not data:
                 raise HostGoneError("its process has ended")
-            message, behind, epoch = found
-            if isinstance(message, HostRefused):
-                raise HostGoneError(message.reason)
-            if epoch == self._socket.epoch and isinstance(message, wanted):
-                return message, behind
-            if epoch == self._socket.epoch and isinstance(message, RowsComputed):
-                self._early.append((message, behind))
+            self.begin_wait()  # each byte is a sign of life
+            self._buffer.feed(data)
+            while (found := self._buffer.take()) is not None:
+                body, behind, epoch = found
+                if epoch == self._socket.epoch:
+                    self._heard(body, behind)
+        except (BadFrameError, OSError) as e:
+            raise HostGoneError(str(e)) from e
 
-    def read(self, n: int) -> bytes:
-        """Return the next `n` bytes, fewer at the end; for `messages`. Each that comes is a sign of life."""
-        pieces = list[bytes]()
-        while n:
-            self._wait()
-            piece = self._socket.sock.recv(n)
-            if not piece:
-                break
-            pieces.append(piece)
-            n -= len(piece)
-        return b"".join(pieces)
+    def _heard(self, body: bytes, behind: bytes) -> None:
+        message = decode_from_host(body)
+        match message:
+            case RowsComputed():
+                self._take_rows(message, behind)
+            case CellsSaved(copy=copy):
+                self.saved[copy] = behind
+            case SegmentLoaded(segment=segment, moves_states=moves_states):
+                self.loaded[segment] = moves_states
+            case SegmentRefused(segment=segment, reason=reason):
+                self.loaded[segment] = reason
+            case HostReady(build=build, pid=pid):
+                self.build, self.pid = build, pid
+            case SignOfLife():
+                pass
 
-    def _wait(self) -> None:
-        """Wait until there is something to read."""
-        began = time.monotonic()
-        while not select.select([self._socket.sock], [], [], ASK_S)[0]:
-            if time.monotonic() - began > SILENT_S:
-                msg = f"it was silent for {SILENT_S} s"
-                raise HostGoneError(msg)
-            self._tell(AskSign())
+    def _take_rows(self, message: RowsComputed, behind: bytes) -> None:
+        if len(behind) % (4 * self._n_embd):
+            msg = f"it sent {len(behind)} bytes for flight {message.flight}: these are no rows"
+            raise HostGoneError(msg)
+        rows = np.frombuffer(behind, np.float32).reshape(-1, self._n_embd)
+        if not np.isfinite(rows).all():
+            raise HostGoneError("it sent what is no number")
+        self.rows[message.segment, message.flight] = rows
+        self.n_rows += len(rows)
+        self.busy_s += message.took_s * len(rows) / message.n_batch

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -17,29 +16,51 @@ from ...peer.messages import HEADER, MAX_HEADER, BadFrameError
 from ..wire import Load
 
 MAX_BEHIND = 1 << 30  # bytes behind a message: the cells of a long text
+SENT_AT_ONCE = 1 << 16  # bytes; less is copied behind its message, which is cheaper than another system call
 
 
 class HostMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Base of all messages."""
 
 
-class LoadSegments(HostMessage, frozen=True, kw_only=True):
-    """The first: what the host computes, a file and its layers for each segment, which go by their number from 0."""
+class BeginHost(HostMessage, frozen=True, kw_only=True):
+    """The first: from now on the host opens files in these folders only."""
 
-    loads: tuple[Load, ...]
+    folders: tuple[str, ...]
 
 
-class SegmentsLoaded(HostMessage, frozen=True, kw_only=True):
-    """They are there: computed by this `build` of llama.cpp, in process `pid`."""
+class HostReady(HostMessage, frozen=True, kw_only=True):
+    """It computes by this `build` of llama.cpp, in process `pid`."""
 
     build: str
     pid: int
 
 
-class HostRefused(HostMessage, frozen=True, kw_only=True):
-    """The host cannot load them, and ends."""
+class LoadSegment(HostMessage, frozen=True, kw_only=True):
+    """Load these layers beside what is being computed; from then on they go by a number that is never used again."""
 
+    segment: int
+    load: Load
+
+
+class SegmentLoaded(HostMessage, frozen=True, kw_only=True):
+    """It is there; `moves_states`: what its sequences have can be cut and joined by layers."""
+
+    segment: int
+    moves_states: bool
+
+
+class SegmentRefused(HostMessage, frozen=True, kw_only=True):
+    """The host cannot load it."""
+
+    segment: int
     reason: str
+
+
+class ReleaseSegment(HostMessage, frozen=True, kw_only=True):
+    """Free it with all that its sequences have, also while it is being loaded."""
+
+    segment: int
 
 
 class ComputeRows(HostMessage, frozen=True, kw_only=True):
@@ -54,6 +75,7 @@ class ComputeRows(HostMessage, frozen=True, kw_only=True):
 class RowsComputed(HostMessage, frozen=True, kw_only=True):
     """What came of a flight's rows, behind this message. They were computed in a batch of `n_batch`, in `took_s`."""
 
+    segment: int
     flight: int
     n_batch: int
     took_s: float
@@ -83,16 +105,23 @@ class ClearCells(HostMessage, frozen=True, kw_only=True):
 
 
 class SaveCells(HostMessage, frozen=True, kw_only=True):
-    """Send what a sequence has at the positions from `start` to `end`."""
+    """Send what a sequence has at the positions from `start` to `end`, of these layers alone or of all.
+
+    The answer has the same `copy`.
+    """
 
     segment: int
+    copy: int
     seq: int
     start: int
     end: int
+    layers: tuple[int, int, int] | None = None
 
 
 class CellsSaved(HostMessage, frozen=True, kw_only=True):
-    """What a sequence has, behind this message."""
+    """What a sequence has, behind this message: as llama.cpp saves it, or cut by layers."""
+
+    copy: int
 
 
 class PutCells(HostMessage, frozen=True, kw_only=True):
@@ -112,11 +141,23 @@ class SignOfLife(HostMessage, frozen=True, kw_only=True):
     """Yes."""
 
 
-ToHost = LoadSegments | ComputeRows | ForgetCells | ShareCells | ClearCells | SaveCells | PutCells | AskSign
-FromHost = SegmentsLoaded | HostRefused | RowsComputed | CellsSaved | SignOfLife
-T = TypeVar("T")
+ToHost = (
+    BeginHost
+    | LoadSegment
+    | ReleaseSegment
+    | ComputeRows
+    | ForgetCells
+    | ShareCells
+    | ClearCells
+    | SaveCells
+    | PutCells
+    | AskSign
+)
+FromHost = HostReady | SegmentLoaded | SegmentRefused | RowsComputed | CellsSaved | SignOfLife
+MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
-_to_host, _from_host = msgspec.msgpack.Decoder(ToHost), msgspec.msgpack.Decoder(FromHost)
+_to_host: msgspec.msgpack.Decoder[ToHost] = msgspec.msgpack.Decoder(ToHost)
+_from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
 
 
 class HostSocket:
@@ -129,44 +170,64 @@ class HostSocket:
     def send(self, message: ToHost | FromHost, behind: bytes | memoryview = b"") -> None:
         """Send one frame. Raises OSError."""
         body = _encoder.encode(message)
+        head = HEADER.pack(len(body), len(behind), self.epoch)
         with self._lock:
-            self.sock.sendall(b"".join((HEADER.pack(len(body), len(behind), self.epoch), body, behind)))
+            if len(behind) < SENT_AT_ONCE:
+                self.sock.sendall(b"".join((head, body, behind)))
+            else:
+                self.sock.sendall(head + body)
+                self.sock.sendall(behind)
+
+    def send_if_free(self, message: FromHost) -> None:
+        """Send one frame, unless another one is being sent: whoever waits for a sign has that. Raises OSError."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            self.send(message)
 
 
-class ByteStream(Protocol):
-    """Where frames are read."""
+class FrameBuffer:
+    """Frames out of what has come of them so far."""
 
-    def read(self, n: int, /) -> bytes:
-        """Return the next `n` bytes, fewer at the end. Raises OSError."""
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Add what has come."""
+        self._data += data
+
+    def take(self) -> tuple[bytes, bytes, int] | None:
+        """Return the next message, what is behind it and its epoch; None if not all of it is there.
+
+        Raises BadFrameError.
+        """
+        if len(self._data) < HEADER.size:
+            return None
+        n_body, n_behind, epoch = HEADER.unpack_from(self._data)
+        if n_body > MAX_HEADER or n_behind > MAX_BEHIND:
+            msg = f"a frame of {n_body} + {n_behind} bytes, where {MAX_HEADER} + {MAX_BEHIND} are allowed"
+            raise BadFrameError(msg)
+        at = HEADER.size + n_body
+        if len(self._data) < at + n_behind:
+            return None
+        with memoryview(self._data) as data:
+            found = bytes(data[HEADER.size : at]), bytes(data[at : at + n_behind]), epoch
+        del self._data[: at + n_behind]
+        return found
 
 
-def read_to_host(stream: ByteStream) -> tuple[ToHost, bytes, int] | None:
-    """Return the next message, what is behind it, and its epoch; None at the end. Raises BadFrameError, OSError."""
-    found = _read(stream)
-    return None if found is None else (_decoded(_to_host, found[0]), found[1], found[2])
-
-
-def read_from_host(stream: ByteStream) -> tuple[FromHost, bytes, int] | None:
-    """Return the next message, what is behind it, and its epoch; None at the end. Raises BadFrameError, OSError."""
-    found = _read(stream)
-    return None if found is None else (_decoded(_from_host, found[0]), found[1], found[2])
-
-
-def _read(stream: ByteStream) -> tuple[bytes, bytes, int] | None:
-    head = stream.read(HEADER.size)
-    if len(head) < HEADER.size:
-        return None
-    n_body, n_behind, epoch = HEADER.unpack(head)
-    if n_body > MAX_HEADER or n_behind > MAX_BEHIND:
-        msg = f"a frame of {n_body} + {n_behind} bytes, where {MAX_HEADER} + {MAX_BEHIND} are allowed"
-        raise BadFrameError(msg)
-    body, behind = stream.read(n_body), stream.read(n_behind)
-    return None if len(body) < n_body or len(behind) < n_behind else (body, behind, epoch)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+def decode_to_host(body: bytes) -> ToHost:
+    """Return a message to a host. Raises BadFrameError."""
     try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        msg = f"no message between home and host: {e}"
+        return _to_host.decode(body)
+    except MALFORMED as e:
+        msg = f"no message to a host: {e}"
+        raise BadFrameError(msg) from e
+
+
+def decode_from_host(body: bytes) -> FromHost:
+    """Return a message from a host. Raises BadFrameError."""
+    try:
+        return _from_host.decode(body)
+    except MALFORMED as e:
+        msg = f"no message from a host: {e}"
         raise BadFrameError(msg) from e

@@ -1,8 +1,8 @@
 """A host's process: `python -m disco_daemon.engine.hosts.process FD`.
 
 It has segments of a model and no vocabulary: rows in, rows out. The main thread computes; all rows that wait for a
-segment go into one batch. The reader thread takes frames off the socket and gives signs of life. When home goes away,
-the socket ends and so does this process.
+segment go into one batch. The reader thread takes frames off the socket and gives signs of life. A segment is loaded by
+a thread of its own, so that others go on meanwhile. When home goes away, the socket ends and so does this process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,43 +24,76 @@ from ...confine import Access, confine
 from ...peer.messages import BadFrameError
 from ...types import LayerRange
 from ..llama import gpu
+from ..llama.layer_states import StateFormatError, moves_states, unpacked
 from ..llama.model import N_BATCH, build, quiet
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .messages import (
     AskSign,
+    BeginHost,
     CellsSaved,
     ClearCells,
     ComputeRows,
     ForgetCells,
-    HostRefused,
+    FrameBuffer,
+    HostReady,
     HostSocket,
-    LoadSegments,
+    LoadSegment,
     PutCells,
+    ReleaseSegment,
     RowsComputed,
     SaveCells,
-    SegmentsLoaded,
+    SegmentLoaded,
+    SegmentRefused,
     ShareCells,
     SignOfLife,
     ToHost,
-    read_to_host,
+    decode_to_host,
 )
 
 NICE = 5  # as the engine's: home waits for what is computed here
+READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
+
 Order = tuple[ToHost, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentReady:
+    """A segment that the loading thread hands over; None where it could not be loaded."""
+
+    number: int
+    model: SegmentModel | None
+
+
+@dataclass(slots=True)
 class Host:
-    """The segments, and what is sent of them."""
+    """The segments by their numbers, and what is sent of them."""
 
-    def __init__(self, home: HostSocket, segments: Sequence[SegmentModel]) -> None:
-        self._home, self._segments = home, segments
+    home: HostSocket
+    orders: queue.SimpleQueue[Order | SegmentReady] = field(default_factory=queue.SimpleQueue)
+    _segments: dict[int, SegmentModel] = field(default_factory=dict)
+    _released: set[int] = field(default_factory=set)  # while they are loaded
+    _moves_states: bool | None = None  # of this model and build; tried out with the first segment
 
-    def carry_out(self, orders: Sequence[Order]) -> None:
+    def run(self) -> None:
+        """Carry out what comes, for ever. Raises ModelError, OSError."""
+        while True:
+            waiting = [self.orders.get()]
+            while not self.orders.empty():
+                waiting.append(self.orders.get())
+            self.carry_out(waiting)
+
+    def carry_out(self, orders: Sequence[Order | SegmentReady]) -> None:
         """Carry out all that waits, in its order. Raises ModelError."""
         waiting: list[tuple[ComputeRows, bytes]] = []
-        for message, behind in orders:
+        for order in orders:
+            if isinstance(order, SegmentReady):
+                self._compute(waiting)
+                waiting = []
+                self._take_over(order)
+                continue
+            message, behind = order
             if isinstance(message, ComputeRows):
                 n = len(message.places) + sum(len(flight.places) for flight, _ in waiting)
                 if waiting and (waiting[0][0].segment != message.segment or n > N_BATCH):
@@ -75,7 +109,8 @@ class Host:
     def _compute(self, flights: Sequence[tuple[ComputeRows, bytes]]) -> None:
         if not flights:
             return
-        segment = self._segments[flights[0][0].segment]
+        number = flights[0][0].segment
+        segment = self._segments[number]
         rows: list[Row] = [(0, position, seq, False) for flight, _ in flights for position, seq in flight.places]
         began = time.perf_counter()
         given = np.frombuffer(b"".join(behind for _, behind in flights), np.float32)
@@ -84,8 +119,8 @@ class Host:
         for flight, _ in flights:
             n = len(flight.places)
             if flight.answered:
-                message = RowsComputed(flight=flight.flight, n_batch=len(rows), took_s=took_s)
-                self._home.send(message, computed[at : at + n].tobytes())
+                message = RowsComputed(segment=number, flight=flight.flight, n_batch=len(rows), took_s=took_s)
+                self.home.send(message, computed[at : at + n].tobytes())
             at += n
 
     def _obey(self, message: ToHost, behind: bytes) -> None:
@@ -96,50 +131,86 @@ class Host:
                 self._segments[number].share(source, seq, n)
             case ClearCells(segment=number):
                 self._segments[number].clear()
-            case SaveCells(segment=number, seq=seq, start=start, end=end):
-                self._home.send(CellsSaved(), self._segments[number].part(seq, start, end))
+            case SaveCells(segment=number, copy=copy, seq=seq, start=start, end=end, layers=layers):
+                segment = self._segments[number]
+                saved = segment.part(seq, start, end)
+                if layers is not None:
+                    saved = memoryview(unpacked(saved, segment.layers).cut(LayerRange(*layers)).packed())
+                self.home.send(CellsSaved(copy=copy), saved)
             case PutCells(segment=number, owners=owners, start=start, end=end):
                 self._segments[number].put(behind, owners, start, end)
+            case LoadSegment():
+                threading.Thread(target=self._load, args=(message,), name="loader", daemon=True).start()
+            case ReleaseSegment(segment=number):
+                if (found := self._segments.pop(number, None)) is not None:
+                    found.close()
+                else:
+                    self._released.add(number)
+
+    def _load(self, order: LoadSegment) -> None:
+        """Load a segment beside what is computed, and hand it over."""
+        try:
+            segment = SegmentModel(order.load, LayerRange(*order.load.layers))
+        except (ModelError, ValueError) as e:
+            self.home.send(SegmentRefused(segment=order.segment, reason=str(e)))
+            self.orders.put(SegmentReady(order.segment, None))
+            return
+        if self._moves_states is None:
+            self._moves_states = moves_states(segment)
+        self.orders.put(SegmentReady(order.segment, segment))
+
+    def _take_over(self, ready: SegmentReady) -> None:
+        if ready.number in self._released:
+            self._released.discard(ready.number)
+            if ready.model is not None:
+                ready.model.close()
+        elif ready.model is not None:
+            self._segments[ready.number] = ready.model
+            self.home.send(SegmentLoaded(segment=ready.number, moves_states=bool(self._moves_states)))
+
+
+def frames(home: HostSocket) -> Iterator[Order]:
+    """Yield what home sends, until it goes away. Raises BadFrameError, OSError."""
+    buffer = FrameBuffer()
+    while data := home.sock.recv(READ_BYTES):
+        buffer.feed(data)
+        while (found := buffer.take()) is not None:
+            body, behind, epoch = found
+            message = decode_to_host(body)
+            if isinstance(message, BeginHost):
+                home.epoch = epoch
+            if epoch == home.epoch:
+                yield message, behind
 
 
 def serve(home: HostSocket) -> None:
-    """Load the segments that home names first, then compute until it goes away. Raises BadFrameError, OSError."""
-    stream = home.sock.makefile("rb")
-    first = read_to_host(stream)
+    """Begin as home says first, then compute until it goes away. Raises BadFrameError, ModelError, OSError."""
+    stream = frames(home)
+    first = next(stream, None)
     if first is None:
         return
-    message, _, home.epoch = first
-    if not isinstance(message, LoadSegments):
-        msg = f"the first message must be LoadSegments, not {type(message).__name__}"
+    message, _ = first
+    if not isinstance(message, BeginHost):
+        msg = f"the first message must be BeginHost, not {type(message).__name__}"
         raise BadFrameError(msg)
-    confine(Access(read=[Path(load.model_path) for load in message.loads]), gpu.free_bytes)
+    confine(Access(read=[Path(folder) for folder in message.folders]), gpu.free_bytes)
     quiet()
-    try:
-        segments = [SegmentModel(load, LayerRange(*load.layers)) for load in message.loads]
-    except (ModelError, ValueError) as e:
-        home.send(HostRefused(reason=str(e)))
-        return
-    home.send(SegmentsLoaded(build=build(), pid=os.getpid()))
-    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    home.send(HostReady(build=build(), pid=os.getpid()))
+    host = Host(home)
 
     def read() -> None:
         try:
-            while (found := read_to_host(stream)) is not None:
-                if isinstance(found[0], AskSign):
-                    home.send(SignOfLife())
-                elif found[2] == home.epoch:
-                    orders.put(found[:2])
+            for order in stream:
+                if isinstance(order[0], AskSign):
+                    home.send_if_free(SignOfLife())
+                else:
+                    host.orders.put(order)
         except (BadFrameError, OSError) as e:
             os.write(2, f"the connection to home ends: {e}\n".encode())
         os._exit(0)
 
     threading.Thread(target=read, name="reader", daemon=True).start()
-    host = Host(home, segments)
-    while True:
-        waiting = [orders.get()]
-        while not orders.empty():
-            waiting.append(orders.get())
-        host.carry_out(waiting)
+    host.run()
 
 
 def main() -> None:
@@ -149,7 +220,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         serve(HostSocket(sock))
-    except ModelError as e:
+    except (ModelError, StateFormatError) as e:
         sys.exit(f"the host ends: {e}")
     except OSError:
         sys.exit(0)  # home has gone

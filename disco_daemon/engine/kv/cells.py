@@ -55,12 +55,12 @@ class Cells:
         self.saved_bytes = 0
         self.swap_s_per_byte = FIRST_SWAP_S_PER_BYTE
         self.n_reused = 0  # tokens that were found computed, since the start
-        self.n_moves = 0
-        self.move_s = 0.0
+        self.n_moves, self.move_s = 0, 0.0
         self.before_move: Callable[[], object] = lambda: None  # brings back what is being computed elsewhere
         self._llama = llama
         self._clock = clock
         self._index = PrefixIndex()
+        self.spans = self._index.spans  # the runs of cells that the same sequences hold; for whoever copies them
         self._lock = threading.Lock()
         self._free = set(range(n_seqs))
         self._taken: dict[int, int] = {}
@@ -324,7 +324,7 @@ class Cells:
         """Put all cells that are wanted to the front, in the same order."""
         self.before_move()
         began = self._clock()
-        spans = list(self._index.spans())
+        spans = list(self.spans())
         parts = [self._llama.part(min(owners), start, end) for start, end, owners in spans]
         self._llama.clear()
         for (start, end, owners), data in zip(spans, parts, strict=True):

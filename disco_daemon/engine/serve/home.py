@@ -10,13 +10,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from .. import wire
-from ..hosts.home import HomeLlama
+from ..hosts.home import Ends, HomeLlama
 from ..llama.rows import Row
 from .batch import Batcher
 from .iteration import Batch
 from .sequence import Sequence
 
 FLIGHTS = 2
+LOOK_S = 0.005  # between two looks at a move of layers while nothing is computed
 
 
 @dataclass(slots=True)
@@ -27,6 +28,43 @@ class HomeBatcher(Batcher):
 
     def __post_init__(self) -> None:
         self.admission.cells.before_move = self._land_all
+
+    # --- moves of layers ------------------------------------------------------------------------------------------
+
+    @property
+    def _home(self) -> HomeLlama:
+        llama = self.llama
+        assert isinstance(llama, HomeLlama)
+        return llama
+
+    def begin_move(self, ends: Ends) -> None:
+        """Begin to move layers, while answers go on; `HomeLlama.moves` has what came of it. Raises ModelError."""
+        self._home.begin_move(ends)
+
+    def break_off_move(self, reason: str) -> None:
+        """End a move, if one is under way: all is as before."""
+        self._home.break_off(reason)
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for a message at most before `look` is due, s; None while nothing is."""
+        return LOOK_S if self._home.is_moving else None
+
+    def look(self) -> bool:
+        """Go on with a move of layers; there is nothing to compute."""
+        self._progress_move()
+        return False
+
+    def _progress_move(self) -> None:
+        """Go on with a move of layers; where it is time, let the flights land and finish it."""
+        llama = self._home
+        if not llama.is_moving or not llama.progress_move(self.admission.cells.spans()):
+            return
+        began = self.clock()
+        self._land_all()
+        llama.finish_move(self.admission.cells.spans())
+        if llama.moves:
+            llama.moves[-1].pause_s = self.clock() - began
 
     # --- orders: none of them finds a sequence in the air ---------------------------------------------------------
 
@@ -49,6 +87,7 @@ class HomeBatcher(Batcher):
 
     def step(self) -> bool:
         """Let a batch depart, and the one before it arrive; False if there was nothing to compute."""
+        self._progress_move()
         if self.admission.decide(self.clock()):
             self._send_pauses()
         batch = self._build()
@@ -69,9 +108,8 @@ class HomeBatcher(Batcher):
 
     def _depart(self, batch: Batch) -> None:
         rows: list[Row] = batch.next_rows()
-        llama, began = self.llama, self.clock()
-        assert isinstance(llama, HomeLlama)
-        rc = llama.depart(rows)
+        began = self.clock()
+        rc = self._home.depart(rows)
         self.counters.busy_s += self.clock() - began
         if rc != 0:
             self._recover(rc, batch.part)
@@ -90,9 +128,8 @@ class HomeBatcher(Batcher):
     def _land(self) -> None:
         """Wait for the first flight, and give each of its sequences what its rows have come to."""
         batch, departed = self._flights.popleft()
-        llama, began = self.llama, self.clock()
-        assert isinstance(llama, HomeLlama)
-        rc = llama.arrive()
+        began = self.clock()
+        rc = self._home.arrive()
         batch.ended_at = self.clock()
         batch.took_s = batch.ended_at - departed
         self.counters.busy_s += batch.ended_at - began

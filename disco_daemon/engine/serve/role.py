@@ -25,23 +25,24 @@ from .partner import PartnerBatcher, SendFrame
 
 
 def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None) -> Llama:
-    """Load the model; with `hosts` its inner layers are loaded by a process that is asked for. Raises ModelError."""
+    """Load the model; with `hosts` its inner layers are loaded by processes that are asked for. Raises ModelError."""
     if hosts is None:
         return load_model(load, abort)
     from ..hosts.home import Ends, HomeLlama
 
-    try:
-        first, inner, last = load.ranges
-    except ValueError:
-        msg = f"the model is in {len(load.ranges)} ranges, where home and one host have three"
-        raise ModelError(msg) from None
+    parts = load.ranges
+    if len(parts) < 3:
+        msg = f"the model is in {len(parts)} ranges, where home and one host have three"
+        raise ModelError(msg)
     ends = Ends(
-        (first.path, inner.path, last.path),
-        (_layers(first), _layers(inner), _layers(last)),
+        tuple(part.path for part in parts),
+        tuple(_layers(part) for part in parts),
+        tuple((part.host,) for part in parts[1:-1]),
     )
+    openers = [partial(hosts.open, number) for number in range(max(part.host for part in parts) + 1)]
     began = time.perf_counter()
-    home = HomeLlama(msgspec.structs.replace(load, ranges=()), ends, abort, partial(hosts.open, inner.host))
-    home.load_s = time.perf_counter() - began  # of all ranges, the host's too
+    home = HomeLlama(msgspec.structs.replace(load, ranges=()), ends, abort, openers)
+    home.load_s = time.perf_counter() - began  # of all ranges, the hosts' too
     return home
 
 

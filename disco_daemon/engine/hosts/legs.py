@@ -1,0 +1,170 @@
+"""A leg of the way through a model: a range of inner layers, and where it is computed.
+
+That is at one host, at several, each of which has the whole range and some of the sequences, or at home. A sequence is
+pinned to the replica that has its cells; a new one goes where the fewest are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from ...types import LayerRange
+from ..llama.hidden import FloatRows
+from ..llama.refusals import ModelError
+from ..llama.rows import Row
+from ..llama.segment import SegmentModel
+from .remote import Places, RemoteSegment
+
+
+class FlightFailedError(Exception):
+    """A flight's rows cannot be computed."""
+
+
+@dataclass(eq=False, slots=True)
+class HomeSegment:
+    """A range of inner layers in this process."""
+
+    model: SegmentModel
+    _computed: dict[int, FloatRows | None] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> LayerRange:
+        """Its layers."""
+        return self.model.layers
+
+    def send(self, flight: int, places: Places, rows: FloatRows) -> None:
+        """Compute a flight's rows."""
+        given: list[Row] = [(0, position, seq, False) for position, seq in places]
+        try:
+            self._computed[flight] = self.model.run(given, rows)
+        except ModelError:
+            self._computed[flight] = None
+
+    def take(self, flight: int) -> FloatRows:
+        """Return what has come of a flight's rows. Raises FlightFailedError."""
+        if (rows := self._computed.pop(flight)) is None:
+            raise FlightFailedError
+        return rows
+
+    def drop(self, flight: int) -> None:
+        """Forget a flight that has failed."""
+        self._computed.pop(flight, None)
+
+    def forget(self, seq: int, start: int) -> None:
+        """Take a sequence's cells from position `start` on."""
+        self.model.forget(seq, start)
+
+    def share(self, source: int, seq: int, n: int) -> None:
+        """Let `seq` have the first `n` cells of `source`."""
+        self.model.share(source, seq, n)
+
+    def clear(self) -> None:
+        """Free all cells."""
+        self.model.clear()
+
+    def put(self, owners: Iterable[int], start: int, end: int, saved: bytes) -> None:
+        """Put saved cells of these layers into new ones, for several sequences. Raises ModelError."""
+        self.model.put(saved, owners, start, end)
+
+    def release(self) -> None:
+        """Free it."""
+        self.model.close()
+
+
+AnySegment: TypeAlias = RemoteSegment | HomeSegment
+
+
+@dataclass(frozen=True, slots=True)
+class FlightPart:
+    """The rows of a flight, by their numbers in it, that one replica computes."""
+
+    segment: AnySegment
+    numbers: list[int]
+
+
+@dataclass(eq=False, slots=True)
+class Leg:
+    """A range of layers, its replicas, and which of them has a sequence's cells."""
+
+    layers: LayerRange
+    replicas: list[AnySegment]
+    pins: dict[int, AnySegment] = field(default_factory=dict)
+    _parts: dict[int, tuple[FlightPart, ...]] = field(default_factory=dict)
+    _early: dict[tuple[int, int], FloatRows] = field(default_factory=dict)  # of parts of flights
+
+    # --- flights ----------------------------------------------------------------------------------------------------
+
+    def send(self, flight: int, places: Places, rows: FloatRows) -> None:
+        """Let a flight's rows be computed, each where its sequence is."""
+        by_segment: dict[int, tuple[AnySegment, list[int]]] = {}
+        for number, (_, seq) in enumerate(places):
+            segment = self.place(seq)
+            by_segment.setdefault(id(segment), (segment, []))[1].append(number)
+        parts = self._parts[flight] = tuple(FlightPart(*part) for part in by_segment.values())
+        for part in parts:
+            if len(parts) == 1:
+                part.segment.send(flight, places, rows)
+            else:
+                part.segment.send(flight, [places[i] for i in part.numbers], rows[part.numbers])
+
+    def take(self, flight: int) -> FloatRows | None:
+        """Return what has come of a flight's rows; None if not all is there yet. Raises FlightFailedError."""
+        parts = self._parts[flight]
+        for at, part in enumerate(parts):
+            if (flight, at) in self._early:
+                continue
+            if (rows := part.segment.take(flight)) is None:
+                return None
+            self._early[flight, at] = rows
+        del self._parts[flight]
+        taken = [self._early.pop((flight, at)) for at in range(len(parts))]
+        if len(parts) == 1:
+            return taken[0]
+        order = np.concatenate([part.numbers for part in parts])
+        return np.concatenate(taken)[np.argsort(order)]
+
+    def drop(self, flight: int) -> None:
+        """Forget a flight that has failed."""
+        for at, part in enumerate(self._parts.pop(flight, ())):
+            part.segment.drop(flight)
+            self._early.pop((flight, at), None)
+
+    # --- cells ------------------------------------------------------------------------------------------------------
+
+    def place(self, seq: int) -> AnySegment:
+        """Return the replica that has a sequence; a new one is pinned to the replica with the fewest."""
+        if (segment := self.pins.get(seq)) is None:
+            pinned = list(self.pins.values())
+            segment = self.pins[seq] = min(self.replicas, key=pinned.count)
+        return segment
+
+    def forget(self, seq: int, start: int) -> None:
+        """Take a sequence's cells from position `start` on."""
+        self.place(seq).forget(seq, start)
+        if start == 0:
+            self.pins.pop(seq, None)
+
+    def share(self, source: int, seq: int, n: int) -> None:
+        """Let `seq` have the first `n` cells of `source`."""
+        segment = self.pins[seq] = self.place(source)
+        segment.share(source, seq, n)
+
+    def clear(self) -> None:
+        """Free all cells."""
+        self.pins.clear()
+        for segment in self.replicas:
+            segment.clear()
+
+    def put(self, owners: Iterable[int], start: int, end: int, saved: bytes) -> None:
+        """Put saved cells of these layers into new ones, for several sequences, which are at one replica.
+
+        Raises ModelError.
+        """
+        owners = tuple(owners)
+        segment = next((self.pins[seq] for seq in owners if seq in self.pins), None) or self.place(owners[0])
+        self.pins.update(dict.fromkeys(owners, segment))
+        segment.put(owners, start, end, saved)

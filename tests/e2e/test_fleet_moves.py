@@ -1,0 +1,165 @@
+"""Several hosts, and boundaries that move while answers are written: the answers are one process's, to the token."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from disco_daemon.daemon.local_hosts import LocalHosts
+from disco_daemon.engine.hosts.home import HERE, HomeLlama
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.llama.refusals import ModelError
+from disco_daemon.engine.serve.batch import Batcher
+from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.models.default import default_model_path
+from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of
+
+pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+
+BOUNDS, HOSTS = [5, 12, 18, 22], ((0,), (1,), (0,))
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[dict[str, str]]:
+    """What one process says to all prompts."""
+    llama = Llama(LOAD, AbortFlag())
+    core = Core(llama, Batcher)
+    ask_all(core)
+    yield core.run()
+    llama.close()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[LocalHosts]:
+    found = LocalHosts()
+    yield found
+    for process in found.started:
+        if process.poll() is None:
+            process.kill()
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("segments")
+
+
+@pytest.fixture(scope="module")
+def home(hosts: LocalHosts, folder: Path) -> Iterator[HomeLlama]:
+    llama = HomeLlama(LOAD, ends_of(folder, BOUNDS, HOSTS), AbortFlag(), hosts.open)
+    yield llama
+    llama.close()
+    assert {process.wait(10) for process in hosts.started} <= {0, -signal.SIGKILL}  # each ends with its home
+
+
+def ask_all(core: Core) -> None:
+    for number, prompt in enumerate(PROMPTS[:4]):
+        core.ask(str(number), prompt, n=24)
+
+
+def test_three_segments_at_two_hosts_of_which_each_is_lost(home: HomeLlama, expected: dict[str, str]) -> None:
+    core = Core(home, HomeBatcher)
+    ask_all(core)
+    lost = {number: host.n_lost for number, host in home.hosts.items()}
+
+    def kill(step: int) -> None:
+        if step in (4, 13, 22):
+            os.kill(home.host_pids[step % 2], signal.SIGKILL)
+
+    assert core.run(kill) == expected
+    assert {number: host.n_lost - lost[number] for number, host in home.hosts.items()} == {0: 2, 1: 1}
+    assert all(host.computed()[0] > 4 * 24 for host in home.hosts.values())
+
+
+MOVES = [
+    ([5, 8, 18, 22], ((0,), (1,), (0,))),  # a boundary between two hosts
+    ([5, 8, 15, 22], ((0,), (HERE,), (1,))),  # layers to home, and from one host to another
+    ([5, 22], ((2,),)),  # all at one host, which is new
+    ([5, 22], ((2, 0),)),  # a replica
+    ([5, 22], ((0,),)),  # the first of both is evicted
+    (BOUNDS, HOSTS),
+]
+
+
+def test_boundaries_move_while_answers_are_written(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
+    core = Core(home, HomeBatcher)
+    batcher = core.batcher
+    assert isinstance(batcher, HomeBatcher)
+    wanted = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
+    n_before = len(home.moves)
+    while True:  # until all are done, each while answers are written
+        ask_all(core)
+
+        def move(_: int) -> None:
+            done = len(home.moves) - n_before
+            if not home.is_moving and done < len(wanted):
+                batcher.begin_move(wanted[done])
+
+        assert core.run(move) == expected
+        if len(home.moves) - n_before == len(wanted) and not home.is_moving:
+            break
+        core.said.clear()
+    assert [move.error for move in list(home.moves)[n_before:]] == [""] * len(wanted)
+    assert home.cut == list(zip(wanted[-1].ranges[1:-1], HOSTS, strict=True))
+    assert all(len(host.segments) == n for host, n in zip(home.hosts.values(), (2, 1, 0), strict=True))
+
+
+def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
+    """Moves, moves broken off, lost hosts, other answers, moved, evicted and swapped cells: in random order."""
+    random = Random(23)
+    plans = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
+    core = Core(home, HomeBatcher)
+    batcher, said, n_lost = core.batcher, list[dict[str, str]](), home.n_lost
+    assert isinstance(batcher, HomeBatcher)
+    shares = {"move": 30, "break off": 8, "kill": 2, "ask": 10, "cancel": 8, "move cells": 4, "evict": 4, "preempt": 6}
+    kinds = random.choices(list(shares), list(shares.values()), k=200)
+    while kinds:
+        said.append(dict(core.said))
+        core.said.clear()
+        ask_all(core)
+
+        def disturb(step: int) -> None:
+            if not kinds:
+                return
+            match kinds.pop():
+                case "move" if not home.is_moving:
+                    batcher.begin_move(random.choice(plans))
+                case "break off":
+                    batcher.break_off_move("tried out")
+                case "kill" if pids := [pid for pid in home.host_pids.values() if pid]:
+                    os.kill(random.choice(pids), signal.SIGKILL)
+                case "ask":
+                    core.ask(f"x{step}", random.choice(PROMPTS) + " Be brief." * random.randrange(4), n=30)
+                case "cancel" if others := [key for key in core.admission.sequences if key.startswith("x")]:
+                    batcher.cancel(random.choice(others))
+                case "move cells":
+                    core.cells.move()
+                case "evict":
+                    core.cells.tidy()
+                case "preempt" if here := [s for s in core.admission.resident if not s.is_away]:
+                    core.admission.preempt(random.choice(here))
+
+        core.run(disturb)
+    said.append(dict(core.said))
+    for texts in said[1:]:
+        assert {key: text for key, text in texts.items() if not key.startswith("x")} == expected
+    assert home.n_lost > n_lost
+    assert {move.error for move in home.moves} >= {"", "tried out"}
+    home.break_off("the test is over")
+    home.clear()
+    assert home.kept_bytes == 0
+    used = {id(segment) for leg in home._legs for segment in leg.replicas}
+    assert all(id(segment) in used for host in home.hosts.values() for segment in host.segments.values())
+    assert not list(folder.glob("*.new"))
+
+
+def test_a_move_that_cannot_be_is_refused(home: HomeLlama, folder: Path) -> None:
+    for bounds in ([6, 22], [5, 20]):
+        with pytest.raises(ModelError, match="own ranges"):
+            home.begin_move(ends_of(folder, bounds))
+    assert not home.is_moving
