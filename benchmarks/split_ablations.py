@@ -50,7 +50,8 @@ async def measure_ablations(
                 hosts = await stack.enter_async_context(plain)
             edge = hosts.edge(codec, look_up=look_up, name=name.replace(" ", "-"))
             ways[name] = await stack.enter_async_context(edge)
-            await ways[name].split("Hi", 2)
+        for machines in ways.values():  # once all are there: the partner forgets what lies idle while another one joins
+            await machines.split("Hi", 2)
         for one in few:
             for name, machines in ways.items():
                 progress(f"{name}: {await ask_ways(machines, one, [Way(EXACT)], name)}")

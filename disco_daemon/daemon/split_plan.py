@@ -24,7 +24,7 @@ from ..types import LayerRange
 SPARE = 0.2  # of the free memory, left for everything else
 TIE = 0.02  # times for a token that are this near count as the same
 FLOAT_BYTES = 4  # of a number of a row, as float32
-MORE_ROWS = 0.25  # of a row alone, for each row beside it: 9.8, 13.9, 16.5, 18.9 ms for 1 to 4 rows (docs/split.md)
+MORE_ROWS = 0.25  # of a row alone, for each row beside it, at least: 9.8, 13.9, 16.5, 18.9 ms for 1 to 4 rows, once
 LEAST_S = 1e-6  # no range takes less for a row
 MEMORY_BYTES_PER_S = 10e9  # how fast weights are read where nothing was measured: a laptop of the last ten years
 
