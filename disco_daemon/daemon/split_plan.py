@@ -5,13 +5,14 @@ weights. The output head counts as the partner's, and looking up an embedding as
 for each row there, too. It drafts as long as that pays (`scheduler.draft_length`), its guesses right with the share of
 tokens on which it agreed with the whole model. The partner judges a draft for what a row of a prompt takes there, since
 where arithmetic is what takes the time, a few rows share nothing; but for MORE_ROWS of the time of a row alone at
-least, since few rows are computed less well than many.
+least, since few rows are computed less well than many. Where it takes less to judge drafts one after the other, and
+none behind a wrong one, the partner does that: each token is then one row there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -93,13 +94,17 @@ def expected(
 ) -> ExpectedRun:
     """Return what a round trip is expected to give, and the time for a token, s; an exit's guess is right by `chance`.
 
-    Both machines compute each row, which travels, and the edge waits for the verdict. A row beside others takes the
-    partner `more_rows` of the time of one alone.
+    The edge computes each row, which travels, and waits for the verdict. A row beside others takes the partner
+    `more_rows` of the time of one alone; or it judges them one after the other, up to the first wrong one.
     """
     row_s = row_bytes / link.bytes_per_s
     once_s = link.rtt_s + (1 - more_rows) * partner_s
     times = RunTimes(max(LEAST_S, edge_s), max(LEAST_S, once_s), max(LEAST_S, more_rows * partner_s + row_s))
-    return expected_run(times, chance)
+    together = expected_run(times, chance)
+    without = RunTimes(max(LEAST_S, edge_s), max(LEAST_S, link.rtt_s), max(LEAST_S, row_s))
+    in_steps = expected_run(without, chance)
+    in_steps = replace(in_steps, token_s=in_steps.token_s + partner_s)  # a row there for each token that comes back
+    return min(together, in_steps, key=lambda run: run.token_s)
 
 
 def describe_cuts(head: bytes, header: Header, exits: Mapping[int, ExitFacts]) -> TheCuts:
@@ -169,7 +174,7 @@ def _planned(facts: CutFacts, model: TheCuts, given: PlanInput) -> PlannedCut:
     chance = min(max(facts.chance, 0.0), 1.0)
     run = expected(edge_s, partner_s, model.row_bytes, given.link, chance, given.more_rows)
     n_rows = run.n_drafts + 1
-    judged_s = partner_s * (1 + given.more_rows * run.n_drafts)
+    judged_s = partner_s * min(1 + given.more_rows * run.n_drafts, run.n_tokens)
     return PlannedCut(
         facts.layer, facts.edge_bytes, facts.partner_bytes, edge_s * n_rows / run.n_tokens, judged_s / run.n_tokens,
         run.n_tokens, run.token_s,

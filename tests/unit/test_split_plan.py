@@ -91,7 +91,17 @@ def test_a_draft_is_judged_for_a_row_of_a_prompt_but_for_a_quarter_of_a_token_at
     assert measured.more_rows == pytest.approx(min(1.0, max(0.25, row_s / 0.030)))
     slower, unmeasured = (expected(0.01, 0.01, 2304, GIVEN.link, c, m) for m in (measured.more_rows, MORE_ROWS))
     assert slower.token_s >= unmeasured.token_s * (1 - 1e-9)
-    assert slower.n_drafts <= unmeasured.n_drafts
+
+
+@given(st.floats(0.25, 1.0), st.floats(0.0, 1.0))
+def test_drafts_are_judged_together_or_one_after_the_other_whichever_is_quicker(more_rows: float, c: float) -> None:
+    run = expected(0.01, 0.02, 2304, GIVEN.link, c, more_rows)
+    assert run.n_tokens == pytest.approx(sum(c**i for i in range(run.n_drafts + 1)))
+    sent_s = 0.020 + (run.n_drafts + 1) * (0.01 + 2304 / 12.5e6)
+    judged_s = 0.02 * min(1 + more_rows * run.n_drafts, run.n_tokens)
+    assert run.token_s * run.n_tokens == pytest.approx(sent_s + judged_s)
+    no_drafts_s = 0.020 + 0.01 + 0.02 + 2304 / 12.5e6
+    assert run.token_s <= no_drafts_s * (1 + 1e-9)
 
 
 def test_what_a_row_of_a_prompt_takes_there_is_scaled_with_what_a_token_takes() -> None:
