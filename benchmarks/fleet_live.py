@@ -40,6 +40,8 @@ from disco_daemon.models.segments import n_layers
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
 
+from .fleet_operations import operations
+
 N_ANSWERS = 8
 N_TOKENS = 64  # of each answer
 N_CTX, N_CELLS = 1024, 4096
@@ -48,6 +50,7 @@ INNER = (1 / 6, 0.74)  # the layers of a host, as shares of all: home has the he
 LOADS = {"mixed": (8, 40), "decode": (8, 0), "single": (1, 0)}  # answers, and sentences before each question
 WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door")
 KINDS = ("one", "both", "copy 0", "copy 1", "fleet")
+OPERATIONS = "operations"  # a child that moves layers while answers are drawn
 
 
 @dataclass
@@ -111,6 +114,12 @@ def serve(kind: str, model: Path, folder: Path, cut: Sequence[int]) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     own = {"both": cores, "copy 1": cores[1:]}.get(kind, cores[:1])
     os.sched_setaffinity(0, own)
+    if kind == OPERATIONS:
+        print("{}", flush=True)
+        for line in sys.stdin:
+            found = operations(model, folder, cut[2], cores, json.loads(line)["numbers"][0])
+            print(json.dumps(found), flush=True)
+        return
     load = wire.Load(
         model_path=str(model), n_ctx=N_CTX, n_cells=N_CELLS, n_threads=len(own), n_gpu_layers=0, speculate=False
     )
@@ -210,7 +219,19 @@ def live(repeats: int, cut: tuple[int, int] | None) -> Figures:
             for child in children.values():
                 child.close()
         weights = sum(path.stat().st_blocks * 512 for path in folder.glob("*.gguf"))
-    return figures(runs, killed, weights / (2 * model.stat().st_size), (first, last, n))
+        moved = measure_operations(model, folder, (first, last, n), repeats)
+    found = figures(runs, killed, weights / (2 * model.stat().st_size), (first, last, n))
+    return found | {"operations": moved}
+
+
+def measure_operations(model: Path, folder: Path, cut: tuple[int, int, int], repeats: int) -> dict[str, Any]:
+    """Measure moves and replicas in a process of their own."""
+    child = Child(OPERATIONS, model, folder, cut)
+    try:
+        child.ask("", [repeats])
+        return child.answer()
+    finally:
+        child.close()
 
 
 def figures(
@@ -262,7 +283,7 @@ def _median(found: Sequence[dict[str, Any]], name: str) -> float:
 
 def table(found: Figures) -> str:
     """Return the figures as text."""
-    failure = found["failure"]
+    failure, moved = found["failure"], found["operations"]
     lines = [
         f"layers {found['layers_at_host']} at a host of one core, all else at home on another; default settings",
         f"{'token/s (CPU s of each process, last run)':44}" + "".join(f"{s:>26}" for s in found["throughput"]["mixed"]),
@@ -283,6 +304,14 @@ def table(found: Figures) -> str:
             f"host killed {failure['runs']} times: {failure['lost']} answers differ; replaced within "
             f"{failure['recovery_s']['process']:.2f} s"
         ),
+        (
+            f"10 layers moved in {moved['migrate_s']:.2f} s (asked: 0.25), a reader waited at most "
+            f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the throughput "
+            "lost meanwhile (asked: at most 5 %)"
+        ),
+        "replicated: "
+        + ", ".join(f"{size} layers in {took_s:.2f} s" for size, took_s in moved["replicate_s"].items())
+        + " (asked: 0.05, 0.1, 0.15)",
         f"others took up to {found['others']:.0%} of the cores: {'judged' if found['judged'] else 'NOT JUDGED'}",
     ]
     return "\n".join(lines)
@@ -291,7 +320,7 @@ def table(found: Figures) -> str:
 def main() -> None:
     """Be one of the processes that are measured."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kind", choices=(*KINDS, OPERATIONS))
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("cut", type=int, nargs=3)

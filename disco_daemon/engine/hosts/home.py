@@ -29,7 +29,7 @@ from ..wire import Load
 from .legs import FlightFailedError, HomeSegment, Leg
 from .link import HostGoneError
 from .loading import BrokenOffError
-from .pool import HERE, HostPool, hand_over, leg_parts
+from .pool import HERE, HostPool, hand_over, leg_parts, number_of, range_load
 from .recut import MoveReport, Recut, Span
 from .remote import MAX_LOST, OpenHost, RemoteHost, RemoteSegment, wait_for
 
@@ -86,8 +86,9 @@ class HomeLlama(Llama):
         self._n_flights = 0
         self.moves = deque[MoveReport](maxlen=MAX_REPORTS)
         self._move: Recut | None = None
+        self._spans: list[Span] = []  # that a move copies; none where cells have changed since they were told
         load = msgspec.structs.replace(load, speculate=False, draft_path="", adapters=())
-        super().__init__(_part_of(load, ends, len(ends.ranges) - 1), abort)
+        super().__init__(range_load(load, ends.ranges[-1], ends.paths[-1]), abort)
         # One cache with as many cells in all ranges: what is in one of them has its place in the others.
         self._sized = msgspec.structs.replace(load, n_ctx=self.n_ctx, n_cells=self.n_cells)
         self._ends_bytes = self.bytes_per_token
@@ -105,7 +106,7 @@ class HomeLlama(Llama):
         self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
 
     def _first_of(self, abort: AbortFlag) -> Llama:
-        first = Llama(_part_of(self._sized, self._ends, 0), abort)
+        first = Llama(range_load(self._sized, self._ends.ranges[0], self._ends.paths[0]), abort)
         if first.n_cells != self.n_cells:
             first.close()
             raise ModelError("there is no memory for the first layers' cells: lower device.n_ctx")
@@ -166,10 +167,7 @@ class HomeLlama(Llama):
     @property
     def cut(self) -> list[tuple[LayerRange, tuple[int, ...]]]:
         """The legs as they are: their layers and hosts."""
-        return [
-            (leg.layers, tuple(one.host.number if isinstance(one, RemoteSegment) else HERE for one in leg.replicas))
-            for leg in self._legs
-        ]
+        return [(leg.layers, tuple(map(number_of, leg.replicas))) for leg in self._legs]
 
     # --- computing --------------------------------------------------------------------------------------------------
 
@@ -222,6 +220,8 @@ class HomeLlama(Llama):
             self._mend(host)
         wait_for(self._awaited())
         self._pass_on()
+        if self._spans:
+            self._go_on()
 
     def _awaited(self) -> set[RemoteHost]:
         found = {host for host in self.hosts.values() if host.is_awaited}
@@ -277,11 +277,15 @@ class HomeLlama(Llama):
 
     def progress_move(self, spans: Iterable[Span]) -> bool:
         """Go on with a move, where the KV cache has these spans; return whether it is time to finish it."""
+        self._spans = list(spans)
+        self.poll()
+        return self._go_on()
+
+    def _go_on(self) -> bool:
         if self._move is None:
             return False
-        self.poll()
         try:
-            return self._move.progress(spans)
+            return self._move.progress(self._spans)
         except BrokenOffError as e:
             self.break_off(str(e))
             return False
@@ -297,7 +301,7 @@ class HomeLlama(Llama):
         except BrokenOffError as e:
             self.break_off(str(e))
             return
-        old, self._legs, self._move = self._legs, legs, None
+        old, self._legs, self._move, self._spans = self._legs, legs, None, []
         hand_over(old, legs)
         stay = {id(segment) for leg in legs for segment in leg.replicas}
         for leg in old:
@@ -312,7 +316,7 @@ class HomeLlama(Llama):
         """End a move, if there is one: all is as it was before."""
         if (move := self._move) is None:
             return
-        self._move = None
+        self._move, self._spans = None, []
         move.undo()
         move.report.error = reason
         move.report.total_s = move.clock() - move.report.began_at
@@ -336,6 +340,7 @@ class HomeLlama(Llama):
         for leg in self._legs:
             leg.forget(seq, from_pos)
         if self._move is not None:
+            self._spans = []
             self._move.forget(seq, from_pos)
 
     def clear(self) -> None:
@@ -347,6 +352,7 @@ class HomeLlama(Llama):
         for leg in self._legs:
             leg.clear()
         if self._move is not None:
+            self._spans = []
             self._move.clear()
 
     def share(self, source: int, seq: int, n: int) -> None:
@@ -391,9 +397,3 @@ class HomeLlama(Llama):
         super().put(state.cut(last).packed(), seqs, start, end)
         for leg in self._legs:
             leg.put(seqs, start, end, state.cut(leg.layers).packed())
-
-
-def _part_of(load: Load, ends: Ends, number: int) -> Load:
-    layers = ends.ranges[number]
-    numbers = (layers.first, layers.last, layers.of)
-    return msgspec.structs.replace(load, model_path=ends.paths[number], layers=numbers)

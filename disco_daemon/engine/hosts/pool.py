@@ -68,10 +68,7 @@ class HostPool:
         return found
 
     def _load_of(self, layers: LayerRange, path: str) -> Load:
-        numbers = (layers.first, layers.last, layers.of)
-        return msgspec.structs.replace(
-            self.load, model_path=path, layers=numbers, n_ctx=self.load.n_cells, chat_template=""
-        )
+        return msgspec.structs.replace(range_load(self.load, layers, path), n_ctx=self.load.n_cells, chat_template="")
 
     def _segment(self, number: int, layers: LayerRange, load: Load) -> RemoteSegment:
         self._n_segments += 1
@@ -82,6 +79,11 @@ class HostPool:
             opener = self.open_host if callable(self.open_host) else self.open_host[number]
             host = self.hosts[number] = RemoteHost(number, opener, self.folders, self.n_embd)
         return host
+
+
+def range_load(load: Load, layers: LayerRange, path: str) -> Load:
+    """Return how a range of the model is loaded."""
+    return msgspec.structs.replace(load, model_path=path, layers=(layers.first, layers.last, layers.of))
 
 
 def number_of(segment: AnySegment) -> int:

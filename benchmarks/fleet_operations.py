@@ -1,0 +1,139 @@
+"""What it costs to move layers, and to have them at one host more, while eight answers draw tokens.
+
+Home on one core, two hosts on another: so a move brings no speed here, and what it costs is seen alone. The files of
+all segments are written before, and both hosts' processes run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from disco_daemon.daemon.local_hosts import LocalHosts
+from disco_daemon.engine import wire
+from disco_daemon.engine.hosts.home import Ends, HomeLlama
+from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.model import AbortFlag
+from disco_daemon.engine.llama.sequences import N_SEQS
+from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
+from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.types import LayerRange
+
+N_ANSWERS, N_TOKENS = 8, 256  # answers, and what each has in the cache when the first operation begins
+N_BESIDE = 12  # iterations between two operations, by which it is known what is usual
+FIRST, LAST = 5, 25  # the layers that hosts have: 20 of the default model's 30
+SIZES = (1, 10, 20)  # layers that are replicated
+
+
+@dataclass
+class Meanwhile:
+    """Eight answers of a batcher, when each got its tokens, and what else went on."""
+
+    llama: HomeLlama
+    times: dict[str, list[float]] = field(default_factory=dict)
+    windows: list[tuple[float, float]] = field(default_factory=list)  # in which layers were moved for the figures
+    others: list[tuple[float, float]] = field(default_factory=list)  # in which they were put where they have to be
+
+    def __post_init__(self) -> None:
+        self.llama.clear()
+        latency = IterationLatency(self.llama.latency_prior)
+        admission = Admission(Cells(self.llama, N_SEQS, self.llama.n_cells), SCHEDULERS["andes"](latency), latency)
+        self.batcher = HomeBatcher(self.llama, self.hear, admission)
+        words = "The house is old, and the garden behind it is long. " * 18
+        for number in range(N_ANSWERS):
+            messages = [{"role": "user", "content": f"{number}. {words} Tell me a long story about house {number}."}]
+            self.batcher.add(wire.Generate(id=str(number), messages=messages, temperature=0, max_tokens=700))
+        while any(s.n_past < N_TOKENS for s in admission.sequences.values()):
+            self.batcher.step()
+        self.began = time.perf_counter()
+
+    def hear(self, message: wire.Message) -> None:
+        match message:
+            case wire.TextPiece(id=id_):
+                self.times.setdefault(id_, []).append(time.perf_counter())
+            case wire.Failed(message=text):
+                raise RuntimeError(text)
+
+    def move(self, ends: Ends, *, counts: bool) -> float:
+        """Move layers, then go on for a while; return how long it took, s. Raises RuntimeError if it cannot be done."""
+        began = time.perf_counter()
+        self.batcher.begin_move(ends)
+        while self.llama.is_moving:
+            self.batcher.step()
+        if error := self.llama.moves[-1].error:
+            raise RuntimeError(error)
+        ended = time.perf_counter()
+        (self.windows if counts else self.others).append((began, ended))
+        for _ in range(N_BESIDE):
+            self.batcher.step()
+        return ended - began
+
+    def effect(self) -> dict[str, float]:
+        """Return how much longer than usual a reader waited at most, s, and what share of the throughput was lost."""
+        waits, usual, n_meanwhile = [0.0], list[float](), 0
+        n_beside, beside_s = 0, 0.0
+        for times in self.times.values():
+            shown = [at for at in times if at >= self.began]
+            for a, b in pairwise(shown):
+                if any(a < end and b > start for start, end in self.windows):
+                    waits.append(b - a)
+                elif not any(a < end and b > start for start, end in self.others):
+                    usual.append(b - a)
+            n_meanwhile += sum(start <= at < end for at in shown for start, end in self.windows)
+        last = max(times[-1] for times in self.times.values())
+        busy = sorted(self.windows + self.others)
+        quiet = [(a, b) for (_, a), (b, _) in pairwise([(0.0, self.began), *busy, (last, last)])]
+        for start, end in quiet:
+            beside_s += end - start
+            n_beside += sum(start <= at < end for times in self.times.values() for at in times)
+        moving_s = sum(end - start for start, end in self.windows)
+        return {
+            "pause_s": max(waits) - statistics.median(usual),
+            "usual_wait_s": statistics.median(usual),
+            "longest_usual_wait_s": max(usual),
+            "throughput_lost": 1 - (n_meanwhile / moving_s) / (n_beside / beside_s),
+            "tokens_meanwhile": n_meanwhile,
+        }
+
+
+def operations(model: Path, folder: Path, n_layers: int, cores: Sequence[int], repeats: int) -> dict[str, Any]:
+    """Measure each operation `repeats` times while eight answers are drawn; medians."""
+
+    def ends(middle: int, *hosts: tuple[int, ...]) -> Ends:
+        bounds = [0, FIRST, *((middle,) if middle < LAST else ()), LAST, n_layers]
+        ranges = tuple(LayerRange(a, b, n_layers) for a, b in pairwise(bounds))
+        return Ends(tuple(map(str, SegmentFiles(folder, 8 << 30).write(model, ranges))), ranges, hosts)
+
+    hosts = LocalHosts(cpus=cores[1:])
+    load = wire.Load(model_path=str(model), n_ctx=1024, n_cells=8192, n_threads=1, n_gpu_layers=0, speculate=False)
+    before, after = ends(15, (0,), (1,)), ends(15, (1,), (1,))
+    llama = HomeLlama(load, before, AbortFlag(), hosts.open)
+    try:
+        readers = Meanwhile(llama)
+        migrate_s = [readers.move(to, counts=True) for _ in range(repeats) for to in (after, before)]
+        found = readers.effect()
+        replicate_s: dict[str, list[float]] = {}
+        for _ in range(repeats):
+            for size in SIZES:
+                others = ((1,),) if size < SIZES[-1] else ()
+                readers.move(ends(FIRST + size, (0,), *others), counts=False)
+                took_s = readers.move(ends(FIRST + size, (0, 1), *others), counts=True)
+                replicate_s.setdefault(str(size), []).append(took_s)
+        pauses = [move.pause_s for move in llama.moves if not move.error]
+    finally:
+        llama.close()
+        hosts.close()
+    return {
+        "replicate_s": {size: statistics.median(all_s) for size, all_s in replicate_s.items()},
+        "migrate_s": statistics.median(migrate_s),
+        **found,
+        "longest_switch_s": max(pauses),
+        "longest_migrate_s": max(migrate_s),
+    }
