@@ -109,6 +109,30 @@ def test_boundaries_move_while_answers_are_written(home: HomeLlama, folder: Path
     assert all(len(host.segments) == n for host, n in zip(home.hosts.values(), (2, 1, 0), strict=True))
 
 
+def test_a_host_is_lost_after_its_cells_were_moved_and_its_layers_became_others(
+    home: HomeLlama, folder: Path, expected: dict[str, str]
+) -> None:
+    """Cells that were put back as saved are of the layers that a segment had then, and no other one's."""
+    core = Core(home, HomeBatcher)
+    batcher = core.batcher
+    assert isinstance(batcher, HomeBatcher)
+    ask_all(core)
+    wanted = ends_of(folder, *MOVES[0])
+
+    def change(step: int) -> None:
+        if step == 6:
+            core.cells.move()
+            batcher.begin_move(wanted)
+        elif not home.is_moving and home.cut[0][0].last == 8:
+            for pid in home.host_pids.values():
+                if pid and not home.n_lost > lost + 1:
+                    os.kill(pid, signal.SIGKILL)
+
+    lost = home.n_lost
+    assert core.run(change) == expected
+    assert home.n_lost > lost + 1
+
+
 def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
     """Moves, moves broken off, lost hosts, other answers, moved, evicted and swapped cells: in random order."""
     random = Random(23)

@@ -76,6 +76,11 @@ class KeptRows:
         """What all of it takes."""
         return sum(kept.n_bytes for kept in self._kept)
 
+    @property
+    def is_rows(self) -> bool:
+        """Whether all of it are rows, which any segment takes that begins at the same layer: saved cells are of some."""
+        return all(kept.rows is not None for kept in self._kept)
+
     def add(self, flight: int, places: Iterable[tuple[int, int]], rows: FloatRows) -> None:
         """Keep a flight's rows; those of one sequence stand behind each other, in the order of their positions."""
         at, found = 0, list(places)

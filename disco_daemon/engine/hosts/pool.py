@@ -99,7 +99,7 @@ def hand_over(old: Sequence[Leg], new: Sequence[Leg]) -> None:
         if before is None or before.layers == leg.layers or len(before.replicas) != 1 or len(leg.replicas) != 1:
             continue
         there, here = before.replicas[0], leg.replicas[0]
-        if isinstance(there, RemoteSegment) and isinstance(here, RemoteSegment):
+        if isinstance(there, RemoteSegment) and isinstance(here, RemoteSegment) and there.kept.is_rows:
             here.kept = there.kept
 
 

@@ -23,7 +23,7 @@ from .loading import BrokenOffError, HomeLoading, Loading, RemoteLoading
 from .remote import RemoteHost, RemoteSegment
 
 COPIED_ROWS = 256  # cells of a sequence copied at a time: a host that saves them does not compute meanwhile
-MAX_ASKED = 2  # copies that are asked for and not there yet: one is saved while another one travels
+ASKED_ROWS = 1024  # cells that are asked for and not there yet; whatever new tokens add is less, or it would not end
 LEFT_ROWS = 128  # cells that may be left to copy to each leg while no answer is computed: some ms
 
 Span = tuple[int, int, frozenset[int]]  # cells from a position up to another one, and the sequences that have them
@@ -202,11 +202,13 @@ class Recut:
             left = [(joining, span) for joining in self.joining for span in joining.missing(spans)]
             if sum(end - start for _, (start, end, _) in left) <= LEFT_ROWS * len(self.joining):
                 return not self._copies  # the last ones are still on their way
-            room = MAX_ASKED - len(self._copies)
-            if room <= 0 or not left:
+            n_asked = sum(copy.end - copy.start for copy in self._copies)
+            if n_asked >= ASKED_ROWS:
                 return False
-            for joining, span in left[:room]:
-                self._ask(joining, span)
+            for joining, span in left:
+                if n_asked < ASKED_ROWS:
+                    self._ask(joining, span)
+                    n_asked += span[1] - span[0]
 
     def finish(self, spans: Iterable[Span], wait: Callable[[], None]) -> list[Leg]:
         """Copy what is left, and return the new legs; no flight may be under way. Raises BrokenOffError."""

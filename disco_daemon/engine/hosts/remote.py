@@ -64,7 +64,11 @@ class RemoteHost:
         except OSError as e:
             msg = f"no process of a host can be started: {e}"
             raise HostGoneError(msg) from e
-        return HostLink(sock, self.folders, self.n_embd, epoch=self.n_lost + 1)
+        try:
+            return HostLink(sock, self.folders, self.n_embd, epoch=self.n_lost + 1)
+        except HostGoneError:
+            sock.close()
+            raise
 
     def begin(self) -> None:
         """Start its process, with all its segments and their cells. Raises HostGoneError."""
@@ -133,8 +137,10 @@ class RemoteSegment:
     def begin(self, link: HostLink) -> None:
         """Wait until a new process has loaded it; then send all that is kept, and the flights. Raises HostGoneError."""
         link.wait(lambda: self.number in link.loaded)
-        if isinstance(reason := link.loaded[self.number], str):
-            raise HostGoneError(reason)
+        if isinstance(found := link.loaded[self.number], str):
+            raise HostGoneError(found)
+        if not found:  # no cells could be put together again, not even to move them to the front of the cache
+            raise HostGoneError("what a sequence of this model has cannot be cut by layers")
         for step in self.kept.replay(self.air):
             match step:
                 case RowsAgain(places, rows):

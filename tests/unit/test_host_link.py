@@ -1,0 +1,133 @@
+"""What comes from a host is checked: frames that are too long or no messages, rows that are no numbers, silence."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from disco_daemon.engine.hosts import link
+from disco_daemon.engine.hosts.link import HostGoneError, HostLink
+from disco_daemon.engine.hosts.messages import (
+    MAX_BEHIND,
+    FrameBuffer,
+    HostReady,
+    HostSocket,
+    RowsComputed,
+    SignOfLife,
+    decode_from_host,
+)
+from disco_daemon.peer.messages import HEADER, BadFrameError
+
+N_EMBD = 4
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def linked(ends: tuple[socket.socket, socket.socket], epoch: int = 1) -> tuple[HostLink, HostSocket]:
+    """A link to a host whose part the test plays."""
+    ours, theirs = ends
+    host = HostSocket(theirs, epoch)
+    host.send(HostReady(build="b", pid=7))
+    return HostLink(ours, ["/"], N_EMBD, epoch), host
+
+
+def rows(n: int, number: float = 1.0) -> bytes:
+    return np.full((n, N_EMBD), number, np.float32).tobytes()
+
+
+def test_rows_are_there_by_segment_and_flight(ends: tuple[socket.socket, socket.socket]) -> None:
+    home, host = linked(ends)
+    assert (home.pid, home.build) == (7, "b")
+    host.send(RowsComputed(segment=2, flight=5, n_batch=3, took_s=0.3), rows(2))
+    home.wait(lambda: (2, 5) in home.rows)
+    assert home.rows[2, 5].shape == (2, N_EMBD)
+    assert home.n_rows == 2
+    assert home.busy_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("behind", [rows(1, float("nan")), rows(1, float("inf")), b"12345"])
+def test_what_is_no_row_ends_the_host(ends: tuple[socket.socket, socket.socket], behind: bytes) -> None:
+    home, host = linked(ends)
+    host.send(RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1), behind)
+    with pytest.raises(HostGoneError):
+        home.wait(lambda: bool(home.rows))
+    assert not home.rows
+
+
+def test_rows_of_an_earlier_epoch_are_dropped(ends: tuple[socket.socket, socket.socket]) -> None:
+    home, host = linked(ends, epoch=2)
+    host.epoch = 1
+    host.send(RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1), rows(1))
+    host.epoch = 2
+    host.send(RowsComputed(segment=0, flight=1, n_batch=1, took_s=0.1), rows(1))
+    home.wait(lambda: bool(home.rows))
+    assert list(home.rows) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEADER.pack(1 << 30, 0, 1),
+        HEADER.pack(2, MAX_BEHIND + 1, 1),
+        HEADER.pack(3, 0, 1) + b"abc",
+        HEADER.pack(1, 0, 1) + msgspec.msgpack.encode(3),
+    ],
+)
+def test_what_is_no_message_ends_the_host(ends: tuple[socket.socket, socket.socket], data: bytes) -> None:
+    home, host = linked(ends)
+    host.sock.sendall(data)
+    with pytest.raises(HostGoneError):
+        home.wait(lambda: False)
+
+
+def test_a_host_that_ends_within_a_frame_is_gone(ends: tuple[socket.socket, socket.socket]) -> None:
+    home, host = linked(ends)
+    host.sock.sendall(HEADER.pack(20, 100, 1) + b"half")
+    host.sock.close()
+    with pytest.raises(HostGoneError):
+        home.wait(lambda: False)
+
+
+def test_frames_come_in_any_pieces() -> None:
+    body = msgspec.msgpack.encode(SignOfLife())
+    data = (HEADER.pack(len(body), 3, 9) + body + b"xyz") * 3
+    buffer, found = FrameBuffer(), list[tuple[bytes, bytes, int]]()
+    for byte in data:
+        buffer.feed(bytes([byte]))
+        while (frame := buffer.take()) is not None:
+            found.append(frame)
+    assert found == [(body, b"xyz", 9)] * 3
+    assert decode_from_host(body) == SignOfLife()
+    with pytest.raises(BadFrameError):
+        decode_from_host(b"no")
+
+
+def test_a_silent_host_is_asked_for_a_sign_before_it_is_given_up(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "ASK_S", 0.05)
+    home, host = linked(ends)
+
+    def answer(n: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(n):
+                host.sock.recv(1 << 16)
+                host.send(SignOfLife())
+
+        return run
+
+    thread = threading.Thread(target=answer(3))
+    thread.start()
+    with pytest.raises(HostGoneError, match="silent"):
+        home.wait(lambda: False, 0.3)
+    thread.join()
