@@ -306,8 +306,8 @@ def table(found: Figures) -> str:
         ),
         (
             f"10 layers moved in {moved['migrate_s']:.2f} s (asked: 0.25), a reader waited at most "
-            f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the throughput "
-            "lost meanwhile (asked: at most 5 %)"
+            f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the "
+            "throughput lost meanwhile (asked: at most 5 %)"
         ),
         "replicated: "
         + ", ".join(f"{size} layers in {took_s:.2f} s" for size, took_s in moved["replicate_s"].items())

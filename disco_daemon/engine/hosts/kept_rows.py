@@ -78,7 +78,7 @@ class KeptRows:
 
     @property
     def is_rows(self) -> bool:
-        """Whether all of it are rows, which any segment takes that begins at the same layer: saved cells are of some."""
+        """Whether all of it are rows, for any segment that begins at the same layer: saved cells are of some."""
         return all(kept.rows is not None for kept in self._kept)
 
     def add(self, flight: int, places: Iterable[tuple[int, int]], rows: FloatRows) -> None:
