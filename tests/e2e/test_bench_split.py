@@ -25,6 +25,7 @@ async def bench(*options: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.timeout(600)
 async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_a_naive_one(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"  # shorter ones than our own
     asked = {"plain": "Name three colours, and say where one sees each.", "summary": f"Summarise this text. {TEXT}"}
@@ -32,8 +33,7 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     code, out, err = await bench(
         "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--uploads", "1",
         "--naive-answers", "1", "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
-        "--ablations", "1",
-        "--prompts", str(prompts), "--draft-model", str(default_model_path()),
+        "--ablations", "0", "--prompts", str(prompts), "--draft-model", str(default_model_path()),
     )  # fmt: skip
     assert code == 0, err
     figures: dict[str, Any] = json.loads(out)
@@ -67,16 +67,29 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     assert all(row["planned_token_s"] > 0.02 and row["measured_token_s"] > 0.02 for row in plan["rows"])
     assert plan["error_p50"] >= 0
     assert {row["codec"]: (row["differences"], row["agreement_95"][1]) for row in figures["codecs"]} == {"f32": (0, 1)}
-    ablations = {(row["data"], row["name"]): row for row in figures["ablations"]}
-    lacks = "without half precision", "without content manager and parallel upload"  # there is no exit to be without
-    assert set(ablations) == {(data, name) for data in ("plain", "summary") for name in ("proposed", *lacks)}
-    for data in ("plain", "summary"):
-        proposed, whole, forgetful = (ablations[data, name] for name in ("proposed", *lacks))
-        assert (proposed["relative"], whole["equal"]) == (1.0, 1.0)
-        assert proposed["mb_up"] < whole["mb_up"] < forgetful["mb_up"]
     assert figures["link"] == {"rtt_ms": 20.0, "mbit_s": 100.0}
     assert "1 of 2" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.timeout(600)
+async def test_each_part_of_the_split_is_taken_away_once(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"data": "plain", "prompt": "Name three colours, and say where one sees each."}))
+    nothing = [
+        f"--{name}" for name in ("link-cuts", "long", "uploads", "naive-answers", "codec-answers", "exit-tokens")
+    ]
+    code, out, err = await bench(
+        "--answers", "1", "--tokens", "6", "--cut", "24", *(word for name in nothing for word in (name, "0")),
+        "--calls", "0", "--edges", "0", "--ablations", "1", "--prompts", str(prompts), "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    ablations = {row["name"]: row for row in json.loads(out)["ablations"]}
+    lacks = "without half precision", "without content manager and parallel upload"  # there is no exit to be without
+    assert set(ablations) == {"proposed", *lacks}
+    proposed, whole, forgetful = (ablations[name] for name in ("proposed", *lacks))
+    assert (proposed["relative"], whole["equal"]) == (1.0, 1.0)
+    assert proposed["mb_up"] < whole["mb_up"] < forgetful["mb_up"]
 
 
 async def test_a_file_without_prompts_is_one_line() -> None:
