@@ -15,7 +15,7 @@ from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
-from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of
+from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 
@@ -33,12 +33,8 @@ def expected() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[LocalHosts]:
-    found = LocalHosts()
-    yield found
-    for process in found.started:
-        if process.poll() is None:
-            process.kill()
-    found.close()
+    with local_hosts() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
