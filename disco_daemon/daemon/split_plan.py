@@ -39,7 +39,10 @@ class ExitFacts:
 
 
 class PlannedCut(msgspec.Struct, frozen=True):
-    """One cut behind `layer` layers: the weights on both sides, bytes, and what a token takes with its drafts, s."""
+    """One cut behind `layer` layers: the weights on both sides, bytes, and what a token takes with its drafts, s.
+
+    The edge's weights hold those of an exit.
+    """
 
     layer: int
     edge_bytes: int
@@ -118,16 +121,21 @@ def describe_cuts(head: bytes, header: Header, exits: Mapping[int, ExitFacts]) -
     cuts = tuple(
         CutFacts(
             layer=layer,
-            edge_bytes=cut(head, header, LayerRange(0, layer, n)).disk_bytes,
+            edge_bytes=cut(head, header, LayerRange(0, layer, n)).disk_bytes + exit_bytes(exits, layer),
             partner_bytes=cut(head, header, LayerRange(layer, n, n)).disk_bytes,
             edge_share=sum(weights[:layer]) / max(1, whole),
             chance=exits[layer].chance if layer in exits else 0.0,
-            exit_share=exits[layer].n_bytes / max(1, whole) if layer in exits else 0.0,
+            exit_share=exit_bytes(exits, layer) / max(1, whole),
         )
         for layer in range(1, n)
     )
     row_bytes = (header.number(f"{header.architecture}.embedding_length") or 0) * FLOAT_BYTES
     return TheCuts(cuts=cuts, cell_bytes=kv_bytes_per_layer(header), row_bytes=row_bytes, whole_bytes=whole)
+
+
+def exit_bytes(exits: Mapping[int, ExitFacts], layer: int) -> int:
+    """Return what the weights of the exit behind a layer take, bytes; 0 without one."""
+    return exits[layer].n_bytes if layer in exits else 0
 
 
 def plan_cuts(model: TheCuts, given: PlanInput) -> SplitPlan:

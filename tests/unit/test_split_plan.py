@@ -83,6 +83,8 @@ def test_an_exits_weights_are_read_for_each_row_at_the_edge() -> None:
     free, weighed = planned(GIVEN, {24: 0.72}), planned(GIVEN, {24: 0.72}, exit_bytes=whole // 4)
     assert weighed.cuts[23].token_s > free.cuts[23].token_s + 0.25 * 0.030, "a token takes a row or more"
     assert weighed.cuts[22] == free.cuts[22], "there is none behind 23 layers"
+    assert weighed.cuts[23].edge_bytes == free.cuts[23].edge_bytes + whole // 4, "the edge's memory has to hold it"
+    assert weighed.cuts[23].partner_bytes == free.cuts[23].partner_bytes, "it is the edge's alone"
 
 
 @given(st.floats(0.0, 0.1), st.floats(0.0, 1.0))
