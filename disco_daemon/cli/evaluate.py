@@ -21,11 +21,13 @@ HANDOFF_POLICIES = "paper,optimal"
 OF_HISTORY = ("path", "rates", "days")
 OF_TRACES = (
     "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
-    "dearer", "server_tps",
+    "dearer", "server_tps", "bootstrap",
 )  # fmt: skip
 OF_CHATS = ("seeds", "requests")  # the options of traces that go with --chats, too
 SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
-DEFAULT_POLICIES = "stochastic,stochastic-concurrent,paper,paper-paced,optimal,clairvoyant,best-p99"
+DEFAULT_POLICIES = (
+    "stochastic,stochastic-concurrent,paper,paper-eq1,paper-paced,paper-tuned,optimal,clairvoyant,best-p99"
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -68,6 +70,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--seeds", type=int, help=f"default: {SEEDS}; with --handoff: {HANDOFF_SEEDS}, with --chats: 3")
     parser.add_argument("--requests", type=int, default=2000, help="requests of each seed (with --chats: 1200)")
     parser.add_argument("--window", action="store_true", help="keep b + 2 points over any 200 requests, as the daemon")
+    parser.add_argument(
+        "--bootstrap", action="store_true", help="with --json: 95 %% intervals of each cell, over its seeds"
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--online", action="store_true", help="learn while it goes, from censored samples")
     kind.add_argument("--handoff", action="store_true", help="what moving running answers saves")
@@ -207,6 +212,7 @@ def _setup(args: argparse.Namespace) -> EvaluationSetup:
         n_seeds=args.seeds or (HANDOFF_SEEDS if args.handoff else SEEDS),
         n_requests=args.requests,
         windowed=args.window,
+        bootstrap=args.bootstrap,
     )
 
 

@@ -16,16 +16,22 @@ from ..errors import ConfigError
 TTFT_COLUMNS = ("ttft_s", "ttft_est_s", "latency_s")  # the first that a file has is taken
 MIN_ROWS = 10  # a trace shorter than this is left out: nothing can be fitted on half of it
 MAX_TOKENS = 1_000_000  # of a prompt or an answer: longer is a unit error
+SORTED_BY = "category"  # a file with this column has its rows sorted by it: halves of a trace would be different tasks
+BLOCK = 20  # rows; every other block of a sorted trace is tested, the others are fitted to
 MIN_TTFT_S = 1e-3  # estimates (latency minus decode time) can come out at zero or below
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencyTrace:
-    """TTFTs of one service in time order; [n], s. `source` is the file's name without `ttft_`."""
+    """TTFTs of one service in time order; [n], s. `source` is the file's name without `ttft_`.
+
+    `is_sorted`: by the kind of prompt, so that what its halves differ in is the task and not the time.
+    """
 
     source: str
     name: str
     ttft_s: FloatArray
+    is_sorted: bool = False
 
     @property
     def label(self) -> str:
@@ -33,9 +39,12 @@ class LatencyTrace:
         return f"{self.source}/{self.name}"
 
     def halves(self) -> tuple[FloatArray, FloatArray]:
-        """The first half, to fit on, and the second, to test on."""
-        middle = len(self.ttft_s) // 2
-        return self.ttft_s[:middle], self.ttft_s[middle:]
+        """The rows to fit on, and those to test on: the first and the second half, or every other block."""
+        n = len(self.ttft_s)
+        if self.is_sorted and n >= 2 * BLOCK:
+            is_tested = np.arange(n) // BLOCK % 2 == 1
+            return self.ttft_s[~is_tested], self.ttft_s[is_tested]
+        return self.ttft_s[: n // 2], self.ttft_s[n // 2 :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +121,7 @@ def _traces(path: Path) -> list[LatencyTrace]:
         found.setdefault(row["trace"], []).append(_number(path, row, column))
     source = path.stem.removeprefix("ttft_")
     return [
-        LatencyTrace(source, name, np.maximum(np.array(ttfts), MIN_TTFT_S))
+        LatencyTrace(source, name, np.maximum(np.array(ttfts), MIN_TTFT_S), SORTED_BY in names)
         for name, ttfts in found.items()
         if len(ttfts) >= MIN_ROWS
     ]

@@ -196,6 +196,26 @@ def test_an_empty_file_of_lengths_is_an_error_of_the_users(tmp_path: Path) -> No
         read_requests(tmp_path)
 
 
+def test_a_trace_that_is_sorted_by_kind_of_prompt_is_fitted_and_tested_on_all_kinds(tmp_path: Path) -> None:
+    rows = [f"a,{kind},{kind + i / 1000}" for kind in range(1, 6) for i in range(40)]
+    (tmp_path / "ttft_sorted.csv").write_text("\n".join(["trace,category,ttft_s", *rows]), "utf-8")
+    [trace] = read_traces(tmp_path)
+    past, future = trace.halves()
+    assert len(past) == len(future) == 100
+    assert set(past.astype(int)) == set(future.astype(int)) == {1, 2, 3, 4, 5}
+    assert not set(past) & set(future)
+
+
+def test_intervals_of_a_cell_are_over_its_seeds_and_only_where_asked_for() -> None:
+    setup = EvaluationSetup(("paper",), (PHONE,), (DEVICE,), (0.5,), n_seeds=6, n_requests=300, bootstrap=True)
+    [cell] = evaluate(TRACES, asked(12, 300), setup)
+    assert cell.ci95 is not None
+    for key, (low, high) in cell.ci95.items():
+        assert low < getattr(cell, key) < high
+    assert as_json(cell)["ci95"] == cell.ci95
+    assert "ci95" not in as_json(replace(cell, ci95=None))
+
+
 def test_a_trace_is_fitted_on_its_first_half_and_tested_on_its_second() -> None:
     past, future = LatencyTrace("x", "a", np.arange(5.0)).halves()
     assert (past.tolist(), future.tolist()) == ([0, 1], [2, 3, 4])
@@ -421,7 +441,7 @@ def test_the_figures_of_a_small_case_are_those_reckoned_by_hand() -> None:
     server = np.array([[False, True], [True, False], [True, True]])
     ratio = np.array([[0.1, 0.3]])
     played = Played(ttft[:, None], won[:, None], device[:, None], server[:, None], ratio)
-    cell = asdict(measure(requests, "t", PHONE, DEVICE, "p", 0.2, played, 0))
+    cell = asdict(measure(requests, "t", PHONE, DEVICE, "p", 0.2, played, 0, n_tested=3))
     busy_s = (device * prompt / 80 + won * output / 20).mean()
     paid = (server * prompt * SERVER_USD[0] + ~won * output * SERVER_USD[1]).mean()
     assert [cell.pop(key) for key in ("trace", "device", "constraint", "policy")] == ["t", "phone", "device", "p"]
@@ -440,15 +460,16 @@ def test_the_figures_of_a_small_case_are_those_reckoned_by_hand() -> None:
         "largest_gap_s": max(1 / 20, 1 / SERVER_TPS),
         "delayed_mean": 0.0,
         "delayed_p99": 0.0,
+        "n_tested": 3,
     }
-    assert cell.pop("handoff") == "none"
+    assert (cell.pop("handoff"), cell.pop("ci95")) == ("none", None)
     assert cell == pytest.approx(by_hand)
 
 
 def test_the_cvar_is_the_mean_of_the_worst_percent_of_each_seed() -> None:
     requests = stream(7, 400, lanes=2)
     played = play(requests, PHONE, [Fixed("race", Plan(0.0, 0.0)).fit()], np.array([0.5]), DEVICE)
-    cell = measure(requests, "t", PHONE, DEVICE, "race", 0.5, played, 0)
+    cell = measure(requests, "t", PHONE, DEVICE, "race", 0.5, played, 0, n_tested=3)
     worst = [np.sort(played.ttft_s[:, 0, seed])[-4:].mean() for seed in range(2)]
     assert cell.cvar_ttft_s == pytest.approx(np.mean(worst))
 

@@ -219,7 +219,9 @@ def test_only_cost_and_what_a_handoff_does_differ_from_the_cell_without(cells: l
 
 def test_the_cost_without_handoffs_is_the_evaluations_at_household_prices(cells: list[Cell]) -> None:
     played = played_by(SERVER)
-    evaluated = measure(SCENE.stream, TRACE.name, PHONE, SERVER, "paper", 0.3, played, 0).cost_usd
+    evaluated = measure(
+        SCENE.stream, TRACE.name, PHONE, SERVER, "paper", 0.3, played, 0, n_tested=SCENE.n_tested
+    ).cost_usd
     (cell,) = (c for c in cells if (c.constraint, c.policy, c.budget, c.handoff) == ("server", "paper", 0.3, NONE))
     assert cell.cost_usd == pytest.approx(evaluated)
     assert request_usd(SCENE.stream, played, costs_of(SERVER))[:, 0].mean() == pytest.approx(evaluated)

@@ -17,6 +17,7 @@ from ...dispatch.migrate import Costs
 from ...dispatch.optimal import KAPPA, Optimal
 from ...dispatch.pacer import Pacer
 from ...dispatch.paper import Paper
+from ...dispatch.paper_variants import PaperText, PaperTuned
 from ...dispatch.policies import REGISTRY
 from ...dispatch.policy import Policy, PolicyInput
 from ...errors import ConfigError
@@ -25,12 +26,14 @@ from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, kaplan_meier
 from ...types import Side
+from ..bootstrap import interval
 from ..traces import LatencyTrace, Requests
 from .limits import best_p99, clairvoyant
 from .player import Phone, Played, Recent, Stream, play, play_paced
 
 N_REQUESTS = 2000  # a lane; twenty requests make up the worst 1 %
 TAIL = 0.01  # of the requests, for the CVaR
+MIN_TESTED = 100  # rows: of fewer the worst 1 % are not known
 MAX_BUCKETS = 64  # Alpaca has 62 prompt lengths: each its own
 READER_TPS = 4.8  # token/s, reading; Andes §2.2
 SERVER_TPS = 60.0  # token/s between two tokens of a server; the traces have none for all services
@@ -44,10 +47,11 @@ PHONES = (
 )
 LIMITS = ("clairvoyant", "best-p99")
 # Two policies are played in forms of the simulator's own (`make`), all others of the registry as the daemon makes them.
-PAPER, OPTIMAL = ("paper", "paper-paced"), ("optimal", "optimal-unconditioned")
+PAPER = ("paper", "paper-eq1", "paper-paced", "paper-tuned")
+OPTIMAL = ("optimal", "optimal-unconditioned")
 OTHERS = [entry for entry in REGISTRY if entry.is_simulated and entry.name not in (*PAPER, *OPTIMAL)]
 POLICIES = (*(entry.name for entry in sorted(OTHERS, key=lambda entry: entry.learns)), *PAPER, *OPTIMAL)
-PACED = frozenset({"paper-paced", *OPTIMAL, *(entry.name for entry in OTHERS if entry.is_paced)})
+PACED = frozenset({*PAPER[1:], *OPTIMAL, *(entry.name for entry in OTHERS if entry.is_paced)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,9 @@ class Cell:
     """One row of the result: means over the seeds. TTFTs and gaps in s, `cost_usd` and `handoffs` per request.
 
     `handoff` is the variant that was simulated, or `none`; with one, `delayed_mean` and `delayed_p99` are the tokens
-    that came too late for the reader, per handoff.
+    that came too late for the reader, per handoff. `n_tested` rows of the trace were played: below MIN_TESTED of them
+    the P99 and the CVaR are one or two rows, and count in no table. `ci95` has the 95 % intervals of some figures over
+    the seeds, by their names, where they were asked for.
     """
 
     trace: str
@@ -77,11 +83,16 @@ class Cell:
     handoff: str = "none"
     delayed_mean: float = 0.0
     delayed_p99: float = 0.0
+    n_tested: int = 0
+    ci95: dict[str, tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSetup:
-    """The setting of an evaluation. `windowed`: the pacer keeps its 200-request promise, which costs some gain."""
+    """The setting of an evaluation. `windowed`: the pacer keeps its 200-request promise, which costs some gain.
+
+    With `bootstrap` each cell has intervals.
+    """
 
     policies: Sequence[str]
     phones: Sequence[Phone] = PHONES
@@ -92,6 +103,7 @@ class EvaluationSetup:
     n_seeds: int = 10
     n_requests: int = N_REQUESTS
     windowed: bool = False
+    bootstrap: bool = False
 
     def __post_init__(self) -> None:
         unknown = [p for p in self.policies if p not in (*POLICIES, *LIMITS)]
@@ -107,6 +119,10 @@ class EvaluationSetup:
 
 def make(name: str, setup: EvaluationSetup) -> Policy:
     """Make the policy of that name for the simulator: `paper` as published, `optimal` with a bucket for each length."""
+    if name == "paper-tuned":
+        return PaperTuned(setup.kappa)
+    if name == "paper-eq1":
+        return PaperText(setup.alpha, setup.kappa)
     if name in PAPER:
         return Paper(setup.alpha, paced=name in PACED)
     if name in OPTIMAL:
@@ -129,6 +145,7 @@ class Scene:
     stream: Stream
     tested: Survival
     tested_lengths: LengthDistribution
+    n_tested: int
 
     @classmethod
     def of(cls, trace: LatencyTrace, requests: Requests, setup: EvaluationSetup) -> Scene:
@@ -151,6 +168,7 @@ class Scene:
             Stream.draw(future, unseen, setup.n_requests, range(setup.n_seeds)),
             kaplan_meier(future, np.ones(len(future), dtype=np.bool_)),
             LengthDistribution.of(unseen.prompt),
+            len(future),
         )
 
     def policy_input(self, phone: Phone, constrained: Side, budget: float, name: str) -> PolicyInput:
@@ -195,7 +213,10 @@ def _cells(scene: Scene, phone: Phone, constrained: Side, name: str, setup: Eval
         else play_policy(scene, phone, constrained, make(name, setup), name, setup)
     )
     for i, budget in enumerate(setup.budgets):
-        yield measure(scene.stream, scene.trace.name, phone, constrained, name, budget, played, i)
+        yield measure(
+            scene.stream, scene.trace.name, phone, constrained, name, budget, played, i,
+            n_tested=scene.n_tested, bootstrap=setup.bootstrap,
+        )  # fmt: skip
 
 
 def play_policy(
@@ -212,12 +233,15 @@ def play_policy(
 
 
 def measure(
-    stream: Stream, trace: str, phone: Phone, constrained: Side, name: str, budget: float, played: Played, i: int
-) -> Cell:
-    """The cell of the `i`-th budget of what was played."""
+    stream: Stream, trace: str, phone: Phone, constrained: Side, name: str, budget: float, played: Played, i: int, *,
+    n_tested: int, bootstrap: bool = False,
+) -> Cell:  # fmt: skip
+    """The cell of the `i`-th budget of what was played, of `n_tested` rows of a trace."""
     ttft, won = played.ttft_s[:, i], played.device_won[:, i]
-    worst = np.sort(ttft, axis=0)[-max(1, round(TAIL * len(ttft))) :]
-    p50, p95, p99 = np.quantile(ttft, (0.5, 0.95, 0.99), axis=0).mean(axis=1)
+    cvar = np.sort(ttft, axis=0)[-max(1, round(TAIL * len(ttft))) :].mean(axis=0)
+    quantiles = np.quantile(ttft, (0.5, 0.95, 0.99), axis=0)
+    p50, p95, p99 = quantiles.mean(axis=1)
+    of_seeds = {"mean_ttft_s": ttft.mean(axis=0), "p99_ttft_s": quantiles[2], "cvar_ttft_s": cvar}
     qoe, strict = (float(qoe_steady(ttft, stream.output, expected, READER_TPS).mean()) for expected in (1.0, 0.3))
     return Cell(
         trace=trace,
@@ -229,13 +253,15 @@ def measure(
         p50_ttft_s=float(p50),
         p95_ttft_s=float(p95),
         p99_ttft_s=float(p99),
-        cvar_ttft_s=float(worst.mean()),
+        cvar_ttft_s=float(cvar.mean()),
         realised_ratio=float(played.ratio[i].mean()),
         cost_usd=float(request_usd(stream, played.at(i), prices(phone, USD_PER_KWH)).mean()),
         qoe=qoe,
         qoe_strict=strict,
         handoffs=0.0,
         largest_gap_s=float(np.where(won, 1 / phone.decode_tps, 1 / SERVER_TPS).max(axis=0).mean()),
+        n_tested=n_tested,
+        ci95={key: interval(of_seed) for key, of_seed in of_seeds.items()} if bootstrap else None,
     )
 
 
@@ -265,9 +291,13 @@ def _best_p99(scene: Scene, phone: Phone, constrained: Side, setup: EvaluationSe
         yield Cell(
             scene.trace.name, phone.name, constrained.value, "best-p99", budget,
             **{**row, "p99_ttft_s": p99, "realised_ratio": nan, "cost_usd": nan, "handoffs": nan},
+            n_tested=scene.n_tested,
         )  # fmt: skip
 
 
-def as_json(cell: Cell) -> dict[str, str | float | None]:
-    """The cell with None for what is not defined."""
-    return {key: None if isinstance(v, float) and np.isnan(v) else v for key, v in asdict(cell).items()}
+def as_json(cell: Cell) -> dict[str, Any]:
+    """The cell with None for what is not defined; without `ci95` where no intervals were asked for."""
+    found = {key: None if isinstance(v, float) and np.isnan(v) else v for key, v in asdict(cell).items()}
+    if cell.ci95 is None:
+        del found["ci95"]
+    return found

@@ -252,7 +252,7 @@ def _cells(
 ) -> Iterator[Cell]:
     played = play_policy(scene, phone, constrained, make(name, setup), name, setup)
     base = [
-        measure(scene.stream, scene.trace.name, phone, constrained, name, b, played, i)
+        measure(scene.stream, scene.trace.name, phone, constrained, name, b, played, i, n_tested=scene.n_tested)
         for i, b in enumerate(setup.budgets)
     ]
     stay = request_usd(scene.stream, played, costs)

@@ -57,7 +57,9 @@ def evaluate_online(
                 for name in setup.policies:
                     for budget in setup.budgets:
                         played = _lanes(stream, phone, make(name, setup), constrained, budget, setup.windowed, shadow)
-                        yield measure(stream, trace.name, phone, constrained, name, budget, played, 0)
+                        yield measure(
+                            stream, trace.name, phone, constrained, name, budget, played, 0, n_tested=len(trace.ttft_s)
+                        )
                 advance()
 
 
