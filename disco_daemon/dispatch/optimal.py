@@ -18,7 +18,7 @@ gain most per token, E[X without it] - E[X with it] and its CVaR counterpart.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,11 @@ CVAR_SHARE = 0.01  # of the requests: the worst 1 %, by which we are judged …
 # … and those that are looked at: of a few hundred samples the worst 1 % are two or three, and fitted to them alone the
 # P99 of what comes next is 0.7 % higher. The weight of each second in the tail is the same.
 TAIL_SHARE = 0.0133
-SERVER_KAPPA = 0.3  # of kappa, server-constrained: long prompts make the tail there, and are dear
+# Weights of the CVaR that are tried where the server is scarce, in kappas: the least is taken whose tail is worth it.
+SERVER_WEIGHTS = (0.0, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+TAIL_FOR_MEAN = 0.5  # how far the CVaR may rise over Algorithm 3's, as a share of what the mean falls below its
+N_VARS = 48  # candidates for the start of the tail: a CVaR is to within 0.1 % then
+SAME = 1.001  # a CVaR that is this many times as high is no higher: prompts of one length are split at random
 BODY = np.linspace(0.0, 0.9, 33)[1:]  # quantiles of F that are tried as waits …
 TAIL = 1 - np.geomspace(0.1, 0.001, 20)  # … and more of them where the stalls are
 GAPS = 6  # the number of waits just before the widest gaps, relatively, in the samples
@@ -77,9 +81,7 @@ class Optimal:
         )
 
     def _server(self, inputs: PolicyInput) -> Table:
-        problem = _Problem.of(inputs, SERVER_KAPPA * self.kappa, self.max_buckets)
-        best = min(problem.taus(), key=lambda tau: _order_by_gain(problem, tau, inputs.budget)[1])
-        order, _ = _order_by_gain(problem, best, inputs.budget)
+        problem, best, order = self._of_server(_Problem.of(inputs, self.kappa, self.max_buckets), inputs.budget)
         spent = np.concatenate([[0.0], problem.tokens.ravel()[order].cumsum()])
         spent[-1] = 1.0
         rungs = np.unique(
@@ -90,7 +92,7 @@ class Optimal:
         server = np.where(rank[None] < rungs[:, None], 0.0, math.inf).reshape(-1, *problem.tokens.shape)
         gains = problem.gain_per_token(best).ravel()[order]
         # Between the last cell that is served and the first that is left out.
-        prices = np.concatenate([[math.inf], (gains[1:] + gains[:-1]) / 2, [-1.0]])[rungs]
+        prices = np.concatenate([[math.inf], np.minimum.accumulate((gains[1:] + gains[:-1]) / 2), [-1.0]])[rungs]
         return Table(
             problem.edges,
             spent[rungs],
@@ -100,6 +102,33 @@ class Optimal:
             _ServerRevision(problem, best, prices.tolist(), [float(c.mean_below(best)) for c in problem.curves]),
             bills_whole=True,
         )
+
+    def _of_server(self, problem: _Problem, budget: float) -> tuple[_Problem, float, NDArray[np.intp]]:
+        """Return the trade that gains most in the mean for what it loses in the tail, its tau, and its cells' order.
+
+        Algorithm 3 serves the longest prompts, so it keeps the tail short. Where a cold device starts slowly, short
+        ones gain more a token, and the longest stay on the device. No plan has both: so the CVaR may rise by
+        TAIL_FOR_MEAN of what the mean falls, both as ratios to Algorithm 3's, and where no weight does so its own order
+        is taken. With a kappa of 0 the tail does not matter.
+        """
+        longest = np.argsort(-np.broadcast_to(problem.lengths, problem.tokens.shape).ravel(), kind="stable")
+        mean, cvar = problem.of_order(longest, budget)
+        best = problem, float(problem.taus()[-1]), longest
+        low, high = 0, len(SERVER_WEIGHTS)
+        while (
+            low < high
+        ):  # the more the tail weighs, the shorter it is: the least weight that will do is sought by halves
+            middle = (low + high) // 2 if self.kappa else 0
+            one = replace(problem, kappa=SERVER_WEIGHTS[middle] * self.kappa)
+            ordered = [(tau, *_order_by_gain(one, tau, budget)) for tau in one.taus().tolist()]
+            tau, order, _ = min(ordered, key=lambda found: found[2])
+            own_mean, own_cvar = one.of_order(order, budget)
+            gain = 1 - own_mean / mean
+            if not self.kappa or (gain >= 0 and own_cvar <= cvar * (SAME + TAIL_FOR_MEAN * gain)):
+                best, high = (one, tau, order), middle
+            else:
+                low = middle + 1
+        return best
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,6 +267,20 @@ class _Problem:
         choices, budgets = zip(*(self.choose(cost, price) for price in prices.tolist()), strict=True)
         waits, spent = self.grid[np.stack(choices)], np.maximum.accumulate(budgets)
         return waits, spent
+
+    def of_order(self, order: NDArray[np.intp], budget: float) -> tuple[float, float]:
+        """Return mean and CVaR, s, if the server is asked for cells in this order until the budget is spent."""
+        tokens, chance = self.tokens.ravel()[order], self.chance.ravel()[order]
+        served = np.clip((budget - (tokens.cumsum() - tokens)) / tokens, 0.0, 1.0)
+        with_server = self.mean[:, :, 0].ravel()[order]
+        alone = np.broadcast_to(self.device_s, self.tokens.shape).ravel()[order]
+        near = np.geomspace(0.2, 1.0, N_VARS) * float(self.device_s[-1])  # no first token comes later than the device's
+        taus = np.union1d(near, self.device_s)  # the VaR is often what a prompt takes without the server
+        below = np.repeat([curve.mean_below(taus) for curve in self.curves], len(self.lengths), axis=0)[order]
+        late = chance * (1 - served) @ np.maximum(alone[:, None] - taus, 0.0)
+        late += chance * served @ np.maximum(with_server[:, None] - below, 0.0)
+        mean = chance @ (served * with_server + (1 - served) * alone)
+        return float(mean), float((taus + late / CVAR_SHARE).min())
 
     def gain_per_token(self, tau: float) -> FloatArray:
         """Return the gain of asking the server at once, per unit of budget; [C, J], >= 0."""

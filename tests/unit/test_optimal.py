@@ -187,6 +187,19 @@ def test_a_prompt_that_gains_more_per_token_is_not_passed_over(seed: int, budget
     assert all(gain <= least + 1e-12 for gain, yes in zip(gains, asked, strict=True) if not yes)
 
 
+@given(seeds, st.lists(st.integers(1, 300), min_size=2, max_size=24), budgets, st.floats(0, 2))
+def test_with_a_scarce_server_the_tail_rises_by_no_more_than_the_mean_falls(
+    seed: int, lengths: list[int], budget: float, c: float
+) -> None:
+    ahead = policy_input(estimated(seed), lengths, budget, SERVER, k=1 / 80, c=c)
+    own, longest = Optimal().fit(ahead), Paper(paced=True).fit(ahead)
+    means = [objective(table, ahead, 0.0) for table in (own, longest)]
+    tails = [objective(table, ahead, 1.0) - mean for table, mean in zip((own, longest), means, strict=True)]
+    gain = 1 - means[0] / means[1]
+    assert gain >= -1e-6
+    assert tails[0] / tails[1] - 1 <= 0.5 * gain + 0.005, "to within the grid of tau"
+
+
 # --- unusual moments ------------------------------------------------------------------------------------------------
 
 
