@@ -28,6 +28,7 @@ from disco_daemon.estimation.knowledge import Knowledge
 from disco_daemon.estimation.lengths import LengthDistribution
 from disco_daemon.estimation.survival import kaplan_meier
 from disco_daemon.simulate.dispatch import report
+from disco_daemon.simulate.dispatch.published import REFIT_MS
 from disco_daemon.simulate.figures import require_plots
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
@@ -69,7 +70,7 @@ def bench_policy(repeat: int) -> dict[str, Any]:
 
 def policy_table(figures: dict[str, Any]) -> str:
     """The figures beside their limits, the peer and what the paper published."""
-    published = {f"paper_{side}_ms": tuple(ms.values()) for side, ms in report.PUBLISHED_REFIT_MS.items()}
+    published = {f"paper_{side}_ms": tuple(ms.values()) for side, ms in REFIT_MS.items()}
     lines = [f"{'refit, ms':<26}" + "".join(f"{n:>12,}" for n in SIZES)]
     for key in (*LIMITS, "peer_device_ms", "peer_server_ms"):
         lines.append(_row(key, [figures[key][str(n)] for n in SIZES]))

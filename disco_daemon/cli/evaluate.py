@@ -21,7 +21,7 @@ HANDOFF_POLICIES = "paper,optimal"
 OF_HISTORY = ("path", "rates", "days")
 OF_TRACES = (
     "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
-    "dearer", "server_tps", "bootstrap",
+    "dearer", "server_tps", "bootstrap", "published_prices",
 )  # fmt: skip
 OF_CHATS = ("seeds", "requests")  # the options of traces that go with --chats, too
 SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
@@ -82,6 +82,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=2.0,
         metavar="X",
         help="with --handoff, device-constrained: the cheapest device token costs X times the dearest of the server",
+    )
+    parser.add_argument(
+        "--published-prices",
+        action="store_true",
+        help="with --handoff: at the paper's own prices and for answers of up to 128 tokens, as its Figure 7",
     )
     parser.add_argument("--server-tps", type=float, default=60.0, help="with --handoff: speed of the servers, token/s")
     parser.add_argument("--json", action="store_true", help="print all cells as one JSON document")
@@ -175,13 +180,15 @@ def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
     from ..simulate.dispatch.online import evaluate_online
 
     if args.handoff:
-        return partial(evaluate_handoffs, dearer=args.dearer, server_tps=args.server_tps)
+        return partial(
+            evaluate_handoffs, dearer=args.dearer, server_tps=args.server_tps, published_prices=args.published_prices
+        )
     return evaluate_online if args.online else evaluate
 
 
 def _select(args: argparse.Namespace) -> list[str]:
     """Return the patterns asked for; else all traces, with handoffs those of the paper's services."""
-    from ..simulate.dispatch.report import SERVICES
+    from ..simulate.dispatch.published import SERVICES
 
     if args.select is not None:
         patterns: list[str] = args.select.split(",")

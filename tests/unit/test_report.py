@@ -15,8 +15,9 @@ from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
 from disco_daemon.simulate.dispatch.evaluate import LIMITS, POLICIES, Cell, EvaluationSetup, evaluate
 from disco_daemon.simulate.dispatch.handoff import VARIANTS, evaluate_handoffs
-from disco_daemon.simulate.dispatch.handoff_report import PUBLISHED_MOST, draw_handoff, handoff_summary
-from disco_daemon.simulate.dispatch.report import SERVICES, STYLES, draw, draw_overhead, summary
+from disco_daemon.simulate.dispatch.handoff_report import draw_handoff, handoff_summary
+from disco_daemon.simulate.dispatch.published import MOST_SAVED, SERVICES
+from disco_daemon.simulate.dispatch.report import STYLES, draw, draw_overhead, summary
 from disco_daemon.simulate.figures import require_plots
 from disco_daemon.simulate.traces import read_requests, read_traces
 
@@ -239,9 +240,9 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
 
 def test_handoffs_have_a_row_for_each_policy_and_variant_beside_the_published_figure(moved: list[Cell]) -> None:
     text = handoff_summary(moved)
-    for number, (side, published) in enumerate(PUBLISHED_MOST.items()):
+    for number, (side, published) in enumerate(MOST_SAVED.items()):
         assert f"cost saved by handoffs, {side}-constrained: 2 traces x 3 devices x 2 budgets" in text
-        lines = [line.split() for line in text.split("\n\n")[number].splitlines()[2:-2]]
+        lines = [line.split() for line in text.split("\n\n")[number].splitlines()[2:-3]]
         assert [line[:2] for line in lines] == [[p, v] for p in ("paper", "optimal") for v in VARIANTS]
         assert all(line[5:7] == ["<=", str(published)] for line in lines)
     assert "mean over the budgets / most" not in text  # none of the paper's services is among the traces

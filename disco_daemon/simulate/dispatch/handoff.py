@@ -36,6 +36,7 @@ from .evaluate import (
     request_usd,
 )
 from .player import Phone, Played, Stream
+from .published import GFLOP, MAX_TOKENS, SERVICES, token_usd
 
 # handoff (docs/design.md#handoff): the source runs on until the target has taken over, and the target prefills all.
 # kept: the same, but a device that lost the race keeps and completes its prefill of the prompt.
@@ -227,24 +228,46 @@ def evaluate_handoffs(
     *,
     dearer: float = 2.0,
     server_tps: float = SERVER_TPS,
+    published_prices: bool = False,
 ) -> Iterator[Cell]:
     """Yield all cells, without handoff and with each variant. Raises ConfigError for a policy that is only a limit.
 
     Server-constrained cells price the device's energy as a household does; device-constrained ones at the rate of
-    `dear_usd_per_kwh(phones, dearer)`. Servers generate `server_tps` token/s.
+    `dear_usd_per_kwh(phones, dearer)`. Servers generate `server_tps` token/s. With `published_prices` costs are the
+    paper's, and so is the longest answer; only its services and phones have them.
     """
     if limits := [p for p in setup.policies if p in LIMITS]:
         msg = f"{limits[0]} is a limit, not a policy that could hand over"
         raise ConfigError(msg)
     rates = {Side.DEVICE: dear_usd_per_kwh(setup.phones, dearer), Side.SERVER: USD_PER_KWH}
+    if published_prices:
+        _require_published(traces, setup.phones)
+        requests = Requests(requests.prompt, np.minimum(requests.output, MAX_TOKENS))
     for trace in traces:
         scene = Scene.of(trace, requests, setup)
         for constrained in setup.constraints:
             for phone in setup.phones:
-                costs = prices(phone, rates[constrained])
+                costs = (
+                    Costs(*token_usd(trace.name, phone.name, constrained))
+                    if published_prices
+                    else prices(phone, rates[constrained])
+                )
                 for name in setup.policies:
                     yield from _cells(scene, phone, constrained, costs, name, setup, server_tps)
                 advance()
+
+
+def _require_published(traces: Sequence[LatencyTrace], phones: Sequence[Phone]) -> None:
+    """Raise ConfigError for a trace or a phone whose prices the paper does not state."""
+    unknown = [t.name for t in traces if t.name not in SERVICES.values()] + [
+        p.name for p in phones if p.name not in GFLOP
+    ]
+    if unknown:
+        msg = (
+            f"the paper states no price for {unknown[0]}: --published-prices goes with its services "
+            f"({', '.join(SERVICES.values())}) and its phones ({', '.join(GFLOP)})"
+        )
+        raise ConfigError(msg)
 
 
 def _cells(

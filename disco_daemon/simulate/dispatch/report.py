@@ -12,6 +12,7 @@ from ...types import Side
 from ..bootstrap import interval
 from ..figures import align, label, mean, number, panels, require_plots, save, unique
 from .evaluate import LIMITS, MIN_TESTED, POLICIES, Cell
+from .published import REDUCTIONS, REFIT_MS, SERVICES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,36 +21,6 @@ if TYPE_CHECKING:
 PEERS = ("paper-tuned", "paper", "paper-paced", "paper-eq1")  # the first is the one to be measured by
 WORSE = 0.02  # a cell this much worse than before is counted
 N_EXTREMES = 3  # traces shown at either end
-
-# The paper's services and the recorded traces nearest to them; there is no public trace of DeepSeek.
-SERVICES = {
-    "GPT": "gpt-4o-mini-2024-07-18@240811",
-    "LLaMA": "firefunction-v2-FC@240706",
-    "DeepSeek~": "gemini-1.5-pro-preview-0514@240706",
-    "Command": "command-r-plus@240706",
-}
-# Table 2: average reduction of the P99 of the TTFT against Stoch over the whole range of budgets, %.
-PUBLISHED = {
-    (service, side, device): percent
-    for (service, side), columns in {
-        ("GPT", "server"): (23.85, 37.41, 44.04),
-        ("GPT", "device"): (26.39, 21.48, 16.32),
-        ("LLaMA", "server"): (11.08, 23.09, 26.29),
-        ("LLaMA", "device"): (35.67, 29.30, 21.29),
-        ("DeepSeek~", "server"): (0.00, 3.88, 15.53),
-        ("DeepSeek~", "device"): (30.91, 28.01, 25.08),
-        ("Command", "server"): (47.93, 50.93, 52.23),
-        ("Command", "device"): (34.78, 31.53, 24.42),
-    }.items()
-    for device, percent in zip(
-        ("pixel7pro-bloom1.1b", "pixel7pro-bloom560m", "xiaomi14-qwen0.5b"), columns, strict=True
-    )
-}
-# Fig. 9: refit times on a MacBook Pro with an M1 by number of samples, ms.
-PUBLISHED_REFIT_MS = {
-    "device": {1_000: 0.486, 10_000: 1.741, 100_000: 14.856},
-    "server": {1_000: 0.128, 10_000: 0.969, 100_000: 9.082},
-}
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -181,7 +152,7 @@ def _against_stochastic(cells: Sequence[Cell]) -> list[str]:
     rows = []
     for service, side, device, group in _service_groups(cells):
         p99, means = ([_reduction(group, base, f"{f}_ttft_s") for base in bases] for f in ("p99", "mean"))
-        published = PUBLISHED.get((service, side, device), math.nan)
+        published = REDUCTIONS.get((service, side, device), math.nan)
         rows.append([service, side, device, *(number(x, 1) for x in p99), number(published, 2)])
         rows[-1] += [number(x, 1) for x in means]
     if not rows:
@@ -291,7 +262,7 @@ def draw_overhead(figures: Mapping[str, Any], folder: Path) -> Path:
         _refit_line(panel, figures.get(f"paper_{side}_ms"), f"paper, {side}-constrained, here", color, marker, "-")
         peer = f"paper, {side}-constrained, here, from raw samples"
         _refit_line(panel, figures.get(f"peer_{side}_ms"), peer, color, marker, "--")
-        published = PUBLISHED_REFIT_MS[side]
+        published = REFIT_MS[side]
         _refit_line(panel, published, f"paper, {side}-constrained, published (M1)", color, marker, ":")
     _refit_line(panel, figures.get("optimal_ms"), "optimal, here", "#D55E00", "D", "-")
     panel.set(xscale="log", yscale="log", xlabel="samples in the fit", ylabel="time of one refit, ms")
