@@ -7,7 +7,8 @@ The formulas are the standard ones, not the paper's: it counts an embedding as a
 its addition as 1, and states other shapes than its models have (`simulate.dispatch.published` has its own, to reproduce
 its tables). Here: Kaplan et al., Scaling Laws for Neural Language Models (arXiv 2001.08361), Table 1, with grouped keys
 and values, gated and mixed feed-forward layers, and the true position in place of the mean context. One multiplication
-with its addition counts 2. Not counted: softmax, rotations, activations, biases (together below 1 % for models of 0.1 G parameters and more).
+with its addition counts 2. Not counted: softmax, rotations, activations, biases (together below 1 % for models of 0.1 G
+parameters and more).
 
     attention   2 h d (2 H + 2 K) per layer for queries, output (H heads), keys and values (K heads), of width d each;
                 4 H d t per layer for scores and mix, for a token that sees t positions, itself included
