@@ -32,6 +32,8 @@ from disco_daemon.simulate.dispatch.published import REFIT_MS
 from disco_daemon.simulate.figures import require_plots
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
+from .yardstick import yardstick_us
+
 SIZES = (1_000, 10_000, 100_000)  # the paper's
 BUDGET = 0.3
 PREFILL_TPS = 50.0
@@ -62,7 +64,7 @@ def bench_policy(repeat: int) -> dict[str, Any]:
         n_peer = 3 if size > SIZES[0] else repeat
         figures["peer_device_ms"][str(size)] = _median(partial(_naive_device, ttft_s, lengths), n_peer) * 1e3
         figures["peer_server_ms"][str(size)] = _median(partial(_naive_server, lengths), n_peer) * 1e3
-    figures |= _per_request()
+    figures |= _per_request() | {"yardstick_us": yardstick_us()}
     return figures | {
         "host": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
     }
@@ -77,7 +79,12 @@ def policy_table(figures: dict[str, Any]) -> str:
         for what, known in (("limit", LIMITS.get(key)), ("published, on an M1", published.get(key))):
             if known:
                 lines.append(_row(f"  {what}", known))
-    lines += [f"{key:<26}{figures[key]:>12.1f}   (limit {limit:g})" for key, limit in LIMITS_US.items()]
+    own = figures["yardstick_us"]
+    lines += [
+        f"{key:<26}{figures[key]:>12.1f}   (limit {limit:g}; {figures[key] / own:.2f} times the yardstick)"
+        for key, limit in LIMITS_US.items()
+    ]
+    lines.append(f"yardstick: {own:.1f} us to sort and sum 2,000 numbers")
     host = figures["host"]
     return "\n".join([*lines, f"Python {host['python']}, {host['cpus']} CPUs, {host['platform']}"])
 

@@ -51,7 +51,7 @@ from . import llama_server
 from .qoe_figures import ANDES, FCFS, PACE_TPS, PEER, Curve, Served, measure, rate_between, summary, table
 
 N_CTX = 1024  # of one of our answers with its prompt, tokens
-PEER_CELLS = 256  # of llama-server's for each of its slots: with less, answers that do not fit in its cache fail
+PEER_CELLS = 256  # of ours for each of llama-server's slots: as many answers as fit on average
 
 # Lengths in tokens: median, standard deviation of the logarithm, least, most. They spread about as those of recorded
 # chats do (Azure's conversations: 0.99 and 0.86); the medians are small, since the machine is.
@@ -278,8 +278,10 @@ def _line_of(c: Curve) -> str:
 @asynccontextmanager
 async def _doors(setup: Setup, model: Path, progress: Progress) -> AsyncIterator[dict[str, Door]]:
     """Run all servers, and open a door to each; those that are not asked meanwhile do nothing."""
+    # It has no swap, so that all its slots have room for the longest answer: about twice our cells, and nothing fails.
+    n_slots = max(1, setup.n_cells // PEER_CELLS)
     options = llama_server.Options(
-        n_ctx=setup.n_cells, n_parallel=max(1, setup.n_cells // PEER_CELLS), n_threads=setup.n_threads, kv_unified=True
+        n_ctx=n_slots * (PROMPT[3] + ANSWER[3]), n_parallel=n_slots, n_threads=setup.n_threads, kv_unified=True
     )
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-qoe-")))

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.streamed import StreamedAnswer
-from disco_daemon.delivery.qoe import qoe
-from disco_daemon.simulate.scheduler.qoe import HIGH_QOE, rate_at
+from disco_daemon.delivery.qoe import longest_stall_s, qoe
+from disco_daemon.simulate.scheduler.qoe import HIGH_QOE, rate_at, stalls
 
 ANDES, FCFS, PEER = "andes", "fcfs", "llama-server"
 PACE_TPS, EXPECTED_TTFT_S = 4.8, 1.0  # of every reader: text, as in the paper
@@ -33,6 +33,17 @@ class Served:
     def qoe(self) -> float:
         """The reader's, in [0, 1]; 0 if it failed."""
         return 0.0 if self.failed else qoe(token_times(self.heard) - self.due, EXPECTED_TTFT_S, PACE_TPS)
+
+    @property
+    def stall_s(self) -> float:
+        """The longest time that its reader stood still, s."""
+        return longest_stall_s(token_times(self.heard), PACE_TPS)
+
+    @property
+    def speed_tps(self) -> float | None:
+        """How fast it came behind the first token, token/s; None for fewer than two."""
+        times = token_times(self.heard)
+        return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else None
 
     @property
     def n_tokens(self) -> int:
@@ -55,8 +66,8 @@ def measure(served: Sequence[Served]) -> Curve:
     """Return the figures of a server at one load. Raises BenchError if no answer came at all.
 
     "throughput_tps" is from the first request to the end of the last answer; "arriving_tps" up to the last request, so
-    without the end, when only few answers still run (0 of a single request). TTFTs are of the answers that did not
-    fail.
+    without the end, when only few answers still run (0 of a single request). TTFTs, speeds and stalls are of
+    the answers that did not fail; such have a QoE of 0 in "qoe_mean", and none in "qoe_whole".
     """
     whole = [s for s in served if s.failed is None]
     reasons = Counter(s.failed for s in served if s.failed)
@@ -66,8 +77,12 @@ def measure(served: Sequence[Served]) -> Curve:
     qoes, ttfts = np.array([s.qoe for s in served]), np.array([s.heard.first - s.due for s in whole])
     begin, last = min(s.due for s in served), max(s.due for s in served)
     arriving = sum(s.heard.n_between(begin, last) for s in whole)
+    speeds = [speed for s in whole if (speed := s.speed_tps) is not None] or [float("nan")]
     return {
         "qoe_mean": float(qoes.mean()),
+        "qoe_whole": float(np.mean([s.qoe for s in whole])),
+        **{f"tds_p{q}": float(np.percentile(speeds, q)) for q in (10, 50, 90)},
+        **stalls(np.array([s.stall_s for s in whole])),
         "qoe_p10": float(np.percentile(qoes, 10)),
         "ttft_p50_s": float(np.percentile(ttfts, 50)),
         "ttft_p90_s": float(np.percentile(ttfts, 90)),
@@ -151,12 +166,16 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 def table(figures: dict[str, Any]) -> str:
     """Every point, then what andes gains."""
-    head = ("arrivals", "load", "req/s", "server", "QoE", "p10", "TTFT p50", "p90", "token/s", "failed")
-    lines = ["{:<9}{:>5}{:>7}  {:<13}{:>6}{:>7}{:>10}{:>8}{:>9}{:>8}".format(*head)]
+    head = (
+        "arrivals", "load", "req/s", "server", "QoE", "p10", "TTFT p50", "p90", "token/s", "failed", "TDS p10",
+        ">10 s %", "stall p99",
+    )  # fmt: skip
+    lines = ["{:<9}{:>5}{:>7}  {:<13}{:>6}{:>7}{:>10}{:>8}{:>9}{:>8}{:>9}{:>9}{:>10}".format(*head)]
     for c in figures["curves"]:
         point = f"{c['arrivals']:<9}{c['load']:>5g}{c['rate_rps']:>7.2f}  {c['scheduler']:<13}"
         times = f"{c['ttft_p50_s']:>10.2f}{c['ttft_p90_s']:>8.2f}{c['throughput_tps']:>9.1f}{c['failed']:>8}"
-        lines.append(f"{point}{c['qoe_mean']:>6.3f}{c['qoe_p10']:>7.3f}{times}")
+        stood = f"{c['tds_p10']:>9.2f}{100 * c['stalled_10s']:>9.1f}{c['stall_p99_s']:>10.1f}"
+        lines.append(f"{point}{c['qoe_mean']:>6.3f}{c['qoe_p10']:>7.3f}{times}{stood}")
     rows = (
         ("mean QoE, largest gain over fcfs", "qoe_gain_max", "x"),
         ("mean QoE, largest gain over llama-server", "qoe_gain_max_peer", "x"),

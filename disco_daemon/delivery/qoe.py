@@ -80,6 +80,15 @@ def reading(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> 
     )
 
 
+def longest_stall_s(arrivals_s: FloatArray, pace_tps: float) -> float:
+    """Return how long the reader stood still at most, s: had read all there was, and waited for the next token.
+
+    `arrivals_s` [n] are ascending. The wait for the first token is none.
+    """
+    begun = _begun(arrivals_s, 1.0 / pace_tps)
+    return max(0.0, float((begun[1:] - begun[:-1]).max()) - 1.0 / pace_tps) if len(begun) > 1 else 0.0
+
+
 def _begun(arrivals_s: FloatArray, step: float) -> FloatArray:
     """When each token's digestion begins: when it is there and the one before is done."""
     paced: FloatArray = np.multiply(np.arange(len(arrivals_s)), step, dtype=np.float64)

@@ -15,6 +15,9 @@ running job keeps its place unless a challenger gains half as much again (hyster
 
 Preemption cap. There are P preemptions for each request seen, and no more.
 
+Begun answers. Unless all readers may be made to stand still, as in the paper, a begun answer is served before its
+reader has read all there is, and newcomers wait at the door (`begun`).
+
 Starvation. A job that has waited longer than `max_wait_s` is let in, within a share of the room, and runs to its end.
 
 Room. A newcomer finds room up to the high-water mark; running jobs may grow on into the rest, and are preempted only
@@ -32,6 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import FloatArray, IntArray
+from .begun import BegunAnswers, BegunJobs
 from .candidates import Candidates, fitting, n_fitting
 from .jobs import HIGH_WATER, Capacity, Job, checked_high_water
 from .latency import LEAST_S, IterationLatency
@@ -46,6 +50,9 @@ AGED_SHARE = 1 / 16  # of cells and sequences, at least one: for starved jobs
 N_SIZES = 5  # batch sizes looked at
 HYSTERESIS = 0.5  # share by which a challenger must gain more than a running job: a swap costs all of them time
 EVEN = 1e-6  # QoE, on top of each gain: without any gain, too, a running job stays
+# Of the readers, those whose begun answer may stand still. At twice the capacity 0.15 costs a tenth of the mean QoE,
+# and less than half as many readers stand still for over 10 s as with 1, the paper's; docs/serving.md has the frontier.
+STALL_SHARE = 0.15
 WANTED_SHARE = 0.8  # of the preemptions under the cap; the rest is for those that growing answers force
 TRIFLE_S = 1e-12  # s per sequence: less is none
 
@@ -54,8 +61,9 @@ class Andes:
     """The QoE-aware scheduler; see `choose` for how it decides.
 
     `horizon_s` is how far QoE is predicted at least, `preemption_cap` is P, in preemptions per request; `max_wait_s` of
-    inf turns the starvation bound off. Raises ValueError on a horizon or a bound that is not positive, a negative cap,
-    and a high-water mark outside (0, 1].
+    inf turns the starvation bound off. `stall_share` of the readers may be made to stand still; 1, as in the paper, is
+    anybody. Raises ValueError on a horizon or a bound that is not positive, a negative cap, a share that is none, and a
+    high-water mark outside (0, 1].
     """
 
     def __init__(
@@ -66,9 +74,13 @@ class Andes:
         preemption_cap: float = 1.0,
         max_wait_s: float = MAX_WAIT_S,
         high_water: float = HIGH_WATER,
+        stall_share: float = STALL_SHARE,
     ) -> None:
-        if not (0 < horizon_s < np.inf and preemption_cap >= 0 and max_wait_s > 0):
-            msg = f"no scheduler: horizon {horizon_s!r} s, cap {preemption_cap!r}, longest wait {max_wait_s!r} s"
+        if not (0 < horizon_s < np.inf and preemption_cap >= 0 and max_wait_s > 0 and 0 <= stall_share <= 1):
+            msg = (
+                f"no scheduler: horizon {horizon_s!r} s, cap {preemption_cap!r}, longest wait {max_wait_s!r} s, "
+                f"share that may stand still {stall_share!r}"
+            )
             raise ValueError(msg)
         self.n_seen = 0  # requests
         self.n_preempted = 0  # times that a running job was not chosen
@@ -77,6 +89,7 @@ class Andes:
         self._cap = preemption_cap
         self._max_wait_s = max_wait_s
         self._high_water = checked_high_water(high_water)
+        self._begun = BegunAnswers(stall_share) if stall_share < 1 else None
         self._keys: set[Hashable] = set()
         self._aged: set[Hashable] = set()
 
@@ -84,10 +97,11 @@ class Andes:
         """See `TokenScheduler`. Running jobs come first, then the others by what their readers gain for their cells.
 
         1. If all jobs fit, and an iteration with all of them keeps every reader's pace, all run.
-        2. Starved jobs come first. If no preemption is left under the cap, all running jobs come first, too.
+        2. Starved jobs come first. If no preemption is left under the cap, all running jobs come first, too. So do
+           begun answers whose readers have little left to read, unless they may stand still.
         3. For several batch sizes, compute what each job that fits beside the first ones gains at the horizon.
         4. If only some preemptions are left, running jobs come first but for those whose place is worth least.
-        5. Pack the room that the first ones leave with the largest sum of gains.
+        5. Pack the room that the first ones leave with the largest sum of gains, newcomers as far as the door is open.
         6. If nothing fits, the job that gains most runs alone.
         """
         if not jobs:
@@ -100,15 +114,18 @@ class Andes:
         # 2. Starvation, and a preemption cap that is used up.
         allowed = max(int(WANTED_SHARE * self._cap * self.n_seen) - self.n_preempted, 0)
         starved = self._starved(candidates, now)
+        begun = self._begun.sort(candidates, now, self.n_seen) if self._begun is not None else None
         first = starved if allowed else candidates.keep(starved)
+        if begun is not None and allowed:
+            first = fitting([*starved, *(i for i in begun.first if i not in starved)], candidates.cells, capacity)
         # 3. Batch sizes and gains.
         offers = self._offers(candidates, now, first)
         # 4. A preemption cap that is nearly used up.
         n_running = len(candidates.running)
         if 0 < allowed < n_running:
-            first = candidates.keep(starved, offers.least(candidates, allowed))
+            first = candidates.keep(first if begun is not None else starved, offers.least(candidates, allowed))
         # 5. Packing; where most of the batch is fixed, the last few percent are not looked for.
-        chosen, gains = offers.best(candidates, first, rough=allowed < n_running)
+        chosen, gains = offers.best(candidates, first, rough=allowed < n_running, begun=begun)
         # 6. One alone.
         return self._in_order(candidates, chosen or candidates.alone(gains), gains)
 
@@ -232,9 +249,20 @@ class _Offers:
         worth = (self.gains[-1, candidates.running] / candidates.cells[candidates.running]).tolist()
         return {i for _, i in sorted(zip(worth, candidates.running, strict=True))[:n]}
 
-    def best(self, candidates: Candidates, first: list[int], *, rough: bool) -> tuple[list[int], FloatArray]:
+    def best(
+        self, candidates: Candidates, first: list[int], *, rough: bool, begun: BegunJobs | None
+    ) -> tuple[list[int], FloatArray]:
         """Return `first` with the jobs that make the most of the room beside them, and the gains [n] in that batch."""
-        left, n, others = candidates.room - candidates.used(first), len(first), self.may
+        if begun is None:
+            return self._packed(candidates, first, self.may, rough=rough)
+        others = begun.may_enter(candidates.cells, self.gains[-1], self.may)
+        chosen, gains = self._packed(candidates, first, others, rough=rough)
+        return begun.fill(candidates, chosen), gains
+
+    def _packed(
+        self, candidates: Candidates, first: list[int], others: IntArray, *, rough: bool
+    ) -> tuple[list[int], FloatArray]:
+        left, n = candidates.room - candidates.used(first), len(first)
         if first:
             fits = candidates.cells <= left
             fits[first] = False

@@ -51,6 +51,7 @@ def served(ttft_s: float, n: int, due: float = 100.0, *, failed: str | None = No
 def curve(scheduler: str, qoes: list[float], tps: float = 100.0, **more: Any) -> list[Curve]:
     """Points at loads 1, 2, …; the rate is twice the load."""
     kept = {"arrivals": "poisson", "throughput_tps": tps, "arriving_tps": tps, "failed": 0, "qoe_p10": 0.0}
+    kept |= {"tds_p10": 4.8, "stalled_10s": 0.0, "stall_p99_s": 0.0}
     kept |= {"ttft_p50_s": 1.0, "ttft_p90_s": 2.0, "preemptions_per_request": 0.25, "loop_lag_ms_p99": 3.0}
     found = enumerate(qoes, start=1)
     return [kept | {"scheduler": scheduler, "load": i, "rate_rps": 2.0 * i, "qoe_mean": q} | more for i, q in found]
@@ -154,6 +155,18 @@ def test_qoe_counts_from_when_the_request_was_due() -> None:
     late = served(5.0, 40)
     late.heard.sent += 4.5  # a client that sends late makes no reader happier
     assert late.qoe == served(5.0, 40).qoe < 0.9
+
+
+def test_a_reader_who_stands_still_is_told_beside_the_quality() -> None:
+    steady, stood = served(0.5, 60), served(0.5, 60)
+    stood.heard.times[40:] = [at + 12.0 for at in stood.heard.times[40:]]
+    assert steady.stall_s == pytest.approx(0.0, abs=1e-9)
+    assert stood.stall_s == pytest.approx(12.0)
+    found = measure([steady, stood])
+    assert found["stalled_10s"] == 0.5
+    assert found["stall_p99_s"] == pytest.approx(12.0, rel=0.02)
+    assert found["tds_p10"] < PACE_TPS == pytest.approx(found["tds_p90"], rel=0.1)
+    assert measure([steady, served(0.1, 40, failed="cut")])["qoe_whole"] == pytest.approx(1.0)
 
 
 def test_a_failed_answer_has_no_quality_however_much_came() -> None:

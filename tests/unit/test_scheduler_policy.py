@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from disco_daemon.scheduler.andes import Andes, horizon_s
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
@@ -10,6 +14,9 @@ from disco_daemon.scheduler.candidates import Candidates
 from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.timeline import Readers, Timeline
+from disco_daemon.simulate.scheduler.machine import Machine, Simulation
+from disco_daemon.simulate.scheduler.qoe import QoeSetting, workload
+from disco_daemon.simulate.traces import Requests
 
 LATENCY = (0.02, 0.01, 0.001, 0.0)  # 10 side by side: 0.12 s
 NOW = 100.0
@@ -25,8 +32,8 @@ def job(
     return Job(key, timeline, cells, 0 if tokens else cells, resident=runs, waiting_since=None if runs else arrived)
 
 
-def andes(**settings: float) -> Andes:
-    return Andes(IterationLatency(LATENCY), **settings)
+def andes(**wanted: float) -> Andes:
+    return Andes(IterationLatency(LATENCY), **wanted)
 
 
 def keys(jobs: Sequence[Job]) -> list[object]:
@@ -124,7 +131,51 @@ def test_one_keeps_its_place_against_one_but_not_against_two() -> None:
     running = job(0, 200, arrived=95.0, tokens=10, runs=True)
     others = [job(i, 100, arrived=95.0, tokens=10) for i in (1, 2)]
     assert keys(andes(high_water=1.0).choose([running, others[0]], Capacity(250, 8), NOW)) == [0]
-    assert set(keys(andes(high_water=1.0).choose([running, *others], Capacity(250, 8), NOW))) == {1, 2}
+    paper = andes(high_water=1.0, stall_share=1.0)
+    assert set(keys(paper.choose([running, *others], Capacity(250, 8), NOW))) == {1, 2}
+
+
+def test_a_newcomer_waits_at_the_door_while_begun_answers_fill_the_cells() -> None:
+    begun = [job(i, 100, arrived=90.0, tokens=60, runs=True) for i in range(10)]  # 2 s of text in hand
+    new = job(10, 100)
+    assert 10 not in keys(andes(stall_share=0.0).choose([*begun, new], Capacity(1000, 64), NOW))
+    assert 10 in keys(andes(stall_share=0.0).choose([*begun[:8], new], Capacity(1000, 64), NOW)), "there is room for it"
+
+
+def test_a_begun_answer_comes_back_before_its_reader_has_read_all_there_is() -> None:
+    waiting = job(0, 100, arrived=90.0, tokens=52)  # text for 0.4 s
+    others = [job(i, 100, arrived=90.0, tokens=300, runs=True) for i in range(1, 11)]  # for 50 s
+    assert 0 in keys(andes(stall_share=0.0).choose([waiting, *others], Capacity(1000, 64), NOW))
+
+
+def test_of_begun_answers_the_longest_are_given_up_and_no_more_than_a_share_of_all_readers() -> None:
+    scheduler = andes(stall_share=0.1, preemption_cap=100.0)
+    begun = [job(i, 80 + 10 * i, arrived=90.0, tokens=60, runs=True) for i in range(10)]
+    new = [job(i, 250) for i in range(10, 20)]
+    chosen = keys(scheduler.choose([*begun, *new], Capacity(1300, 64), NOW))
+    left_out = {i for i in range(10) if i not in chosen}
+    assert left_out == {8, 9}, "two of twenty readers, those with the most cells"
+    assert len([i for i in chosen if isinstance(i, int) and i >= 10]) == 1, "as many newcomers as that makes room for"
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.1, 0.3]), st.floats(1.1, 3.0))
+@settings(max_examples=20, deadline=None)
+def test_no_more_readers_stand_still_than_may(seed: int, share: float, load: float) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = Requests(rng.integers(5, 80, 200), rng.integers(40, 300, 200))
+    machine = Machine(
+        (0.02, 0.001, 0.0005, 0.00002), n_cells=3000, n_seqs=64, n_host_cells=10**6, swap_cps=1e6, n_chunk=64
+    )
+    requests = workload(
+        QoeSetting("text", "poisson", 120, (seed,)),
+        lengths,
+        load * machine.capacity_rps(lengths.prompt, lengths.output),
+        seed,
+    )
+    latency = IterationLatency(machine.latency)
+    scheduler = Andes(latency, max_wait_s=math.inf, high_water=0.97, stall_share=share)
+    stood = Simulation(machine, requests, scheduler, latency).run().stalls() > 10.0
+    assert stood.mean() <= share + 1 / 120
 
 
 def test_the_longer_all_are_here_the_further_it_looks() -> None:
@@ -221,8 +272,9 @@ def test_no_starvation_bound_no_mercy() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"horizon_s": 0.0}, {"preemption_cap": -1.0}, {"max_wait_s": 0.0}, {"high_water": 1.5}]
+    "wanted",
+    [{"stall_share": 1.1}, {"horizon_s": 0.0}, {"preemption_cap": -1.0}, {"max_wait_s": 0.0}, {"high_water": 1.5}],
 )
-def test_what_is_no_scheduler_is_refused(settings: dict[str, float]) -> None:
+def test_what_is_no_scheduler_is_refused(wanted: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"no scheduler|high-water"):
-        andes(**settings)
+        andes(**wanted)

@@ -251,7 +251,7 @@ def test_measures_are_of_the_readers_side() -> None:
     assert one["qoe_mean"] == pytest.approx(1.0)
     assert one["qoe_perfect"] == 1.0
     assert one["ttft_p50_s"] == pytest.approx(EXPECTED_TTFT_S)
-    assert one["tds_p50_tps"] == pytest.approx(5.0)
+    assert one["tds_p50"] == pytest.approx(5.0)
     assert two["qoe_perfect"] == 0.5
     assert two["qoe_p10"] < 0.3 < two["qoe_mean"] < 1.0
     assert two["ttft_p90_s"] == pytest.approx(1.0 + 0.9 * 8.0)
@@ -298,7 +298,7 @@ def result() -> dict[str, object]:
     out = simulate_qoe(
         lengths, settings=settings, loads=(0.3, 1.1, 3.0), n_requests=150, machine=SMALL, tick=lambda: ticks.append(1)
     )
-    assert len(ticks) == n_points(2, 3, 3) == len(out["curves"])
+    assert len(ticks) == n_points(2, 3, 4) == len(out["curves"])
     return out
 
 
@@ -307,6 +307,7 @@ def test_the_result_is_json_with_the_names_others_read(result: dict[str, object]
     assert {"qoe_gain_max", "rate_gain", "throughput_loss", "preemptions_per_request", "curves"} <= set(read)
     for c in read["curves"]:
         assert {"scheduler", "arrivals", "readers", "load", "rate_rps", "qoe_mean", "ttft_p50_s"} <= set(c)
+        assert {"tds_p10", "tds_p50", "tds_p90", "stalled_10s", "stall_p99_s"} <= set(c)
     assert read["qoe_gain_max"] == max(s["qoe_gain_max"] for s in read["settings"])
     assert read["rate_gain"] == read["settings"][0]["rate_gain"]
 
@@ -317,6 +318,14 @@ def test_under_overload_the_first_come_are_not_all_that_counts(result: dict[str,
     assert at["fcfs", 0.3]["qoe_mean"] > 0.99
     assert at["fcfs", 3.0]["qoe_mean"] < at["andes", 3.0]["qoe_mean"]
     assert at["andes", 3.0]["ttft_p50_s"] < at["fcfs", 3.0]["ttft_p50_s"]
+
+
+def test_fewer_readers_stand_still_than_where_anybody_may(result: dict[str, object]) -> None:
+    curves: list[Curve] = result["curves"]  # type: ignore[assignment]
+    at = {(c["scheduler"], c["load"]): c for c in curves if c["readers"] == "text"}
+    assert at["andes", 3.0]["stalled_10s"] <= 0.15 + 1 / 150
+    assert at["andes", 3.0]["tds_p10"] > at["andes@1", 3.0]["tds_p10"]
+    assert all(c["stalled_10s"] == 0 for c in curves if c["load"] == 0.3)
 
 
 def test_the_same_seeds_give_the_same_result() -> None:
@@ -339,7 +348,7 @@ def test_the_command_simulates_the_loads_and_the_seed_that_it_is_given(capsys: p
 
 def test_the_summary_tells_every_setting_and_scheduler(result: dict[str, object]) -> None:
     text = report.summary(result)
-    for part in ("Figure 10", "Figure 13", "Table 4", "load 1.1", *SCHEDULERS, "by content"):
+    for part in ("Figure 10", "Figure 15c", "Table 4", "load 1.1", "stood still", *SCHEDULERS, "by content"):
         assert part in text
     assert "Figure 12" not in text  # no Gamma arrivals were simulated
     assert report.summary({"curves": []}) == "nothing was simulated"
@@ -347,13 +356,13 @@ def test_the_summary_tells_every_setting_and_scheduler(result: dict[str, object]
 
 def test_the_markdown_has_a_block_for_each_table(result: dict[str, object]) -> None:
     text = report.markdown(result)
-    assert text.count("```text\n") == 5  # gains, two settings, two of Table 4
-    assert text.count("```") == 10
+    assert text.count("```text\n") == 7  # gains, two of each setting, two of Table 4
+    assert text.count("```") == 14
 
 
 def test_a_figure_is_drawn_for_each_setting(result: dict[str, object], tmp_path: Path) -> None:
     paths = report.draw_serving(result, tmp_path / "new")
-    assert [p.name for p in paths] == ["fig10-qoe-rate.png", "fig13-voice.png"]
+    assert [p.name for p in paths] == ["fig10-qoe-rate.png", "fig15c-voice.png"]
     assert all(imread(p).std() > 0.05 for p in paths)
 
 

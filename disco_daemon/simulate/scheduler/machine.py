@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...arrays import FloatArray, IntArray
-from ...delivery.qoe import qoe
+from ...delivery.qoe import longest_stall_s, qoe
 from ...scheduler.jobs import Capacity, Job, TokenScheduler
 from ...scheduler.latency import IterationLatency, IterationLoad
 from ...scheduler.timeline import Timeline
@@ -98,6 +98,11 @@ class SimulatedRun:
         """QoE of each request, [n]; `delivery.qoe`, to the end of the reading."""
         rows = zip(self.tokens_s, self.arrived_s, self.pace_tps, strict=True)
         return np.array([qoe(times - at, EXPECTED_TTFT_S, float(pace)) for times, at, pace in rows])
+
+    def stalls(self) -> FloatArray:
+        """Return the longest time that each reader stood still behind the first token, [n], s."""
+        rows = zip(self.tokens_s, self.pace_tps, strict=True)
+        return np.array([longest_stall_s(times, float(pace)) for times, pace in rows])
 
     def ttfts(self) -> FloatArray:
         """Time to the first token, [n], s."""

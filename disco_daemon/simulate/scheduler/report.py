@@ -1,4 +1,4 @@
-"""The report of `benchmarks.qoe --simulate`: Andes' Figures 10, 12, 13 and Table 4 by content, from our numbers.
+"""The report of `benchmarks.qoe --simulate`: Andes' Figures 10, 15b, 15c and Table 4 by content, from our numbers.
 
 By content: the same quantities over the same axes from our own simulation. None of the paper's points is drawn.
 """
@@ -20,17 +20,24 @@ Curve = Mapping[str, Any]
 # Which figure of the paper (arXiv 2404.16283 v1) a setting reproduces.
 FIGURES = {
     ("text", "poisson"): ("fig10-qoe-rate.png", "Figure 10: QoE against rate, text readers, Poisson arrivals"),
-    ("text", "gamma"): ("fig12-burstiness.png", "Figure 12: QoE against rate, text readers, Gamma arrivals (CV 3)"),
-    ("voice", "poisson"): ("fig13-voice.png", "Figure 13: QoE against rate, voice at 3.3 token/s, Poisson arrivals"),
+    ("text", "gamma"): ("fig15b-burstiness.png", "Figure 15b: QoE against rate, text readers, Gamma arrivals (CV 3)"),
+    ("voice", "poisson"): ("fig15c-voice.png", "Figure 15c: QoE against rate, voice at 3.3 token/s, Poisson arrivals"),
 }
 STYLES = {
     "fcfs": ("#999999", "s", "--"),
     "round-robin": ("#E69F00", "^", ":"),
     "andes": ("#0072B2", "o", "-"),
+    "andes@1": ("#56B4E9", "v", "--"),
 }
-TABLE4_LOAD = 1.1  # of the capacity: the rate at which Table 4 is taken, where FCFS has begun to queue
-TABLE4 = (("QoE", "qoe_{}", 2), ("TTFT, s", "ttft_{}_s", 2), ("TDS, token/s", "tds_{}_tps", 2))
+TABLE4_LOAD = 1.16  # of the capacity: the 3.3 requests/s at which Table 4 is taken
+TABLE4 = (("QoE", "qoe_{}", 2), ("TTFT, s", "ttft_{}_s", 2), ("TDS, token/s", "tds_{}", 2))
 QUANTILES = (10, 50, 90)
+# Table 4 as printed, of vLLM (FCFS) and Andes.
+PUBLISHED4 = {
+    "QoE": {"vLLM": (0.05, 0.39, 1.00), "Andes": (0.77, 1.00, 1.00)},
+    "TTFT, s": {"vLLM": (0.33, 56.73, 144.95), "Andes": (0.35, 0.47, 0.66)},
+    "TDS, token/s": {"vLLM": (6.05, 6.45, 7.84), "Andes": (5.32, 5.44, 7.02)},
+}
 NOTE = (
     "load: rate over what the engine serves with its KV cache always full; throughput while requests arrive;\n"
     "after Andes' figures by content, simulated; text readers at 3.8 to 5.1 token/s, expected TTFT 1 s"
@@ -43,7 +50,9 @@ def summary(result: Mapping[str, Any]) -> str:
     if not curves:
         return "nothing was simulated"
     settings = unique_settings(curves)
-    parts = [_gains(result), *(_rates(_of(curves, s), s) for s in settings), *(_table4(curves, s) for s in settings)]
+    of = [(s, _of(curves, s)) for s in settings]
+    parts = [_gains(result), *(part for s, own in of for part in (_rates(own, s), _stalls(own, s)))]
+    parts += [_table4(curves, s) for s in settings]
     return "\n\n".join([*parts, NOTE])
 
 
@@ -98,6 +107,23 @@ def _rates(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
     return f"{title} (by content)\n{align(head, rows)}"
 
 
+def _stalls(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
+    """What the QoE does not tell: who stood still for how long, and how fast the slowest tenth got its text."""
+    names = unique(c["scheduler"] for c in curves)
+    head = ("load", *(f"> 10 s % {n}" for n in names), *(f"P99 s {n}" for n in names), *(f"TDS P10 {n}" for n in names))
+    rows = []
+    for load in dict.fromkeys(c["load"] for c in curves):
+        row = {c["scheduler"]: c for c in curves if c["load"] == load}
+        rows.append([
+            number(load, 2), *(number(100 * row[n]["stalled_10s"], 1) for n in names),
+            *(number(row[n]["stall_p99_s"], 0) for n in names), *(number(row[n]["tds_p10"], 2) for n in names),
+        ])  # fmt: skip
+    title = (
+        f"readers who stood still, {setting[0]}, {setting[1]}: share with a stall over 10 s, P99 of the longest stall"
+    )
+    return f"{title}\n{align(head, rows)}"
+
+
 def table4_load(curves: Sequence[Curve]) -> float:
     """The load nearest to TABLE4_LOAD."""
     return float(min((c["load"] for c in curves), key=lambda load: abs(load - TABLE4_LOAD)))
@@ -112,6 +138,8 @@ def _table4(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
         for label, field, digits in TABLE4
         for c in at
     ]
+    for label, columns in PUBLISHED4.items() if setting == ("text", "poisson") else ():
+        rows += [[label, f"{who}, published", *(number(x, 2) for x in three)] for who, three in columns.items()]
     title = f"Table 4 (by content): percentiles at load {load:g}, {setting[0]} readers, {setting[1]} arrivals"
     return f"{title}\n{align(('', 'scheduler', *(f'P{q}' for q in QUANTILES)), rows, n_left=2)}"
 
