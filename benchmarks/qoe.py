@@ -328,6 +328,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--simulate", action="store_true", help="simulate the paper's setting; nothing is started")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="with --simulate: lengths of the Azure trace there")
     parser.add_argument("--requests", type=at_least(20), help="requests of each point; more of them, a longer queue")
+    parser.add_argument(
+        "--shares",
+        type=_shares,
+        metavar="X,Y",
+        default=(),
+        help="with --simulate: also andes with these shares of the readers who may be made to stand still",
+    )
     parser.add_argument("--loads", type=_loads, metavar="X,Y", help="multiples of capacity (default: up to 2)")
     parser.add_argument("--arrivals", choices=("poisson", "gamma"), help="live: one kind of arrivals (default: both)")
     parser.add_argument("--cells", type=at_least(512), help="live: tokens in each server's KV cache (default: 1024)")
@@ -355,7 +362,8 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.plots:
         require_plots()
     loads = sorted(set(args.loads or simulated.LOADS))
-    n_points, done = simulated.n_points(loads=len(loads)), 0
+    schedulers = (*simulated.SCHEDULERS, *(f"{simulated.OURS}@{share:g}" for share in args.shares))
+    n_points, done = simulated.n_points(loads=len(loads), schedulers=len(schedulers)), 0
 
     def tick() -> None:
         nonlocal done
@@ -364,11 +372,23 @@ def _simulate(args: argparse.Namespace) -> int:
 
     lengths = simulated.azure_lengths(args.traces) if args.traces else None
     n_requests, seeds = args.requests or simulated.N_REQUESTS, simulated.SEEDS if args.seed is None else (args.seed,)
-    figures = simulated.simulate_qoe(lengths, loads=loads, n_requests=n_requests, seeds=seeds, tick=tick)
+    figures = simulated.simulate_qoe(
+        lengths, loads=loads, schedulers=schedulers, n_requests=n_requests, seeds=seeds, tick=tick
+    )
     if args.plots:
         for path in report.draw_serving(figures, args.plots):
             progress(f"drew {path}")
     return print_figures(figures, report.summary, as_json=args.json)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(map(float, text.split(",")))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 <= share < 1 for share in shares):
+        raise argparse.ArgumentTypeError("must be like 0.05,0.1: each from 0 to below 1")
+    return shares
 
 
 def _loads(text: str) -> tuple[float, ...]:

@@ -176,5 +176,5 @@ def _draw(curves: Sequence[Curve], high_qoe: float, name: str, title: str, folde
 def _lines(panel: Axes, curves: Sequence[Curve], field: str) -> None:
     for name in unique(c["scheduler"] for c in curves):
         points = [(c["rate_rps"], c[field]) for c in curves if c["scheduler"] == name]
-        color, marker, line = STYLES[name]
+        color, marker, line = STYLES.get(name, ("#009E73", "x", ":"))
         panel.plot(*zip(*points, strict=True), color=color, marker=marker, ls=line, ms=3.5, lw=1.2, label=name)
