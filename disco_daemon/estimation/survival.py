@@ -174,6 +174,16 @@ def mixture(parts: Sequence[tuple[float, Survival]]) -> Survival:
     return Survival(times, np.minimum(after, 1.0), n, censored / n if n > 0 else 0.0)
 
 
+def asked_twice(curve: Survival, after_s: float) -> Survival:
+    """The distribution of min(T, after_s + T') for independent T and T' of the same curve: the sooner of two requests.
+
+    The second one is asked `after_s` after the first, which is silent until then.
+    """
+    times = np.unique(np.concatenate([curve.times, curve.times + after_s]))
+    after = curve.at(times) * np.where(times < after_s, 1.0, curve.at(np.maximum(times - after_s, 0.0)))
+    return Survival(times, after, curve.n, curve.censored_share)
+
+
 def heavy_tail(median: float, shape: float = 2.0, n: int = 64) -> Survival:
     """A prior of that median: log-logistic, S = 1 / (1 + (x / median)^shape), as `n` steps of equal probability.
 

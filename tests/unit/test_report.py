@@ -55,9 +55,9 @@ def table(text: str, first: str, number: int = 0) -> dict[str, list[str]]:
 
 def changes(text: str, number: int = 0) -> dict[tuple[str, str], list[float]]:
     """The rows of what `optimal` changes, by peer and figure: change, interval, median, traces, worse cells."""
-    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("optimal against  ")]
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("ours ")]
     rows = [re.sub(r"[\[\],]", "", line).split() for line in blocks[number][1:] if ": " not in line]
-    return {(peer, of): list(map(float, row)) for peer, of, *row in rows}
+    return {(peer, of): list(map(float, row)) for own, peer, of, *row in rows if own == "optimal"}
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_summary_of_a_real_evaluation_has_every_table_of_both_constraints(cells:
         assert f"{side}-constrained: 2 traces x 3 devices x 2 budgets" in text
         policies = table(text, "policy ", number)
         assert list(policies) == list(EVALUATED)
-        assert all(len(row) == 9 for row in policies.values())
+        assert all(len(row) == 10 for row in policies.values())
         assert list(changes(text, number)) == [
             (peer, of) for peer in ("paper-tuned", "paper", "paper-paced") for of in ("mean", "P99", "CVaR")
         ]

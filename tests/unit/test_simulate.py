@@ -206,6 +206,14 @@ def test_a_trace_that_is_sorted_by_kind_of_prompt_is_fitted_and_tested_on_all_ki
     assert not set(past) & set(future)
 
 
+def test_a_server_asked_twice_answers_sooner_and_is_sent_no_more_than_the_hedge() -> None:
+    setup = EvaluationSetup(("optimal", "optimal-hedged"), (PHONE,), (DEVICE,), (0.2,), n_seeds=2, n_requests=1500)
+    once, twice = evaluate(TRACES, asked(12, 300), setup)
+    assert once.asked_twice == 0.0
+    assert 0.0 < twice.asked_twice < 0.12, "8 % of the first half, of another one here"
+    assert twice.mean_ttft_s < once.mean_ttft_s
+
+
 def test_intervals_of_a_cell_are_over_its_seeds_and_only_where_asked_for() -> None:
     setup = EvaluationSetup(("paper",), (PHONE,), (DEVICE,), (0.5,), n_seeds=6, n_requests=300, bootstrap=True)
     [cell] = evaluate(TRACES, asked(12, 300), setup)
@@ -461,6 +469,7 @@ def test_the_figures_of_a_small_case_are_those_reckoned_by_hand() -> None:
         "delayed_mean": 0.0,
         "delayed_p99": 0.0,
         "n_tested": 3,
+        "asked_twice": 0.0,
     }
     assert (cell.pop("handoff"), cell.pop("ci95")) == ("none", None)
     assert cell == pytest.approx(by_hand)

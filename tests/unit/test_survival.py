@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lifelines import KaplanMeierFitter  # type: ignore[import-untyped]
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.estimation.survival import Survival, heavy_tail, kaplan_meier, mixture
+from disco_daemon.estimation.survival import Survival, asked_twice, heavy_tail, kaplan_meier, mixture
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,18 @@ def test_the_prior_is_log_logistic(median: float, shape: float, ratio: float) ->
     prior = heavy_tail(median, shape, n=1000)
     assert prior.at(ratio * median) == pytest.approx(1 / (1 + ratio**shape), abs=1e-3)
     assert prior.n == prior.censored_share == 0
+
+
+def test_the_sooner_of_two_requests_is_as_drawn() -> None:
+    rng = np.random.default_rng(4)
+    times = rng.lognormal(0, 0.7, 300)
+    curve = kaplan_meier(times, np.ones(300))
+    first, second = rng.choice(times, 200_000), rng.choice(times, 200_000)
+    drawn = np.minimum(first, 1.5 + second)
+    found = asked_twice(curve, 1.5)
+    for x in (0.5, 1.4, 1.6, 2.0, 3.0):
+        assert found.at(x) == pytest.approx(float((drawn > x).mean()), abs=0.005)
+    assert found.mean_below(50.0) == pytest.approx(float(drawn.mean()), rel=0.01)
 
 
 def test_under_the_prior_every_further_second_costs_something() -> None:

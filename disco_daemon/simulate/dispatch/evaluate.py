@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ...errors import ConfigError
 from ...estimation.context import Contexts, estimate_contexts
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
-from ...estimation.survival import Survival, kaplan_meier
+from ...estimation.survival import Survival, asked_twice, kaplan_meier
 from ...types import Side
 from ..bootstrap import interval
 from ..traces import LatencyTrace, Requests
@@ -33,6 +33,7 @@ from .player import Phone, Played, Recent, Stream, play, play_paced
 
 N_REQUESTS = 2000  # a lane; twenty requests make up the worst 1 %
 TAIL = 0.01  # of the requests, for the CVaR
+HEDGE = 0.08  # of the requests: those whose server is slower than that share of all is asked again by `optimal-hedged`
 MIN_TESTED = 100  # rows: of fewer the worst 1 % are not known
 MAX_BUCKETS = 64  # Alpaca has 62 prompt lengths: each its own
 READER_TPS = 4.8  # token/s, reading; Andes §2.2
@@ -48,7 +49,7 @@ PHONES = (
 LIMITS = ("clairvoyant", "best-p99")
 # Two policies are played in forms of the simulator's own (`make`), all others of the registry as the daemon makes them.
 PAPER = ("paper", "paper-eq1", "paper-paced", "paper-tuned")
-OPTIMAL = ("optimal", "optimal-unconditioned")
+OPTIMAL = ("optimal", "optimal-unconditioned", "optimal-hedged")
 OTHERS = [entry for entry in REGISTRY if entry.is_simulated and entry.name not in (*PAPER, *OPTIMAL)]
 POLICIES = (*(entry.name for entry in sorted(OTHERS, key=lambda entry: entry.learns)), *PAPER, *OPTIMAL)
 PACED = frozenset({*PAPER[1:], *OPTIMAL, *(entry.name for entry in OTHERS if entry.is_paced)})
@@ -60,8 +61,9 @@ class Cell:
 
     `handoff` is the variant that was simulated, or `none`; with one, `delayed_mean` and `delayed_p99` are the tokens
     that came too late for the reader, per handoff. `n_tested` rows of the trace were played: below MIN_TESTED of them
-    the P99 and the CVaR are one or two rows, and count in no table. `ci95` has the 95 % intervals of some figures over
-    the seeds, by their names, where they were asked for.
+    the P99 and the CVaR are one or two rows, and count in no table. `asked_twice` is the share of all prompt tokens
+    that the server was sent a second time. `ci95` has the 95 % intervals of some figures over the seeds, by their
+    names, where they were asked for.
     """
 
     trace: str
@@ -84,6 +86,7 @@ class Cell:
     delayed_mean: float = 0.0
     delayed_p99: float = 0.0
     n_tested: int = 0
+    asked_twice: float = 0.0
     ci95: dict[str, tuple[float, float]] | None = None
 
 
@@ -171,11 +174,20 @@ class Scene:
             len(future),
         )
 
+    @property
+    def hedge_s(self) -> float:
+        """How long the server is silent before `optimal-hedged` asks it again, s."""
+        return float(self.samples.quantile(1 - HEDGE))
+
     def policy_input(self, phone: Phone, constrained: Side, budget: float, name: str) -> PolicyInput:
         """Return the input that the policy of that name is fitted to; the prior and the contexts are our own."""
         device_s = phone.ttft_s(self.lengths.values)
         server = self.fitted if name.startswith("optimal") else self.samples
-        contexts = self.contexts if name == "optimal" else None
+        contexts = self.contexts if name in ("optimal", "optimal-hedged") else None
+        if name == "optimal-hedged" and constrained is Side.DEVICE:
+            server = asked_twice(server, self.hedge_s)
+            curves = tuple(asked_twice(curve, self.hedge_s) for curve in self.contexts.curves)
+            contexts = replace(self.contexts, curves=curves)
         return PolicyInput(server, self.lengths, device_s, constrained, budget, contexts)
 
 
@@ -229,7 +241,12 @@ def play_policy(
         return play(scene.stream, phone, tables, budgets, constrained)
     lanes = np.repeat(budgets[:, None], setup.n_seeds, axis=1)
     pacer = Pacer(lanes, scene.lengths.mean, windowed=setup.windowed)
-    return play_paced(scene.stream, phone, tables, pacer, constrained, scene.recent)
+    if name != "optimal-hedged" or constrained is Side.SERVER:
+        return play_paced(scene.stream, phone, tables, pacer, constrained, scene.recent)
+    stream = scene.stream.asking_twice(scene.hedge_s)
+    played = play_paced(stream, phone, tables, pacer, constrained, scene.recent)
+    is_slow = scene.stream.server_s[:, None, :] > scene.hedge_s
+    return replace(played, asked_twice=is_slow & (played.ttft_s > scene.hedge_s))
 
 
 def measure(
@@ -261,8 +278,15 @@ def measure(
         handoffs=0.0,
         largest_gap_s=float(np.where(won, 1 / phone.decode_tps, 1 / SERVER_TPS).max(axis=0).mean()),
         n_tested=n_tested,
+        asked_twice=_share_twice(stream, played, i),
         ci95={key: interval(of_seed) for key, of_seed in of_seeds.items()} if bootstrap else None,
     )
+
+
+def _share_twice(stream: Stream, played: Played, i: int) -> float:
+    if played.asked_twice is None:
+        return 0.0
+    return float((played.asked_twice[:, i] * stream.prompt).sum() / stream.prompt.sum())
 
 
 def prices(phone: Phone, usd_per_kwh: float) -> Costs:
@@ -274,6 +298,8 @@ def prices(phone: Phone, usd_per_kwh: float) -> Costs:
 def request_usd(stream: Stream, played: Played, costs: Costs) -> FloatArray:
     """$ of each request [requests, budgets, seeds]: every prompt that was started, and the answer by who gave it."""
     prompts = played.device_ran * costs.device_prefill + played.server_ran * costs.server_prefill
+    if played.asked_twice is not None:
+        prompts = prompts + played.asked_twice * costs.server_prefill
     answers = np.where(played.device_won, costs.device_decode, costs.server_decode)
     total: FloatArray = prompts * stream.prompt[:, None, :] + answers * stream.output[:, None, :]
     return total
@@ -290,7 +316,7 @@ def _best_p99(scene: Scene, phone: Phone, constrained: Side, setup: EvaluationSe
         )
         yield Cell(
             scene.trace.name, phone.name, constrained.value, "best-p99", budget,
-            **{**row, "p99_ttft_s": p99, "realised_ratio": nan, "cost_usd": nan, "handoffs": nan},
+            **{**row, "p99_ttft_s": p99, "realised_ratio": nan, "cost_usd": nan, "handoffs": nan, "asked_twice": nan},
             n_tested=scene.n_tested,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ the order of the trace (from a random start, around and around). The server's fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,13 @@ class Stream:
         columns = [_column(ttft_s, requests, n, np.random.default_rng(seed)) for seed in seeds]
         return cls(*(np.stack(c, axis=1) for c in zip(*columns, strict=True)))
 
+    def asking_twice(self, after_s: float) -> Stream:
+        """The same requests, of which the server is asked again where it was silent for `after_s`.
+
+        The second time is the next one of the trace: a slow period is slow for both.
+        """
+        return replace(self, server_s=np.minimum(self.server_s, after_s + np.roll(self.server_s, -1, axis=0)))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
@@ -60,14 +67,16 @@ class Played:
     server_ran: BoolArray
     ratio: FloatArray  # [budgets, seeds]
     lead_s: FloatArray | None = None  # where it was played
+    asked_twice: BoolArray | None = None  # whether the server was, where it may be
 
     def at(self, i: int) -> Played:
         """The `i`-th budget alone."""
         one = slice(i, i + 1)
         lead = None if self.lead_s is None else self.lead_s[:, one]
+        twice = None if self.asked_twice is None else self.asked_twice[:, one]
         return Played(
             self.ttft_s[:, one], self.device_won[:, one], self.device_ran[:, one], self.server_ran[:, one],
-            self.ratio[one], lead,
+            self.ratio[one], lead, twice,
         )  # fmt: skip
 
 

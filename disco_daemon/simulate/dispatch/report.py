@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+OURS = ("optimal", "optimal-hedged")
 PEERS = ("paper-tuned", "paper", "paper-paced", "paper-eq1")  # the first is the one to be measured by
 WORSE = 0.02  # a cell this much worse than before is counted
 N_EXTREMES = 3  # traces shown at either end
@@ -43,11 +44,23 @@ def _constraint(side: Side, cells: Sequence[Cell]) -> list[str]:
 
 def _policies(cells: Sequence[Cell]) -> str:
     """One row per policy."""
-    head = ("policy", "mean s", "P50 s", "P95 s", "P99 s", "CVaR s", "off budget", "$/1000", "QoE", "QoE strict")
+    head = (
+        "policy",
+        "mean s",
+        "P50 s",
+        "P95 s",
+        "P99 s",
+        "CVaR s",
+        "off budget",
+        "$/1000",
+        "QoE",
+        "QoE strict",
+        "twice %",
+    )
     rows = [[name, *_figures(list(_places(cells, name).values()))] for name in _names(cells)]
     note = (
         f"P99, CVaR: of traces with {MIN_TESTED} tested rows or more; off budget: realised ratio - b in points, where "
-        "it is largest; $/1000: cost of 1000 requests"
+        "it is largest; $/1000: cost of 1000 requests; twice: prompt tokens that the server was sent again"
     )
     return f"{align(head, rows)}\n{note}"
 
@@ -62,24 +75,23 @@ def _figures(cells: Sequence[Cell]) -> list[str]:
         number(1000 * mean(c.cost_usd for c in cells), 4),
         number(mean(c.qoe for c in cells), 4),
         number(mean(c.qoe_strict for c in cells), 4),
+        number(100 * mean(c.asked_twice for c in cells), 1),
     ]
 
 
 def _changes(cells: Sequence[Cell]) -> list[str]:
     """Tabulate the change from the paper's policies to `optimal`, with intervals, and where it matters most."""
-    bases = [base for base in PEERS if _pairs(cells, "optimal", base)]
+    bases = [(own, base) for own in OURS for base in PEERS if _pairs(cells, own, base)]
     if not bases:
         return []
-    head = ("optimal against", "of the", "change %", "95 % over traces", "median trace %", "traces", "worse cells %")
-    rows = [row for base in bases for row in _change_rows(_pairs(cells, "optimal", base), base)]
+    head = ("ours", "against", "of the", "change %", "95 % over traces", "median trace %", "traces", "worse cells %")
+    rows = [[own, *row] for own, base in bases for row in _change_rows(_pairs(cells, own, base), base)]
     note = (
         f"change: geometric mean; worse: share of the cells where it is more than {100 * WORSE:.0f} % higher; "
         f"P99 and CVaR: of traces with {MIN_TESTED} tested rows or more"
     )
-    return [
-        "\n".join([align(head, rows, n_left=2), note]),
-        *(part for base in bases for part in _extremes(cells, base)),
-    ]
+    extremes = (part for own, base in bases if own == OURS[0] for part in _extremes(cells, base))
+    return ["\n".join([align(head, rows, n_left=3), note]), *extremes]
 
 
 def _change_rows(pairs: Sequence[tuple[Cell, Cell]], base: str) -> Iterable[list[str]]:
@@ -222,6 +234,7 @@ OWN_STYLES = {
     "paper-eq1": ("#0072B2", ">", ":"),
     "optimal": ("#D55E00", "D", "-"),
     "optimal-unconditioned": ("#CC79A7", "P", "--"),
+    "optimal-hedged": ("#D55E00", "d", ":"),
     "clairvoyant": ("#000000", "", ":"),
 }
 MARKERS = "X*pdhH8<>"  # of policies without a style of their own
