@@ -6,6 +6,7 @@ all segments are written before, and both hosts' processes run.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from disco_daemon.daemon.local_hosts import LocalHosts
 from disco_daemon.engine import wire
@@ -32,14 +35,47 @@ FIRST, LAST = 5, 25  # the layers that hosts have: 20 of the default model's 30
 SIZES = (1, 10, 20)  # layers that are replicated
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What home and hosts have used so far: seconds of processors, and how often a thread slept; and tokens drawn."""
+
+    cpu_s: float
+    n_sleeps: int
+    n_tokens: int
+
+    @staticmethod
+    def of(pids: Sequence[int], n_tokens: int) -> Effort:
+        """Return what these processes have used."""
+        cpu_s, n_sleeps = 0.0, 0
+        for pid in pids:
+            times = psutil.Process(pid).cpu_times()
+            cpu_s += times.user + times.system
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                words = (task / "status").read_text().split()
+                n_sleeps += int(words[words.index("voluntary_ctxt_switches:") + 1])
+        return Effort(cpu_s, n_sleeps, n_tokens)
+
+    def since(self, before: Effort) -> Effort:
+        """Return what was used since then."""
+        return Effort(self.cpu_s - before.cpu_s, self.n_sleeps - before.n_sleeps, self.n_tokens - before.n_tokens)
+
+    def __add__(self, other: Effort) -> Effort:
+        return Effort(self.cpu_s + other.cpu_s, self.n_sleeps + other.n_sleeps, self.n_tokens + other.n_tokens)
+
+
 @dataclass
 class Meanwhile:
-    """Eight answers of a batcher, when each got its tokens, and what else went on."""
+    """Eight answers of a batcher, when each got its tokens, and what else went on.
+
+    `moving` and `beside` are the efforts of moves that count, and of the iterations behind each.
+    """
 
     llama: HomeLlama
     times: dict[str, list[float]] = field(default_factory=dict)
     windows: list[tuple[float, float]] = field(default_factory=list)  # in which layers were moved for the figures
     others: list[tuple[float, float]] = field(default_factory=list)  # in which they were put where they have to be
+    moving: Effort = Effort(0.0, 0, 0)
+    beside: Effort = Effort(0.0, 0, 0)
 
     def __post_init__(self) -> None:
         self.llama.clear()
@@ -63,17 +99,37 @@ class Meanwhile:
 
     def move(self, ends: Ends, *, counts: bool) -> float:
         """Move layers, then go on for a while; return how long it took, s. Raises RuntimeError if it cannot be done."""
+        before = self.effort()
         began = time.perf_counter()
         self.batcher.begin_move(ends)
         while self.llama.is_moving:
             self.batcher.step()
         if error := self.llama.moves[-1].error:
             raise RuntimeError(error)
-        ended = time.perf_counter()
+        ended, between = time.perf_counter(), self.effort()
         (self.windows if counts else self.others).append((began, ended))
         for _ in range(N_BESIDE):
             self.batcher.step()
+        if counts:
+            self.moving += between.since(before)
+            self.beside += self.effort().since(between)
         return ended - began
+
+    def effort(self) -> Effort:
+        """Return what home and hosts have used so far."""
+        pids = [os.getpid(), *filter(None, self.llama.host_pids.values())]
+        return Effort.of(pids, self.batcher.counters.completion_tokens)
+
+    def costs(self) -> dict[str, float]:
+        """Return what a move cost beside the tokens that were drawn meanwhile: these figures have less noise.
+
+        Seconds of processors, and how often a thread slept, both beyond what as many tokens take without a move.
+        """
+        n, share = len(self.windows), self.moving.n_tokens / max(1, self.beside.n_tokens)
+        return {
+            "cpu_s": (self.moving.cpu_s - share * self.beside.cpu_s) / n,
+            "sleeps": (self.moving.n_sleeps - share * self.beside.n_sleeps) / n,
+        }
 
     def effect(self) -> dict[str, float]:
         """Return how much longer than usual a reader waited at most, s, and what share of the throughput was lost."""
@@ -118,7 +174,10 @@ def operations(model: Path, folder: Path, n_layers: int, cores: Sequence[int], r
     try:
         readers = Meanwhile(llama)
         migrate_s = [readers.move(to, counts=True) for _ in range(repeats) for to in (after, before)]
-        found = readers.effect()
+        found = readers.effect() | readers.costs()
+        moved = [move for move in llama.moves if not move.error]
+        found["moved_bytes"] = statistics.median(move.n_bytes for move in moved)
+        found["switch_s"] = statistics.median(move.pause_s for move in moved)
         replicate_s: dict[str, list[float]] = {}
         for _ in range(repeats):
             for size in SIZES:

@@ -52,7 +52,7 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
     A cancellation waits for the fork and takes it back: asyncio's own clean-up of a subprocess whose creation is
     cancelled can wait for ever (seen on CPython 3.11).
     """
-    starting = asyncio.create_subprocess_exec(*command(module, *args), env=environment(), **options)
+    starting = asyncio.create_subprocess_exec(*command(module, *args), env=environment(module=module), **options)
     fork = asyncio.ensure_future(starting)
     try:
         return await asyncio.shield(fork)
@@ -64,7 +64,7 @@ async def spawn(module: str, *args: str, **options: Any) -> asyncio.subprocess.P
 def start(module: str, *args: str, sock: socket.socket) -> subprocess.Popen[bytes]:
     """Start a module that is told the number of `sock` last, and ends with the other end of it. Raises OSError."""
     words = command(module, *args, str(sock.fileno()))
-    return subprocess.Popen(words, pass_fds=[sock.fileno()], env=environment(), stdin=subprocess.DEVNULL)
+    return subprocess.Popen(words, pass_fds=[sock.fileno()], env=environment(module=module), stdin=subprocess.DEVNULL)
 
 
 async def run_job(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -11,13 +12,15 @@ from random import Random
 import pytest
 
 from disco_daemon.daemon.local_hosts import LocalHosts
+from disco_daemon.engine.hosts.cell_memory import SharedCells
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
+from disco_daemon.engine.hosts.remote import RemoteSegment
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
-from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
+from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts, n_cell_memories
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 
@@ -175,9 +178,46 @@ def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expec
     home.break_off("the test is over")
     home.clear()
     assert home.kept_bytes == 0
+    assert n_cell_memories() == 0
     used = {id(segment) for leg in home._legs for segment in leg.replicas}
     assert all(id(segment) in used for host in home.hosts.values() for segment in host.segments.values())
     assert not list(folder.glob("*.new"))
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_cells_go_through_common_memory_or_by_socket_and_are_kept_for_another_process(
+    home: HomeLlama, folder: Path, expected: dict[str, str], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that begin elsewhere are kept as cells; the host that got them is lost, and has them again."""
+    for host in home.hosts.values():
+        if host.link is not None:
+            assert host.link.shares_memory == (sys.platform == "linux")
+            monkeypatch.setattr(host.link, "shares_memory", shares)
+    core = Core(home, HomeBatcher)
+    batcher, wanted, n_lost = core.batcher, [ends_of(folder, *MOVES[0]), ends_of(folder, BOUNDS, HOSTS)], home.n_lost
+    assert isinstance(batcher, HomeBatcher)
+    ask_all(core)
+
+    def change(step: int) -> None:
+        is_there = not home.is_moving and home.cut[0][0].last == 8
+        if step == 5:
+            batcher.begin_move(wanted[0])
+        elif is_there and home.n_lost == n_lost and home.host_pids[1]:
+            segment = home._legs[1].replicas[0]
+            assert isinstance(segment, RemoteSegment)
+            kept = [one.saved for one in segment.kept._kept if one.rows is None]
+            assert {isinstance(saved, SharedCells) for saved in kept} == {shares and sys.platform == "linux"}
+            os.kill(home.host_pids[1], signal.SIGKILL)
+        elif is_there and home.n_lost > n_lost:
+            batcher.begin_move(wanted[1])
+
+    assert core.run(change) == expected
+    assert home.n_lost == n_lost + 1
+    while home.is_moving:
+        batcher.look()
+    assert home.moves[-1].error == ""
+    home.clear()
+    assert n_cell_memories() == 0
 
 
 def test_a_move_that_cannot_be_is_refused(home: HomeLlama, folder: Path) -> None:

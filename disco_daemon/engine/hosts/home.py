@@ -26,6 +26,7 @@ from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.state import State
 from ..wire import Load
+from .ends import Ends
 from .legs import FlightFailedError, HomeSegment, Leg
 from .link import HostGoneError
 from .loading import BrokenOffError
@@ -37,24 +38,6 @@ __all__ = ["BROKEN", "HERE", "Ends", "HomeLlama"]
 
 BROKEN = -1  # of a decode, as llama_decode returns it
 MAX_REPORTS = 64  # of the latest moves
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """The files of ranges, one behind the other: the first and the last are home's, each other one is a leg.
-
-    `hosts` has for each leg the hosts by number that have it, or home alone (HERE). Without it each leg has its own.
-    """
-
-    paths: tuple[str, ...]
-    ranges: tuple[LayerRange, ...]
-    hosts: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def legs(self) -> list[tuple[LayerRange, str, tuple[int, ...]]]:
-        """The legs with their files and hosts. Raises ValueError if they are not as many."""
-        hosts = self.hosts or tuple((number,) for number in range(len(self.ranges) - 2))
-        return list(zip(self.ranges[1:-1], self.paths[1:-1], hosts, strict=True))
 
 
 @dataclass(eq=False, slots=True)
@@ -260,11 +243,7 @@ class HomeLlama(Llama):
         """
         if self._move is not None:
             raise ModelError("a move of layers is under way")
-        if (ends.ranges[0], ends.ranges[-1]) != (self._ends.ranges[0], self._ends.ranges[-1]):
-            raise ModelError("home's own ranges cannot be moved")
-        bounds = [layers.last for layers in ends.ranges[:-1]]
-        if len(ends.ranges) < 3 or bounds != [layers.first for layers in ends.ranges[1:]]:
-            raise ModelError("the ranges are not one behind the other")
+        self._ends.require_move(ends)
         report = MoveReport(ends.ranges, began_at=0.0)
         wanted = self._pool.wanted(self._legs, ends.legs)
         self._move = Recut(self._legs, wanted, report)
@@ -285,17 +264,21 @@ class HomeLlama(Llama):
         if self._move is None:
             return False
         try:
-            return self._move.progress(self._spans)
+            is_ready = self._move.progress(self._spans)
         except BrokenOffError as e:
             self.break_off(str(e))
             return False
+        if is_ready and not self._move.needs_landing:
+            self.finish_move(())
+            return False
+        return is_ready
 
     def finish_move(self, spans: Iterable[Span]) -> None:
-        """Copy what is left, and let the new legs take the place of the old ones; no flight may be under way."""
-        assert not self._flights
+        """Copy what is left, and let the new legs take the place of the old ones, with no flight under way."""
         move = self._move
         if move is None:  # a host was lost while the last flights landed
             return
+        assert not (self._flights and move.needs_landing)
         try:
             legs = move.finish(spans, lambda: wait_for(move.hosts))
         except BrokenOffError as e:

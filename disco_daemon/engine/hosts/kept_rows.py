@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .cell_memory import SavedCells
+
 FloatRows = NDArray[np.float32]
 REPLAYED = 256  # rows that are sent again at a time
 
@@ -27,7 +29,7 @@ class Kept:
     start: int
     owners: dict[int, int]
     rows: FloatRows | None = None
-    saved: bytes = b""
+    saved: SavedCells = b""
 
     @property
     def n_bytes(self) -> int:
@@ -59,7 +61,7 @@ class PutAgain:
     owner: int
     start: int
     end: int
-    saved: bytes
+    saved: SavedCells
 
 
 Step = RowsAgain | ShareAgain | PutAgain
@@ -92,7 +94,7 @@ class KeptRows:
             self._kept.append(Kept(flight, start, {seq: start + n}, rows[at : at + n].copy()))
             at += n
 
-    def put(self, owners: Iterable[int], start: int, end: int, saved: bytes) -> None:
+    def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
         """Keep cells that were put back as they were saved."""
         self._kept.append(Kept(-1, start, dict.fromkeys(owners, end), saved=saved))
 

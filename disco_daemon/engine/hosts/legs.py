@@ -17,6 +17,7 @@ from ..llama.hidden import FloatRows
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
+from .cell_memory import SavedCells, bytes_of
 from .remote import Places, RemoteSegment
 
 
@@ -66,9 +67,9 @@ class HomeSegment:
         """Free all cells."""
         self.model.clear()
 
-    def put(self, owners: Iterable[int], start: int, end: int, saved: bytes) -> None:
+    def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
         """Put saved cells of these layers into new ones, for several sequences. Raises ModelError."""
-        self.model.put(saved, owners, start, end)
+        self.model.put(bytes_of(saved), owners, start, end)
 
     def release(self) -> None:
         """Free it."""
@@ -159,7 +160,7 @@ class Leg:
         for segment in self.replicas:
             segment.clear()
 
-    def put(self, owners: Iterable[int], start: int, end: int, saved: bytes) -> None:
+    def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
         """Put saved cells of these layers into new ones, for several sequences, which are at one replica.
 
         Raises ModelError.

@@ -8,16 +8,19 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from ...peer.messages import BadFrameError
 from ..llama.hidden import FloatRows
 from ..wire import Load
+from .cell_memory import CellMemory, SavedCells, SharedCells, new_memory
 from .messages import (
     AskSign,
     BeginHost,
     CellsSaved,
     ComputeRows,
+    DropMemory,
     FrameBuffer,
     HostReady,
     HostSocket,
@@ -27,6 +30,7 @@ from .messages import (
     SegmentLoaded,
     SegmentRefused,
     SignOfLife,
+    TakeMemory,
     ToHost,
     decode_from_host,
 )
@@ -54,12 +58,14 @@ class HostLink:
         # What is sent to a host that has stopped fills the socket: that is silence, too.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 3, 500_000))
         self.rows: dict[tuple[int, int], FloatRows] = {}
-        self.saved: dict[int, bytes] = {}
+        self.saved: dict[int, SavedCells] = {}
         self.loaded: dict[int, bool | str] = {}
         self.n_rows, self.busy_s = 0, 0.0  # what it computed for flights
-        self.pid, self.build = 0, ""
+        self.pid, self.build, self.shares_memory = 0, "", False
+        self._memories = set[int]()  # that the host has
+        self._slots: dict[int, tuple[CellMemory, int]] = {}  # of copies that go to a memory
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
-        self.tell(BeginHost(folders=tuple(folders)))
+        self._begin(BeginHost(folders=tuple(folders)))
         self.wait(lambda: self.pid != 0, START_S)
 
     def fileno(self) -> int:
@@ -73,6 +79,31 @@ class HostLink:
         except OSError as e:
             msg = f"the connection has broken: {e.strerror}"
             raise HostGoneError(msg) from e
+
+    def _begin(self, message: BeginHost) -> None:
+        if (memory := new_memory()) is None:
+            self.tell(message)
+        else:
+            self._tell_with(message, memory)
+
+    def _tell_with(self, message: ToHost, memory: CellMemory) -> None:
+        try:
+            self._socket.send_with(message, memory.fd)
+        except OSError as e:
+            msg = f"the connection has broken: {e.strerror}"
+            raise HostGoneError(msg) from e
+
+    def share(self, memory: CellMemory) -> None:
+        """Let the host have a memory, if it has not got it yet."""
+        if memory.number not in self._memories:
+            self._tell_with(TakeMemory(memory=memory.number), memory)
+            self._memories.add(memory.number)
+
+    def unshare(self, memory: CellMemory) -> None:
+        """Let the host close a memory, if it has it."""
+        if memory.number in self._memories:
+            self._memories.discard(memory.number)
+            self.tell(DropMemory(memory=memory.number))
 
     def load(self, segment: int, load: Load) -> None:
         """Let it load a segment in the background; `loaded` has it then."""
@@ -91,10 +122,26 @@ class HostLink:
         message = ComputeRows(segment=segment, flight=flight, places=tuple(places), answered=answered)
         self.tell(message, np.ascontiguousarray(rows, np.float32).data.cast("B"))
 
-    def save(self, segment: int, seq: int, start: int, end: int, layers: tuple[int, int, int] | None = None) -> int:
-        """Ask for what a sequence has at these positions; return the number by which `saved` has it then."""
+    def save(
+        self,
+        segment: int,
+        seq: int,
+        span: tuple[int, int],
+        layers: tuple[int, int, int] | None = None,
+        memory: CellMemory | None = None,
+    ) -> int:
+        """Ask for what a sequence has from one position to another; return the number by which `saved` has it then.
+
+        With a `memory` it goes there, if the host shares memory.
+        """
         self._n_copies += 1
-        self.tell(SaveCells(segment=segment, copy=self._n_copies, seq=seq, start=start, end=end, layers=layers))
+        message = SaveCells(segment=segment, copy=self._n_copies, seq=seq, start=span[0], end=span[1], layers=layers)
+        if memory is not None and self.shares_memory:
+            self.share(memory)
+            self._slots[self._n_copies] = memory, memory.slot()
+            number, at = memory.number, self._slots[self._n_copies][1]
+            message = msgspec.structs.replace(message, memory=number, at=at)
+        self.tell(message)
         return self._n_copies
 
     def close(self) -> None:
@@ -149,14 +196,15 @@ class HostLink:
         match message:
             case RowsComputed():
                 self._take_rows(message, behind)
-            case CellsSaved(copy=copy):
-                self.saved[copy] = behind
+            case CellsSaved(copy=copy, n_shared=n_shared):
+                slot = self._slots.pop(copy, None)
+                self.saved[copy] = SharedCells(*slot, n_shared) if slot is not None and n_shared else behind
             case SegmentLoaded(segment=segment, moves_states=moves_states):
                 self.loaded[segment] = moves_states
             case SegmentRefused(segment=segment, reason=reason):
                 self.loaded[segment] = reason
-            case HostReady(build=build, pid=pid):
-                self.build, self.pid = build, pid
+            case HostReady():
+                self.build, self.pid, self.shares_memory = message.build, message.pid, message.shares_memory
             case SignOfLife():
                 pass
 

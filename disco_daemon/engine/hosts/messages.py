@@ -24,16 +24,23 @@ class HostMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class BeginHost(HostMessage, frozen=True, kw_only=True):
-    """The first: from now on the host opens files in these folders only."""
+    """The first: from now on the host opens files in these folders only.
+
+    Where it can, home sends a descriptor with it, to learn whether descriptors arrive.
+    """
 
     folders: tuple[str, ...]
 
 
 class HostReady(HostMessage, frozen=True, kw_only=True):
-    """It computes by this `build` of llama.cpp, in process `pid`."""
+    """It computes by this `build` of llama.cpp, in process `pid`.
+
+    `shares_memory`: a descriptor came with the first message, so that cells may go through common memory.
+    """
 
     build: str
     pid: int
+    shares_memory: bool = False
 
 
 class LoadSegment(HostMessage, frozen=True, kw_only=True):
@@ -107,7 +114,7 @@ class ClearCells(HostMessage, frozen=True, kw_only=True):
 class SaveCells(HostMessage, frozen=True, kw_only=True):
     """Send what a sequence has at the positions from `start` to `end`, of these layers alone or of all.
 
-    The answer has the same `copy`.
+    The answer has the same `copy`. With a `memory`, they go there, from byte `at` on.
     """
 
     segment: int
@@ -116,21 +123,42 @@ class SaveCells(HostMessage, frozen=True, kw_only=True):
     start: int
     end: int
     layers: tuple[int, int, int] | None = None
+    memory: int = 0
+    at: int = 0
 
 
 class CellsSaved(HostMessage, frozen=True, kw_only=True):
-    """What a sequence has, behind this message: as llama.cpp saves it, or cut by layers."""
+    """What a sequence has: as llama.cpp saves it, or cut by layers. It is behind this message, or `n_shared` bytes."""
 
     copy: int
+    n_shared: int = 0
 
 
 class PutCells(HostMessage, frozen=True, kw_only=True):
-    """Put what is behind this message into new cells, at the positions from `start` to `end` of the `owners`."""
+    """Put saved cells into new ones, at the positions from `start` to `end` of the `owners`.
+
+    They are behind this message, or `n_shared` bytes of a `memory`, from byte `at` on.
+    """
 
     segment: int
     owners: tuple[int, ...]
     start: int
     end: int
+    memory: int = 0
+    at: int = 0
+    n_shared: int = 0
+
+
+class TakeMemory(HostMessage, frozen=True, kw_only=True):
+    """With this message comes the descriptor of a memory, which has this number from now on."""
+
+    memory: int
+
+
+class DropMemory(HostMessage, frozen=True, kw_only=True):
+    """That memory is not needed any more."""
+
+    memory: int
 
 
 class AskSign(HostMessage, frozen=True, kw_only=True):
@@ -151,6 +179,8 @@ ToHost = (
     | ClearCells
     | SaveCells
     | PutCells
+    | TakeMemory
+    | DropMemory
     | AskSign
 )
 FromHost = HostReady | SegmentLoaded | SegmentRefused | RowsComputed | CellsSaved | SignOfLife
@@ -177,6 +207,17 @@ class HostSocket:
             else:
                 self.sock.sendall(head + body)
                 self.sock.sendall(behind)
+
+    def send_with(self, message: ToHost, fd: int) -> None:
+        """Send one frame with a descriptor, where the socket is one of this machine. Raises OSError."""
+        if self.sock.family != socket.AF_UNIX:
+            self.send(message)
+            return
+        body = _encoder.encode(message)
+        frame = HEADER.pack(len(body), 0, self.epoch) + body
+        with self._lock:
+            n = socket.send_fds(self.sock, [frame], [fd])
+            self.sock.sendall(frame[n:])
 
     def send_if_free(self, message: FromHost) -> None:
         """Send one frame, unless another one is being sent: whoever waits for a sign has that. Raises OSError."""

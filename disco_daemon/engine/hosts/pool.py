@@ -12,6 +12,7 @@ from ..llama.layer_states import LayerState, unpacked
 from ..llama.refusals import ModelError
 from ..llama.segment import SegmentModel
 from ..wire import Load
+from .cell_memory import SavedCells, bytes_of
 from .legs import AnySegment, HomeSegment, Leg
 from .link import HostGoneError, HostLink
 from .loading import HomeLoading, HostStart, Loading, RemoteLoading
@@ -130,11 +131,11 @@ def leg_parts(
                 segment.host.lose(e)
         for at, segment, link, number in asked:
             if (saved := _awaited(segment.host, link, number)) is not None:
-                found[at] = unpacked(saved, segment.layers)
+                found[at] = unpacked(bytes_of(saved), segment.layers)
     return [found[at] for at in range(len(segments))]
 
 
-def _awaited(host: RemoteHost, link: HostLink, number: int) -> bytes | None:
+def _awaited(host: RemoteHost, link: HostLink, number: int) -> SavedCells | None:
     """Wait for a copy that a host's process was asked for; return None if that is lost."""
     if host.link is not link:
         return None

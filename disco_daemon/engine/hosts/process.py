@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +30,14 @@ from ..llama.model import N_BATCH, build, quiet
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
+from .cell_memory import read_all, write_all
 from .messages import (
     AskSign,
     BeginHost,
     CellsSaved,
     ClearCells,
     ComputeRows,
+    DropMemory,
     ForgetCells,
     FrameBuffer,
     HostReady,
@@ -48,12 +51,15 @@ from .messages import (
     SegmentRefused,
     ShareCells,
     SignOfLife,
+    TakeMemory,
     ToHost,
     decode_to_host,
 )
 
 NICE = 5  # as the engine's: home waits for what is computed here
 READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
+
+MAX_DESCRIPTORS = 8  # that come with one piece of the stream: home sends one with a message
 
 Order = tuple[ToHost, bytes]
 
@@ -74,6 +80,7 @@ class Host:
     orders: queue.SimpleQueue[Order | SegmentReady] = field(default_factory=queue.SimpleQueue)
     _segments: dict[int, SegmentModel] = field(default_factory=dict)
     _released: set[int] = field(default_factory=set)  # while they are loaded
+    _memories: dict[int, int] = field(default_factory=dict)  # descriptors by the number of the memory
     _moves_states: bool | None = None  # of this model and build; tried out with the first segment
 
     def run(self) -> None:
@@ -131,14 +138,14 @@ class Host:
                 self._segments[number].share(source, seq, n)
             case ClearCells(segment=number):
                 self._segments[number].clear()
-            case SaveCells(segment=number, copy=copy, seq=seq, start=start, end=end, layers=layers):
-                segment = self._segments[number]
-                saved = segment.part(seq, start, end)
-                if layers is not None:
-                    saved = memoryview(unpacked(saved, segment.layers).cut(LayerRange(*layers)).packed())
-                self.home.send(CellsSaved(copy=copy), saved)
+            case SaveCells():
+                self._save(message)
             case PutCells(segment=number, owners=owners, start=start, end=end):
+                if message.n_shared:
+                    behind = read_all(self._memories[message.memory], message.n_shared, message.at)
                 self._segments[number].put(behind, owners, start, end)
+            case DropMemory(memory=memory):
+                os.close(self._memories.pop(memory))
             case LoadSegment():
                 threading.Thread(target=self._load, args=(message,), name="loader", daemon=True).start()
             case ReleaseSegment(segment=number):
@@ -146,6 +153,21 @@ class Host:
                     found.close()
                 else:
                     self._released.add(number)
+
+    def _save(self, order: SaveCells) -> None:
+        segment = self._segments[order.segment]
+        saved = segment.part(order.seq, order.start, order.end)
+        if order.layers is not None:
+            saved = memoryview(unpacked(saved, segment.layers).cut(LayerRange(*order.layers)).packed())
+        if order.memory:
+            write_all(self._memories[order.memory], saved, order.at)
+            self.home.send(CellsSaved(copy=order.copy, n_shared=len(saved)))
+        else:
+            self.home.send(CellsSaved(copy=order.copy), saved)
+
+    def take_memory(self, memory: int, fd: int) -> None:
+        """Take note of a memory, for the orders that come behind."""
+        self._memories[memory] = fd
 
     def _load(self, order: LoadSegment) -> None:
         """Load a segment beside what is computed, and hand it over."""
@@ -169,10 +191,10 @@ class Host:
             self.home.send(SegmentLoaded(segment=ready.number, moves_states=bool(self._moves_states)))
 
 
-def frames(home: HostSocket) -> Iterator[Order]:
-    """Yield what home sends, until it goes away. Raises BadFrameError, OSError."""
+def frames(home: HostSocket, descriptors: deque[int]) -> Iterator[Order]:
+    """Yield what home sends, until it goes away, and gather what descriptors come. Raises BadFrameError, OSError."""
     buffer = FrameBuffer()
-    while data := home.sock.recv(READ_BYTES):
+    while data := _receive(home.sock, descriptors):
         buffer.feed(data)
         while (found := buffer.take()) is not None:
             body, behind, epoch = found
@@ -183,9 +205,18 @@ def frames(home: HostSocket) -> Iterator[Order]:
                 yield message, behind
 
 
+def _receive(sock: socket.socket, descriptors: deque[int]) -> bytes:
+    if sock.family != socket.AF_UNIX:
+        return sock.recv(READ_BYTES)
+    data, found, _, _ = socket.recv_fds(sock, READ_BYTES, MAX_DESCRIPTORS)
+    descriptors.extend(found)
+    return data
+
+
 def serve(home: HostSocket) -> None:
     """Begin as home says first, then compute until it goes away. Raises BadFrameError, ModelError, OSError."""
-    stream = frames(home)
+    descriptors = deque[int]()
+    stream = frames(home, descriptors)
     first = next(stream, None)
     if first is None:
         return
@@ -195,17 +226,22 @@ def serve(home: HostSocket) -> None:
         raise BadFrameError(msg)
     confine(Access(read=[Path(folder) for folder in message.folders]), gpu.free_bytes)
     quiet()
-    home.send(HostReady(build=build(), pid=os.getpid()))
+    home.send(HostReady(build=build(), pid=os.getpid(), shares_memory=bool(descriptors)))
+    while descriptors:
+        os.close(descriptors.popleft())
     host = Host(home)
 
     def read() -> None:
         try:
             for order in stream:
-                if isinstance(order[0], AskSign):
-                    home.send_if_free(SignOfLife())
-                else:
-                    host.orders.put(order)
-        except (BadFrameError, OSError) as e:
+                match order[0]:
+                    case AskSign():
+                        home.send_if_free(SignOfLife())
+                    case TakeMemory(memory=memory):
+                        host.take_memory(memory, descriptors.popleft())
+                    case _:
+                        host.orders.put(order)
+        except (BadFrameError, OSError, IndexError) as e:
             os.write(2, f"the connection to home ends: {e}\n".encode())
         os._exit(0)
 

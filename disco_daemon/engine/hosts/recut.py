@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ...types import LayerRange
-from ..llama.layer_states import LayerState, StateFormatError, joined, unpacked
+from ..llama.layer_states import LayerState, StateFormatError, is_state_of, joined, state_head, unpacked
 from ..llama.refusals import ModelError
+from .cell_memory import CellMemory, SavedCells, SharedCells, bytes_of, new_memory
 from .legs import AnySegment, HomeSegment, Leg
 from .link import HostGoneError, HostLink
 from .loading import BrokenOffError, HomeLoading, Loading, RemoteLoading
@@ -66,23 +67,41 @@ class CellsCopy:
                 return False
         return True
 
-    def state(self) -> bytes:
-        """Return it as the new leg takes it. Raises BrokenOffError."""
-        states = list[LayerState]()
+    def state(self, memory: CellMemory | None) -> SavedCells:
+        """Return it as the new leg takes it. Raises BrokenOffError.
+
+        What one host has saved in the common memory stays there; what is put together here goes to the `memory`.
+        """
         try:
-            for part in self.parts:
-                if isinstance(part, LayerState):
-                    states.append(part)
-                else:
-                    layers, _, link, number = part
-                    states.append(unpacked(link.saved.pop(number), layers))
-            found = joined(states)
-        except StateFormatError as e:
+            saved = self._whole() or self._joined()
+            head = saved.read(state_head(self.end - self.start)) if isinstance(saved, SharedCells) else saved
+            if not is_state_of(head, self.start, self.end):
+                msg = f"cells {self.start} to {self.end} are not all there"
+                raise BrokenOffError(msg)
+            target = self.target.leg.replicas[0]
+            if isinstance(saved, SharedCells) or memory is None or isinstance(target, HomeSegment):
+                return saved
+            return memory.write(saved) if target.host.shares_memory else saved
+        except (StateFormatError, OSError) as e:
             raise BrokenOffError(str(e)) from e
-        if found.positions != tuple(range(self.start, self.end)):
-            msg = f"cells {self.start} to {self.end} are not all there"
-            raise BrokenOffError(msg)
-        return found.packed()
+
+    def _whole(self) -> SavedCells | None:
+        """Return what a host has saved of just the layers that the new leg has; None if it has to be put together."""
+        first = self.parts[0]
+        if len(self.parts) > 1 or isinstance(first, LayerState) or first[0] != self.target.leg.layers:
+            return None
+        _, _, link, number = first
+        return link.saved.pop(number)
+
+    def _joined(self) -> bytes:
+        states = list[LayerState]()
+        for part in self.parts:
+            if isinstance(part, LayerState):
+                states.append(part)
+            else:
+                layers, _, link, number = part
+                states.append(unpacked(bytes_of(link.saved.pop(number)), layers))
+        return joined(states).packed()
 
 
 @dataclass(eq=False, slots=True)
@@ -184,6 +203,13 @@ class Recut:
     joining: list[JoiningLeg] = field(default_factory=list)
     legs: list[Leg] = field(default_factory=list)  # as they will be; empty until all is loaded
     _copies: deque[CellsCopy] = field(default_factory=deque)
+    _added: list[tuple[Leg, list[AnySegment]]] = field(default_factory=list)  # legs with all that they will have
+    _memory: CellMemory | None = None
+
+    @property
+    def needs_landing(self) -> bool:
+        """Whether no flight may be under way at the switch; where replicas are added alone, some may."""
+        return not self.legs or bool(self.joining)
 
     @property
     def hosts(self) -> set[RemoteHost]:
@@ -222,6 +248,9 @@ class Recut:
             self._take_copies()
         for joining in self.joining:
             joining.take_over()
+        for leg, replicas in self._added:
+            leg.replicas[:] = replicas
+        self._end_sharing()
         return self.legs
 
     def undo(self) -> None:
@@ -230,14 +259,27 @@ class Recut:
             loading.undo()
         for joining in self.joining:
             joining.undo()
-        for leg in () if self.joining else self.wanted:
+        undone = {id(segment) for one in self.joining for segment in one.leg.replicas}
+        for leg in self.wanted:
             for one in leg.replicas:
-                if isinstance(one, RemoteSegment | HomeSegment) and (leg.twin is None or one not in leg.twin.replicas):
+                is_new = leg.twin is None or one not in leg.twin.replicas
+                if isinstance(one, RemoteSegment | HomeSegment) and is_new and id(one) not in undone:
                     one.release()
+        self._end_sharing()
         for leg in self.wanted:
             leg.replicas.clear()
-        self.joining, self.legs = [], []
+        self.joining, self.legs, self._added = [], [], []
         self._copies.clear()
+
+    def _end_sharing(self) -> None:
+        """Let hosts close the common memory; home has it as long as cells there are kept for another process."""
+        memory, self._memory = self._memory, None
+        if memory is None:
+            return
+        legs = [*self.old, *self.legs]
+        hosts = {one.host for leg in legs for one in leg.replicas if isinstance(one, RemoteSegment)}
+        for host in hosts:
+            host.unshare(memory)
 
     # --- what happens to cells meanwhile ----------------------------------------------------------------------------
 
@@ -286,7 +328,8 @@ class Recut:
         self.report.load_s = self.clock() - self.report.began_at
         for leg in self.wanted:
             there = [one for one in leg.replicas if isinstance(one, RemoteSegment | HomeSegment)]
-            if leg.twin is not None and leg.twin.replicas == there:
+            if leg.twin is not None and all(one in there for one in leg.twin.replicas):
+                self._added.append((leg.twin, there))
                 self.legs.append(leg.twin)
                 continue
             self.joining.append(JoiningLeg(Leg(leg.layers, there), leg.twin))
@@ -295,13 +338,15 @@ class Recut:
 
     def _ask(self, joining: JoiningLeg, span: Span) -> None:
         start, end, owners = span
+        if self._memory is None:
+            self._memory = new_memory()
         parts: list[tuple[LayerRange, RemoteSegment, HostLink, int] | LayerState] = []
         for leg in self.old:
             first, last = max(leg.layers.first, joining.leg.layers.first), min(leg.layers.last, joining.leg.layers.last)
             if first >= last:
                 continue
             layers, seq = LayerRange(first, last, leg.layers.of), min(owners)
-            parts.append(_part(leg.place(seq), layers, seq, start, end))
+            parts.append(_part(leg.place(seq), layers, seq, (start, end), self._memory))
         self._copies.append(CellsCopy(joining, set(owners), start, end, parts))
         joining.asked.update(dict.fromkeys(owners, end))
 
@@ -310,7 +355,7 @@ class Recut:
         while self._copies and self._copies[0].is_there:
             copy = self._copies.popleft()
             target = copy.target
-            saved = copy.state()
+            saved = copy.state(self._memory)
             if not copy.owners:
                 continue
             try:
@@ -322,12 +367,12 @@ class Recut:
 
 
 def _part(
-    segment: AnySegment, layers: LayerRange, seq: int, start: int, end: int
+    segment: AnySegment, layers: LayerRange, seq: int, span: tuple[int, int], memory: CellMemory | None
 ) -> tuple[LayerRange, RemoteSegment, HostLink, int] | LayerState:
     """Return a sequence's cells of these layers, or the number by which they come. Raises BrokenOffError."""
     if isinstance(segment, HomeSegment):
         try:
-            return unpacked(segment.model.part(seq, start, end), segment.layers).cut(layers)
+            return unpacked(segment.model.part(seq, *span), segment.layers).cut(layers)
         except StateFormatError as e:
             raise BrokenOffError(str(e)) from e
     link = segment.host.link
@@ -335,7 +380,7 @@ def _part(
         msg = f"the host of {segment} is lost"
         raise BrokenOffError(msg)
     try:
-        return layers, segment, link, segment.ask(seq, start, end, layers)
+        return layers, segment, link, segment.ask(seq, *span, layers, memory)
     except HostGoneError as e:
         segment.host.lose(e)
         raise BrokenOffError(str(e)) from e

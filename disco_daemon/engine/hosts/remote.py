@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ...types import LayerRange
 from ..llama.hidden import FloatRows
 from ..wire import Load
+from .cell_memory import CellMemory, SavedCells, SharedCells, bytes_of
 from .kept_rows import KeptRows, PutAgain, RowsAgain, ShareAgain
 from .link import ASK_S, HostGoneError, HostLink
 from .messages import ClearCells, ForgetCells, PutCells, ReleaseSegment, ShareCells, ToHost
@@ -51,6 +54,11 @@ class RemoteHost:
     def is_awaited(self) -> bool:
         """Whether a flight is there."""
         return any(segment.air for segment in self.segments.values())
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether cells may go to its present process through a common memory."""
+        return self.link is not None and self.link.shares_memory
 
     def computed(self) -> tuple[int, float]:
         """Return how many rows it has computed for flights, and how long that took, s."""
@@ -111,6 +119,26 @@ class RemoteHost:
         except HostGoneError as e:
             self.lose(e)
 
+    def put(self, order: PutCells, saved: SavedCells) -> None:
+        """Send cells, through a common memory if they are in one."""
+        link = self.link
+        if link is None or not isinstance(saved, SharedCells) or not link.shares_memory:
+            self.tell(order, bytes_of(saved))
+            return
+        try:
+            link.share(saved.memory)
+            link.tell(replace(order, memory=saved.memory.number, at=saved.at, n_shared=len(saved)))
+        except HostGoneError as e:
+            self.lose(e)
+
+    def unshare(self, memory: CellMemory) -> None:
+        """Let the host close a common memory, if it has it."""
+        if self.link is not None:
+            try:
+                self.link.unshare(memory)
+            except HostGoneError as e:
+                self.lose(e)
+
     def release(self, segment: RemoteSegment) -> None:
         """Let the host free a segment."""
         del self.segments[segment.number]
@@ -148,7 +176,8 @@ class RemoteSegment:
                 case ShareAgain(source, seq, n):
                     link.tell(ShareCells(segment=self.number, source=source, seq=seq, n=n))
                 case PutAgain(owner, start, end, saved):
-                    link.tell(PutCells(segment=self.number, owners=(owner,), start=start, end=end), saved)
+                    put = PutCells(segment=self.number, owners=(owner,), start=start, end=end)
+                    link.tell(put, bytes_of(saved))
         for flight, sent in self.air.items():
             link.send(self.number, flight, *sent)
 
@@ -198,21 +227,24 @@ class RemoteSegment:
         self.kept.clear()
         self.host.tell(ClearCells(segment=self.number))
 
-    def put(self, owners: Iterable[int], start: int, end: int, saved: bytes) -> None:
+    def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
         """Put saved cells of these layers into new ones, for several sequences."""
         owners = tuple(owners)
         self.kept.put(owners, start, end, saved)
-        self.host.tell(PutCells(segment=self.number, owners=owners, start=start, end=end), saved)
+        self.host.put(PutCells(segment=self.number, owners=owners, start=start, end=end), saved)
 
     def release(self) -> None:
         """Free it."""
         self.host.release(self)
 
-    def ask(self, seq: int, start: int, end: int, layers: LayerRange) -> int:
-        """Ask for a sequence's cells at these positions, of these layers; return the copy's number."""
+    def ask(self, seq: int, start: int, end: int, layers: LayerRange, memory: CellMemory | None = None) -> int:
+        """Ask for a sequence's cells at these positions, of these layers; return the copy's number.
+
+        They go to the `memory`, if there is one and the host shares memory.
+        """
         assert self.host.link is not None
         numbers = None if layers == self.layers else (layers.first, layers.last, layers.of)
-        return self.host.link.save(self.number, seq, start, end, numbers)
+        return self.host.link.save(self.number, seq, (start, end), numbers, memory)
 
 
 def wait_for(hosts: Iterable[RemoteHost], timeout_s: float = ASK_S) -> None:

@@ -44,8 +44,8 @@ class LayerState:
     mark: int
     positions: tuple[int, ...]
     is_transposed: bool
-    keys: tuple[bytes, ...]
-    values: tuple[bytes, ...]
+    keys: tuple[State, ...]
+    values: tuple[State, ...]
 
     def cut(self, layers: LayerRange) -> LayerState:
         """Return the part of these layers. Raises ValueError if they are not all here."""
@@ -74,6 +74,22 @@ def unpacked(data: State, layers: LayerRange) -> LayerState:
         return _unpacked(memoryview(data), layers)
     except struct.error as e:
         raise StateFormatError("a saved sequence ends within its numbers") from e
+
+
+def is_state_of(data: State, start: int, end: int) -> bool:
+    """Whether what begins like this was saved of the cells from one position to another, and in their order."""
+    try:
+        _, _, n_streams, n_cells = _HEAD.unpack_from(data)
+        return n_streams == 1 and [
+            cell[:2] for cell in _CELL.iter_unpack(memoryview(data)[_HEAD.size : state_head(n_cells)])
+        ] == [(position, 1) for position in range(start, end)]
+    except struct.error:
+        return False
+
+
+def state_head(n_cells: int) -> int:
+    """Return the bytes before a saved sequence's layers."""
+    return _HEAD.size + n_cells * _CELL.size
 
 
 def joined(parts: Sequence[LayerState]) -> LayerState:
@@ -113,7 +129,7 @@ def _unpacked(data: memoryview, layers: LayerRange) -> LayerState:
     if is_transposed > 1 or n_layers != n_own + (0 if layers.is_last else 1):
         msg = f"a sequence of the layers {layers} was saved with {n_layers} layers: the form is not known"
         raise StateFormatError(msg)
-    parts = list[bytes]()
+    parts = list[State]()
     for number in range(2 * n_layers):
         if number >= n_layers and is_transposed:
             _, n_bytes, n_numbers = _COLUMNS.unpack_from(data, at)
@@ -123,7 +139,7 @@ def _unpacked(data: memoryview, layers: LayerRange) -> LayerState:
             end = at + _ROWS.size + n_bytes * n_cells
         if end > len(data):
             raise StateFormatError("a saved sequence ends within its rows")
-        parts.append(bytes(data[at:end]))
+        parts.append(data[at:end])  # no copy: `data` stays as long as any part of it does
         at = end
     if at != len(data):
         raise StateFormatError("behind the rows of a saved sequence there is more: the form is not known")

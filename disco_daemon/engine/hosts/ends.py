@@ -1,0 +1,34 @@
+"""How the layers of a model are cut into ranges, and which hosts have the inner ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...types import LayerRange
+from ..llama.refusals import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The files of ranges, one behind the other: the first and the last are home's, each other one is a leg.
+
+    `hosts` has for each leg the hosts by number that have it, or home alone (HERE). Without it each leg has its own.
+    """
+
+    paths: tuple[str, ...]
+    ranges: tuple[LayerRange, ...]
+    hosts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def legs(self) -> list[tuple[LayerRange, str, tuple[int, ...]]]:
+        """The legs with their files and hosts. Raises ValueError if they are not as many."""
+        hosts = self.hosts or tuple((number,) for number in range(len(self.ranges) - 2))
+        return list(zip(self.ranges[1:-1], self.paths[1:-1], hosts, strict=True))
+
+    def require_move(self, ends: Ends) -> None:
+        """Check that layers can be moved to be as in `ends`. Raises ModelError if not."""
+        if (ends.ranges[0], ends.ranges[-1]) != (self.ranges[0], self.ranges[-1]):
+            raise ModelError("home's own ranges cannot be moved")
+        bounds = [layers.last for layers in ends.ranges[:-1]]
+        if len(ends.ranges) < 3 or bounds != [layers.first for layers in ends.ranges[1:]]:
+            raise ModelError("the ranges are not one behind the other")
