@@ -36,6 +36,12 @@ def test_a_new_host_has_the_same_cells(orders: list[tuple[str, int, int, int]]) 
                 kept.share(seq, other, n)
                 cells[other] = {position: row for position, row in own.items() if position < n}
     assert replayed(kept) == {seq: own for seq, own in cells.items() if own}
+    for seq, own in cells.items():
+        assert kept.length(seq) == len(own)
+        start = len(own) // 3
+        found = kept.rows_of(seq, start, len(own))
+        assert [own[position] for position in range(start, len(own))] == ([] if found is None else found[:, 0].tolist())
+        assert kept.rows_of(seq, start, len(own) + 1) is None
 
 
 def replayed(kept: KeptRows) -> Cells:
@@ -63,3 +69,18 @@ def test_flights_under_way_are_not_replayed() -> None:
     assert isinstance(step, RowsAgain)
     assert step.places == ((0, 0), (1, 0), (0, 1))
     assert kept.n_bytes == 4 * 2 * 4
+
+
+def test_cells_that_were_saved_are_no_rows_and_shared_ones_are_those_of_both() -> None:
+    kept = KeptRows()
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    kept.keep((0, 1), 0, 4, rows)
+    kept.put((0,), 4, 6, b"cells")
+    assert kept.rows_of(1, 0, 4) is not None
+    assert kept.rows_of(0, 0, 6) is None
+    kept.add(3, [(4, 1), (5, 1)], rows[:2])
+    kept.share(1, 0, 6, start=4)
+    assert [step for step in kept.replay() if isinstance(step, ShareAgain)] == [
+        ShareAgain(0, 1, 4),
+        ShareAgain(0, 1, 6),
+    ]

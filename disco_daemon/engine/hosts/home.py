@@ -13,43 +13,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ...types import LayerRange
 from ..llama.hidden import FloatRows
-from ..llama.layer_states import StateFormatError, joined, unpacked
+from ..llama.layer_states import StateFormatError
 from ..llama.model import AbortFlag, Llama
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.state import State
 from ..wire import Load
 from .ends import Ends
-from .legs import FlightFailedError, HomeSegment, Leg
+from .flight import Flight
+from .joining import Span
+from .kept_rows import KeptRows
+from .legs import FlightFailedError, HomeSegment, Leg, keep_rows
 from .link import HostGoneError
 from .loading import BrokenOffError
 from .pool import HERE, HostPool, hand_over, leg_parts, number_of, range_load
-from .recut import MoveReport, Recut, Span
+from .range_states import RangeStates, by_range, cut_whole, parse_ranges, whole
+from .recut import MoveReport, Recut
 from .remote import MAX_LOST, OpenHost, RemoteHost, RemoteSegment, wait_for
 
 __all__ = ["BROKEN", "HERE", "Ends", "HomeLlama"]
 
 BROKEN = -1  # of a decode, as llama_decode returns it
 MAX_REPORTS = 64  # of the latest moves
-
-
-@dataclass(eq=False, slots=True)
-class Flight:
-    """A batch under way: its rows as tokens, the leg that computes it, and in the end its rows for the last range."""
-
-    number: int
-    rows: Sequence[Row]
-    places: list[tuple[int, int]]
-    leg: int = 0
-    arrived: FloatRows | None = None
-    has_failed: bool = False
 
 
 class HomeLlama(Llama):
@@ -104,13 +96,14 @@ class HomeLlama(Llama):
                 host.end()
                 msg = f"a host cannot have {', '.join(map(str, host.segments.values()))}: {e}"
                 raise ModelError(msg) from e
+        keep_rows(self._legs, not self.moves_states)
 
     def _weigh(self) -> None:
         """Reckon what a cell takes here: at both ends, in legs that are here, and a kept row for each other leg."""
         per_layer = self._ends_bytes // max(1, sum(self._ends.ranges[number].n_layers for number in (0, -1)))
         here = sum(leg.layers.n_layers for leg in self._legs if isinstance(leg.replicas[0], HomeSegment))
-        n_remote = sum(isinstance(leg.replicas[0], RemoteSegment) for leg in self._legs)
-        self.bytes_per_token = self._ends_bytes + here * per_layer + 4 * self.n_embd * n_remote
+        n_kept = sum(leg.replicas[0].kept is not None for leg in self._legs)
+        self.bytes_per_token = self._ends_bytes + here * per_layer + 4 * self.n_embd * n_kept
 
     def close(self) -> None:
         """Free both ends and the legs that are here, and let the hosts go."""
@@ -126,6 +119,15 @@ class HomeLlama(Llama):
         super().close()
 
     # --- what it tells ----------------------------------------------------------------------------------------------
+
+    @property
+    def moves_states(self) -> bool:
+        """Whether cells can be cut by layers, as far as hosts have told."""
+        return all(host.moves_states for host in self.hosts.values())
+
+    @property
+    def _ranges(self) -> list[LayerRange]:
+        return [self._ends.ranges[0], *(leg.layers for leg in self._legs), self._ends.ranges[-1]]
 
     @property
     def host_pids(self) -> dict[int, int]:
@@ -246,7 +248,7 @@ class HomeLlama(Llama):
         self._ends.require_move(ends)
         report = MoveReport(ends.ranges, began_at=0.0)
         wanted = self._pool.wanted(self._legs, ends.legs)
-        self._move = Recut(self._legs, wanted, report)
+        self._move = Recut(self._legs, wanted, report, lambda: self.moves_states)
         report.began_at = self._move.clock()
 
     @property
@@ -353,30 +355,40 @@ class HomeLlama(Llama):
         return self.part(seq, 0, self.n_ctx)
 
     def part(self, seq: int, start: int, end: int) -> memoryview:
-        """Copy the KV cache's content of a sequence's positions from `start` to `end`: as the whole model's."""
+        """Copy the KV cache's content of a sequence's positions from `start` to `end`: as the whole model's.
+
+        Where cells cannot be cut by layers it is of these ranges, and has the rows that are kept.
+        """
         assert self._first is not None
-        first, last = self._ends.ranges[0], self._ends.ranges[-1]
-        parts = [unpacked(self._first.part(seq, start, end), first)]
-        parts += leg_parts(self._legs, seq, start, end, self._mend)
-        parts.append(unpacked(super().part(seq, start, end), last))
-        return memoryview(joined(parts).packed())
+        parts = [self._first.part(seq, start, end), *leg_parts(self._legs, seq, start, end, self._mend)]
+        parts.append(super().part(seq, start, end))
+        if self.moves_states:
+            return whole(self._ranges, parts)
+        kept = [leg.place(seq).kept or KeptRows() for leg in self._legs]
+        n = min(end, max(rows.length(seq) for rows in kept))
+        rows = [b"" if (found := each.rows_of(seq, start, n)) is None else found.tobytes() for each in kept]
+        return by_range(n, self._ranges, parts, rows)
 
     def restore(self, seq: int, data: State) -> bool:
         """Put the content from `save` back into the KV cache; return False if there is no room."""
-        last = self._ends.ranges[-1]
         try:
-            n = max(unpacked(data, LayerRange(0, last.last, last.of)).positions, default=-1) + 1
-            self.put(data, [seq], 0, n)
+            found = self._by_range(data)
+            self._put(found, (seq,), 0, found.n)
         except (ModelError, StateFormatError):
             return False
         return True
 
     def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
         """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
+        self._put(self._by_range(data), tuple(owners), start, end)
+
+    def _by_range(self, data: State) -> RangeStates:
+        return (cut_whole if self.moves_states else parse_ranges)(data, self._ranges)
+
+    def _put(self, found: RangeStates, owners: tuple[int, ...], start: int, end: int) -> None:
         assert self._first is not None
-        first, last = self._ends.ranges[0], self._ends.ranges[-1]
-        state, seqs = unpacked(data, LayerRange(0, last.last, last.of)), tuple(owners)
-        self._first.put(state.cut(first).packed(), seqs, start, end)
-        super().put(state.cut(last).packed(), seqs, start, end)
-        for leg in self._legs:
-            leg.put(seqs, start, end, state.cut(leg.layers).packed())
+        self._first.put(found.parts[0], owners, start, end)
+        super().put(found.parts[-1], owners, start, end)
+        for leg, part, behind in zip(self._legs, found.parts[1:-1], found.rows, strict=True):
+            rows = np.frombuffer(behind, np.float32).reshape(-1, self.n_embd) if behind else None
+            leg.put(owners, start, end, part, rows)

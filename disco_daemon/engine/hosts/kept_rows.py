@@ -94,6 +94,24 @@ class KeptRows:
             self._kept.append(Kept(flight, start, {seq: start + n}, rows[at : at + n].copy()))
             at += n
 
+    def keep(self, owners: Iterable[int], start: int, end: int, rows: FloatRows) -> None:
+        """Keep rows whose cells were put back."""
+        self._kept.append(Kept(-1, start, dict.fromkeys(owners, end), rows))
+
+    def length(self, seq: int) -> int:
+        """Return the position behind the last that a sequence has."""
+        return max((kept.owners.get(seq, 0) for kept in self._kept), default=0)
+
+    def rows_of(self, seq: int, start: int, end: int) -> FloatRows | None:
+        """Return a sequence's rows from one position to another; None if not all of them are kept."""
+        found, at = list[FloatRows](), start
+        for kept in self._kept:
+            last = min(kept.owners.get(seq, 0), end)
+            if kept.rows is not None and kept.start <= at < last:
+                found.append(kept.rows[at - kept.start : last - kept.start])
+                at = last
+        return np.concatenate(found) if found and at == end else None
+
     def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
         """Keep cells that were put back as they were saved."""
         self._kept.append(Kept(-1, start, dict.fromkeys(owners, end), saved=saved))
@@ -108,10 +126,10 @@ class KeptRows:
                     kept.owners[seq] = start
         self._kept = [kept for kept in self._kept if kept.owners]
 
-    def share(self, source: int, seq: int, n: int) -> None:
-        """A sequence has the first `n` cells of another."""
+    def share(self, source: int, seq: int, n: int, start: int = 0) -> None:
+        """A sequence has the first `n` cells of another, or those from position `start` on, where a part begins."""
         for kept in self._kept:
-            if (end := kept.owners.get(source)) is not None and kept.start < n:
+            if (end := kept.owners.get(source)) is not None and start <= kept.start < n:
                 kept.owners[seq] = min(end, n)
 
     def clear(self) -> None:

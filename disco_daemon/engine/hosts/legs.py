@@ -18,6 +18,7 @@ from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import SavedCells, bytes_of
+from .kept_rows import KeptRows
 from .remote import Places, RemoteSegment
 
 
@@ -30,6 +31,7 @@ class HomeSegment:
     """A range of inner layers in this process."""
 
     model: SegmentModel
+    kept: KeptRows | None = None  # where cells cannot be cut by layers, for the next leg that begins here
     _computed: dict[int, FloatRows | None] = field(default_factory=dict)
 
     @property
@@ -40,6 +42,8 @@ class HomeSegment:
     def send(self, flight: int, places: Places, rows: FloatRows) -> None:
         """Compute a flight's rows."""
         given: list[Row] = [(0, position, seq, False) for position, seq in places]
+        if self.kept is not None:
+            self.kept.add(flight, places, rows)
         try:
             self._computed[flight] = self.model.run(given, rows)
         except ModelError:
@@ -57,19 +61,30 @@ class HomeSegment:
 
     def forget(self, seq: int, start: int) -> None:
         """Take a sequence's cells from position `start` on."""
+        if self.kept is not None:
+            self.kept.forget(seq, start)
         self.model.forget(seq, start)
 
-    def share(self, source: int, seq: int, n: int) -> None:
-        """Let `seq` have the first `n` cells of `source`."""
-        self.model.share(source, seq, n)
+    def share(self, source: int, seq: int, n: int, start: int = 0) -> None:
+        """Let `seq` have the first `n` cells of `source`, or those from position `start` on."""
+        if self.kept is not None:
+            self.kept.share(source, seq, n, start)
+        self.model.share_range(source, seq, start, n)
 
     def clear(self) -> None:
         """Free all cells."""
+        if self.kept is not None:
+            self.kept.clear()
         self.model.clear()
 
-    def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
+    def put(
+        self, owners: Iterable[int], start: int, end: int, saved: SavedCells, rows: FloatRows | None = None
+    ) -> None:
         """Put saved cells of these layers into new ones, for several sequences. Raises ModelError."""
+        owners = tuple(owners)
         self.model.put(bytes_of(saved), owners, start, end)
+        if self.kept is not None and rows is not None:
+            self.kept.keep(owners, start, end, rows)
 
     def release(self) -> None:
         """Free it."""
@@ -77,6 +92,14 @@ class HomeSegment:
 
 
 AnySegment: TypeAlias = RemoteSegment | HomeSegment
+
+
+def keep_rows(legs: Iterable[Leg], is_needed: bool) -> None:
+    """Let segments at home keep the rows they take, where cells cannot be cut by layers."""
+    for leg in legs:
+        for segment in leg.replicas:
+            if is_needed and isinstance(segment, HomeSegment) and segment.kept is None:
+                segment.kept = KeptRows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +172,10 @@ class Leg:
         if start == 0:
             self.pins.pop(seq, None)
 
-    def share(self, source: int, seq: int, n: int) -> None:
-        """Let `seq` have the first `n` cells of `source`."""
+    def share(self, source: int, seq: int, n: int, start: int = 0) -> None:
+        """Let `seq` have the first `n` cells of `source`, or those from position `start` on."""
         segment = self.pins[seq] = self.place(source)
-        segment.share(source, seq, n)
+        segment.share(source, seq, n, start)
 
     def clear(self) -> None:
         """Free all cells."""
@@ -160,12 +183,14 @@ class Leg:
         for segment in self.replicas:
             segment.clear()
 
-    def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
+    def put(
+        self, owners: Iterable[int], start: int, end: int, saved: SavedCells, rows: FloatRows | None = None
+    ) -> None:
         """Put saved cells of these layers into new ones, for several sequences, which are at one replica.
 
-        Raises ModelError.
+        With the `rows` of which they came those are kept, else the cells. Raises ModelError.
         """
         owners = tuple(owners)
         segment = next((self.pins[seq] for seq in owners if seq in self.pins), None) or self.place(owners[0])
         self.pins.update(dict.fromkeys(owners, segment))
-        segment.put(owners, start, end, saved)
+        segment.put(owners, start, end, saved, rows)

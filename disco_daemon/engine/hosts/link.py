@@ -63,7 +63,8 @@ class HostLink:
         self.n_rows, self.busy_s = 0, 0.0  # what it computed for flights
         self.pid, self.build, self.shares_memory = 0, "", False
         self._memories = set[int]()  # that the host has
-        self._slots: dict[int, tuple[CellMemory, int]] = {}  # of copies that go to a memory
+        self._slots: dict[int, tuple[CellMemory, int] | None] = {}  # of copies to come: where those in a memory go
+        self._unwanted = set[tuple[int, int]]()  # segments and flights whose rows come yet
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
         self._begin(BeginHost(folders=tuple(folders)))
         self.wait(lambda: self.pid != 0, START_S)
@@ -136,13 +137,24 @@ class HostLink:
         """
         self._n_copies += 1
         message = SaveCells(segment=segment, copy=self._n_copies, seq=seq, start=span[0], end=span[1], layers=layers)
+        self._slots[self._n_copies] = None
         if memory is not None and self.shares_memory:
             self.share(memory)
-            self._slots[self._n_copies] = memory, memory.slot()
-            number, at = memory.number, self._slots[self._n_copies][1]
-            message = msgspec.structs.replace(message, memory=number, at=at)
+            at = memory.slot()
+            self._slots[self._n_copies] = memory, at
+            message = msgspec.structs.replace(message, memory=memory.number, at=at)
         self.tell(message)
         return self._n_copies
+
+    def drop(self, segment: int, flight: int) -> None:
+        """Forget a flight's rows, also if they come yet."""
+        if self.rows.pop((segment, flight), None) is None:
+            self._unwanted.add((segment, flight))
+
+    def drop_saved(self, copy: int) -> None:
+        """Forget a copy that was asked for, also if it comes yet."""
+        self._slots.pop(copy, None)
+        self.saved.pop(copy, None)
 
     def close(self) -> None:
         """End the connection, and with it the host."""
@@ -197,8 +209,9 @@ class HostLink:
             case RowsComputed():
                 self._take_rows(message, behind)
             case CellsSaved(copy=copy, n_shared=n_shared):
-                slot = self._slots.pop(copy, None)
-                self.saved[copy] = SharedCells(*slot, n_shared) if slot is not None and n_shared else behind
+                if copy in self._slots:  # else nobody waits for it any more
+                    slot = self._slots.pop(copy)
+                    self.saved[copy] = behind if slot is None or not n_shared else SharedCells(*slot, n_shared)
             case SegmentLoaded(segment=segment, moves_states=moves_states):
                 self.loaded[segment] = moves_states
             case SegmentRefused(segment=segment, reason=reason):
@@ -215,6 +228,9 @@ class HostLink:
         rows = np.frombuffer(behind, np.float32).reshape(-1, self._n_embd)
         if not np.isfinite(rows).all():
             raise HostGoneError("it sent what is no number")
-        self.rows[message.segment, message.flight] = rows
+        if (key := (message.segment, message.flight)) in self._unwanted:
+            self._unwanted.discard(key)
+        else:
+            self.rows[key] = rows
         self.n_rows += len(rows)
         self.busy_s += message.took_s * len(rows) / message.n_batch

@@ -106,11 +106,10 @@ class HostStart:
 
 @dataclass(eq=False, slots=True)
 class RemoteLoading:
-    """A segment that a host loads. `needs_states`: sequences will be cut by layers."""
+    """A segment that a host loads."""
 
     segment: RemoteSegment
     start: HostStart
-    needs_states: bool
     _link: HostLink | None = field(default=None)
 
     def progress(self) -> RemoteSegment | None:
@@ -131,8 +130,7 @@ class RemoteLoading:
             return None
         if isinstance(found, str):
             raise BrokenOffError(found)
-        if self.needs_states and not found:
-            raise BrokenOffError("what a sequence of this model has cannot be cut by layers")
+        host.moves_states = host.moves_states and found
         host.segments[number] = self.segment
         return self.segment
 

@@ -97,12 +97,13 @@ class ForgetCells(HostMessage, frozen=True, kw_only=True):
 
 
 class ShareCells(HostMessage, frozen=True, kw_only=True):
-    """Let `seq` have the first `n` cells of `source`."""
+    """Let `seq` have the first `n` cells of `source`, or those from position `start` on."""
 
     segment: int
     source: int
     seq: int
     n: int
+    start: int = 0
 
 
 class ClearCells(HostMessage, frozen=True, kw_only=True):

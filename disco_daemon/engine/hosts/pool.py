@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 
 from ...types import LayerRange
-from ..llama.layer_states import LayerState, unpacked
 from ..llama.refusals import ModelError
 from ..llama.segment import SegmentModel
+from ..llama.state import State
 from ..wire import Load
 from .cell_memory import SavedCells, bytes_of
 from .legs import AnySegment, HomeSegment, Leg
@@ -55,7 +55,6 @@ class HostPool:
             twin = next((leg for leg in present if leg.layers == layers), None)
             stay = {} if twin is None else {number_of(segment): segment for segment in twin.replicas}
             load = self._load_of(layers, path)
-            is_copied = not (stay and stay.keys() <= set(numbers))
             replicas = list[AnySegment | Loading]()
             for number in numbers:
                 if number in stay:
@@ -64,7 +63,7 @@ class HostPool:
                     replicas.append(HomeLoading(load, layers))
                 else:
                     start = starts.setdefault(number, HostStart())
-                    replicas.append(RemoteLoading(self._segment(number, layers, load), start, is_copied))
+                    replicas.append(RemoteLoading(self._segment(number, layers, load), start))
             found.append(WantedLeg(layers, twin, replicas))
         return found
 
@@ -104,22 +103,20 @@ def hand_over(old: Sequence[Leg], new: Sequence[Leg]) -> None:
             here.kept = there.kept
 
 
-def leg_parts(
-    legs: Sequence[Leg], seq: int, start: int, end: int, mend: Callable[[RemoteHost], None]
-) -> list[LayerState]:
+def leg_parts(legs: Sequence[Leg], seq: int, start: int, end: int, mend: Callable[[RemoteHost], None]) -> list[State]:
     """Return what a sequence has in each leg; all hosts are asked first, and lost ones are asked again.
 
     `mend` replaces a lost host. Raises ModelError if one cannot be had.
     """
     segments = [leg.place(seq) for leg in legs]
-    found: dict[int, LayerState] = {}
+    found: dict[int, State] = {}
     while len(found) < len(segments):
         asked: list[tuple[int, RemoteSegment, HostLink, int]] = []
         for at, segment in enumerate(segments):
             if at in found:
                 continue
             if isinstance(segment, HomeSegment):
-                found[at] = unpacked(segment.model.part(seq, start, end), segment.layers)
+                found[at] = segment.model.part(seq, start, end)
                 continue
             mend(segment.host)
             if (link := segment.host.link) is None:
@@ -131,7 +128,7 @@ def leg_parts(
                 segment.host.lose(e)
         for at, segment, link, number in asked:
             if (saved := _awaited(segment.host, link, number)) is not None:
-                found[at] = unpacked(bytes_of(saved), segment.layers)
+                found[at] = bytes_of(saved)
     return [found[at] for at in range(len(segments))]
 
 

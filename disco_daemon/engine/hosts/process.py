@@ -134,8 +134,8 @@ class Host:
         match message:
             case ForgetCells(segment=number, seq=seq, start=start):
                 self._segments[number].forget(seq, start)
-            case ShareCells(segment=number, source=source, seq=seq, n=n):
-                self._segments[number].share(source, seq, n)
+            case ShareCells(segment=number, source=source, seq=seq, n=n, start=start):
+                self._segments[number].share_range(source, seq, start, n)
             case ClearCells(segment=number):
                 self._segments[number].clear()
             case SaveCells():

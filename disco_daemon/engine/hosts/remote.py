@@ -39,6 +39,7 @@ class RemoteHost:
     n_embd: int
     segments: dict[int, RemoteSegment] = field(default_factory=dict)
     link: HostLink | None = None
+    moves_states: bool = True  # what sequences have can be cut by layers, as far as is known
     n_lost: int = 0
     n_lost_in_a_row: int = 0  # since it last sent rows
     replaced_s: float = 0.0  # that it took to replace the latest process that was lost
@@ -167,8 +168,7 @@ class RemoteSegment:
         link.wait(lambda: self.number in link.loaded)
         if isinstance(found := link.loaded[self.number], str):
             raise HostGoneError(found)
-        if not found:  # no cells could be put together again, not even to move them to the front of the cache
-            raise HostGoneError("what a sequence of this model has cannot be cut by layers")
+        self.host.moves_states = self.host.moves_states and found
         for step in self.kept.replay(self.air):
             match step:
                 case RowsAgain(places, rows):
@@ -206,8 +206,9 @@ class RemoteSegment:
         return rows
 
     def drop(self, flight: int) -> None:
-        """Forget a flight that has failed."""
-        self.air.pop(flight, None)
+        """Forget a flight that has failed, also if its rows come yet."""
+        if self.air.pop(flight, None) is not None and self.host.link is not None:
+            self.host.link.drop(self.number, flight)
         self.host.n_lost_in_a_row = 0
 
     # --- cells ------------------------------------------------------------------------------------------------------
@@ -217,24 +218,31 @@ class RemoteSegment:
         self.kept.forget(seq, start)
         self.host.tell(ForgetCells(segment=self.number, seq=seq, start=start))
 
-    def share(self, source: int, seq: int, n: int) -> None:
-        """Let `seq` have the first `n` cells of `source`."""
-        self.kept.share(source, seq, n)
-        self.host.tell(ShareCells(segment=self.number, source=source, seq=seq, n=n))
+    def share(self, source: int, seq: int, n: int, start: int = 0) -> None:
+        """Let `seq` have the first `n` cells of `source`, or those from position `start` on."""
+        self.kept.share(source, seq, n, start)
+        self.host.tell(ShareCells(segment=self.number, source=source, seq=seq, n=n, start=start))
 
     def clear(self) -> None:
         """Free all cells."""
         self.kept.clear()
         self.host.tell(ClearCells(segment=self.number))
 
-    def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
-        """Put saved cells of these layers into new ones, for several sequences."""
+    def put(
+        self, owners: Iterable[int], start: int, end: int, saved: SavedCells, rows: FloatRows | None = None
+    ) -> None:
+        """Put saved cells of these layers into new ones, for several sequences; with `rows` those are kept."""
         owners = tuple(owners)
-        self.kept.put(owners, start, end, saved)
+        if rows is None:
+            self.kept.put(owners, start, end, saved)
+        else:
+            self.kept.keep(owners, start, end, rows)
         self.host.put(PutCells(segment=self.number, owners=owners, start=start, end=end), saved)
 
     def release(self) -> None:
         """Free it."""
+        for flight in list(self.air):
+            self.drop(flight)
         self.host.release(self)
 
     def ask(self, seq: int, start: int, end: int, layers: LayerRange, memory: CellMemory | None = None) -> int:

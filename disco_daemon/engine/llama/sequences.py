@@ -59,7 +59,11 @@ class Sequences:
 
     def share(self, source: int, seq: int, n: int) -> None:
         """Let a sequence without cells have the first `n` of another's; nothing is computed or copied."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, seq, 0, n)
+        self.share_range(source, seq, 0, n)
+
+    def share_range(self, source: int, seq: int, start: int, end: int) -> None:
+        """Let a sequence have another's cells at the positions from `start` to `end`, where it has none."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, seq, start, end)
 
     def save(self, seq: int) -> memoryview:
         """Copy the KV cache's content of a sequence."""

@@ -1,0 +1,220 @@
+"""Cells that are copied by layers to the legs to come, from those of the old legs that have them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...types import LayerRange
+from ..llama.layer_states import LayerState, StateFormatError, is_state_of, joined, state_head, unpacked
+from ..llama.refusals import ModelError
+from .cell_memory import CellMemory, SavedCells, SharedCells, bytes_of, new_memory
+from .joining import JoiningLeg, Span
+from .legs import AnySegment, HomeSegment, Leg
+from .link import HostGoneError, HostLink
+from .loading import BrokenOffError
+from .remote import RemoteHost, RemoteSegment
+
+ASKED_ROWS = 1024  # cells that are asked for and not there yet; whatever new tokens add is less, or it would not end
+LEFT_ROWS = 128  # cells that may be left to copy to each leg while no answer is computed: some ms
+
+
+@dataclass(eq=False, slots=True)
+class CellsCopy:
+    """Cells on their way to a new leg: what is there of them, and what was asked of a host."""
+
+    target: JoiningLeg
+    owners: set[int]
+    start: int
+    end: int
+    parts: list[tuple[LayerRange, RemoteSegment, HostLink, int] | LayerState]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all parts are. Raises BrokenOffError if one will never be."""
+        for part in self.parts:
+            if isinstance(part, LayerState):
+                continue
+            _, segment, link, number = part
+            if segment.host.link is not link:
+                msg = f"the host of {segment} is lost"
+                raise BrokenOffError(msg)
+            if number not in link.saved:
+                return False
+        return True
+
+    def state(self, memory: CellMemory | None) -> SavedCells:
+        """Return it as the new leg takes it. Raises BrokenOffError.
+
+        What one host has saved in the common memory stays there; what is put together here goes to the `memory`.
+        """
+        try:
+            saved = self._whole() or self._joined()
+            head = saved.read(state_head(self.end - self.start)) if isinstance(saved, SharedCells) else saved
+            if not is_state_of(head, self.start, self.end):
+                msg = f"cells {self.start} to {self.end} are not all there"
+                raise BrokenOffError(msg)
+            target = self.target.leg.replicas[0]
+            if isinstance(saved, SharedCells) or memory is None or isinstance(target, HomeSegment):
+                return saved
+            return memory.write(saved) if target.host.shares_memory else saved
+        except (StateFormatError, OSError) as e:
+            raise BrokenOffError(str(e)) from e
+
+    def drop(self) -> None:
+        """Forget what is under way of it."""
+        for part in self.parts:
+            if not isinstance(part, LayerState):
+                part[2].drop_saved(part[3])
+
+    def _whole(self) -> SavedCells | None:
+        """Return what a host has saved of just the layers that the new leg has; None if it has to be put together."""
+        first = self.parts[0]
+        if len(self.parts) > 1 or isinstance(first, LayerState) or first[0] != self.target.leg.layers:
+            return None
+        _, _, link, number = first
+        return link.saved.pop(number)
+
+    def _joined(self) -> bytes:
+        states = list[LayerState]()
+        for part in self.parts:
+            if isinstance(part, LayerState):
+                states.append(part)
+            else:
+                layers, _, link, number = part
+                states.append(unpacked(bytes_of(link.saved.pop(number)), layers))
+        return joined(states).packed()
+
+
+@dataclass(eq=False, slots=True)
+class CellCopies:
+    """All that is copied from the `old` legs to the `joining` ones."""
+
+    old: Sequence[Leg]
+    joining: Sequence[JoiningLeg]
+    n_bytes: int = 0
+    n_rows_again: int = 0  # none: nothing is computed
+    _copies: deque[CellsCopy] = field(default_factory=deque)
+    _memory: CellMemory | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._copies
+
+    @property
+    def hosts(self) -> set[RemoteHost]:
+        """The hosts from which something is awaited."""
+        parts = (part for copy in self._copies for part in copy.parts if not isinstance(part, LayerState))
+        return {segment.host for _, segment, _, _ in parts}
+
+    def progress(self, spans: Sequence[Span]) -> bool:
+        """Go on as far as can be done without waiting; return whether little is left. Raises BrokenOffError."""
+        while True:
+            self.take()
+            left = [(joining, span) for joining in self.joining for span in joining.missing(spans)]
+            if sum(end - start for _, (start, end, _) in left) <= LEFT_ROWS * len(self.joining):
+                return not self._copies  # the last ones are still on their way
+            n_asked = sum(copy.end - copy.start for copy in self._copies)
+            if n_asked >= ASKED_ROWS:
+                return False
+            for joining, span in left:
+                if n_asked < ASKED_ROWS:
+                    self._ask(joining, span)
+                    n_asked += span[1] - span[0]
+
+    def ask_all(self, spans: Sequence[Span]) -> None:
+        """Ask for all that is missing. Raises BrokenOffError."""
+        for joining in self.joining:
+            for span in list(joining.missing(spans)):
+                self._ask(joining, span)
+
+    def _ask(self, joining: JoiningLeg, span: Span) -> None:
+        start, end, owners = span
+        if self._memory is None:
+            self._memory = new_memory()
+        parts: list[tuple[LayerRange, RemoteSegment, HostLink, int] | LayerState] = []
+        for leg in self.old:
+            first, last = max(leg.layers.first, joining.leg.layers.first), min(leg.layers.last, joining.leg.layers.last)
+            if first >= last:
+                continue
+            layers, seq = LayerRange(first, last, leg.layers.of), min(owners)
+            parts.append(_part(leg.place(seq), layers, seq, (start, end), self._memory))
+        self._copies.append(CellsCopy(joining, set(owners), start, end, parts))
+        joining.asked.update(dict.fromkeys(owners, end))
+
+    def take(self) -> None:
+        """Put what has come into the new legs, in the order in which it was asked for. Raises BrokenOffError."""
+        while self._copies and self._copies[0].is_there:
+            copy = self._copies.popleft()
+            target = copy.target
+            saved = copy.state(self._memory)
+            if not copy.owners:
+                continue
+            try:
+                target.leg.put(sorted(copy.owners), copy.start, copy.end, saved)
+            except ModelError as e:
+                raise BrokenOffError(str(e)) from e
+            target.have.update(dict.fromkeys(copy.owners, copy.end))
+            self.n_bytes += len(saved)
+
+    def forget(self, seq: int, start: int) -> None:
+        """Take a sequence's cells from position `start` on, also from what is on its way."""
+        for joining in self.joining:
+            joining.forget(seq, start)
+            n_asked = min(joining.asked.get(seq, 0), start)
+            for copy in self._copies:
+                if copy.target is joining and seq in copy.owners and copy.end > start:
+                    copy.owners.discard(seq)
+                    n_asked = min(n_asked, copy.start)
+            joining.asked[seq] = n_asked
+
+    def share(self, source: int, seq: int, n: int) -> None:
+        """Let `seq` have the first `n` cells of `source`."""
+        for joining in self.joining:
+            joining.share(source, seq, n)
+            for copy in self._copies:  # what is on its way is for both
+                goes_on = copy.target is joining and source in copy.owners and copy.end <= n
+                if goes_on and joining.asked.get(seq, 0) == copy.start:
+                    copy.owners.add(seq)
+                    joining.asked[seq] = copy.end
+
+    def clear(self) -> None:
+        """Free all cells."""
+        for joining in self.joining:
+            joining.clear()
+        for copy in self._copies:
+            copy.owners.clear()
+
+    def end(self) -> None:
+        """Let hosts close the common memory; home has it as long as cells there are kept for another process."""
+        for copy in self._copies:
+            copy.drop()
+        self._copies.clear()
+        memory, self._memory = self._memory, None
+        if memory is None:
+            return
+        legs = [*self.old, *(joining.leg for joining in self.joining)]
+        for host in {one.host for leg in legs for one in leg.replicas if isinstance(one, RemoteSegment)}:
+            host.unshare(memory)
+
+
+def _part(
+    segment: AnySegment, layers: LayerRange, seq: int, span: tuple[int, int], memory: CellMemory | None
+) -> tuple[LayerRange, RemoteSegment, HostLink, int] | LayerState:
+    """Return a sequence's cells of these layers, or the number by which they come. Raises BrokenOffError."""
+    if isinstance(segment, HomeSegment):
+        try:
+            return unpacked(segment.model.part(seq, *span), segment.layers).cut(layers)
+        except StateFormatError as e:
+            raise BrokenOffError(str(e)) from e
+    link = segment.host.link
+    if link is None:
+        msg = f"the host of {segment} is lost"
+        raise BrokenOffError(msg)
+    try:
+        return layers, segment, link, segment.ask(seq, *span, layers, memory)
+    except HostGoneError as e:
+        segment.host.lose(e)
+        raise BrokenOffError(str(e)) from e
