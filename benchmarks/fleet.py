@@ -113,17 +113,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--simulate", action="store_true", help="simulate four GPUs")
     parser.add_argument(
-        "--full", action="store_true", help="five runs, not three; simulated: each constant moved with all seeds"
+        "--full", action="store_true", help="all that is asked; simulated: each constant moved with all seeds"
     )
     parser.add_argument("--runs", type=int, metavar="N", help="live: so many runs of each")
     parser.add_argument("--cut", type=int, nargs=2, metavar=("FIRST", "LAST"), help="live: the layers of the host")
+    parser.add_argument(
+        "--equal", type=int, metavar="N", help="live: only N answers over 1, 2 and 3 hosts, and 50 N steps"
+    )
+    parser.add_argument("--failures", type=int, metavar="N", help="live: only hosts that fail, N times")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args()
     if not args.simulate:
         from . import fleet_live
 
+        if args.equal:
+            found = fleet_live.only(fleet_live.EQUAL, args.equal)
+            return print_figures(found, lambda one: "\n".join(fleet_live.equal_lines(one)), as_json=args.json)
+        if args.failures:
+            found = fleet_live.only(fleet_live.FAILURE, args.failures)
+            return print_figures(found, lambda one: "\n".join(fleet_live.failure_lines(one)), as_json=args.json)
         cut = (args.cut[0], args.cut[1]) if args.cut else None
-        found = fleet_live.live(args.runs or (5 if args.full else 3), cut)
+        counts = (fleet_live.ALL_ANSWERS, fleet_live.ALL_FAULTS) if args.full else ()
+        found = fleet_live.live(args.runs or (5 if args.full else 3), cut, *counts)
         return print_figures(found, fleet_live.table, as_json=args.json)
     begin = time.monotonic()
     seeds = SEEDS if args.full else MOVED_SEEDS

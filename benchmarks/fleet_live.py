@@ -40,6 +40,7 @@ from disco_daemon.models.segments import n_layers
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
 
+from .fleet_answers import equal_answers, failures
 from .fleet_operations import operations
 
 N_ANSWERS = 8
@@ -49,8 +50,16 @@ OTHERS = 0.1  # share of the cores that others may have taken in a run that is j
 INNER = (1 / 6, 0.74)  # the layers of a host, as shares of all: home has the head, which is worth several layers
 LOADS = {"mixed": (8, 40), "decode": (8, 0), "single": (1, 0)}  # answers, and sentences before each question
 WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door")
+RECOVERED = {
+    "process": "killed; asked: 1 s",
+    "link": "stopped, as a cut link; asked: 5 s",
+    "closed": "its socket closed",
+}
 KINDS = ("one", "both", "copy 0", "copy 1", "fleet")
-OPERATIONS = "operations"  # a child that moves layers while answers are drawn
+# Children that do one thing: move layers while answers are drawn, let hosts fail, draw answers beside random steps.
+OPERATIONS, FAILURE, EQUAL = "operations", "failure", "equal"
+FEW_ANSWERS, FEW_FAULTS = 12, 6  # without `--full`: some minutes
+ALL_ANSWERS, ALL_FAULTS = 200, 100  # what is asked
 
 
 @dataclass
@@ -114,10 +123,14 @@ def serve(kind: str, model: Path, folder: Path, cut: Sequence[int]) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     own = {"both": cores, "copy 1": cores[1:]}.get(kind, cores[:1])
     os.sched_setaffinity(0, own)
-    if kind == OPERATIONS:
+    if kind in (OPERATIONS, FAILURE, EQUAL):
         print("{}", flush=True)
         for line in sys.stdin:
-            found = operations(model, folder, cut[2], cores, json.loads(line)["numbers"][0])
+            n = json.loads(line)["numbers"][0]
+            if kind == OPERATIONS:
+                found = operations(model, folder, cut[2], cores, n)
+            else:
+                found = (failures if kind == FAILURE else equal_answers)(model, folder, cut[2], n, cpus=cores[1:])
             print(json.dumps(found), flush=True)
         return
     load = wire.Load(
@@ -193,8 +206,10 @@ def _busy_s() -> float:
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
-def live(repeats: int, cut: tuple[int, int] | None) -> Figures:
-    """Measure everything, `repeats` times in turn; medians."""
+def live(
+    repeats: int, cut: tuple[int, int] | None, n_answers: int = FEW_ANSWERS, n_faults: int = FEW_FAULTS
+) -> Figures:
+    """Measure everything, `repeats` times in turn; medians. Hosts fail `n_faults` times."""
     model = default_model_path()
     n = n_layers(read_head(model)[1])
     first, last = cut or (round(INNER[0] * n), round(INNER[1] * n))
@@ -219,16 +234,27 @@ def live(repeats: int, cut: tuple[int, int] | None) -> Figures:
             for child in children.values():
                 child.close()
         weights = sum(path.stat().st_blocks * 512 for path in folder.glob("*.gguf"))
-        moved = measure_operations(model, folder, (first, last, n), repeats)
+        moved = measure_apart(OPERATIONS, model, folder, (first, last, n), repeats)
+        failed = measure_apart(FAILURE, model, folder, (first, last, n), n_faults)
+        equal = measure_apart(EQUAL, model, folder, (first, last, n), n_answers)
     found = figures(runs, killed, weights / (2 * model.stat().st_size), (first, last, n))
-    return found | {"operations": moved}
+    of_all = min(found["answers_equal"], equal["equal"] / equal["drawn"])
+    return found | {"operations": moved, "failure": failed, "answers_equal": of_all, "same_answers": equal}
 
 
-def measure_operations(model: Path, folder: Path, cut: tuple[int, int, int], repeats: int) -> dict[str, Any]:
-    """Measure moves and replicas in a process of their own."""
-    child = Child(OPERATIONS, model, folder, cut)
+def only(kind: str, number: int) -> Figures:
+    """Do only one of OPERATIONS, FAILURE and EQUAL, with its number of repeats, faults or answers."""
+    model = default_model_path()
+    n = n_layers(read_head(model)[1])
+    with tempfile.TemporaryDirectory() as name:
+        return measure_apart(kind, model, Path(name), (0, n, n), number)
+
+
+def measure_apart(kind: str, model: Path, folder: Path, cut: tuple[int, int, int], number: int) -> dict[str, Any]:
+    """Measure one of OPERATIONS, FAILURE and EQUAL in a process of its own."""
+    child = Child(kind, model, folder, cut)
     try:
-        child.ask("", [repeats])
+        child.ask("", [number])
         return child.answer()
     finally:
         child.close()
@@ -300,10 +326,8 @@ def table(found: Figures) -> str:
         ),
         f"one answer alone: {found['single_slowdown']:+.0%} time a token (asked: at most 10 %)",
         f"answers equal to one process's: {found['answers_equal']:.1%}",
-        (
-            f"host killed {failure['runs']} times: {failure['lost']} answers differ; replaced within "
-            f"{failure['recovery_s']['process']:.2f} s"
-        ),
+        *failure_lines(failure),
+        *equal_lines(found["same_answers"]),
         (
             f"10 layers moved in {moved['migrate_s']:.2f} s (asked: 0.25), a reader waited at most "
             f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the "
@@ -317,10 +341,31 @@ def table(found: Figures) -> str:
     return "\n".join(lines)
 
 
+def failure_lines(found: dict[str, Any]) -> list[str]:
+    """Return as text what hosts that failed have cost."""
+    shown = ((name, found["recovery_s"][kind]) for kind, name in RECOVERED.items())
+    return [
+        f"hosts failed {found['runs']} times: {found['lost']} answers lost text, {found['doubled']} doubled some",
+        "replaced within " + ", ".join(f"{'-' if s is None else f'{s:.2f} s'} ({name})" for name, s in shown),
+    ]
+
+
+def equal_lines(found: dict[str, Any]) -> list[str]:
+    """Return as text what came of answers beside random steps."""
+    n_steps = sum(found["steps"].values())
+    rows = "; ".join(f"{n}: {', '.join(map(str, rows))}" for n, rows in found["rows"].items())
+    leaked = {n: left for n, left in found["leaked"].items() if left}
+    return [
+        f"{found['equal']} of {found['drawn']} answers equal beside {n_steps} random steps and {found['moves']} moves",
+        f"rows computed at the hosts of fleets of 1, 2 and 3: {rows}",
+        f"cells that were not as they should be: {found['wrong_cells']}; left behind: {leaked or 'nothing'}",
+    ]
+
+
 def main() -> None:
     """Be one of the processes that are measured."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=(*KINDS, OPERATIONS))
+    parser.add_argument("kind", choices=(*KINDS, OPERATIONS, FAILURE, EQUAL))
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("cut", type=int, nargs=3)

@@ -105,7 +105,7 @@ def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expec
     batcher, n_lost = core.batcher, home.n_lost
     assert isinstance(batcher, HomeBatcher)
     shares = {"move": 30, "break off": 5, "kill": 2, "ask": 10, "cancel": 10, "move cells": 4, "evict": 4, "preempt": 5}
-    kinds = ["kill", *random.choices(list(shares), list(shares.values()), k=90)]
+    kinds = ["kill", *random.choices(list(shares), list(shares.values()), k=60)]
     while kinds:
         core.said.clear()
         ask_all(core)

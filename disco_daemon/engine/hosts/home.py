@@ -149,6 +149,10 @@ class HomeLlama(Llama):
         """What the rows take that are kept for other hosts."""
         return sum(one.kept.n_bytes for host in self.hosts.values() for one in host.segments.values())
 
+    def cells_of_legs(self) -> list[dict[int, int] | None]:
+        """Return how many cells each sequence has in each leg, by what is kept here; None of legs that are here."""
+        return [leg.cells() for leg in self._legs]
+
     @property
     def cut(self) -> list[tuple[LayerRange, tuple[int, ...]]]:
         """The legs as they are: their layers and hosts."""

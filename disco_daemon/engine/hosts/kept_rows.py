@@ -100,7 +100,15 @@ class KeptRows:
 
     def length(self, seq: int) -> int:
         """Return the position behind the last that a sequence has."""
-        return max((kept.owners.get(seq, 0) for kept in self._kept), default=0)
+        return self.lengths().get(seq, 0)
+
+    def lengths(self) -> dict[int, int]:
+        """Return for each sequence the position behind its last."""
+        found: dict[int, int] = {}
+        for kept in self._kept:
+            for seq, end in kept.owners.items():
+                found[seq] = max(end, found.get(seq, 0))
+        return found
 
     def rows_of(self, seq: int, start: int, end: int) -> FloatRows | None:
         """Return a sequence's rows from one position to another; None if not all of them are kept."""

@@ -177,6 +177,11 @@ class Leg:
         segment = self.pins[seq] = self.place(source)
         segment.share(source, seq, n, start)
 
+    def cells(self) -> dict[int, int] | None:
+        """Return how many cells each sequence has, by what is kept; None if nothing is."""
+        kept = [segment.kept.lengths() for segment in self.replicas if segment.kept is not None]
+        return {seq: n for lengths in kept for seq, n in lengths.items()} if kept else None
+
     def clear(self) -> None:
         """Free all cells."""
         self.pins.clear()
