@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ...types import LayerRange
 from ..llama.hidden import FloatRows
 from ..llama.layer_states import StateFormatError
 from ..llama.model import AbortFlag, Llama
@@ -33,10 +32,11 @@ from .kept_rows import KeptRows
 from .legs import FlightFailedError, HomeSegment, Leg, keep_rows
 from .link import HostGoneError
 from .loading import BrokenOffError
-from .pool import HERE, HostPool, hand_over, leg_parts, number_of, range_load
+from .pool import HERE, HostPool, hand_over, leg_parts, range_load
 from .range_states import RangeStates, by_range, cut_whole, parse_ranges, whole
 from .recut import MoveReport, Recut
 from .remote import MAX_LOST, OpenHost, RemoteHost, RemoteSegment, wait_for
+from .view import HomeView
 
 __all__ = ["BROKEN", "HERE", "Ends", "HomeLlama"]
 
@@ -44,10 +44,8 @@ BROKEN = -1  # of a decode, as llama_decode returns it
 MAX_REPORTS = 64  # of the latest moves
 
 
-class HomeLlama(Llama):
+class HomeLlama(HomeView):
     """The last range as a model, with the first one and the legs before it."""
-
-    _first: Llama | None = None
 
     def __init__(self, load: Load, ends: Ends, abort: AbortFlag, open_host: OpenHost | Sequence[OpenHost]) -> None:
         """Load both ends, and let hosts load the layers between them. Raises ModelError.
@@ -61,6 +59,7 @@ class HomeLlama(Llama):
         self._n_flights = 0
         self.moves = deque[MoveReport](maxlen=MAX_REPORTS)
         self._move: Recut | None = None
+        self._is_switching = False  # from when it is time to finish a move
         self._spans: list[Span] = []  # that a move copies; none where cells have changed since they were told
         load = msgspec.structs.replace(load, speculate=False, draft_path="", adapters=())
         super().__init__(range_load(load, ends.ranges[-1], ends.paths[-1]), abort)
@@ -118,46 +117,6 @@ class HomeLlama(Llama):
             self._first.close()
         super().close()
 
-    # --- what it tells ----------------------------------------------------------------------------------------------
-
-    @property
-    def moves_states(self) -> bool:
-        """Whether cells can be cut by layers, as far as hosts have told."""
-        return all(host.moves_states for host in self.hosts.values())
-
-    @property
-    def _ranges(self) -> list[LayerRange]:
-        return [self._ends.ranges[0], *(leg.layers for leg in self._legs), self._ends.ranges[-1]]
-
-    @property
-    def host_pids(self) -> dict[int, int]:
-        """The present process of each host by its number; 0 if there is none."""
-        return {number: host.pid for number, host in self.hosts.items()}
-
-    @property
-    def n_lost(self) -> int:
-        """How many processes of hosts were lost."""
-        return sum(host.n_lost for host in self.hosts.values())
-
-    @property
-    def replaced_s(self) -> float:
-        """How long the slowest replacement of a host took, of the latest of each, s."""
-        return max((host.replaced_s for host in self.hosts.values()), default=0.0)
-
-    @property
-    def kept_bytes(self) -> int:
-        """What the rows take that are kept for other hosts."""
-        return sum(one.kept.n_bytes for host in self.hosts.values() for one in host.segments.values())
-
-    def cells_of_legs(self) -> list[dict[int, int] | None]:
-        """Return how many cells each sequence has in each leg, by what is kept here; None of legs that are here."""
-        return [leg.cells() for leg in self._legs]
-
-    @property
-    def cut(self) -> list[tuple[LayerRange, tuple[int, ...]]]:
-        """The legs as they are: their layers and hosts."""
-        return [(leg.layers, tuple(map(number_of, leg.replicas))) for leg in self._legs]
-
     # --- computing --------------------------------------------------------------------------------------------------
 
     def decode(self, rows: Sequence[Row], hidden: FloatRows | None = None) -> int:
@@ -175,13 +134,30 @@ class HomeLlama(Llama):
         flight = Flight(self._n_flights, list(rows), [(position, seq) for _, position, seq, _ in rows])
         self._n_flights += 1
         self._flights.append(flight)
-        self._legs[0].send(flight.number, flight.places, self._first.hidden_out)
+        flight.held = self._first.hidden_out
+        if not self._is_switching:
+            self.send_held()
         self.poll()
         return 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the flight that departed last is held until the legs have been moved."""
+        return bool(self._flights) and self._flights[-1].held is not None
+
+    def send_held(self) -> None:
+        """Send the flight that departed last to the first leg, if that has not been done."""
+        if self.holds:
+            flight = self._flights[-1]
+            rows, flight.held = flight.held, None
+            assert rows is not None
+            self._legs[0].send(flight.number, flight.places, rows)
 
     def arrive(self) -> int:
         """Wait for the flight that departed first, and compute the rest; return llama_decode's value."""
         flight = self._flights[0]
+        if flight.held is not None:
+            self.send_held()
         self._pass_on()
         while flight.arrived is None and not flight.has_failed:
             self._wait()
@@ -196,6 +172,9 @@ class HomeLlama(Llama):
                 leg.drop(flight.number)
             return BROKEN
         self.poll()
+        if self._is_switching and self._spans:  # hosts save what is left while the last range is computed
+            self._spans += flight.spans()
+            self._go_on(is_last=True)
         return super().decode(flight.rows, flight.arrived)
 
     def poll(self) -> None:
@@ -220,7 +199,7 @@ class HomeLlama(Llama):
         """Send what has come of flights to the next leg."""
         for flight in self._flights:
             try:
-                while flight.leg < len(self._legs) and not flight.has_failed:
+                while flight.leg < len(self._legs) and flight.held is None and not flight.has_failed:
                     if (rows := self._legs[flight.leg].take(flight.number)) is None:
                         break
                     flight.leg += 1
@@ -261,16 +240,20 @@ class HomeLlama(Llama):
         return self._move is not None
 
     def progress_move(self, spans: Iterable[Span]) -> bool:
-        """Go on with a move, where the KV cache has these spans; return whether it is time to finish it."""
+        """Go on with a move, where the KV cache has these spans; return whether it is time to finish it.
+
+        Then what departs is held until it is finished, and nothing else may be under way when it is.
+        """
         self._spans = list(spans)
         self.poll()
-        return self._go_on()
+        self._is_switching = self._go_on()
+        return self._is_switching
 
-    def _go_on(self) -> bool:
+    def _go_on(self, *, is_last: bool = False) -> bool:
         if self._move is None:
             return False
         try:
-            is_ready = self._move.progress(self._spans)
+            is_ready = self._move.progress(self._spans, is_last=is_last)
         except BrokenOffError as e:
             self.break_off(str(e))
             return False
@@ -280,11 +263,14 @@ class HomeLlama(Llama):
         return is_ready
 
     def finish_move(self, spans: Iterable[Span]) -> None:
-        """Copy what is left, and let the new legs take the place of the old ones, with no flight under way."""
-        move = self._move
+        """Copy what is left, and let the new legs take the place of the old ones, with no flight under way.
+
+        One that is held departs by the new legs.
+        """
+        move, self._is_switching = self._move, False
         if move is None:  # a host was lost while the last flights landed
             return
-        assert not (self._flights and move.needs_landing)
+        assert not (len(self._flights) > self.holds and move.needs_landing)
         try:
             legs = move.finish(spans, lambda: wait_for(move.hosts))
         except BrokenOffError as e:
@@ -305,7 +291,7 @@ class HomeLlama(Llama):
         """End a move, if there is one: all is as it was before."""
         if (move := self._move) is None:
             return
-        self._move, self._spans = None, []
+        self._move, self._spans, self._is_switching = None, [], False
         move.undo()
         move.report.error = reason
         move.report.total_s = move.clock() - move.report.began_at

@@ -70,11 +70,16 @@ class Recut:
         found = {one.segment.host for one in self._loadings() if isinstance(one, RemoteLoading)}
         return found if self._cells is None else found | self._cells.hosts
 
-    def progress(self, spans: Iterable[Span]) -> bool:
-        """Go on as far as can be done without waiting; return whether it is time to switch. Raises BrokenOffError."""
+    def progress(self, spans: Iterable[Span], *, is_last: bool = False) -> bool:
+        """Go on as far as can be done without waiting; return whether it is time to switch. Raises BrokenOffError.
+
+        If it `is_last`, all that is left is asked for.
+        """
         if not self.legs and not self._take_loaded():
             return False
         assert self._cells is not None
+        if is_last:
+            self._cells.ask_all(list(spans))
         return self._cells.progress(list(spans))
 
     def finish(self, spans: Iterable[Span], wait: Callable[[], None]) -> list[Leg]:

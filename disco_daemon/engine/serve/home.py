@@ -52,17 +52,22 @@ class HomeBatcher(Batcher):
 
     def look(self) -> bool:
         """Go on with a move of layers; there is nothing to compute."""
-        self._progress_move()
+        if self._progress_move():
+            self._switch()
         return False
 
-    def _progress_move(self) -> None:
-        """Go on with a move of layers; where it is time, let the flights land and finish it."""
+    def _progress_move(self) -> bool:
+        """Go on with a move of layers; return whether it is time to switch."""
         llama = self._home
-        if not llama.is_moving or not llama.progress_move(self.admission.cells.spans()):
-            return
-        began = self.clock()
-        self._land_all()
+        return llama.is_moving and llama.progress_move(self.admission.cells.spans())
+
+    def _switch(self) -> None:
+        """Let the flights land, but for one that is held, and finish a move of layers."""
+        llama, began = self._home, self.clock()
+        while len(self._flights) > llama.holds:
+            self._land()
         llama.finish_move(self.admission.cells.spans())
+        llama.send_held()
         if llama.moves:
             llama.moves[-1].pause_s = self.clock() - began
 
@@ -87,13 +92,16 @@ class HomeBatcher(Batcher):
 
     def step(self) -> bool:
         """Let a batch depart, and the one before it arrive; False if there was nothing to compute."""
-        self._progress_move()
+        is_time = self._progress_move()
         if self.admission.decide(self.clock()):
             self._send_pauses()
         batch = self._build()
         batch.apart = False
         if batch.rows:
             self._depart(batch)
+        if is_time:
+            self._switch()
+            return True
         if len(self._flights) == FLIGHTS or (self._flights and not batch.rows):
             self._land()
             return True
