@@ -13,7 +13,7 @@ from aiohttp import web
 from ..conductor import Conductor, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import documents, embeddings, openai, partner, servers, sse, trace
+from . import documents, embeddings, fleet, openai, partner, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
 from .doors import DOOR, UnixDoor, check_control, fit
@@ -61,6 +61,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     documents.add_routes(app, daemon)
     servers.add_routes(app)
     partner.add_routes(app)
+    fleet.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
     return app

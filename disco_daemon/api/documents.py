@@ -65,6 +65,10 @@ class Documents(Protocol):
         """Return which hosts compute which layers of the device's model; no hosts for a whole device."""
         ...
 
+    def steer_fleet(self, order: str, host: str = "") -> dict[str, Any]:
+        """Carry out `pause`, `resume` or `drain` of a host; return the fleet as then. Raises ConfigError."""
+        ...
+
     def partner(self) -> dict[str, Any]:
         """Return which machines have upper layers computed here, and how the link to each is."""
         ...
@@ -105,7 +109,6 @@ def add_routes(app: web.Application, documents: Documents) -> None:
     app.router.add_get("/disco/v1/ledger", _ledger)
     app.router.add_get("/disco/v1/plan", _plan)
     app.router.add_get("/disco/v1/whatif", _whatif)
-    app.router.add_get("/disco/v1/fleet", _fleet)
     app.router.add_get("/disco/v1/settings", _settings)
     app.router.add_patch("/disco/v1/settings", _change)
     app.router.add_post("/disco/v1/reload", _reload)
@@ -135,11 +138,6 @@ def _number(request: web.Request, name: str, usual: int) -> int:
     except ValueError:
         msg = f"{name} must be a number"
         raise RequestError(msg, param=name) from None
-
-
-async def _fleet(request: web.Request) -> web.Response:
-    """GET /disco/v1/fleet: Return which hosts compute which layers of the device's model, and how they are."""
-    return as_json(request.app[DOCUMENTS].fleet())
 
 
 async def _settings(request: web.Request) -> web.Response:

@@ -54,7 +54,10 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/disco/v1/server/check"): At.CONTROL,
     ("PUT", "/disco/v1/server"): At.CONTROL,
     ("PUT", "/disco/v1/device"): At.CONTROL,
-    ("GET", "/disco/v1/fleet"): At.CONTROL,  # as the next one
+    ("GET", "/disco/v1/fleet"): At.CONTROL,  # names the user's machines
+    ("POST", "/disco/v1/fleet/pause"): At.CONTROL,
+    ("POST", "/disco/v1/fleet/resume"): At.CONTROL,
+    ("POST", "/disco/v1/fleet/drain"): At.CONTROL,
     ("GET", "/disco/v1/partner"): At.CONTROL,  # names the user's machines, and where they are
     ("POST", "/disco/v1/partner/pair"): At.CONTROL,
     ("POST", "/disco/v1/partner/revoke"): At.CONTROL,

@@ -32,10 +32,11 @@ class LinkHealth:
 
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
-    """The hosts that live beside the engine, and the layers that they compute."""
+    """The hosts that live beside the engine, the layers that they compute, and how often layers were moved."""
 
     hosts: int
     layers_away: int
+    moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class Present(Collector):
             yield _gauge("disco_fleet_hosts", "Hosts that live, besides the engine.", health.fleet.hosts)
             told = "Layers of the device's model that hosts compute."
             yield _gauge("disco_fleet_layers_away", told, health.fleet.layers_away)
+            told = "Times that layers were moved, replicated or evicted."
+            yield CounterMetricFamily("disco_fleet_moves", told, health.fleet.moves)
 
 
 def _gauge(name: str, told: str, value: float | None) -> GaugeMetricFamily:

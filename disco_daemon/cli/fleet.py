@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ..daemon.fleet_plan import FleetPlan
 
 WATCH_S = 1.0  # between two looks
+WELL = ("up", "idle", "draining", "drained")  # states of a host in which nothing is wrong
+N_STEPS = 5  # of the latest, that are shown
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,7 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "fleet",
         help="have several processes of this machine compute one model",
         description="Look at a fleet: processes of this machine, its hosts, that compute inner layers of the model. "
-        "`disco config set fleet.enabled true` turns it on. Other machines cannot be hosts yet.",
+        "`disco config set fleet.enabled true` turns it on, and with fleet.mode = auto layers move, are replicated and "
+        "evicted while it answers. Other machines cannot be hosts yet.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     status = actions.add_parser(
@@ -35,13 +38,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     status.set_defaults(run=_status)
     plan = actions.add_parser(
         "plan",
-        help="show which layers a host should have, and change nothing",
+        help="show which layers hosts should have, and change nothing",
         description="Show what should be done with the layers of the configured model, and what that should bring. "
         "Nothing is changed. What this machine takes for a token is as `disco tune` or `disco profile` measured it.",
     )
     plan.add_argument("--model", help="GGUF file (default from the configuration)")
     plan.set_defaults(run=_plan)
-    for action in (status, plan):
+    pause = actions.add_parser(
+        "pause",
+        help="let no layers move by themselves",
+        description="Let no layers move by themselves until `disco fleet resume`; answers go on. A host that is "
+        "drained, or that may have less, is relieved all the same.",
+    )
+    resume = actions.add_parser(
+        "resume",
+        help="let layers move by themselves again",
+        description="End a pause, and let hosts that were drained have layers again.",
+    )
+    drain = actions.add_parser(
+        "drain",
+        help="move all layers off a host",
+        description="Move all layers off a host while answers go on, and none there until `disco fleet resume`.",
+    )
+    drain.add_argument("host", help="of the fleet, as `disco fleet status` shows it")
+    for action in (pause, resume, drain):
+        action.add_argument("--url", help="daemon to ask (default from the configuration)")
+        action.set_defaults(run=_steer, order=action.prog.split()[-1])
+    for action in (status, plan, pause, resume, drain):
         action.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -55,8 +78,20 @@ def _status(args: argparse.Namespace) -> int:
         found = client.get(root, "/disco/v1/fleet", key)
         print(json.dumps(found) if args.json else "\n".join(lines_of(found)), flush=True)
         if not args.watch:
-            return 0 if all(host["state"] == "up" for host in found["hosts"]) else 1
+            return 0 if all(host["state"] in WELL for host in found["hosts"]) else 1
         time.sleep(WATCH_S)
+
+
+def _steer(args: argparse.Namespace) -> int:
+    """Have the daemon pause, resume or drain; print the fleet as it is then."""
+    from ..client import once as client
+    from ..config.layers import load
+
+    root, key = client.daemon_at(args.url, load())
+    given = {"host": args.host} if args.order == "drain" else {}
+    found = client.post(root, f"/disco/v1/fleet/{args.order}", given, key)
+    print(json.dumps(found) if args.json else "\n".join(lines_of(found)))
+    return 0
 
 
 def lines_of(found: dict[str, Any]) -> list[str]:
@@ -67,14 +102,29 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     lines = [_line(host) for host in hosts]
     expected = found["speedup_predicted"]
     if expected is not None:
-        lines.append(f"expected: {expected:.2f} times the token/s of the whole model in one process")
-    return lines
+        measured = "" if found["speedup_measured"] is None else f", {found['speedup_measured']:.2f} measured"
+        lines.append(f"expected: {expected:.2f} times the token/s of the whole model in one process{measured}")
+    shares = {"late answers": found["slo_violation"], "unused at the idlest": found["vacancy"]}
+    told = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share is not None]
+    policy = f", {found['policy']}" if found["policy"] else ""
+    lines.append("; ".join([f"mode: {found['mode']}{policy}{', paused' * found['paused']}", *told]))
+    return lines + [_step_line(step) for step in found["last_steps"][-N_STEPS:]]
+
+
+def _step_line(step: dict[str, Any]) -> str:
+    layers = f" layers {step['first']}-{step['last']}" if step["last"] else ""
+    way = "".join(f" {word} {step[key]}" for word, key in (("from", "source"), ("to", "target")) if step[key])
+    came = "" if step["measured"] is None else f", {step['measured']:.2f} times measured"
+    took = f"{step['seconds']:.2f} s, {step['pause_s']:.3f} s without a token"
+    return f"{step['kind']}{layers}{way}: {step['why']}; {step['predicted']:.2f} times expected{came}; {took}"
 
 
 def _line(host: dict[str, Any]) -> str:
     layers = " and ".join(f"{part['first']}-{part['last']}" for part in host["segments"])
     share = "" if host["cpu_share"] is None else f", {100 * host['cpu_share']:.0f} % of a processor"
     life = f", its {host['epoch']}. process" if host["epoch"] > 1 else ""
+    if not layers:
+        return f"{host['name']:<8} {host['state']}: no layers"
     n = sum(part["sequences"] for part in host["segments"][:1])
     return f"{host['name']:<8} {host['state']}: layers {layers}, {n} answers{share}{life}"
 
@@ -101,8 +151,8 @@ def _show(found: FleetPlan) -> None:
     if found.steps:
         console.print(f"That gives {found.steps[0].predicted:.2f} times as much: {found.steps[0].why}.")
         console.print(
-            "Nothing is moved by itself yet: fleet.cuts says where layers lie. `disco split check` with a --cut for "
-            "each of them shows whether the pieces equal the whole model."
+            "Nothing is moved unless fleet.mode is auto: fleet.cuts says where layers lie. `disco split check` with a "
+            "--cut for each of them shows whether the pieces equal the whole model."
         )
     else:
         console.print("Nothing: no step would bring 2 % more or better.")

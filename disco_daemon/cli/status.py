@@ -80,8 +80,9 @@ def _fleet(device: dict[str, Any]) -> list[str]:
     fleet = device.get("fleet")
     if not fleet:
         return []
-    n, layers = fleet["hosts"], fleet["layers_away"]
-    return [f"fleet        {fleet['state']}: {layers} layers at {n} host{'s' * (n != 1)}"]
+    n, layers, more = fleet["hosts"], fleet["layers_away"], fleet["replicas"]
+    replicas = f", {more} replica{'s' * (more != 1)}" if more else ""
+    return [f"fleet        {fleet['state']}: {layers} layers at {n} host{'s' * (n != 1)}{replicas}"]
 
 
 def _engine(device: dict[str, Any]) -> list[str]:

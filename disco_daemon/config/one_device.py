@@ -7,8 +7,6 @@ import itertools
 from ..errors import ConfigError
 from .schema import Config
 
-FLEET_HOSTS = 1  # that the engine can use so far
-
 
 def check_device(config: Config) -> None:
     """Raise ConfigError if the device would be two things at once, or what cannot be done yet."""
@@ -49,30 +47,18 @@ def _refuse_other(config: Config, own: str, mend: str) -> None:
 def _refuse_unbuilt(config: Config) -> None:
     """Raise ConfigError for what a fleet cannot do yet, whether it is enabled or not: no value is taken for nothing."""
     fleet = config.fleet
-    if fleet.hosts > FLEET_HOSTS:
-        msg = (
-            f"fleet.hosts = {fleet.hosts}: the engine can use one host process so far; its layers are what lies "
-            "between the two numbers of fleet.cuts"
-        )
-        raise ConfigError(msg)
     if fleet.keep_home:
         msg = (
             "fleet.keep_home is not built yet: the engine keeps its own layers only. A host that is lost is replaced "
             "by another process, which reads its layers from the file that is here: set it to false"
         )
         raise ConfigError(msg)
-    if fleet.mode == "auto":
-        msg = (
-            "fleet.mode = 'auto' is not built yet: no layers move while the daemon runs. Set it to manual; "
-            "`disco fleet plan` shows where they should lie"
-        )
-        raise ConfigError(msg)
     if fleet.cuts and (
         len(fleet.cuts) != fleet.hosts + 1 or any(first >= last for first, last in itertools.pairwise(fleet.cuts))
     ):
         msg = (
-            f"fleet.cuts = {list(fleet.cuts)}: {fleet.hosts} host takes the layers between two cuts, so give "
-            f"{fleet.hosts + 1} numbers, each above the one before"
+            f"fleet.cuts = {list(fleet.cuts)}: each of fleet.hosts = {fleet.hosts} takes the layers between two cuts, "
+            f"so give {fleet.hosts + 1} numbers, each above the one before"
         )
         raise ConfigError(msg)
 

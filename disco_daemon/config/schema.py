@@ -275,15 +275,36 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = False
     """Whether hosts compute inner layers; first and last layer, embedding, head and vocabulary stay in the engine."""
     hosts: Annotated[int, Meta(ge=1, le=15)] = 1
-    """Host processes of this machine; so far one."""
+    """Host processes of this machine."""
     cuts: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=16)] = ()
-    """Numbers of layers behind which the model is cut, such as 7, 22: what is between two cuts is a host's; empty = so
-    that all are equally busy. `disco fleet plan` shows what that gives."""
+    """Numbers of layers behind which the model is cut, such as 7, 15, 22 for two hosts: the first one has what is
+    between the first two cuts, and so on; empty = so that all are equally busy. `disco fleet plan` shows what that
+    gives."""
     keep_home: bool = False
     """Whether the engine keeps a copy of all layers, for the loss of every host; so far it cannot: a host that is lost
     is replaced."""
     mode: Literal["auto", "manual"] = "manual"
-    """`manual`: layers lie where `fleet.cuts` says; `auto`, that they move while it answers, is not built yet."""
+    """`manual`: layers lie where `fleet.cuts` says, unless a host is drained or may have less; `auto`: they move, are
+    replicated and evicted while it answers, as `fleet.policy` decides. `disco fleet pause` stops that for a while."""
+    policy: Literal["measured", "paper"] = "measured"
+    """How `auto` decides: by what layers were measured to take, or as the paper has it."""
+    memory_gib: Annotated[float, Meta(ge=0)] = 0.0
+    """What a host may have of the memory, GiB; what it has beyond that moves away. 0 = as `fleet.memory_share` says."""
+    memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    """Of the memory, for all programs together: a step that would take more is not taken."""
+    cpu_share: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    """Of the processors, for all programs together: no step counts on more."""
+    only_idle: bool = False
+    """Whether hosts compute only while nobody works at this machine; where that is not known, somebody does."""
+    only_mains: bool = False
+    """Whether hosts compute only while this machine is on mains."""
+    slo_qoe: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """QoE below which an answer counts as late; so does one whose first token comes after
+    `delivery.expected_ttft_s`."""
+    vacancy: Annotated[float, Meta(gt=0, lt=1)] = 0.3
+    """Share of a host that is unused, above which it may get more layers."""
+    violation: Annotated[float, Meta(gt=0, lt=1)] = 0.1
+    """Share of late answers, of the last 30 s, above which a fleet gives way."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -326,7 +347,8 @@ LIVE = frozenset(
         "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.kappa", "policy.private", "policy.scarcer",
         "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor", "delivery.mode",
         "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s", "split.alone", "split.mode",
-        "split.private_alone", "split.theta",
+        "split.private_alone", "split.theta", "fleet.mode", "fleet.policy", "fleet.memory_gib", "fleet.memory_share",
+        "fleet.cpu_share", "fleet.only_idle", "fleet.only_mains", "fleet.slo_qoe", "fleet.vacancy", "fleet.violation",
     }
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from ..dispatch.mover import CostMover, Forced, Mover, Stay
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
+from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.server import Server
 from ..endpoints.shaper import Shape
 from ..endpoints.split_device import SplitDevice
@@ -31,6 +32,7 @@ from ..types import Delivery, LedgerEntry, Side
 from .device import load_measured, make_autotuner
 from .edge import rules_of
 from .endpoints import make_endpoints
+from .fleet_status import LocalFleet
 from .hosted_range import make_exit_trainer
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .scarcity import ScarceSide
@@ -110,8 +112,10 @@ class Parts:
         self.spending.set_rate(config.device.usd_per_kwh)
         self.spending.set_limits(limits_of(config))
         self.context.defaults = delivery_defaults(config)
-        if isinstance(device := self.endpoints.get(Side.DEVICE), SplitDevice):
+        device = self.endpoints.get(Side.DEVICE)
+        if isinstance(device, SplitDevice):
             device.rules = rules_of(config)
+        follow_fleet(device, config)
         return replace(self, config=config)
 
     async def pursue(self) -> None:
@@ -131,6 +135,8 @@ class Parts:
             tasks["autotuner"] = self.autotuner.run()
         if self.exit_trainer is not None:
             tasks["exit trainer"] = self.exit_trainer.run()
+        if isinstance(device := self.endpoints.get(Side.DEVICE), FleetDevice):
+            tasks["fleet"] = device.fleet.run()
         return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
 
 
@@ -149,6 +155,7 @@ class Assembly:
         """
         shared = self.shared
         endpoints = make_endpoints(config, shared.clock, self.shape, None if before is None else before.endpoints)
+        follow_fleet(endpoints.get(Side.DEVICE), config)  # of a device that stays
         measured = load_measured(config)
         caps = None if before is None else before.spending.caps
         spending = make_spending(config, shared.price_lists, shared.clock, caps)
@@ -229,6 +236,12 @@ class Assembly:
 
     def _make_autotuner(self, config: Config, device: Endpoint | None, busy: Callable[[], bool]) -> Autotuner | None:
         return make_autotuner(config, device.engine, busy, self.shared.clock) if isinstance(device, Device) else None
+
+
+def follow_fleet(device: Endpoint | None, config: Config) -> None:
+    """Let a fleet go by the live settings."""
+    if isinstance(device, FleetDevice) and isinstance(device.fleet, LocalFleet):
+        device.fleet.follow(config)
 
 
 def delivery_defaults(config: Config) -> DeliveryDefaults:

@@ -12,6 +12,7 @@ from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
 from ..config.schema import HOSTING, LIVE, Config, keys
 from ..endpoints.base import Endpoint
+from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError, RequestError
 from ..types import Outcome, Side
@@ -207,6 +208,8 @@ class Runtime:
         """Record one finished answer with the learner, the metrics and the prober; none of them blocks."""
         self.parts.learner.record(outcome)
         self._assembly.shared.metrics.observe(outcome)
+        if isinstance(device := context.endpoints.get(Side.DEVICE), FleetDevice):
+            device.fleet.observe(outcome)
         if self.parts.prober is not None and context.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
             self.parts.prober.observe(outcome)
 

@@ -15,11 +15,12 @@ from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
 from ..endpoints.device import Device
-from ..endpoints.fleet_device import FleetDevice
+from ..endpoints.fleet_device import FleetDevice, FleetStatus
 from ..endpoints.split_device import SplitDevice
+from ..errors import ConfigError
 from ..types import Side
 from .assembly import Shared
-from .fleet import whole_device
+from .fleet_status import whole_device
 from .partner import Partner
 from .runtime import Runtime
 from .server_setup import ServerSetup
@@ -109,6 +110,19 @@ class StateDocuments(Documents):
         device = self._runtime.parts.endpoints.get(Side.DEVICE)
         return device.fleet.document() if isinstance(device, FleetDevice) else whole_device()
 
+    def steer_fleet(self, order: str, host: str = "") -> dict[str, Any]:
+        device = self._runtime.parts.endpoints.get(Side.DEVICE)
+        if not isinstance(device, FleetDevice):
+            raise ConfigError("the device is no fleet: `disco config set fleet.enabled true` makes it one")
+        match order:
+            case "pause":
+                device.fleet.pause()
+            case "resume":
+                device.fleet.resume()
+            case "drain":
+                device.fleet.drain(host)
+        return device.fleet.document()
+
     def partner(self) -> dict[str, Any]:
         return self._partner.document()
 
@@ -152,7 +166,7 @@ class StateDocuments(Documents):
             rows_dropped=shared.history.dropped,
             engine=_engine(device) if isinstance(device, Device) else None,
             split=_link(device.link.status()) if isinstance(device, SplitDevice) else None,
-            fleet=_fleet(device.fleet.brief()) if isinstance(device, FleetDevice) else None,
+            fleet=_fleet(device.fleet) if isinstance(device, FleetDevice) else None,
         )
 
 
@@ -181,8 +195,9 @@ def _link(status: dict[str, Any]) -> LinkHealth:
     return LinkHealth(status["state"] == "up", None if rtt_ms is None else rtt_ms / 1e3)
 
 
-def _fleet(brief: dict[str, Any]) -> FleetHealth:
-    return FleetHealth(brief["hosts"], brief["layers_away"])
+def _fleet(fleet: FleetStatus) -> FleetHealth:
+    brief = fleet.brief()
+    return FleetHealth(brief["hosts"], brief["layers_away"], fleet.n_moves)
 
 
 def _engine(device: Device) -> EngineHealth:

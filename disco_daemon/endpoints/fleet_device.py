@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 from ..engine.supervisor import Engine
 from ..errors import EndpointError
-from ..types import Embedding
+from ..types import Embedding, Outcome
 from .device import Device
 
 
 class FleetStatus(Protocol):
-    """What a fleet says of itself."""
+    """What a fleet says of itself, and how it is steered."""
 
     def brief(self) -> dict[str, Any]:
         """Return `hosts`, `layers_away`, `replicas` and `state`, for `disco status`."""
@@ -23,6 +23,31 @@ class FleetStatus(Protocol):
 
     def document(self) -> dict[str, Any]:
         """Return all there is to say, for `disco fleet status`."""
+        ...
+
+    @property
+    def n_moves(self) -> int:
+        """How many times layers were moved, replicated or evicted."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take an answer that has ended."""
+        ...
+
+    def pause(self) -> None:
+        """Let nothing be moved by itself until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """End a pause, and let drained hosts have layers again."""
+        ...
+
+    def drain(self, name: str) -> None:
+        """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
+        ...
+
+    async def run(self) -> None:
+        """Look after the fleet until cancelled."""
         ...
 
 

@@ -7,25 +7,28 @@ a socket to that, or with a text that says why there is none.
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Protocol
 
 GRANTED = b"."  # with a socket behind it
 MAX_TEXT = 500  # bytes of a reason
+MAX_NUMBER = 255  # of a host: it is asked for by one byte
 
 
 class HostDoor:
-    """The engine's end; for its main thread."""
+    """The engine's end; one thread asks at a time, and the others wait."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self._sock, self._asking = sock, threading.Lock()
 
     def open(self, number: int) -> socket.socket:
         """Return the socket to a new process of a host; the one before is ended. Raises OSError.
 
         The daemon ends an engine that is silent for too long, and its own end ends this: so the wait has a limit.
         """
-        self._sock.sendall(bytes([number]))
-        said, descriptors, _, _ = socket.recv_fds(self._sock, MAX_TEXT, 1)
+        with self._asking:
+            self._sock.sendall(bytes([number]))
+            said, descriptors, _, _ = socket.recv_fds(self._sock, MAX_TEXT, 1)
         if not descriptors:
             raise OSError(0, said.decode("utf-8", "replace") or "the daemon has gone")
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptors[0])

@@ -21,6 +21,7 @@ from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
+from .fleet_orders import FleetOrders
 from .host_door import Hosts
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
 from .peer_socket import hand_over
@@ -82,6 +83,7 @@ class Engine:
         self._attach, self._hosts = attach, hosts
         self._door: socket.socket | None = None
         self._channel = RequestChannel(clock, lambda: self.last_error)
+        self.fleet = FleetOrders(self._channel, config.ranges)
         self._changed = asyncio.Condition()
         self._born = clock.now()
         self._unloading = False
@@ -286,7 +288,7 @@ class Engine:
         process.kill()
 
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        load = msgspec.structs.replace(self.config.load(), repack=self._repack)
+        load = msgspec.structs.replace(self.config.load(), repack=self._repack, ranges=self.fleet.ranges)
         self._channel.write(load)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
@@ -305,6 +307,7 @@ class Engine:
                         log.warning("engine goes on without adapter %s: %s", name, why)
                 self._ready_at = self._clock.now()
                 self._channel.heard_at = self._clock.now()  # nothing is owed from the life before
+                self.fleet.begin()
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
                 self.last_error = message

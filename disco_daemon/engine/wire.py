@@ -11,14 +11,19 @@ from typing import Any
 import msgspec
 
 from ..types import SplitMode
+from .fleet_wire import BreakOffMove as BreakOffMove
+from .fleet_wire import FleetUsage as FleetUsage
+from .fleet_wire import HostUsage as HostUsage
+from .fleet_wire import LayersMoved as LayersMoved
+from .fleet_wire import LimitAnswers as LimitAnswers
+from .fleet_wire import Message as Message
+from .fleet_wire import MoveLayers as MoveLayers
+from .fleet_wire import RangeFile as RangeFile
+from .fleet_wire import RunSample as RunSample
 
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
 FULL = "context"  # the end of a sequence for which there is no room left: its context, or the KV cache, is full
-
-
-class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """Base of all messages."""
 
 
 # --- daemon -> engine ---------------------------------------------------------------------------------------------
@@ -50,16 +55,6 @@ class ExitCalibration(msgspec.Struct, frozen=True, kw_only=True):
     scores: tuple[float, ...]
     shares: tuple[float, ...]
     coverage: float = 0.0
-
-
-class RangeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a model's layers from `first` up to `last` (exclusive) of `of`; `host` computes them, 0 is home."""
-
-    path: str
-    first: int
-    last: int
-    of: int
-    host: int = 0
 
 
 class Load(Message, frozen=True, kw_only=True):
@@ -356,8 +351,8 @@ class Stats(Message, frozen=True, kw_only=True):
     iteration takes `iteration_s` at present, s; the share `python_share` of the time is not llama.cpp's. The other
     counters are of tokens, s and times since the start; `cached_tokens` did not have to be computed, and `chunks` were
     iterations with a part of a prompt beside running answers, `chunks_s` in all. Of the `drafted` tokens, which were
-    guessed and computed along, `accepted` were right; `split` is what a partner did for ended answers. `disk_texts`
-    conversations are on disk, with `disk_bytes`; `disk_error` says why none can be.
+    guessed and computed along, `accepted` were right; `split` is what a partner did for ended answers, `fleet` what
+    hosts did. `disk_texts` conversations are on disk, with `disk_bytes`; `disk_error` says why none can be.
     """
 
     running: int
@@ -379,14 +374,16 @@ class Stats(Message, frozen=True, kw_only=True):
     drafted: int = 0
     accepted: int = 0
     split: SplitUsage | None = None
+    fleet: FleetUsage | None = None
     disk_texts: int = 0
     disk_bytes: int = 0
     disk_error: str = ""
 
 
 ToAnswer = HoldAnswer | AppendText | SetPace | CancelRequest
-ToEngine = Load | Count | Generate | HoldAnswer | AppendText | SetPace | Embed | CancelRequest
-Reply = Counted | PrefillProgress | TextPiece | PauseChange | Embedded | Done | Failed
+ToFleet = MoveLayers | BreakOffMove | LimitAnswers
+ToEngine = Load | Count | Generate | HoldAnswer | AppendText | SetPace | Embed | CancelRequest | ToFleet
+Reply = Counted | PrefillProgress | TextPiece | PauseChange | Embedded | LayersMoved | Done | Failed
 FromEngine = Loaded | LoadFailed | Reply | Stats | Alive
 
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

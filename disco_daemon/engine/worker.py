@@ -45,7 +45,7 @@ from .serve.batch import Batcher
 from .serve.edge import EdgeBatcher
 from .serve.partner import PartnerBatcher
 from .serve.prepare import prepare
-from .serve.role import load_llama, make_batcher
+from .serve.role import load_llama, make_batcher, obey_fleet
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
@@ -235,6 +235,8 @@ class Worker:
                             self._commands.put(partial(batcher.hold, request_id))
                         case wire.AppendText():
                             self._commands.put(partial(batcher.append, message))
+                        case wire.MoveLayers() | wire.BreakOffMove() | wire.LimitAnswers():
+                            self._commands.put(partial(obey_fleet, batcher, message))
                         case wire.SetPace(id=request_id, pace_tps=pace_tps):
                             self._commands.put(partial(batcher.pace, request_id, pace_tps))
                         case wire.CancelRequest(id=request_id):
@@ -340,7 +342,6 @@ def _tokenize(message: wire.Embed, llama: Llama) -> wire.Embed:
 def _give_up_rights(load: wire.Load) -> Confinement:
     """Give up all but the model's files and the folder for idle conversations, before any of them is opened."""
     named = [load.model_path, load.draft_path, *(adapter.path for adapter in load.adapters)]
-    named += [part.path for part in load.ranges if not part.host]  # hosts read theirs
     folders = []
     if load.disk is not None:
         folder = Path(load.disk.folder)
@@ -348,7 +349,9 @@ def _give_up_rights(load: wire.Load) -> Confinement:
             with contextlib.suppress(OSError):  # the spill says so itself
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folders.append(folder)
-    return confine(Access(with_shards(Path(path) for path in named if path), folders), gpu.free_bytes)
+    files = list(with_shards(Path(path) for path in named if path))
+    files += {Path(part.path).parent for part in load.ranges}  # of ranges that are cut while it runs, too
+    return confine(Access(files, folders), gpu.free_bytes)
 
 
 def _spill(load: wire.Load, llama: Llama) -> Spill | None:

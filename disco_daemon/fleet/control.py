@@ -1,8 +1,9 @@
 """When to change a fleet: one step at a time, each with what was expected of it and what came of it.
 
 A fleet grows while hosts are vacant and readers content; it shrinks, or gives way, while too many answers miss what
-their readers expect. After each step it rests, what was observed before it no longer counts, nothing that was just done
-is undone within a minute, and what was undone twice waits twice as long for a third time.
+their readers expect. A host that its owner wants to be left, or that has more than its owner allows, is relieved before
+anything else is thought of. After each other step it rests, what was observed before it no longer counts, nothing that
+was just done is undone within a minute, and what was undone twice waits twice as long for a third time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from .forecast import FleetModel
 from .grow import equal_hosts_objective, join_steps, scale_up
 from .measured import next_steps
-from .placement import CPU_SHARE, MEMORY_SHARE, Placement
+from .placement import Placement
 from .reduction import FleetView, ReducedState, reductions, undo_reduction
+from .relief import relief
 from .steps import BATCH_KINDS, FleetStep, Pressure, StepKind
 
 VACANCY = 0.3  # T_up: share of a host that is unused, above which it gets replicas
@@ -33,6 +35,7 @@ MAX_HOLD_S = 3600.0  # for which something that was undone again and again is le
 MOVES_PER_MINUTE = 6  # steps that copy weights
 MINUTE_S = 60.0  # in which moves are counted
 MAX_RECORDS = 100  # steps that are remembered
+NO_SHARE = 1e-3  # of a host whose owner gives nothing: it is the worst one then
 
 Grow = Callable[[FleetModel, Placement, Sequence[int]], list[FleetStep]]
 
@@ -42,7 +45,8 @@ class FleetSeen:
     """What the monitor saw last: the fleet with its load, and how far it is reduced; shares of each host in use.
 
     `n_answers` ended since the last report, `n_violating` of them later than their readers expect. `full_batch` is the
-    number of answers at a time without a reduction; `tokens_per_s` what the fleet gave.
+    number of answers at a time without a reduction; `tokens_per_s` what the fleet gave. Hosts `leaving` are to be
+    without layers; `excess` has for each host the bytes that are there beyond what its owner allows.
     """
 
     fleet: FleetModel
@@ -53,6 +57,8 @@ class FleetSeen:
     n_answers: int = 0
     n_violating: int = 0
     tokens_per_s: float = 0.0
+    leaving: frozenset[int] = frozenset()
+    excess: tuple[float, ...] = ()
 
     def vacancy(self, host: int) -> float:
         """Return the share of a host that is unused, of processors or memory, whichever is less."""
@@ -108,20 +114,29 @@ class FleetController:
     _lowered: _Hold | None = None
     _looked_s: float = float("-inf")
 
-    def decide(self, now: float, seen: FleetSeen) -> list[FleetStep]:
-        """Return the step to take now: one, or none. It counts as taken."""
+    def decide(self, now: float, seen: FleetSeen, *, may_scale: bool = True) -> list[FleetStep]:
+        """Return the step to take now: one, or none. It counts as taken.
+
+        Unless it `may_scale`, only what owners call for is done.
+        """
         self._observe(now, seen)
-        if self.records and now < self.records[-1].at_s + COOLDOWN_S:
-            return []
-        step = next((step for step in self._wanted(now, seen) if self._may(now, step)), None)
+        is_cool = not self.records or now >= self.records[-1].at_s + COOLDOWN_S
+        step = next((step for step in _called_for(seen) if is_cool or self.records[-1].step != step), None)
+        if step is None and is_cool and may_scale:
+            step = next((step for step in self._wanted(now, seen) if self._may(now, step)), None)
         if step is None:
             return []
         self._remember(now, step, seen)
         return [step]
 
+    @property
+    def n_counted(self) -> int:
+        """The number of answers in the window."""
+        return sum(n for _, n, _ in self._answers)
+
     def violating_share(self) -> float:
         """Return the share of answers in the window that their readers had to wait for; 0 while there are too few."""
-        n = sum(answers for _, answers, _ in self._answers)
+        n = self.n_counted
         return sum(late for _, _, late in self._answers) / n if n >= MIN_ANSWERS else 0.0
 
     def _observe(self, now: float, seen: FleetSeen) -> None:
@@ -203,10 +218,21 @@ def _hold(holds: dict[tuple[int, int], _Hold], key: tuple[int, int], now: float)
     holds[key] = _Hold(now, min(MAX_HOLD_S, 2 * before.for_s)) if before else _Hold(now)
 
 
+def _called_for(seen: FleetSeen) -> Iterator[FleetStep]:
+    """Yield the steps that owners of hosts call for."""
+    view = _view(seen)
+    for host in sorted(seen.leaving):
+        yield from relief(seen.state, host, float("inf"), view, "the host is to be left")
+    for host, n_bytes in enumerate(seen.excess):
+        if n_bytes > 0 and host not in seen.leaving:
+            yield from relief(seen.state, host, n_bytes, view, "it has more than its owner allows")
+
+
 def _worst_host(seen: FleetSeen) -> tuple[int, Pressure]:
     """Return the host that is nearest to its safeguards, and what is short there."""
-    cpu = [share / CPU_SHARE for share in seen.cpu_shares]
-    memory = [share / MEMORY_SHARE for share in seen.memory_shares]
+    hosts = seen.fleet.hosts
+    cpu = [share / max(NO_SHARE, host.cpu_share) for share, host in zip(seen.cpu_shares, hosts, strict=True)]
+    memory = [share / max(NO_SHARE, host.memory_share) for share, host in zip(seen.memory_shares, hosts, strict=True)]
     worst = max(range(len(cpu)), key=lambda host: max(cpu[host], memory[host]))
     return worst, Pressure.MEMORY if memory[worst] > cpu[worst] else Pressure.COMPUTE
 

@@ -20,6 +20,8 @@ class FleetHost:
     `compute` is how many times faster it is than the machine whose costs were measured. `cpu_used` (a share) and
     `memory_used_bytes` are what others than the model take; `delay_s` (one way) and `bytes_per_s` are of its link to
     home. A host that does not `accept` keeps what it has and gets nothing new: its owner is back, or its mains is gone.
+    Of its processors and memory the shares `cpu_share` and `memory_share` are for its owner's programs and the model
+    together.
     """
 
     name: str
@@ -30,16 +32,18 @@ class FleetHost:
     delay_s: float = 0.0
     bytes_per_s: float = float("inf")
     accepts: bool = True
+    cpu_share: float = CPU_SHARE
+    memory_share: float = MEMORY_SHARE
 
     @property
     def speed(self) -> float:
         """What of its compute the model may use."""
-        return self.compute * max(0.0, min(1.0, CPU_SHARE) - self.cpu_used)
+        return self.compute * max(0.0, self.cpu_share - self.cpu_used)
 
     @property
     def room_bytes(self) -> float:
         """What of its memory the model may use, weights and KV cache together."""
-        return max(0.0, MEMORY_SHARE * self.memory_bytes - self.memory_used_bytes)
+        return max(0.0, self.memory_share * self.memory_bytes - self.memory_used_bytes)
 
 
 @dataclass(frozen=True, slots=True)

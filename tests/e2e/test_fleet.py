@@ -29,8 +29,8 @@ HOST = {
     "name", "state", "epoch", "exact", "cpu_share", "memory_bytes", "memory_free_bytes", "cells_used", "segments",
 }  # fmt: skip
 STATUS = {
-    "mode", "policy", "hosts", "parallelism", "speedup_predicted", "speedup_measured", "slo_violation", "vacancy",
-    "last_steps",
+    "mode", "policy", "paused", "hosts", "parallelism", "speedup_predicted", "speedup_measured", "slo_violation",
+    "vacancy", "last_steps",
 }  # fmt: skip
 
 

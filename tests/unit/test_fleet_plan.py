@@ -16,18 +16,19 @@ from hypothesis import strategies as st
 from disco_daemon.cli.fleet import lines_of
 from disco_daemon.cli.main import main
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
-from disco_daemon.daemon.fleet import layers_away, make_fleet, shared_knobs, whole_device
+from disco_daemon.daemon.fleet import first_layout, make_fleet, shared_knobs
 from disco_daemon.daemon.fleet_hosts import HostProcesses
-from disco_daemon.daemon.fleet_plan import FleetPlanInput, best_layers, modules_of, plan_fleet, require_layers
+from disco_daemon.daemon.fleet_plan import FleetPlanInput, best_layout, modules_of, plan_fleet, require_layers
+from disco_daemon.daemon.fleet_status import whole_device
 from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.host_door import HostDoor
 from disco_daemon.engine.measure.tune_messages import Knobs
 from disco_daemon.errors import ConfigError
+from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from disco_daemon.fleet.placement import ModelModules
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import read_head
-from disco_daemon.types import LayerRange
 from tests.fixtures.clock import StoppedClock
 from tests.fixtures.gguf import model_file
 
@@ -47,9 +48,35 @@ def test_a_host_with_a_core_of_its_own_gets_a_run_of_inner_layers() -> None:
     assert "8 answers at a time" in step.why
 
 
+def test_several_hosts_share_a_run_and_a_machine_with_fewer_processors_makes_each_slower() -> None:
+    several = replace(GIVEN, n_hosts=3)
+    best = best_layout(several)
+    assert [one.hosts for one in best.inner] == [(1,), (2,), (3,)]
+    sizes = [one.last - one.first for one in best.inner]
+    assert max(sizes) - min(sizes) <= 1
+    assert several.speedup(best) > GIVEN.speedup(best_layout(GIVEN))
+    assert replace(several, n_cores=2).rate(best) == pytest.approx(several.rate(best) / 2, rel=0.1)
+    plan = plan_fleet(several, None)
+    assert {(step.kind, step.source, step.target) for step in plan.steps} == {
+        ("move", "home", f"local-{number}") for number in (1, 2, 3)
+    }
+    assert plan.memory_bytes == sum(sizes) * (2_000_000 + 8192 * 1536)
+
+
+def test_what_is_replicated_now_and_should_not_be_is_evicted() -> None:
+    now = FleetLayout(30, (PlacedRange(4, 20, (1, 2)), PlacedRange(20, 26, (1,))))
+    given = replace(GIVEN, n_hosts=2, n_cores=1)
+    kinds = {step.kind for step in plan_fleet(given, now).steps}
+    assert kinds <= {"evict", "move"}
+    layers = [
+        layer for step in plan_fleet(given, now).steps if step.kind == "evict" for layer in range(step.first, step.last)
+    ]
+    assert len(layers) == len(set(layers)), "no layer is evicted twice"
+
+
 def test_where_the_processes_share_what_one_would_have_nothing_is_moved() -> None:
     shared = replace(GIVEN, n_threads=8, n_threads_each=4)
-    assert shared.speedup(best_layers(shared)) < 1
+    assert shared.speedup(best_layout(shared)) < 1
     plan = plan_fleet(shared, None)
     assert (plan.steps, plan.speedup_predicted, plan.memory_bytes) == ([], 1.0, 0)
 
@@ -64,10 +91,10 @@ def test_the_steps_lead_from_what_is_to_the_best_and_then_there_are_none(
 ) -> None:
     model = ModelModules((1, *(1_000_000,) * n, head), 1024, 2048)
     given = FleetPlanInput(model, token_s, threads, max(1, threads // 2), 4096, 16e9)
-    best, before = best_layers(given), None
+    best, before = best_layout(given), None
     assert 0 < best.first < best.last < n
     if cuts[0] < cuts[1] < n:
-        before = LayerRange(*cuts, n)
+        before = FleetLayout.of_cuts(cuts, n)
     there = set() if before is None else set(range(before.first, before.last))
     plan = plan_fleet(given, before)
     for step in plan.steps:
@@ -78,7 +105,7 @@ def test_the_steps_lead_from_what_is_to_the_best_and_then_there_are_none(
     if plan.steps:
         assert there == set(range(best.first, best.last))
     assert plan_fleet(given, best).steps == []
-    assert given.rate(best) >= given.rate(LayerRange(1, n - 1, n))
+    assert given.rate(best) >= given.rate(FleetLayout.of_cuts((1, n - 1), n))
 
 
 def test_processes_of_one_machine_share_its_threads() -> None:
@@ -119,9 +146,9 @@ def test_cuts_beyond_the_model_are_refused_with_its_layers() -> None:
     given = replace(GIVEN, model=modules_of(header, 30))
     config = Config(fleet=FleetSettings(enabled=True, cuts=(5, 30)))
     with pytest.raises(ConfigError, match=r"has 30 layers.*cut below 30"):
-        layers_away(config, model, given)
-    within = layers_away(Config(fleet=FleetSettings(enabled=True, cuts=(5, 22))), model, given)
-    assert within == LayerRange(5, 22, 30)
+        first_layout(config, model, given)
+    within = first_layout(Config(fleet=FleetSettings(enabled=True, cuts=(5, 22))), model, given)
+    assert within == FleetLayout.of_cuts((5, 22), 30)
 
 
 @needs_model
@@ -137,7 +164,7 @@ def test_home_is_loaded_as_the_whole_model_but_for_what_a_fleet_cannot_do(
     home = fleet.engine.config
     assert (home.model_path, home.n_ctx, home.chat_template) == (model, 512, "x")
     assert (home.n_threads, home.n_gpu_layers, home.adapters, home.speculate, home.exact) == (2, 0, (), False, True)
-    assert [(part.first, part.last, part.host) for part in home.ranges] == [(0, 5, 0), (5, 22, 1), (22, 30, 0)]
+    assert [(part.first, part.last, *part.hosts) for part in home.ranges] == [(0, 5, 0), (5, 22, 1), (22, 30, 0)]
     assert "an adapter is for a whole model" in fleet.adapters["law"]
     assert fleet.status()["fleet"] == {"hosts": 0, "layers_away": 0, "replicas": 0, "state": "stopped"}
     assert not (tmp_path / "disco" / "segments").exists(), "files are written when the engine starts"
@@ -157,9 +184,9 @@ def test_the_forecast_of_the_page_is_what_the_plan_says() -> None:
     """docs/fleet.md has it beside what was measured: 1.46 with these cuts, 8 answers, a core for each process."""
     _, header = read_head(default_model_path())
     given = replace(GIVEN, model=modules_of(header, 30))
-    assert given.speedup(LayerRange(5, 21, 30)) == pytest.approx(1.31, abs=0.01)
-    assert best_layers(given) == LayerRange(4, 26, 30)
-    assert given.speedup(best_layers(given)) == pytest.approx(1.64, abs=0.01)
+    assert given.speedup(FleetLayout.of_cuts((5, 21), 30)) == pytest.approx(1.31, abs=0.01)
+    assert best_layout(given) == FleetLayout.of_cuts((4, 26), 30)
+    assert given.speedup(best_layout(given)) == pytest.approx(1.64, abs=0.01)
 
 
 @needs_model

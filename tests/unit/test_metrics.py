@@ -57,7 +57,7 @@ HEALTH = HealthSnapshot(
     rows_dropped=5,
     engine=EngineHealth(True, 2, {"running": 3, "waiting": 1}, 100, 4096),
     split=LinkHealth(True, 0.0205),
-    fleet=FleetHealth(1, 22),
+    fleet=FleetHealth(1, 22, 3),
 )
 
 
@@ -195,6 +195,7 @@ def test_how_things_are_is_looked_up_at_each_scrape() -> None:
         ("disco_engine_cells_used",): 100,
         ("disco_fleet_hosts",): 1,
         ("disco_fleet_layers_away",): 22,
+        ("disco_fleet_moves_total",): 3,
         ("disco_split_up",): 1,
         ("disco_split_rtt_seconds",): 0.0205,
     }

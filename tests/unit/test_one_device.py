@@ -64,9 +64,8 @@ def test_what_a_fleet_cannot_be_beside_is_refused_and_both_are_named(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("hosts = 2", "one host process so far"),
+        ("hosts = 2\ncuts = [7, 22]", "give 3 numbers"),
         ("keep_home = true", "keep_home is not built yet"),
-        ('mode = "auto"', "'auto' is not built yet"),
         ("cuts = [7]", "give 2 numbers"),
         ("cuts = [7, 7]", "each above the one before"),
         ("cuts = [7, 15, 22]", "give 2 numbers"),

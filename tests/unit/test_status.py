@@ -105,4 +105,6 @@ def test_a_narrow_terminal_and_an_empty_failure_still_give_rows() -> None:
 def test_a_fleet_is_shown_and_a_whole_device_has_none() -> None:
     fleet = {"hosts": 1, "layers_away": 22, "replicas": 0, "state": "up"}
     assert _fleet({"fleet": fleet}) == ["fleet        up: 22 layers at 1 host"]
+    several = {"hosts": 2, "layers_away": 17, "replicas": 1, "state": "up"}
+    assert _fleet({"fleet": several}) == ["fleet        up: 17 layers at 2 hosts, 1 replica"]
     assert _fleet({}) == []

@@ -45,8 +45,9 @@ def device_words(state: Json) -> str:
 def link_words(state: Json) -> str:
     """Say how the link to the partner of a split device is, or a fleet, in one line; "" for a whole device."""
     if fleet := state["endpoints"].get("device", {}).get("fleet"):
-        n, layers = fleet["hosts"], fleet["layers_away"]
-        return f"fleet {fleet['state']}: {layers} layers at {n} host{'s' * (n != 1)}"
+        n, layers, more = fleet["hosts"], fleet["layers_away"], fleet["replicas"]
+        replicas = f", {more} replica{'s' * (more != 1)}" if more else ""
+        return f"fleet {fleet['state']}: {layers} layers at {n} host{'s' * (n != 1)}{replicas}"
     split = state.get("split")
     if not split:
         return ""

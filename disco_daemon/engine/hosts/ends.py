@@ -12,7 +12,7 @@ from ..llama.refusals import ModelError
 class Ends:
     """The files of ranges, one behind the other: the first and the last are home's, each other one is a leg.
 
-    `hosts` has for each leg the hosts by number that have it, or home alone (HERE). Without it each leg has its own.
+    `hosts` has for each leg the hosts by number that have it, home among them (HERE). Without it each leg has its own.
     """
 
     paths: tuple[str, ...]

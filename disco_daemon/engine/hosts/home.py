@@ -100,8 +100,9 @@ class HomeLlama(HomeView):
     def _weigh(self) -> None:
         """Reckon what a cell takes here: at both ends, in legs that are here, and a kept row for each other leg."""
         per_layer = self._ends_bytes // max(1, sum(self._ends.ranges[number].n_layers for number in (0, -1)))
-        here = sum(leg.layers.n_layers for leg in self._legs if isinstance(leg.replicas[0], HomeSegment))
-        n_kept = sum(leg.replicas[0].kept is not None for leg in self._legs)
+        at = [[isinstance(one, HomeSegment) for one in leg.replicas] for leg in self._legs]
+        here = sum(leg.layers.n_layers for leg, is_home in zip(self._legs, at, strict=True) if any(is_home))
+        n_kept = sum(any(one.kept is not None for one in leg.replicas) for leg in self._legs)
         self.bytes_per_token = self._ends_bytes + here * per_layer + 4 * self.n_embd * n_kept
 
     def close(self) -> None:

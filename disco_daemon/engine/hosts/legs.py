@@ -6,6 +6,7 @@ pinned to the replica that has its cells; a new one goes where the fewest are.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from ..llama.segment import SegmentModel
 from .cell_memory import SavedCells, bytes_of
 from .kept_rows import KeptRows
 from .remote import Places, RemoteSegment
+from .segment_runs import SegmentRuns
 
 
 class FlightFailedError(Exception):
@@ -32,6 +34,7 @@ class HomeSegment:
 
     model: SegmentModel
     kept: KeptRows | None = None  # where cells cannot be cut by layers, for the next leg that begins here
+    runs: SegmentRuns[LayerRange] = field(default_factory=SegmentRuns)
     _computed: dict[int, FloatRows | None] = field(default_factory=dict)
 
     @property
@@ -44,10 +47,12 @@ class HomeSegment:
         given: list[Row] = [(0, position, seq, False) for position, seq in places]
         if self.kept is not None:
             self.kept.add(flight, places, rows)
+        began = time.perf_counter()
         try:
             self._computed[flight] = self.model.run(given, rows)
         except ModelError:
             self._computed[flight] = None
+        self.runs.add(self.layers, len(given), time.perf_counter() - began)
 
     def take(self, flight: int) -> FloatRows:
         """Return what has come of a flight's rows. Raises FlightFailedError."""
@@ -129,7 +134,7 @@ class Leg:
             segment = self.place(seq)
             by_segment.setdefault(id(segment), (segment, []))[1].append(number)
         parts = self._parts[flight] = tuple(FlightPart(*part) for part in by_segment.values())
-        for part in parts:
+        for part in sorted(parts, key=lambda part: isinstance(part.segment, HomeSegment)):  # hosts compute beside us
             if len(parts) == 1:
                 part.segment.send(flight, places, rows)
             else:

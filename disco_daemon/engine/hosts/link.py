@@ -34,6 +34,7 @@ from .messages import (
     ToHost,
     decode_from_host,
 )
+from .segment_runs import SegmentRuns
 
 SILENT_S = 3.5  # a host that gives no sign of life for so long is gone
 START_S = 30.0  # in which a new process has to give its first: a busy machine takes seconds to start one
@@ -65,6 +66,7 @@ class HostLink:
         self._memories = set[int]()  # that the host has
         self._slots: dict[int, tuple[CellMemory, int] | None] = {}  # of copies to come: where those in a memory go
         self._unwanted = set[tuple[int, int]]()  # segments and flights whose rows come yet
+        self.runs = SegmentRuns[int]()  # of its segments, by their numbers
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
         self._begin(BeginHost(folders=tuple(folders)))
         self.wait(lambda: self.pid != 0, START_S)
@@ -234,3 +236,4 @@ class HostLink:
             self.rows[key] = rows
         self.n_rows += len(rows)
         self.busy_s += message.took_s * len(rows) / message.n_batch
+        self.runs.add(message.segment, message.n_batch, message.took_s)

@@ -36,10 +36,11 @@ class HostPool:
     def leg(self, layers: LayerRange, path: str, numbers: tuple[int, ...]) -> Leg:
         """Make a leg at these hosts, which begin later, or at home. Raises ModelError."""
         load = self._load_of(layers, path)
-        if numbers == (HERE,):
-            return Leg(layers, [HomeSegment(SegmentModel(load, layers))])
         replicas = list[AnySegment]()
         for number in numbers:
+            if number == HERE:
+                replicas.append(HomeSegment(SegmentModel(load, layers)))
+                continue
             segment = self._segment(number, layers, load)
             segment.host.segments[segment.number] = segment
             replicas.append(segment)

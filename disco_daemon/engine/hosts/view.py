@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...types import LayerRange
 from ..llama.model import Llama
 from .ends import Ends
-from .legs import Leg
+from .legs import HomeSegment, Leg
 from .pool import number_of
 from .remote import RemoteHost
 
@@ -46,6 +46,21 @@ class HomeView(Llama):
     def kept_bytes(self) -> int:
         """What the rows take that are kept for other hosts."""
         return sum(one.kept.n_bytes for host in self.hosts.values() for one in host.segments.values())
+
+    @property
+    def own(self) -> tuple[LayerRange, LayerRange]:
+        """Home's own ranges, which stay: the first and the last one."""
+        return self._ends.ranges[0], self._ends.ranges[-1]
+
+    @property
+    def first_took_s(self) -> float:
+        """How long the first range's latest batch took, s; `took_s` is the last range's."""
+        return 0.0 if self._first is None else self._first.took_s
+
+    @property
+    def here(self) -> list[HomeSegment]:
+        """The legs, or replicas of them, that are at home."""
+        return [one for leg in self._legs for one in leg.replicas if isinstance(one, HomeSegment)]
 
     def cells_of_legs(self) -> list[dict[int, int] | None]:
         """Return how many cells each sequence has in each leg, by what is kept here; None of legs that are here."""

@@ -104,6 +104,7 @@ class Llama(Sequences):
         self._hidden: HiddenRows | None = None
         if self.layers is not None and not self.layers.is_last:
             self._hidden = HiddenRows(header.text("general.architecture"), self.layers.n_layers, self.n_embd)
+        self.took_s = 0.0  # of the latest decode
         self.has_logits = self._hidden is None or load.exit is not None
         self.hidden_out: FloatRows = np.empty((0, self.n_embd), np.float32)
         self._abort = abort  # keeps callback and buffer alive as long as the context
@@ -194,6 +195,7 @@ class Llama(Sequences):
 
         0 done, NO_KV_SLOT, ABORTED, negative: broken. `hidden` has the rows, n x n_embd, for a range that takes them.
         """
+        began = time.perf_counter()
         n_threads = self.n_threads_batch if len(rows) >= PREFILL_ROWS else self.n_threads
         if n_threads != self._n_computing:
             llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
@@ -206,6 +208,7 @@ class Llama(Sequences):
             self.hidden_out = self._hidden.take(self._ctx, len(rows) if rc == 0 else 0)
         else:
             self.hidden_out = np.empty((len(rows), 0), np.float32)
+        self.took_s = time.perf_counter() - began
         return int(rc)
 
     def logits(self, row: int) -> FloatRows:

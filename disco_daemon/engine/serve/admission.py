@@ -36,6 +36,8 @@ class Admission:
     latency: IterationLatency
     sequences: dict[str, Sequence] = field(default_factory=dict)
     n_preempted: int = 0
+    limit: int = 0  # of answers that generate at a time; 0 = as many as there is room for
+    offloads: bool = False  # whether those that wait leave the KV cache, also while nobody needs their cells
     _decided_at: float = -1.0
     _changed: bool = True
 
@@ -122,6 +124,9 @@ class Admission:
         for s in chosen:
             if not s.is_away and (s.slot >= 0 or self._enter(s)):
                 self._set(s, RUNNING)
+        if self.offloads:
+            for s in [s for s in self.resident if s.status is PAUSED]:
+                self.preempt(s)
         for s in self.without_cells:
             if s.is_held:
                 self._enter(s)
@@ -166,7 +171,8 @@ class Admission:
             return {}
         jobs = [s.job(self.cells.swap_s(s.saved) if s.saved is not None else 0.0) for s in ready]
         margin = min(GROWTH * min(len(jobs), self.cells.n_seqs), int(MAX_GROWTH * self.cells.n_cells))
-        chosen = self.scheduler.choose(jobs, Capacity(self.cells.n_cells - margin, self.cells.n_seqs), now)
+        n_seqs = min(self.limit or self.cells.n_seqs, self.cells.n_seqs)
+        chosen = self.scheduler.choose(jobs, Capacity(self.cells.n_cells - margin, n_seqs), now)
         # One answer always fits: none must stand still because the margin for growth is not there.
         by_key: dict[Hashable, Sequence] = {s.request.id: s for s in ready}
         return dict.fromkeys(by_key[job.key] for job in chosen) or {ready[0]: None}

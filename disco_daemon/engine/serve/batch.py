@@ -67,20 +67,13 @@ class Batcher:
             return
         now = self.clock()
         given = Given(
-            prompt=ready.prompt,
-            text=request.answer_so_far,
-            tokens=ready.given,
-            exact=bool(request.answer_ids),
+            prompt=ready.prompt, text=request.answer_so_far, tokens=ready.given, exact=bool(request.answer_ids),
             n_first=len(ready.given),
-        )
+        )  # fmt: skip
         s = Sequence(
-            request=request,
-            given=given,
-            timeline=self._timeline(request, now),
-            waiting_since=now,
-            grammar=ready.grammar,
-            salt=ready.salt,
-        )
+            request=request, given=given, timeline=self._timeline(request, now), waiting_since=now,
+            grammar=ready.grammar, salt=ready.salt,
+        )  # fmt: skip
         self.admission.add(s)
         self._announce(s)
         if request.hold:
@@ -186,6 +179,10 @@ class Batcher:
     @property
     def split_usage(self) -> wire.SplitUsage | None:
         """What a partner did for the answers that have ended; None where there is none."""
+        return None
+
+    def fleet_usage(self) -> wire.FleetUsage | None:
+        """Return what home and hosts computed, runs since the last call; None where there are no hosts."""
         return None
 
     # --- one iteration -------------------------------------------------------------------------------------------

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from ...types import LayerRange
 from .. import wire
-from ..hosts.home import Ends, HomeLlama
+from ..hosts.home import HERE, Ends, HomeLlama
+from ..hosts.segment_runs import SegmentRuns
+from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from .batch import Batcher
 from .iteration import Batch
@@ -20,11 +23,29 @@ FLIGHTS = 2
 LOOK_S = 0.005  # between two looks at a move of layers while nothing is computed
 
 
+def ends_of(parts: tuple[wire.RangeFile, ...]) -> Ends:
+    """Return the ranges as home takes them. Raises ModelError if these are no ends and a leg between them."""
+    if len(parts) < 3:
+        msg = f"the model is in {len(parts)} ranges, where home and one host have three"
+        raise ModelError(msg)
+    try:
+        ranges = tuple(LayerRange(part.first, part.last, part.of) for part in parts)
+    except ValueError as e:
+        raise ModelError(str(e)) from e
+    hosts = tuple(tuple(number or HERE for number in part.hosts) for part in parts[1:-1])
+    return Ends(tuple(part.path for part in parts), ranges, hosts)
+
+
 @dataclass(slots=True)
 class HomeBatcher(Batcher):
-    """A batcher whose batches depart and arrive. `_flights` are under way, with the time of their departure, s."""
+    """A batcher whose batches depart and arrive. `_flights` are under way, with the time of their departure, s.
+
+    `_moving` is the id of the move of layers that is to be reported, `_times` are those of home's own ranges.
+    """
 
     _flights: deque[tuple[Batch, float]] = field(default_factory=deque)
+    _moving: str = ""
+    _times: SegmentRuns[LayerRange] = field(default_factory=SegmentRuns)
 
     def __post_init__(self) -> None:
         self.admission.cells.before_move = self._land_all
@@ -37,6 +58,38 @@ class HomeBatcher(Batcher):
         assert isinstance(llama, HomeLlama)
         return llama
 
+    def obey(self, order: wire.ToFleet) -> None:
+        """Carry out an order about layers, or about how many answers run at a time."""
+        match order:
+            case wire.MoveLayers(id=number, ranges=ranges):
+                try:
+                    self.begin_move(ends_of(ranges))
+                except ModelError as e:
+                    self.send(wire.LayersMoved(id=number, error=str(e)))
+                else:
+                    self._moving = number
+            case wire.BreakOffMove(reason=reason):
+                self.break_off_move(reason)
+                self._report()
+            case wire.LimitAnswers(n_answers=n, offload=offload):
+                self.admission.limit, self.admission.offloads = n, offload
+                self.admission.reconsider()
+
+    def _report(self) -> None:
+        """Say what came of the move that was ordered, once it has ended; hosts without layers are let go."""
+        if not self._moving or self._home.is_moving:
+            return
+        report, number = self._home.moves[-1], self._moving
+        self._moving = ""
+        for host in [number for number, host in self._home.hosts.items() if not host.segments]:
+            self._home.leave(host)
+        self.send(
+            wire.LayersMoved(
+                id=number, error=report.error, seconds=report.total_s, load_s=report.load_s, pause_s=report.pause_s,
+                n_bytes=report.n_bytes,
+            )
+        )  # fmt: skip
+
     def begin_move(self, ends: Ends) -> None:
         """Begin to move layers, while answers go on; `HomeLlama.moves` has what came of it. Raises ModelError."""
         self._home.begin_move(ends)
@@ -48,7 +101,7 @@ class HomeBatcher(Batcher):
     @property
     def wait_s(self) -> float | None:
         """How long to wait for a message at most before `look` is due, s; None while nothing is."""
-        return LOOK_S if self._home.is_moving else None
+        return LOOK_S if self._home.is_moving or self._moving else None
 
     def look(self) -> bool:
         """Go on with a move of layers; there is nothing to compute."""
@@ -59,7 +112,9 @@ class HomeBatcher(Batcher):
     def _progress_move(self) -> bool:
         """Go on with a move of layers; return whether it is time to switch."""
         llama = self._home
-        return llama.is_moving and llama.progress_move(self.admission.cells.spans())
+        is_time = llama.is_moving and llama.progress_move(self.admission.cells.spans())
+        self._report()
+        return is_time
 
     def _switch(self) -> None:
         """Let the flights land, but for one that is held, and finish a move of layers."""
@@ -70,6 +125,28 @@ class HomeBatcher(Batcher):
         llama.send_held()
         if llama.moves:
             llama.moves[-1].pause_s = self.clock() - began
+        self._report()
+
+    # --- what it tells --------------------------------------------------------------------------------------------
+
+    def fleet_usage(self) -> wire.FleetUsage:
+        """Return what hosts computed, and how long runs of ranges took since the last call."""
+        home = self._home
+        found = [(0, *one) for one in self._times.take()]
+        hosts = list[wire.HostUsage]()
+        for number, host in home.hosts.items():
+            rows, busy_s = host.computed()
+            hosts.append(wire.HostUsage(number=number, rows=rows, busy_s=busy_s, lost=host.n_lost))
+            for segment, batch, n, seconds in () if host.link is None else host.link.runs.take():
+                if segment in host.segments:  # else it was released since
+                    found.append((number, host.segments[segment].layers, batch, n, seconds))
+        for one in home.here:
+            found += [(0, *run) for run in one.runs.take()]
+        samples = tuple(
+            wire.RunSample(host=host, first=layers.first, last=layers.last, batch=batch, n=n, seconds=seconds)
+            for host, layers, batch, n, seconds in found
+        )
+        return wire.FleetUsage(hosts=tuple(hosts), samples=samples)
 
     # --- orders: none of them finds a sequence in the air ---------------------------------------------------------
 
@@ -118,6 +195,7 @@ class HomeBatcher(Batcher):
         rows: list[Row] = batch.next_rows()
         began = self.clock()
         rc = self._home.depart(rows)
+        self._times.add(self._home.own[0], len(rows), self._home.first_took_s)
         self.counters.busy_s += self.clock() - began
         if rc != 0:
             self._recover(rc, batch.part)
@@ -138,6 +216,7 @@ class HomeBatcher(Batcher):
         batch, departed = self._flights.popleft()
         began = self.clock()
         rc = self._home.arrive()
+        self._times.add(self._home.own[1], len(batch.rows), self._home.took_s)
         batch.ended_at = self.clock()
         batch.took_s = batch.ended_at - departed
         self.counters.busy_s += batch.ended_at - began

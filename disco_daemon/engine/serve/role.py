@@ -12,9 +12,8 @@ from functools import partial
 import msgspec
 
 from ...peer.content import ContentManager, credits_for
-from ...types import LayerRange
 from .. import wire
-from ..host_door import HostDoor
+from ..host_door import MAX_NUMBER, HostDoor
 from ..llama.model import AbortFlag, Llama, load_model
 from ..llama.refusals import ModelError
 from .admission import Admission
@@ -28,26 +27,28 @@ def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None) -> Lla
     """Load the model; with `hosts` its inner layers are loaded by processes that are asked for. Raises ModelError."""
     if hosts is None:
         return load_model(load, abort)
-    from ..hosts.home import Ends, HomeLlama
+    from ..hosts.home import HomeLlama
+    from .home import ends_of
 
     parts = load.ranges
     if len(parts) < 3:
         msg = f"the model is in {len(parts)} ranges, where home and one host have three"
         raise ModelError(msg)
-    ends = Ends(
-        tuple(part.path for part in parts),
-        tuple(_layers(part) for part in parts),
-        tuple((part.host,) for part in parts[1:-1]),
-    )
-    openers = [partial(hosts.open, number) for number in range(max(part.host for part in parts) + 1)]
+    openers = [partial(hosts.open, number) for number in range(MAX_NUMBER + 1)]
     began = time.perf_counter()
-    home = HomeLlama(msgspec.structs.replace(load, ranges=()), ends, abort, openers)
+    home = HomeLlama(msgspec.structs.replace(load, ranges=()), ends_of(parts), abort, openers)
     home.load_s = time.perf_counter() - began  # of all ranges, the hosts' too
     return home
 
 
-def _layers(part: wire.RangeFile) -> LayerRange:
-    return LayerRange(part.first, part.last, part.of)
+def obey_fleet(batcher: Batcher, order: wire.ToFleet) -> None:
+    """Carry out an order about layers or answers of a fleet. Raises TypeError for a model that is none."""
+    from .home import HomeBatcher
+
+    if not isinstance(batcher, HomeBatcher):
+        msg = f"{type(order).__name__} is for a fleet's home"
+        raise TypeError(msg)
+    batcher.obey(order)
 
 
 def make_batcher(

@@ -91,4 +91,5 @@ class EngineStats:
             drafted=n_drafted,
             accepted=n_accepted,
             split=self.batcher.split_usage,
+            fleet=self.batcher.fleet_usage(),
         )

@@ -1,0 +1,243 @@
+"""Carries out what a fleet's controller decides: once a second it looks, lets it decide in a thread, and takes a step.
+
+A step stages the files of new ranges, then the engine moves layers while answers go on (`engine.hosts.recut`). One step
+is under way at a time, and one that fails leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..config.schema import Config
+from ..engine import wire
+from ..engine.supervisor import Engine, EngineState
+from ..errors import ConfigError, EndpointError
+from ..fleet.control import MIN_ANSWERS, FleetController, FleetSeen
+from ..fleet.forecast import FleetLoad
+from ..fleet.steps import BATCH_KINDS, FleetStep, StepKind
+from ..types import Outcome, Side
+from .fleet_costs import CostBook, condensed
+from .fleet_hosts import HostProcesses
+from .fleet_layers import FleetLayers
+from .fleet_monitor import FleetMonitor, MachineLoad
+from .fleet_plan import FleetPlanInput, PlannedStep, host_name
+from .fleet_seen import FleetMoment, seen_of
+
+log = logging.getLogger("disco.fleet")
+
+LOOK_S = 1.0  # between two looks
+MAX_STEPS = 20  # that are shown
+REST_S = 30.0  # after a step that failed, and twice as long after each further one; what owners call for is not bound
+MAX_REST_S = 3600.0
+SMOOTH = 0.8  # of a rate that is shown: it is counted by the second, and answers come and go
+
+
+@dataclass(slots=True)
+class SeenRate:
+    """Tokens that the engine draws a second, from its statistics."""
+
+    tokens_per_s: float = 0.0
+    _stats: wire.Stats | None = None
+    _at_s: float = 0.0
+
+    def observe(self, now: float, stats: wire.Stats | None, n_active: int) -> float:
+        """Return the present rate; between two reports it is as before while answers are drawn."""
+        if stats is None or not n_active:
+            self.tokens_per_s = 0.0
+        elif stats is not self._stats and self._stats is not None and now > self._at_s:
+            n_tokens = stats.completion_tokens - self._stats.completion_tokens
+            self.tokens_per_s = max(0, n_tokens) / (now - self._at_s)
+        if stats is not self._stats:
+            self._stats, self._at_s = stats, now
+        return self.tokens_per_s
+
+
+class FleetOperator:
+    """Looks after one fleet. All mutable state: what it saw last, the step under way, what owners want, the limit."""
+
+    def __init__(
+        self, engine: Engine, hosts: HostProcesses, layers: FleetLayers, given: FleetPlanInput, config: Config
+    ) -> None:
+        self._engine, self._hosts, self._layers, self._given = engine, hosts, layers, given
+        self._monitor, self._controller, self._book = FleetMonitor(), FleetController(), CostBook()
+        self._rate = SeenRate()
+        self._samples_of: wire.Stats | None = None
+        self.paused = False
+        self.drained = frozenset[int]()
+        self.machine: MachineLoad | None = None
+        self.n_moves = 0
+        self.violation: float | None = None
+        self.vacancy: float | None = None
+        self.speedup: float | None = None
+        self._n_answers, self._n_late = 0, 0
+        self._limit, self._offloaded, self._full_batch = 0, False, 1
+        self._n_failed, self._rests_until_s = 0, 0.0
+        self._steps: deque[tuple[float, PlannedStep]] = deque(maxlen=MAX_STEPS)
+        self._step: asyncio.Task[None] | None = None
+        self.follow(config)
+
+    # --- what owners want -------------------------------------------------------------------------------------------
+
+    def follow(self, config: Config) -> None:
+        """Go by other live settings from now on."""
+        self.settings, self._expected_ttft_s = config.fleet, config.delivery.expected_ttft_s
+        self._controller.policy = config.fleet.policy
+        self._controller.vacancy, self._controller.violation = config.fleet.vacancy, config.fleet.violation
+
+    def drain(self, name: str) -> None:
+        """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
+        numbers = {host_name(host.number): host.number for host in self._hosts.hosts}
+        if name not in numbers:
+            msg = f"the fleet has no host {name!r}, only {', '.join(numbers)}"
+            raise ConfigError(msg)
+        self.drained |= {numbers[name]}
+
+    def resume(self) -> None:
+        """Let the controller decide again, and drained hosts have layers again."""
+        self.paused, self.drained = False, frozenset()
+
+    # --- what it learns ---------------------------------------------------------------------------------------------
+
+    def observe(self, outcome: Outcome) -> None:
+        """Count an answer of this device: late are those with less QoE, or a later first token, than is expected."""
+        if outcome.winner is not Side.DEVICE or outcome.ttft_s is None:
+            return
+        qoe = 1.0 if outcome.reading is None else outcome.reading.qoe
+        self._n_answers += 1
+        self._n_late += qoe < self.settings.slo_qoe or outcome.ttft_s > self._expected_ttft_s
+
+    def last_steps(self) -> list[dict[str, Any]]:
+        """Return the latest steps, the last one last, with what was expected of them and what came of it."""
+        measured = {record.at_s: record.measured for record in self._controller.records}
+        found: list[dict[str, Any]] = []
+        for at_s, step in self._steps:
+            factor = measured.get(at_s)
+            shown = msgspec.structs.replace(step, measured=None if factor is None else round(factor, 3))
+            found.append(msgspec.to_builtins(shown))
+        return found
+
+    # --- once a second ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look after the fleet until cancelled; a step that is under way then comes to its end by itself."""
+        while True:
+            if self._step is not None:
+                await asyncio.shield(self._step)
+                self._step = None
+            await asyncio.sleep(LOOK_S)
+            if self._engine.state is not EngineState.READY:
+                continue
+            try:
+                await self.look()
+            except (OSError, ValueError) as e:
+                log.warning("the fleet cannot be looked at: %s", e)
+
+    async def look(self) -> None:
+        """Look once, and take the step that is decided on, if there is one."""
+        now = self._engine.clock.now()
+        may_scale = self.settings.mode == "auto" and not self.paused and now >= self._rests_until_s
+        moment, pids = self._moment(now), self._pids()
+        seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale)
+        self.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)
+        self.violation = self._violation()
+        for step in steps:
+            self._step = asyncio.create_task(self._carry_out(now, step, seen), name=f"fleet {step.kind}")
+            await asyncio.shield(self._step)
+            self._step = None
+
+    def _decide(
+        self, now: float, moment: FleetMoment, pids: dict[int, int], may_scale: bool
+    ) -> tuple[FleetSeen, MachineLoad, list[FleetStep]]:
+        """Look at the machine, and let the controller decide; in a thread, since both take milliseconds."""
+        machine = self._monitor.look(pids)
+        seen = seen_of(moment, machine)
+        return seen, machine, self._controller.decide(now, seen, may_scale=may_scale)
+
+    def _pids(self) -> dict[int, int]:
+        found = {0: self._engine.pid} | {host.number: host.pid for host in self._hosts.hosts}
+        return {number: pid for number, pid in found.items() if pid is not None}
+
+    def _moment(self, now: float) -> FleetMoment:
+        stats, info, layout = self._engine.stats, self._engine.info, self._layers.layout
+        n_active = 0 if stats is None else stats.running + stats.paused + stats.swapped + stats.waiting
+        context = 1.0 if stats is None else max(1.0, stats.cells_used / max(1, n_active))
+        load = FleetLoad(max(1.0, float(n_active)), context)
+        if stats is not None and stats is not self._samples_of and stats.fleet is not None:
+            self._book.observe(stats.fleet.samples)
+        self._samples_of = stats
+        rate = self._rate.observe(now, stats, n_active)
+        self._compare(rate, load, n_active)
+        if not self._limit:
+            self._full_batch = max(1, min(n_active, info.n_seqs if info is not None else n_active))
+        n_answers, n_late, self._n_answers, self._n_late = self._n_answers, self._n_late, 0, 0
+        return FleetMoment(
+            layout, self._given, self.settings, self._book.costs(layout) or condensed(self._given.costs, layout), load,
+            info.n_cells if info is not None else self._given.n_cells, self._limit or self._full_batch,
+            self._full_batch, self._offloaded, self.drained, rate, n_answers, n_late,
+        )  # fmt: skip
+
+    def _compare(self, rate: float, load: FleetLoad, n_active: int) -> None:
+        """Compare the present rate with the whole model's in one process, under the same load."""
+        alone = self._given.whole_tps(load) if n_active and rate else None
+        if alone is not None:
+            factor = rate / alone
+            self.speedup = factor if self.speedup is None else SMOOTH * self.speedup + (1 - SMOOTH) * factor
+
+    def _violation(self) -> float | None:
+        """Return the share of late answers; None while there are too few."""
+        return round(self._controller.violating_share(), 3) if self._controller.n_counted >= MIN_ANSWERS else None
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, at_s: float, step: FleetStep, seen: FleetSeen) -> None:
+        began, layout = self._engine.clock.now(), self._layers.layout
+        first, last = layout.layers_of(step)
+        log.info("fleet: %s layers %d-%d, %s", step.kind, first, last, step.why)
+        moved = await (self._limit_answers(step, seen) if step.kind in BATCH_KINDS else self._move(step))
+        error = moved.error
+        self._n_failed = self._n_failed + 1 if error else 0
+        if error:
+            log.warning("fleet: the step came to nothing: %s", error)
+            rest_s = min(MAX_REST_S, REST_S * 2 ** (self._n_failed - 1))
+            self._rests_until_s = self._engine.clock.now() + rest_s
+        elif step.kind not in BATCH_KINDS:
+            self.n_moves += 1
+        why = f"{step.why}; it came to nothing: {error}" if error else step.why
+        self._steps.append((at_s, self._shown(step, why, self._engine.clock.now() - began, moved.pause_s)))
+
+    def _shown(self, step: FleetStep, why: str, seconds: float, pause_s: float) -> PlannedStep:
+        first, last = self._layers.layout.layers_of(step)
+        source, target = (None if host is None else host_name(host) for host in (step.source, step.target))
+        return PlannedStep(
+            step.kind.value, first, last, source, target, why, round(step.predicted, 3), None, round(seconds, 4),
+            round(pause_s, 4),
+        )  # fmt: skip
+
+    async def _move(self, step: FleetStep) -> wire.LayersMoved:
+        """Stage files, and let the engine move layers; nothing has changed where the report has an error."""
+        try:
+            layout = self._layers.layout.after(step.apply(self._layers.layout.placement))
+            ranges = await asyncio.to_thread(self._layers.stage, layout)
+            moved = await self._engine.fleet.move(ranges)
+        except (ConfigError, EndpointError, OSError, ValueError) as e:
+            return wire.LayersMoved(id="", error=str(e))
+        if not moved.error:
+            self._layers.layout = layout
+        return moved
+
+    async def _limit_answers(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
+        """Let fewer answers run at a time, or more again; those that wait may leave the KV cache."""
+        after = seen.state.after(step)
+        self._limit = 0 if after.batch >= self._full_batch and step.kind is StepKind.RAISE_BATCH else after.batch
+        self._offloaded = after.offloaded
+        try:
+            self._engine.fleet.limit_answers(self._limit, offload=self._offloaded)
+        except EndpointError as e:  # the next life of the engine goes by it
+            return wire.LayersMoved(id="", error=str(e))
+        return wire.LayersMoved(id="")

@@ -1,0 +1,44 @@
+"""Where the layers of one fleet's model lie, and the files of their ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..engine import wire
+from ..fleet.layout import FleetLayout
+from ..models.segment_files import SegmentFiles
+
+
+class FleetLayers:
+    """The present `layout` of a model, whose ranges are in `files`.
+
+    All mutable state: the layout, which changes when a move has been carried out.
+    """
+
+    def __init__(self, model: Path, files: SegmentFiles, layout: FleetLayout) -> None:
+        self._model, self._files = model, files
+        self.layout = layout
+
+    def range_files(self, layout: FleetLayout) -> tuple[wire.RangeFile, ...]:
+        """Return the ranges with their files as the engine takes them. Raises OSError if the model is gone."""
+        paths = self._files.paths(self._model, [layers for layers, _ in layout.ranges])
+        return tuple(
+            wire.RangeFile(path=str(path), first=layers.first, last=layers.last, of=layers.of, hosts=hosts)
+            for path, (layers, hosts) in zip(paths, layout.ranges, strict=True)
+        )
+
+    def write(self) -> None:
+        """Write the present ranges' files, if they are missing. Raises ConfigError, OSError."""
+        ranges = [layers for layers, _ in self.layout.ranges]
+        if not all(path.exists() for path in self._files.paths(self._model, ranges)):
+            self._files.clean()
+            self._files.write(self._model, ranges)
+
+    def stage(self, layout: FleetLayout) -> tuple[wire.RangeFile, ...]:
+        """Write the files of another layout, beside the present ones; return its ranges.
+
+        Raises ConfigError, with the reason, if the model cannot be cut there, or if there is no room. Blocks on disk.
+        """
+        present = [layers for layers, _ in self.layout.ranges]
+        self._files.write(self._model, [*present, *(layers for layers, _ in layout.ranges if layers not in present)])
+        return self.range_files(layout)

@@ -1,0 +1,100 @@
+"""The part of the wire format that is about a fleet: where layers lie, moves of them, and what home and hosts computed.
+
+It is below `wire`, which has all messages; their base is here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Base of all messages."""
+
+
+class RangeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a model's layers from `first` up to `last` (exclusive) of `of`; `hosts` compute them, 0 is home."""
+
+    path: str
+    first: int
+    last: int
+    of: int
+    hosts: tuple[int, ...] = (0,)
+
+
+# --- daemon -> engine ---------------------------------------------------------------------------------------------
+
+
+class MoveLayers(Message, frozen=True, kw_only=True):
+    """Let the layers lie as in `ranges`, whose files are there, while answers go on. Answered by LayersMoved.
+
+    Home's own ranges, the first and the last one, are the present ones. One move is under way at a time.
+    """
+
+    id: str
+    ranges: tuple[RangeFile, ...]
+
+
+class BreakOffMove(Message, frozen=True, kw_only=True):
+    """End the move that is under way, if there is one: layers lie as before. Its LayersMoved says why."""
+
+    id: str
+    reason: str
+
+
+class LimitAnswers(Message, frozen=True, kw_only=True):
+    """Let `n_answers` at most generate at a time; 0 = as many as there is room for. Not answered.
+
+    With `offload` those that wait for that leave the KV cache for main memory.
+    """
+
+    id: str
+    n_answers: int
+    offload: bool = False
+
+
+# --- engine -> daemon ---------------------------------------------------------------------------------------------
+
+
+class LayersMoved(Message, frozen=True, kw_only=True):
+    """A move has ended, after `seconds` in all; `error` says why nothing was moved, and is empty where it was.
+
+    Loading took `load_s`, s; `n_bytes` of the KV cache were copied; for `pause_s`, s, no answer got a token.
+    """
+
+    id: str
+    error: str = ""
+    seconds: float = 0.0
+    load_s: float = 0.0
+    pause_s: float = 0.0
+    n_bytes: int = 0
+
+
+class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """A host by its number: rows that it computed since the engine began, for `busy_s`, s, and its lost processes."""
+
+    number: int
+    rows: int
+    busy_s: float
+    lost: int
+
+
+class RunSample(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of a range of layers since the last Stats, `n` of them with `batch` rows each, which took `seconds` in all.
+
+    `host` computed them, 0 is home.
+    """
+
+    host: int
+    first: int
+    last: int
+    batch: int
+    n: int
+    seconds: float
+
+
+class FleetUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What home and its hosts computed."""
+
+    hosts: tuple[HostUsage, ...]
+    samples: tuple[RunSample, ...]
