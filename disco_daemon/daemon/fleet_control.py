@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,7 +200,7 @@ class FleetOperator:
         began, layout = self._engine.clock.now(), self._layers.layout
         first, last = layout.layers_of(step)
         log.info("fleet: %s layers %d-%d, %s", step.kind, first, last, step.why)
-        moved = await (self._limit_answers(step, seen) if step.kind in BATCH_KINDS else self._move(step))
+        moved = self._limit_answers(step, seen) if step.kind in BATCH_KINDS else await self._move(step)
         error = moved.error
         self._n_failed = self._n_failed + 1 if error else 0
         if error:
@@ -224,6 +225,8 @@ class FleetOperator:
         try:
             layout = self._layers.layout.after(step.apply(self._layers.layout.placement))
             ranges = await asyncio.to_thread(self._layers.stage, layout)
+            if self._engine.state is not EngineState.READY:  # it was while it was decided
+                return wire.LayersMoved(id="", error="the engine has stopped")
             moved = await self._engine.fleet.move(ranges)
         except (ConfigError, EndpointError, OSError, ValueError) as e:
             return wire.LayersMoved(id="", error=str(e))
@@ -231,13 +234,12 @@ class FleetOperator:
             self._layers.layout = layout
         return moved
 
-    async def _limit_answers(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
+    def _limit_answers(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
         """Let fewer answers run at a time, or more again; those that wait may leave the KV cache."""
         after = seen.state.after(step)
         self._limit = 0 if after.batch >= self._full_batch and step.kind is StepKind.RAISE_BATCH else after.batch
         self._offloaded = after.offloaded
-        try:
-            self._engine.fleet.limit_answers(self._limit, offload=self._offloaded)
-        except EndpointError as e:  # the next life of the engine goes by it
-            return wire.LayersMoved(id="", error=str(e))
+        is_ready = self._engine.state is EngineState.READY
+        with suppress(EndpointError):  # it has stopped: its next life goes by the limit
+            self._engine.fleet.limit_answers(self._limit, offload=self._offloaded, is_ready=is_ready)
         return wire.LayersMoved(id="")

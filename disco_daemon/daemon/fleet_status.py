@@ -77,6 +77,7 @@ class LocalFleet:
             "layers_away": layout.n_away(host.number for host in self._hosts.hosts if host.pid is not None),
             "replicas": sum(n - 1 for n in layout.parallelism),
             "state": self._state(),
+            "confined": self._confined(),
         }
 
     def document(self) -> dict[str, Any]:
@@ -104,6 +105,14 @@ class LocalFleet:
     def pause(self) -> None:
         """Let nothing be moved by itself until `resume`; what owners of hosts call for is done still."""
         self._operator.paused = True
+
+    def _confined(self) -> list[str] | None:
+        """Return the rights that all hosts have given up; None before the first answer tells."""
+        stats = self._engine.stats
+        hosts = [] if stats is None or stats.fleet is None else stats.fleet.hosts
+        if not hosts:
+            return None
+        return [right for right in hosts[0].confined if all(right in host.confined for host in hosts)]
 
     def _state(self) -> str:
         if self._engine.state is not EngineState.READY:

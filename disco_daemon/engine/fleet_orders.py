@@ -60,10 +60,11 @@ class FleetOrders:
                 msg = f"unexpected {type(other).__name__}"
                 raise TypeError(msg)
 
-    def limit_answers(self, n_answers: int, *, offload: bool) -> None:
+    def limit_answers(self, n_answers: int, *, offload: bool, is_ready: bool) -> None:
         """Let so many answers generate at a time, 0 = as many as fit; those that wait may leave the KV cache.
 
-        Raises EngineGone; the next life of the engine goes by it.
+        An engine that is not ready goes by it from its next life on. Raises EngineGone.
         """
         self._limit = wire.LimitAnswers(id="limit", n_answers=n_answers, offload=offload)
-        self._channel.write(self._limit)
+        if is_ready:
+            self._channel.write(self._limit)

@@ -71,12 +71,16 @@ class LayersMoved(Message, frozen=True, kw_only=True):
 
 
 class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """A host by its number: rows that it computed since the engine began, for `busy_s`, s, and its lost processes."""
+    """A host by its number: rows that it computed since the engine began, for `busy_s`, s, and its lost processes.
+
+    `confined` lists the rights that its present process has given up.
+    """
 
     number: int
     rows: int
     busy_s: float
     lost: int
+    confined: tuple[str, ...] = ()
 
 
 class RunSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,6 +80,7 @@ MOVES = [
     ([5, 8, 15, 22], ((0,), (HERE,), (1,))),  # layers to home, and from one host to another
     ([5, 22], ((2,),)),  # all at one host, which is new
     ([5, 22], ((2, 0),)),  # a replica
+    ([5, 22], ((0, HERE),)),  # one at home
     ([5, 22], ((0,),)),  # the first of both is evicted
     (BOUNDS, HOSTS),
 ]

@@ -41,6 +41,8 @@ def test_the_fleet_is_as_the_daemon_has_it(state: str, level: Level) -> None:
     assert found.level is level
     assert "22 layers" in found.found
     assert machines.fleet(None).level is OK
+    assert "no new privileges" in machines.hosts_confinement(["no new privileges", "seccomp"]).found
+    assert machines.hosts_confinement([]).level is not OK
 
 
 def test_another_version_there_is_said_and_a_model_that_is_not_loaded() -> None:

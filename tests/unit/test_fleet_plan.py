@@ -166,7 +166,9 @@ def test_home_is_loaded_as_the_whole_model_but_for_what_a_fleet_cannot_do(
     assert (home.n_threads, home.n_gpu_layers, home.adapters, home.speculate, home.exact) == (2, 0, (), False, True)
     assert [(part.first, part.last, *part.hosts) for part in home.ranges] == [(0, 5, 0), (5, 22, 1), (22, 30, 0)]
     assert "an adapter is for a whole model" in fleet.adapters["law"]
-    assert fleet.status()["fleet"] == {"hosts": 0, "layers_away": 0, "replicas": 0, "state": "stopped"}
+    assert fleet.status()["fleet"] == {
+        "hosts": 0, "layers_away": 0, "replicas": 0, "state": "stopped", "confined": None,
+    }  # fmt: skip
     assert not (tmp_path / "disco" / "segments").exists(), "files are written when the engine starts"
     assert lines_of(fleet.fleet.document())[1].startswith("local-1  stopped: layers 5-22")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,10 @@ AGAIN = "pair the two machines again: `disco partner pair` there, then `disco sp
 def checks(config: Config, daemon: Mapping[str, Any] | None, unasked: str) -> Iterator[Finding]:
     """Yield what is wrong and right with a fleet, a split device, and with the machines that this one computes for."""
     if config.fleet.enabled:
-        yield fleet((((daemon or {}).get("endpoints") or {}).get("device") or {}).get("fleet"))
+        found = (((daemon or {}).get("endpoints") or {}).get("device") or {}).get("fleet")
+        yield fleet(found)
+        if found and found.get("confined") is not None:
+            yield hosts_confinement(found["confined"])
     if config.split.enabled:
         yield from _edge(config, daemon, unasked)
     if config.partner.enabled:
@@ -41,6 +44,13 @@ def fleet(found: Mapping[str, Any] | None) -> Finding:
     if found["state"] == "failed":
         return wrong("fleet", shown, "`disco status` says why; `disco config set fleet.enabled false` does without")
     return ok("fleet", shown)
+
+
+def hosts_confinement(rights: Sequence[str]) -> Finding:
+    """List the rights that all hosts of a fleet have given up: they compute what the model's file says."""
+    if not rights:
+        return warn("hosts", "not confined", "see the engine's confinement above: hosts are confined as it is")
+    return ok("hosts", f"confined: {', '.join(rights)}")
 
 
 # --- this machine has the lower layers ------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class HostLink:
         self._slots: dict[int, tuple[CellMemory, int] | None] = {}  # of copies to come: where those in a memory go
         self._unwanted = set[tuple[int, int]]()  # segments and flights whose rows come yet
         self.runs = SegmentRuns[int]()  # of its segments, by their numbers
+        self.confined = tuple[str, ...]()  # the rights that it has given up
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
         self._begin(BeginHost(folders=tuple(folders)))
         self.wait(lambda: self.pid != 0, START_S)
@@ -220,6 +221,7 @@ class HostLink:
                 self.loaded[segment] = reason
             case HostReady():
                 self.build, self.pid, self.shares_memory = message.build, message.pid, message.shares_memory
+                self.confined = message.confined
             case SignOfLife():
                 pass
 

@@ -33,13 +33,14 @@ class BeginHost(HostMessage, frozen=True, kw_only=True):
 
 
 class HostReady(HostMessage, frozen=True, kw_only=True):
-    """It computes by this `build` of llama.cpp, in process `pid`.
+    """It computes by this `build` of llama.cpp, in process `pid`, which has given up the rights `confined` lists.
 
     `shares_memory`: a descriptor came with the first message, so that cells may go through common memory.
     """
 
     build: str
     pid: int
+    confined: tuple[str, ...] = ()
     shares_memory: bool = False
 
 

@@ -224,9 +224,11 @@ def serve(home: HostSocket) -> None:
     if not isinstance(message, BeginHost):
         msg = f"the first message must be BeginHost, not {type(message).__name__}"
         raise BadFrameError(msg)
-    confine(Access(read=[Path(folder) for folder in message.folders]), gpu.free_bytes)
+    confined = confine(Access(read=[Path(folder) for folder in message.folders]), gpu.free_bytes)
     quiet()
-    home.send(HostReady(build=build(), pid=os.getpid(), shares_memory=bool(descriptors)))
+    home.send(
+        HostReady(build=build(), pid=os.getpid(), confined=tuple(confined.in_force), shares_memory=bool(descriptors))
+    )
     while descriptors:
         os.close(descriptors.popleft())
     host = Host(home)

@@ -136,7 +136,8 @@ class HomeBatcher(Batcher):
         hosts = list[wire.HostUsage]()
         for number, host in home.hosts.items():
             rows, busy_s = host.computed()
-            hosts.append(wire.HostUsage(number=number, rows=rows, busy_s=busy_s, lost=host.n_lost))
+            confined = () if host.link is None else host.link.confined
+            hosts.append(wire.HostUsage(number=number, rows=rows, busy_s=busy_s, lost=host.n_lost, confined=confined))
             for segment, batch, n, seconds in () if host.link is None else host.link.runs.take():
                 if segment in host.segments:  # else it was released since
                     found.append((number, host.segments[segment].layers, batch, n, seconds))
