@@ -42,6 +42,7 @@ from disco_daemon.types import LayerRange
 
 from .fleet_answers import equal_answers, failures
 from .fleet_operations import operations
+from .fleet_prediction import predictions
 
 N_ANSWERS = 8
 N_TOKENS = 64  # of each answer
@@ -60,6 +61,7 @@ KINDS = ("one", "both", "copy 0", "copy 1", "fleet")
 OPERATIONS, FAILURE, EQUAL = "operations", "failure", "equal"
 FEW_ANSWERS, FEW_FAULTS = 12, 6  # without `--full`: some minutes
 ALL_ANSWERS, ALL_FAULTS = 200, 100  # what is asked
+PREDICTION = "prediction"  # a child whose throughput is forecast under several plans
 
 
 @dataclass
@@ -132,6 +134,11 @@ def serve(kind: str, model: Path, folder: Path, cut: Sequence[int]) -> None:
             else:
                 found = (failures if kind == FAILURE else equal_answers)(model, folder, cut[2], n, cpus=cores[1:])
             print(json.dumps(found), flush=True)
+        return
+    if kind == PREDICTION:
+        print("{}", flush=True)
+        for line in sys.stdin:
+            print(json.dumps(predictions(model, folder, cores, json.loads(line)["numbers"][0])), flush=True)
         return
     load = wire.Load(
         model_path=str(model), n_ctx=N_CTX, n_cells=N_CELLS, n_threads=len(own), n_gpu_layers=0, speculate=False
@@ -237,13 +244,17 @@ def live(
         moved = measure_apart(OPERATIONS, model, folder, (first, last, n), repeats)
         failed = measure_apart(FAILURE, model, folder, (first, last, n), n_faults)
         equal = measure_apart(EQUAL, model, folder, (first, last, n), n_answers)
+        forecast = measure_apart(PREDICTION, model, folder, (first, last, n), repeats)
     found = figures(runs, killed, weights / (2 * model.stat().st_size), (first, last, n))
     of_all = min(found["answers_equal"], equal["equal"] / equal["drawn"])
-    return found | {"operations": moved, "failure": failed, "answers_equal": of_all, "same_answers": equal}
+    return found | {
+        "operations": moved, "failure": failed, "answers_equal": of_all, "same_answers": equal,
+        "prediction_error": forecast,
+    }  # fmt: skip
 
 
 def only(kind: str, number: int) -> Figures:
-    """Do only one of OPERATIONS, FAILURE and EQUAL, with its number of repeats, faults or answers."""
+    """Do only one of these, with its number of repeats, faults or answers."""
     model = default_model_path()
     n = n_layers(read_head(model)[1])
     with tempfile.TemporaryDirectory() as name:
@@ -251,7 +262,7 @@ def only(kind: str, number: int) -> Figures:
 
 
 def measure_apart(kind: str, model: Path, folder: Path, cut: tuple[int, int, int], number: int) -> dict[str, Any]:
-    """Measure one of OPERATIONS, FAILURE and EQUAL in a process of its own."""
+    """Measure one of OPERATIONS, FAILURE, EQUAL and PREDICTION in a process of its own."""
     child = Child(kind, model, folder, cut)
     try:
         child.ask("", [number])
@@ -309,7 +320,7 @@ def _median(found: Sequence[dict[str, Any]], name: str) -> float:
 
 def table(found: Figures) -> str:
     """Return the figures as text."""
-    failure, moved = found["failure"], found["operations"]
+    failure, moved, error = found["failure"], found["operations"], found["prediction_error"]
     lines = [
         f"layers {found['layers_at_host']} at a host of one core, all else at home on another; default settings",
         f"{'token/s (CPU s of each process, last run)':44}" + "".join(f"{s:>26}" for s in found["throughput"]["mixed"]),
@@ -336,6 +347,10 @@ def table(found: Figures) -> str:
         "replicated: "
         + ", ".join(f"{size} layers in {took_s:.2f} s" for size, took_s in moved["replicate_s"].items())
         + " (asked: 0.05, 0.1, 0.15)",
+        (
+            f"forecast of {error['plans']} plans under {len(error['loads'])} loads: off by {error['measured']:.0%} by "
+            f"measured costs (asked: at most 15 %), by {error['paper']:.0%} as the paper has it; medians"
+        ),
         f"others took up to {found['others']:.0%} of the cores: {'judged' if found['judged'] else 'NOT JUDGED'}",
     ]
     return "\n".join(lines)
@@ -365,7 +380,7 @@ def equal_lines(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Be one of the processes that are measured."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=(*KINDS, OPERATIONS, FAILURE, EQUAL))
+    parser.add_argument("kind", choices=(*KINDS, OPERATIONS, FAILURE, EQUAL, PREDICTION))
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("cut", type=int, nargs=3)

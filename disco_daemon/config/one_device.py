@@ -14,7 +14,7 @@ def check_device(config: Config) -> None:
     if split.partner and not _is_address(split.partner):
         msg = f"split.partner = {split.partner!r} is no address such as desktop.local:{config.peer.port}"
         raise ConfigError(msg)
-    _refuse_unbuilt(config)
+    _check_cuts(config)
     if split.enabled:
         _refuse_other(config, "split.enabled", "`disco split leave` makes it whole again")
     if fleet.enabled:
@@ -44,15 +44,9 @@ def _refuse_other(config: Config, own: str, mend: str) -> None:
         raise ConfigError(msg)
 
 
-def _refuse_unbuilt(config: Config) -> None:
-    """Raise ConfigError for what a fleet cannot do yet, whether it is enabled or not: no value is taken for nothing."""
+def _check_cuts(config: Config) -> None:
+    """Raise ConfigError for cuts that are none, whether the fleet is enabled or not: no value is taken for nothing."""
     fleet = config.fleet
-    if fleet.keep_home:
-        msg = (
-            "fleet.keep_home is not built yet: the engine keeps its own layers only. A host that is lost is replaced "
-            "by another process, which reads its layers from the file that is here: set it to false"
-        )
-        raise ConfigError(msg)
     if fleet.cuts and (
         len(fleet.cuts) != fleet.hosts + 1 or any(first >= last for first, last in itertools.pairwise(fleet.cuts))
     ):

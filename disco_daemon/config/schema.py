@@ -281,8 +281,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     between the first two cuts, and so on; empty = so that all are equally busy. `disco fleet plan` shows what that
     gives."""
     keep_home: bool = False
-    """Whether the engine keeps a copy of all layers, for the loss of every host; so far it cannot: a host that is lost
-    is replaced."""
+    """Whether the engine keeps a copy of all layers, with memory for it: where a host is lost and cannot be replaced,
+    it computes them itself, and answers go on."""
     mode: Literal["auto", "manual"] = "manual"
     """`manual`: layers lie where `fleet.cuts` says, unless a host is drained or may have less; `auto`: they move, are
     replicated and evicted while it answers, as `fleet.policy` decides. `disco fleet pause` stops that for a while."""

@@ -116,6 +116,6 @@ def _home_config(config: Config, whole: EngineConfig, ranges: tuple[wire.RangeFi
     knobs = shared_knobs(knobs_for(config, whole.model_path), config.fleet.hosts)
     exact = config.device.rounding != "fast" and config.device.flash_attn != "off"
     return replace(
-        whole, ranges=ranges, exact=exact, adapters=(), speculate=False, draft_path="", n_gpu_layers=0,
-        n_threads=knobs.n_threads, n_threads_batch=knobs.n_threads_batch,
+        whole, ranges=ranges, keep_home=config.fleet.keep_home, exact=exact, adapters=(), speculate=False,
+        draft_path="", n_gpu_layers=0, n_threads=knobs.n_threads, n_threads_batch=knobs.n_threads_batch,
     )  # fmt: skip

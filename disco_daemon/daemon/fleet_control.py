@@ -21,6 +21,7 @@ from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError, EndpointError
 from ..fleet.control import MIN_ANSWERS, FleetController, FleetSeen
 from ..fleet.forecast import FleetLoad
+from ..fleet.layout import FleetLayout, PlacedRange
 from ..fleet.steps import BATCH_KINDS, FleetStep, StepKind
 from ..types import Outcome, Side
 from .fleet_costs import CostBook, condensed
@@ -171,6 +172,7 @@ class FleetOperator:
         load = FleetLoad(max(1.0, float(n_active)), context)
         if stats is not None and stats is not self._samples_of and stats.fleet is not None:
             self._book.observe(stats.fleet.samples)
+            layout = self._follow_home(stats.fleet)
         self._samples_of = stats
         rate = self._rate.observe(now, stats, n_active)
         self._compare(rate, load, n_active)
@@ -182,6 +184,13 @@ class FleetOperator:
             info.n_cells if info is not None else self._given.n_cells, self._limit or self._full_batch,
             self._full_batch, self._offloaded, self.drained, rate, n_answers, n_late,
         )  # fmt: skip
+
+    def _follow_home(self, told: wire.FleetUsage) -> FleetLayout:
+        """Return the layout as home says it is: a host that is lost may have given its layers to home."""
+        inner = tuple(PlacedRange(*leg) for leg in told.legs)
+        if inner and inner != self._layers.layout.inner:
+            self._layers.layout = FleetLayout(self._layers.layout.n_layers, inner)
+        return self._layers.layout
 
     def _compare(self, rate: float, load: FleetLoad, n_active: int) -> None:
         """Compare the present rate with the whole model's in one process, under the same load."""
@@ -231,7 +240,7 @@ class FleetOperator:
         except (ConfigError, EndpointError, OSError, ValueError) as e:
             return wire.LayersMoved(id="", error=str(e))
         if not moved.error:
-            self._layers.layout = layout
+            self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
         return moved
 
     def _limit_answers(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import msgspec
 
+from ..engine.fleet_wire import FLIGHTS
 from ..errors import ConfigError
 from ..fleet.costs import CostCurve, ModuleCosts
 from ..fleet.forecast import FleetLoad, FleetModel
@@ -107,7 +108,7 @@ class FleetPlanInput:
             masks = [sum(1 << host for host in at) for layers, at in layout.ranges for _ in range(layers.n_layers)]
             placement = Placement((1, *masks, 1))
         load = FleetLoad(N_ANSWERS, CONTEXT_TOKENS)
-        return FleetModel(hosts, self.model, self.costs, load).forecast(placement).tokens_per_s
+        return FleetModel(hosts, self.model, self.costs, load, max_flights=FLIGHTS).forecast(placement).tokens_per_s
 
     def whole_tps(self, load: FleetLoad) -> float | None:
         """Return the token/s that the whole model gives in one process under a load; None if it was not measured."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config.schema import FleetSettings
+from ..engine.fleet_wire import FLIGHTS
 from ..fleet.control import FleetSeen
 from ..fleet.costs import ModuleCosts
 from ..fleet.forecast import FleetLoad, FleetModel
@@ -55,6 +56,8 @@ def seen_of(moment: FleetMoment, machine: MachineLoad) -> FleetSeen:
         load, needs = machine.processes.get(number, ProcessLoad()), placement.weights_on(number, modules)
         others = machine.memory_bytes - machine.memory_free_bytes - load.rss_bytes
         room = settings.memory_share * machine.memory_bytes - max(0.0, others) - PROCESS_BYTES
+        if not number and settings.keep_home:
+            room -= sum(weight for weight, mask in zip(modules.weights, placement.masks, strict=True) if not mask & 1)
         memory_share = machine_share / settings.memory_share
         if number and allowed:
             room = min(room, allowed - PROCESS_BYTES)
@@ -69,7 +72,7 @@ def seen_of(moment: FleetMoment, machine: MachineLoad) -> FleetSeen:
         cpu.append(min(1.0, max(load.cpu_got / threads + machine.others_share, load.cpu_wanted / threads)))
         memory.append(min(1.0, memory_share))
         excess.append(max(0.0, needs - room))
-    fleet = FleetModel(tuple(hosts), modules, moment.costs, moment.load, frozenset((0, modules.head)))
+    fleet = FleetModel(tuple(hosts), modules, moment.costs, moment.load, frozenset((0, modules.head)), FLIGHTS)
     state = ReducedState(placement, moment.batch, moment.offloaded)
     return FleetSeen(
         fleet, state, moment.full_batch, tuple(cpu), tuple(memory), moment.n_answers, moment.n_late,

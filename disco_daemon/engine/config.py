@@ -40,6 +40,7 @@ class EngineConfig:
     exit: wire.ExitCalibration | None = None
     codec: str = "f32"
     ranges: tuple[wire.RangeFile, ...] = ()
+    keep_home: bool = False
 
     def load(self) -> wire.Load:
         """Return the message that loads the model in the engine process."""
@@ -66,4 +67,5 @@ class EngineConfig:
             exit=self.exit,
             codec=self.codec,
             ranges=self.ranges,
+            keep_home=self.keep_home,
         )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+FLIGHTS = 2  # that home has under way: one is computed at hosts while it draws the tokens of the other
+
 
 class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Base of all messages."""
@@ -98,7 +100,8 @@ class RunSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What home and its hosts computed."""
+    """What home and its hosts computed, and where the inner layers are: from, up to (exclusive), and at which hosts."""
 
     hosts: tuple[HostUsage, ...]
     samples: tuple[RunSample, ...]
+    legs: tuple[tuple[int, int, tuple[int, ...]], ...] = ()

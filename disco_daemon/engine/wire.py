@@ -77,7 +77,7 @@ class Load(Message, frozen=True, kw_only=True):
     `max_answers` are served at a time. With `exit` the logits of the first range's file, or of the small model, draft
     tokens. Rows travel by `codec`.
     `ranges` are all of the model's in their order, where hosts have inner ones: sockets to those are asked for by the
-    second inherited socket.
+    second inherited socket. `keep_home`: home has a copy of those, for a host that is lost and cannot be replaced.
     """
 
     model_path: str
@@ -103,6 +103,7 @@ class Load(Message, frozen=True, kw_only=True):
     exit: ExitCalibration | None = None
     codec: str = "f32"
     ranges: tuple[RangeFile, ...] = ()
+    keep_home: bool = False
 
 
 class Count(Message, frozen=True, kw_only=True):

@@ -56,13 +56,17 @@ class FleetForecast:
 
 @dataclass(frozen=True)
 class FleetModel:
-    """All that a forecast needs but the placement. Modules in `pinned` stay at home whatever a policy thinks."""
+    """All that a forecast needs but the placement. Modules in `pinned` stay at home whatever a policy thinks.
+
+    An engine has `max_flights` under way at most; 0 = as many as pay.
+    """
 
     hosts: tuple[FleetHost, ...]
     model: ModelModules
     costs: ModuleCosts
     load: FleetLoad
     pinned: frozenset[int] = field(default_factory=frozenset)
+    max_flights: int = 0
 
     @cached_property
     def speeds(self) -> FloatArray:
@@ -92,7 +96,7 @@ class FleetModel:
         there = (np.array(placement.masks)[:, None] >> numbers) & 1
         free = self.rooms - self.weights @ there
         try:
-            compute = self._shares(placement, self.speeds, n_flights=FLIGHTS_PER_HOST * len(self.hosts))
+            compute = self._shares(placement, self.speeds, n_flights=self._flights(len(self.hosts)))
         except ValueError:
             return self._nothing(placement)
         best = self._under(compute, free)
@@ -107,6 +111,11 @@ class FleetModel:
             others = [self._under(mix * compute + (1 - mix) * memory, free) for mix in MIXES[1:]]
             best = max((best, *others), key=_tokens_per_s)
         return best
+
+    def _flights(self, n_hosts: int) -> int:
+        """Return how many flights there are at most, over so many hosts."""
+        n = FLIGHTS_PER_HOST * n_hosts
+        return min(n, self.max_flights) if self.max_flights else n
 
     def _shares(self, placement: Placement, capacity: FloatArray, n_flights: int) -> FloatArray:
         """Return the shares for work of the costs at some flights, or for KV cache if there are none: [modules, hosts].
@@ -152,7 +161,7 @@ class FleetModel:
         n_used = int(np.count_nonzero(shares.sum(axis=0) > 0))
         parts = np.array([layers, shares[0], shares[-1], starts]) / speeds
         curves = (self.costs.layer, self.costs.embedding, self.costs.head, self.costs.call)
-        most = int(min(n, FLIGHTS_PER_HOST * n_used))
+        most = int(min(n, self._flights(n_used)))
         for n_flights in (*(few for few in FLIGHTS if few < most), most):
             batch = n / n_flights
             per_host = np.array([curve.at(batch) for curve in curves]) @ parts

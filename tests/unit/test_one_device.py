@@ -65,7 +65,6 @@ def test_what_a_fleet_cannot_be_beside_is_refused_and_both_are_named(
     ("line", "reason"),
     [
         ("hosts = 2\ncuts = [7, 22]", "give 3 numbers"),
-        ("keep_home = true", "keep_home is not built yet"),
         ("cuts = [7]", "give 2 numbers"),
         ("cuts = [7, 7]", "each above the one before"),
         ("cuts = [7, 15, 22]", "give 2 numbers"),

@@ -36,6 +36,7 @@ from .pool import HERE, HostPool, hand_over, leg_parts, range_load
 from .range_states import RangeStates, by_range, cut_whole, parse_ranges, whole
 from .recut import MoveReport, Recut
 from .remote import MAX_LOST, OpenHost, RemoteHost, RemoteSegment, wait_for
+from .spares import Spares
 from .view import HomeView
 
 __all__ = ["BROKEN", "HERE", "Ends", "HomeLlama"]
@@ -68,6 +69,7 @@ class HomeLlama(HomeView):
         self._ends_bytes = self.bytes_per_token
         folders = tuple(sorted({str(Path(path).parent) for path in ends.paths}))
         self._pool = HostPool(open_host, folders, self.n_embd, self._sized, self.hosts)
+        self._spares = Spares(self._pool.load_of, load.keep_home)
         try:
             self._first = self._first_of(abort)
             self._ends_bytes += self._first.bytes_per_token
@@ -88,11 +90,15 @@ class HomeLlama(HomeView):
 
     def _begin_legs(self) -> None:
         self._legs = [self._pool.leg(*leg) for leg in self._ends.legs]
+        self._spares.learn(self._ends)
+        self._spares.follow(self._legs)
         for host in self.hosts.values():
             try:
                 host.begin()
             except HostGoneError as e:
                 host.end()
+                if self._spares.replace(host, self._legs):
+                    continue
                 msg = f"a host cannot have {', '.join(map(str, host.segments.values()))}: {e}"
                 raise ModelError(msg) from e
         keep_rows(self._legs, not self.moves_states)
@@ -101,7 +107,8 @@ class HomeLlama(HomeView):
         """Reckon what a cell takes here: at both ends, in legs that are here, and a kept row for each other leg."""
         per_layer = self._ends_bytes // max(1, sum(self._ends.ranges[number].n_layers for number in (0, -1)))
         at = [[isinstance(one, HomeSegment) for one in leg.replicas] for leg in self._legs]
-        here = sum(leg.layers.n_layers for leg, is_home in zip(self._legs, at, strict=True) if any(is_home))
+        kept = self._spares.wanted
+        here = sum(leg.layers.n_layers for leg, is_home in zip(self._legs, at, strict=True) if kept or any(is_home))
         n_kept = sum(any(one.kept is not None for one in leg.replicas) for leg in self._legs)
         self.bytes_per_token = self._ends_bytes + here * per_layer + 4 * self.n_embd * n_kept
 
@@ -114,6 +121,7 @@ class HomeLlama(HomeView):
             for segment in leg.replicas:
                 if isinstance(segment, HomeSegment):
                     segment.release()
+        self._spares.close()
         if self._first is not None:
             self._first.close()
         super().close()
@@ -217,8 +225,11 @@ class HomeLlama(HomeView):
             return
         if self._move is not None and self._move.legs:
             self.break_off(f"host {host.number} is lost")
-        if host.segments:
-            host.replace()
+        if not host.segments:
+            return
+        host.replace()
+        if host.link is None:
+            self._spares.replace(host, self._legs)
 
     # --- moves ------------------------------------------------------------------------------------------------------
 
@@ -230,6 +241,7 @@ class HomeLlama(HomeView):
         if self._move is not None:
             raise ModelError("a move of layers is under way")
         self._ends.require_move(ends)
+        self._spares.learn(ends)
         report = MoveReport(ends.ranges, began_at=0.0)
         wanted = self._pool.wanted(self._legs, ends.legs)
         self._move = Recut(self._legs, wanted, report, lambda: self.moves_states)
@@ -284,6 +296,7 @@ class HomeLlama(HomeView):
             for segment in leg.replicas:
                 if id(segment) not in stay:
                     segment.release()
+        self._spares.follow(self._legs)
         self._weigh()
         move.report.total_s = move.clock() - move.report.began_at
         self.moves.append(move.report)

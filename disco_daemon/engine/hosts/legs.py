@@ -162,6 +162,15 @@ class Leg:
             part.segment.drop(flight)
             self._early.pop((flight, at), None)
 
+    def replace(self, old: AnySegment, new: AnySegment) -> None:
+        """Let `new`, which has the cells of `old`, take its place, also in flights that are there."""
+        self.replicas = [new if one is old else one for one in self.replicas]
+        self.pins = {seq: new if one is old else one for seq, one in self.pins.items()}
+        for flight, parts in self._parts.items():
+            self._parts[flight] = tuple(
+                FlightPart(new, part.numbers) if part.segment is old else part for part in parts
+            )
+
     # --- cells ------------------------------------------------------------------------------------------------------
 
     def place(self, seq: int) -> AnySegment:

@@ -70,11 +70,15 @@ class HomeLoading:
     layers: LayerRange
     _coming: InBackground[SegmentModel] | None = None
 
-    def progress(self) -> HomeSegment | None:
-        """Begin to load it, or return it if it is there. Raises BrokenOffError."""
+    def begin(self) -> InBackground[SegmentModel]:
+        """Begin to load it, if that has not begun."""
         if self._coming is None:
             self._coming = InBackground(lambda: SegmentModel(self.load, self.layers))
-        found = self._coming.take()
+        return self._coming
+
+    def progress(self) -> HomeSegment | None:
+        """Begin to load it, or return it if it is there. Raises BrokenOffError."""
+        found = self.begin().take()
         return None if found is None else HomeSegment(found)
 
     def undo(self) -> None:

@@ -35,7 +35,7 @@ class HostPool:
 
     def leg(self, layers: LayerRange, path: str, numbers: tuple[int, ...]) -> Leg:
         """Make a leg at these hosts, which begin later, or at home. Raises ModelError."""
-        load = self._load_of(layers, path)
+        load = self.load_of(layers, path)
         replicas = list[AnySegment]()
         for number in numbers:
             if number == HERE:
@@ -55,7 +55,7 @@ class HostPool:
         for layers, path, numbers in legs:
             twin = next((leg for leg in present if leg.layers == layers), None)
             stay = {} if twin is None else {number_of(segment): segment for segment in twin.replicas}
-            load = self._load_of(layers, path)
+            load = self.load_of(layers, path)
             replicas = list[AnySegment | Loading]()
             for number in numbers:
                 if number in stay:
@@ -68,7 +68,8 @@ class HostPool:
             found.append(WantedLeg(layers, twin, replicas))
         return found
 
-    def _load_of(self, layers: LayerRange, path: str) -> Load:
+    def load_of(self, layers: LayerRange, path: str) -> Load:
+        """Return how an inner range is loaded."""
         return msgspec.structs.replace(range_load(self.load, layers, path), n_ctx=self.load.n_cells, chat_template="")
 
     def _segment(self, number: int, layers: LayerRange, load: Load) -> RemoteSegment:

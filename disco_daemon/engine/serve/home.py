@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ...types import LayerRange
 from .. import wire
+from ..fleet_wire import FLIGHTS
 from ..hosts.home import HERE, Ends, HomeLlama
 from ..hosts.segment_runs import SegmentRuns
 from ..llama.refusals import ModelError
@@ -19,7 +20,6 @@ from .batch import Batcher
 from .iteration import Batch
 from .sequence import Sequence
 
-FLIGHTS = 2
 LOOK_S = 0.005  # between two looks at a move of layers while nothing is computed
 
 
@@ -147,7 +147,8 @@ class HomeBatcher(Batcher):
             wire.RunSample(host=host, first=layers.first, last=layers.last, batch=batch, n=n, seconds=seconds)
             for host, layers, batch, n, seconds in found
         )
-        return wire.FleetUsage(hosts=tuple(hosts), samples=samples)
+        legs = ((layers.first, layers.last, tuple(max(0, host) for host in at)) for layers, at in home.cut)
+        return wire.FleetUsage(hosts=tuple(hosts), samples=samples, legs=tuple(legs))
 
     # --- orders: none of them finds a sequence in the air ---------------------------------------------------------
 
