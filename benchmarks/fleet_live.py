@@ -344,6 +344,10 @@ def table(found: Figures) -> str:
             f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the "
             "throughput lost meanwhile (asked: at most 5 %)"
         ),
+        (
+            f"beside the tokens drawn meanwhile: {moved['cpu_s']:.3f} s of processors and {moved['sleeps']:.0f} "
+            "wake-ups a move or replica"
+        ),
         "replicated: "
         + ", ".join(f"{size} layers in {took_s:.2f} s" for size, took_s in moved["replicate_s"].items())
         + " (asked: 0.05, 0.1, 0.15)",

@@ -105,3 +105,5 @@ def test_the_environment_of_a_part_has_no_keys_and_all_that_a_gpu_needs() -> Non
         "_MEIPASS2", "_PYI_ARCHIVE_FILE", "HOME", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS",
     }  # fmt: skip
     assert "GOMP_SPINCOUNT" not in program.environment({"OMP_WAIT_POLICY": "active"})
+    host = program.environment(ours, "disco_daemon.engine.hosts.process")
+    assert set(host) - set(told) == {"GLIBC_TUNABLES"}, "large pages are for a host's cache alone"
