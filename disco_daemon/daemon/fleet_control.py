@@ -36,7 +36,7 @@ log = logging.getLogger("disco.fleet")
 LOOK_S = 1.0  # between two looks
 MAX_STEPS = 20  # that are shown
 REST_S = 30.0  # after a step that failed, and twice as long after each further one; what owners call for is not bound
-MAX_REST_S = 3600.0
+MAX_REST_S = 3600.0  # an hour: what stands in the way may have gone by then
 SMOOTH = 0.8  # of a rate that is shown: it is counted by the second, and answers come and go
 
 
