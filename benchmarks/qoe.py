@@ -336,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
         help="with --simulate: also andes with these shares of the readers who may be made to stand still",
     )
     parser.add_argument("--loads", type=_loads, metavar="X,Y", help="multiples of capacity (default: up to 2)")
-    parser.add_argument("--arrivals", choices=("poisson", "gamma"), help="live: one kind of arrivals (default: both)")
+    parser.add_argument("--arrivals", choices=("poisson", "gamma"), help="one kind of arrivals (default: both)")
     parser.add_argument("--cells", type=at_least(512), help="live: tokens in each server's KV cache (default: 1024)")
     parser.add_argument(
         "--capacity", type=positive, metavar="RPS", help="live: requests/s at load 1 (default: measured)"
@@ -363,7 +363,8 @@ def _simulate(args: argparse.Namespace) -> int:
         require_plots()
     loads = sorted(set(args.loads or simulated.LOADS))
     schedulers = (*simulated.SCHEDULERS, *(f"{simulated.OURS}@{share:g}" for share in args.shares))
-    n_points, done = simulated.n_points(loads=len(loads), schedulers=len(schedulers)), 0
+    settings = [one for one in simulated.SETTINGS if args.arrivals in (None, one[1])]
+    n_points, done = simulated.n_points(len(settings), len(loads), len(schedulers)), 0
 
     def tick() -> None:
         nonlocal done
@@ -373,7 +374,7 @@ def _simulate(args: argparse.Namespace) -> int:
     lengths = simulated.azure_lengths(args.traces) if args.traces else None
     n_requests, seeds = args.requests or simulated.N_REQUESTS, simulated.SEEDS if args.seed is None else (args.seed,)
     figures = simulated.simulate_qoe(
-        lengths, loads=loads, schedulers=schedulers, n_requests=n_requests, seeds=seeds, tick=tick
+        lengths, settings=settings, loads=loads, schedulers=schedulers, n_requests=n_requests, seeds=seeds, tick=tick
     )
     if args.plots:
         for path in report.draw_serving(figures, args.plots):
