@@ -27,6 +27,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -330,7 +331,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=at_least(20), help="requests of each point; more of them, a longer queue")
     parser.add_argument(
         "--shares",
-        type=_shares,
+        type=partial(_loads, below=1.0),
         metavar="X,Y",
         default=(),
         help="with --simulate: also andes with these shares of the readers who may be made to stand still",
@@ -382,24 +383,15 @@ def _simulate(args: argparse.Namespace) -> int:
     return print_figures(figures, report.summary, as_json=args.json)
 
 
-def _shares(text: str) -> tuple[float, ...]:
+def _loads(text: str, below: float = 10.0) -> tuple[float, ...]:
     try:
-        shares = tuple(map(float, text.split(",")))
+        numbers = tuple(map(float, text.split(",")))
     except ValueError:
-        shares = ()
-    if not shares or not all(0 <= share < 1 for share in shares):
-        raise argparse.ArgumentTypeError("must be like 0.05,0.1: each from 0 to below 1")
-    return shares
-
-
-def _loads(text: str) -> tuple[float, ...]:
-    try:
-        loads = tuple(map(float, text.split(",")))
-    except ValueError:
-        loads = ()
-    if not loads or not all(0 < load <= 10 for load in loads):
-        raise argparse.ArgumentTypeError("must be like 0.8,1,2: each above 0, and at most 10")
-    return loads
+        numbers = ()
+    if not numbers or not all(0 < number <= below for number in numbers):
+        msg = f"must be like 0.8,0.9: each above 0, and at most {below:g}"
+        raise argparse.ArgumentTypeError(msg)
+    return numbers
 
 
 if __name__ == "__main__":
