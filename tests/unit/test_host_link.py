@@ -131,3 +131,16 @@ def test_a_silent_host_is_asked_for_a_sign_before_it_is_given_up(
     with pytest.raises(HostGoneError, match="silent"):
         home.wait(lambda: False, 0.3)
     thread.join()
+
+
+def test_a_silence_is_looked_at_when_it_has_lasted_too_long(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, _ = linked(ends)
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    home.begin_wait()
+    found = dict[float, float]()
+    for now in (100.0, 101.0, 103.0, 103.4, 110.0):
+        found[now] = round(home.wait_s(), 2)
+    assert found == {100.0: 1.0, 101.0: 1.0, 103.0: 0.51, 103.4: 0.11, 110.0: 0.01}

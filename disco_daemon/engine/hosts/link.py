@@ -39,6 +39,7 @@ from .segment_runs import SegmentRuns
 SILENT_S = 3.5  # a host that gives no sign of life for so long is gone
 START_S = 30.0  # in which a new process has to give its first: a busy machine takes seconds to start one
 ASK_S = 1.0  # of silence, until it is asked for one
+LOOK_S = 0.01  # at least, between two looks at a silence
 READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
 
 
@@ -173,10 +174,15 @@ class HostLink:
         """Read until something is there, or it is silent for `patience_s`."""
         self.begin_wait()
         while not is_there():
-            if select.select([self], [], [], ASK_S)[0]:
+            if select.select([self], [], [], self.wait_s(patience_s))[0]:
                 self.read()
             else:
                 self.look(patience_s)
+
+    def wait_s(self, patience_s: float = SILENT_S) -> float:
+        """Return how long to wait for it until `look` is due, s: no longer than its silence may last."""
+        left_s = self._silent_since + patience_s - time.monotonic()
+        return min(ASK_S, max(0.0, left_s) + LOOK_S)
 
     def look(self, patience_s: float = SILENT_S) -> None:
         """Judge a silence: ask for a sign of life, or give the host up."""

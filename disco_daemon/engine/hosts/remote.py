@@ -258,7 +258,8 @@ class RemoteSegment:
 def wait_for(hosts: Iterable[RemoteHost], timeout_s: float = ASK_S) -> None:
     """Wait until something comes from one of the hosts, and take that; those that are gone are lost."""
     links = {host.link: host for host in hosts if host.link is not None}
-    ready = select.select(links, [], [], timeout_s)[0]
+    wait_s = min(timeout_s, *(link.wait_s() for link in links)) if links else timeout_s
+    ready = select.select(links, [], [], wait_s)[0]
     for link, host in links.items():
         try:
             if link in ready:
