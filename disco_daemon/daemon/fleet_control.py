@@ -80,6 +80,8 @@ class FleetOperator:
         self._n_answers, self._n_late = 0, 0
         self._limit, self._offloaded, self._full_batch = 0, False, 1
         self._n_failed, self._rests_until_s = 0, 0.0
+        self._measured: dict[float, float | None] = {}
+        self._is_failing = False
         self._steps: deque[tuple[float, PlannedStep]] = deque(maxlen=MAX_STEPS)
         self._step: asyncio.Task[None] | None = None
         self.follow(config)
@@ -116,10 +118,9 @@ class FleetOperator:
 
     def last_steps(self) -> list[dict[str, Any]]:
         """Return the latest steps, the last one last, with what was expected of them and what came of it."""
-        measured = {record.at_s: record.measured for record in self._controller.records}
         found: list[dict[str, Any]] = []
         for at_s, step in self._steps:
-            factor = measured.get(at_s)
+            factor = self._measured.get(at_s)
             shown = msgspec.structs.replace(step, measured=None if factor is None else round(factor, 3))
             found.append(msgspec.to_builtins(shown))
         return found
@@ -137,8 +138,12 @@ class FleetOperator:
                 continue
             try:
                 await self.look()
-            except (OSError, ValueError) as e:
-                log.warning("the fleet cannot be looked at: %s", e)
+            except Exception:  # whatever it is: what owners want has to be looked after, and answers go on anyway
+                if not self._is_failing:
+                    log.exception("the fleet cannot be looked after")
+                self._is_failing = True
+            else:
+                self._is_failing = False
 
     async def look(self) -> None:
         """Look once, and take the step that is decided on, if there is one."""
@@ -148,6 +153,9 @@ class FleetOperator:
         seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale)
         self.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)
         self.violation = self._violation()
+        self._measured = {
+            record.at_s: record.measured for record in self._controller.records
+        }  # while no thread decides
         for step in steps:
             self._step = asyncio.create_task(self._carry_out(now, step, seen), name=f"fleet {step.kind}")
             await asyncio.shield(self._step)
