@@ -69,6 +69,18 @@ class Documents(Protocol):
         """Carry out `pause`, `resume` or `drain` of a host; return the fleet as then. Raises ConfigError."""
         ...
 
+    def fleet_members(self) -> dict[str, Any]:
+        """Return which machines lend this one hosts, and how they are; called in a thread, since it blocks on disk."""
+        ...
+
+    async def new_machine(self, address: str) -> dict[str, Any]:
+        """Make a code with which one machine may join the fleet, as `pair`. Raises ConfigError."""
+        ...
+
+    async def revoke_machine(self, name: str) -> dict[str, Any]:
+        """Refuse a machine of the fleet from now on. Raises ConfigError for an unknown one."""
+        ...
+
     def partner(self) -> dict[str, Any]:
         """Return which machines have upper layers computed here, and how the link to each is."""
         ...

@@ -58,6 +58,9 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/disco/v1/fleet/pause"): At.CONTROL,
     ("POST", "/disco/v1/fleet/resume"): At.CONTROL,
     ("POST", "/disco/v1/fleet/drain"): At.CONTROL,
+    ("GET", "/disco/v1/fleet/members"): At.CONTROL,
+    ("POST", "/disco/v1/fleet/new"): At.CONTROL,
+    ("POST", "/disco/v1/fleet/revoke"): At.CONTROL,
     ("GET", "/disco/v1/partner"): At.CONTROL,  # names the user's machines, and where they are
     ("POST", "/disco/v1/partner/pair"): At.CONTROL,
     ("POST", "/disco/v1/partner/revoke"): At.CONTROL,

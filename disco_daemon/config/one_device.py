@@ -48,11 +48,12 @@ def _check_cuts(config: Config) -> None:
     """Raise ConfigError for cuts that are none, whether the fleet is enabled or not: no value is taken for nothing."""
     fleet = config.fleet
     if fleet.cuts and (
-        len(fleet.cuts) != fleet.hosts + 1 or any(first >= last for first, last in itertools.pairwise(fleet.cuts))
+        len(fleet.cuts) < max(2, fleet.hosts + 1)
+        or any(first >= last for first, last in itertools.pairwise(fleet.cuts))
     ):
         msg = (
-            f"fleet.cuts = {list(fleet.cuts)}: each of fleet.hosts = {fleet.hosts} takes the layers between two cuts, "
-            f"so give {fleet.hosts + 1} numbers, each above the one before"
+            f"fleet.cuts = {list(fleet.cuts)}: a host takes the layers between two cuts, so give "
+            f"{max(2, fleet.hosts + 1)} numbers, each above the one before, and one more for each other machine"
         )
         raise ConfigError(msg)
 

@@ -274,8 +274,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = False
     """Whether hosts compute inner layers; first and last layer, embedding, head and vocabulary stay in the engine."""
-    hosts: Annotated[int, Meta(ge=1, le=15)] = 1
-    """Host processes of this machine."""
+    hosts: Annotated[int, Meta(ge=0, le=15)] = 1
+    """Host processes of this machine. Those of machines that have joined come behind them."""
     cuts: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=16)] = ()
     """Numbers of layers behind which the model is cut, such as 7, 15, 22 for two hosts: the first one has what is
     between the first two cuts, and so on; empty = so that all are equally busy. `disco fleet plan` shows what that
@@ -283,6 +283,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_home: bool = False
     """Whether the engine keeps a copy of all layers, with memory for it: where a host is lost and cannot be replaced,
     it computes them itself, and answers go on."""
+    listen: _HostName = "0.0.0.0"  # noqa: S104 - the other machines have to reach it; each has a certificate
+    """Address to listen on for machines of the fleet, at `peer.port`, while one has joined or has a code."""
     mode: Literal["auto", "manual"] = "manual"
     """`manual`: layers lie where `fleet.cuts` says, unless a host is drained or may have less; `auto`: they move, are
     replicated and evicted while it answers, as `fleet.policy` decides. `disco fleet pause` stops that for a while."""
@@ -354,7 +356,7 @@ LIVE = frozenset(
 
 
 # What the partner's side of a running daemon follows at a reload; no answer of its own is touched.
-HOSTING = ("partner.", "peer.")
+HOSTING = ("partner.", "peer.", "fleet.listen")
 
 
 def keys() -> list[str]:

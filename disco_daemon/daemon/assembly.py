@@ -32,6 +32,7 @@ from ..types import Delivery, LedgerEntry, Side
 from .device import load_measured, make_autotuner
 from .edge import rules_of
 from .endpoints import make_endpoints
+from .fleet_members import FleetMembers
 from .fleet_status import LocalFleet
 from .hosted_range import make_exit_trainer
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
@@ -59,6 +60,7 @@ class Shared:
     privacy: Privacy
     traces: Traces
     price_lists: Path
+    members: FleetMembers | None = None
 
     def book(self, entry: LedgerEntry) -> None:
         """Book a cost without an answer with the history and the metrics; neither blocks."""
@@ -154,7 +156,9 @@ class Assembly:
         `busy` says whether an answer is being made. Raises ConfigError.
         """
         shared = self.shared
-        endpoints = make_endpoints(config, shared.clock, self.shape, None if before is None else before.endpoints)
+        endpoints = make_endpoints(
+            config, shared.clock, self.shape, None if before is None else before.endpoints, shared.members
+        )
         follow_fleet(endpoints.get(Side.DEVICE), config)  # of a device that stays
         measured = load_measured(config)
         caps = None if before is None else before.spending.caps

@@ -28,6 +28,7 @@ from ..store.claim import claimed
 from . import files
 from .assembly import Assembly, Shared
 from .binding import bind_key
+from .fleet_members import FleetMembers
 from .money import restore
 from .partner import Partner
 from .runtime import Runtime
@@ -63,6 +64,7 @@ class Daemon:
         metrics = Metrics(lambda: self.documents.health())
         price_lists = path.parent / "servers"
         self.manager = manager or ServiceChannel({})
+        self.members = FleetMembers()
         self.shared = Shared(
             clock=clock,
             history=_history(config.history),
@@ -71,18 +73,19 @@ class Daemon:
             privacy=Privacy(config.policy.private),
             traces=Traces(),
             price_lists=price_lists,
+            members=self.members,
         )
         self.partner = Partner(
             clock,
             power=lambda: self.runtime.parts.wattmeter.computing(),
             worked=lambda: self.runtime.parts.wattmeter.observe_others(),
         )
-        self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, self.partner, flags)
+        self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, self.partner, flags, self.members)
         self._replay = HistoryReplay(
             self.shared.history.path, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
         )  # fmt: skip
         setup = ServerSetup(Onboarding(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
-        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup, self.partner)
+        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup, self.partner, self.members)
 
     @property
     def config(self) -> Config:
@@ -120,6 +123,7 @@ class Daemon:
             await asyncio.to_thread(shared.history.open)
             stack.push_async_callback(asyncio.to_thread, shared.history.close)
             await asyncio.to_thread(restore, runtime.parts.spending, shared.history, shared.clock)
+            stack.push_async_callback(self.members.close)  # behind the engines that have its hosts
             stack.push_async_callback(runtime.keeper.end)
             await runtime.start()
             doors = open_doors(runner, doorkeeper, api.port, self.manager.sockets())

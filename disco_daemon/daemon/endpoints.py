@@ -13,6 +13,7 @@ from ..config.layers import KeyRefusedError, cache_path, server_api_key
 from ..config.schema import AdapterSettings, Config, DeviceSettings
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
+from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.off import Off
 from ..endpoints.server import Server, ServerConfig
 from ..endpoints.shaper import Shape, Shaped
@@ -25,7 +26,8 @@ from ..models import places
 from ..types import Side
 from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
 from .edge import make_edge
-from .fleet import make_fleet
+from .fleet import make_fleet, n_hosts
+from .fleet_members import FleetMembers
 from .joined import JoinedFolder
 from .split import checksum
 
@@ -34,15 +36,20 @@ log = logging.getLogger("disco.daemon")
 
 
 def make_endpoints(
-    config: Config, clock: Clock, shape: Shape | None, before: Mapping[Side, Endpoint] | None = None
+    config: Config,
+    clock: Clock,
+    shape: Shape | None,
+    before: Mapping[Side, Endpoint] | None = None,
+    members: FleetMembers | None = None,
 ) -> dict[Side, Endpoint]:
     """Return the configured endpoints; the device is the one `before`, if it would be the same.
 
-    A server is given the tokenizer of the device beside it. Raises ConfigError when no endpoint is configured.
+    `members` lend hosts to a fleet. A server is given the tokenizer of the device beside it. Raises ConfigError when no
+    endpoint is configured.
     """
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
-        endpoints[Side.DEVICE] = reuse_device(_device(config, clock, shape), (before or {}).get(Side.DEVICE))
+        endpoints[Side.DEVICE] = reuse_device(_device(config, clock, shape, members), (before or {}).get(Side.DEVICE))
     if config.server.base_url:
         endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE))
     if isinstance(device := endpoints.get(Side.DEVICE), SplitDevice):
@@ -62,6 +69,8 @@ def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
         if not is_same:
             return new
     if not (new.engine.config == old.engine.config and old.may_serve()):
+        return new
+    if isinstance(new, FleetDevice) and isinstance(old, FleetDevice) and new.fleet.may_borrow != old.fleet.may_borrow:
         return new
     if isinstance(new, SplitDevice) and isinstance(old, SplitDevice):
         old.rules = new.rules
@@ -96,7 +105,7 @@ def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
     )
 
 
-def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
+def _device(config: Config, clock: Clock, shape: Shape | None, members: FleetMembers | None) -> Endpoint:
     settings = config.device
     if config.split.enabled:
         if shape is not None:
@@ -109,10 +118,10 @@ def _device(config: Config, clock: Clock, shape: Shape | None) -> Endpoint:
             raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = model_path(settings)
-    if config.fleet.enabled:
+    if config.fleet.enabled and n_hosts(config, members):
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with fleet.enabled")
-        return make_fleet(config, _whole_config(config, path), _name(path), clock)
+        return make_fleet(config, _whole_config(config, path), _name(path), clock, members)
     device = Device(Engine(_whole_config(config, path), clock), _name(path))
     return device if shape is None else Shaped(device, shape, clock)
 

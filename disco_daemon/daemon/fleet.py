@@ -24,6 +24,7 @@ from ..profiling.tuned_profile import n_cores
 from .device import knobs_for, model_path, token_s
 from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers
+from .fleet_members import FleetMembers
 from .fleet_plan import FleetPlan, FleetPlanInput, best_layout, modules_of, plan_fleet, require_layers
 from .fleet_status import LocalFleet
 from .split import segment_files
@@ -35,18 +36,33 @@ NOT_MEASURED = (
 )
 
 
-def make_fleet(config: Config, whole: EngineConfig, name: str, clock: Clock) -> FleetDevice:
+def n_hosts(config: Config, members: FleetMembers | None) -> int:
+    """Return the number of hosts: those of this machine, then one for each other machine; or as the cuts say.
+
+    A host that is no machine's yet is a process of this one. Without any the device is whole.
+    """
+    if config.fleet.cuts:
+        return len(config.fleet.cuts) - 1
+    return config.fleet.hosts + (members.n_places() if members is not None else 0)
+
+
+def make_fleet(
+    config: Config, whole: EngineConfig, name: str, clock: Clock, members: FleetMembers | None = None
+) -> FleetDevice:
     """Return the device as a fleet; `whole` is how the whole model would be loaded. Raises ConfigError.
 
-    Files are written when the engine starts, not here.
+    `members` lend the hosts above those of this machine. Files are written when the engine starts, not here.
     """
-    model = whole.model_path
+    model, n = whole.model_path, n_hosts(config, members)
     head, header = read_head(model)
-    given = plan_input(config, model, header)
+    given = plan_input(config, model, header, n)
     layout = first_layout(config, model, given)
     _require_ranges(model, head, header, layout)
     layers = FleetLayers(model, segment_files(), layout)
-    hosts = HostProcesses(config.fleet.hosts, layers.write)
+
+    # An engine that has begun without another machine has perhaps computed private texts: it stays without.
+    lenders = members if members is not None and members.n_places() else None
+    hosts = HostProcesses(n, layers.write, config.fleet.hosts, layers.files_of, lenders)
     engine = Engine(_home_config(config, whole, layers.range_files(layout)), clock, hosts=hosts)
     fleet = LocalFleet(engine, hosts, layers, given, config)
     return FleetDevice(engine, fleet, name, tuple(config.device.adapters))
@@ -56,15 +72,15 @@ def plan(config: Config) -> FleetPlan:
     """Return what should be done with the layers of the configured model. Raises ConfigError."""
     model = model_path(config.device)
     head, header = read_head(model)
-    given = plan_input(config, model, header)
+    given = plan_input(config, model, header, max(1, n_hosts(config, None)))
     layout = first_layout(config, model, given)
     _require_ranges(model, head, header, layout)
     return plan_fleet(given, layout if config.fleet.enabled else None)
 
 
-def plan_input(config: Config, model: Path, header: Header) -> FleetPlanInput:
-    """Return what a plan for this machine rests on. Raises ConfigError if a fleet cannot serve the model."""
-    modules = modules_of(header, require_layers(model.name, header, config.fleet.hosts))
+def plan_input(config: Config, model: Path, header: Header, n: int) -> FleetPlanInput:
+    """Return what a plan for this machine and `n` hosts rests on. Raises ConfigError if they cannot serve the model."""
+    modules = modules_of(header, require_layers(model.name, header, n))
     knobs, measured_s = knobs_for(config, model), token_s(config, model)
     return FleetPlanInput(
         modules,
@@ -74,7 +90,7 @@ def plan_input(config: Config, model: Path, header: Header) -> FleetPlanInput:
         config.device.n_cells or 2 * config.device.n_ctx,
         float(psutil.virtual_memory().total),
         "" if measured_s else NOT_MEASURED,
-        config.fleet.hosts,
+        n,
         n_cores(),
     )
 

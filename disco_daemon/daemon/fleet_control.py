@@ -96,7 +96,7 @@ class FleetOperator:
 
     def drain(self, name: str) -> None:
         """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
-        numbers = {host_name(host.number): host.number for host in self._hosts.hosts}
+        numbers = {self._hosts.name_of(host): host.number for host in self._hosts.hosts}
         if name not in numbers:
             msg = f"the fleet has no host {name!r}, only {', '.join(numbers)}"
             raise ConfigError(msg)
@@ -148,7 +148,9 @@ class FleetOperator:
     async def look(self) -> None:
         """Look once, and take the step that is decided on, if there is one."""
         now = self._engine.clock.now()
-        may_scale = self.settings.mode == "auto" and not self.paused and now >= self._rests_until_s
+        # Another machine has the files of its own layers only: with one nothing moves by itself.
+        rests = self.paused or self._hosts.may_borrow or now < self._rests_until_s
+        may_scale = self.settings.mode == "auto" and not rests
         moment, pids = self._moment(now), self._pids()
         seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale)
         self.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)

@@ -1,4 +1,8 @@
-"""The host processes of an engine that is a fleet's home: started as it asks for them, and ended with it."""
+"""The hosts of an engine that is a fleet's home: started as it asks for them, and ended with it.
+
+A host of this machine is a process of ours. One of another machine is what that lends; while it is not there, a process
+of this machine *stands in* for it, and gives way when it comes: to the engine that is a host that was lost.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,15 @@ import logging
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..engine.host_door import GRANTED, MAX_TEXT
 from ..errors import ConfigError
 from ..process import drain, end, spawn
+from .fleet_places import Borrower, Lenders, LentLife, RangePath
+from .fleet_plan import host_name
 
 log = logging.getLogger("disco.fleet")
 
@@ -32,6 +38,17 @@ class HostLife:
     epoch: int = 0
     said: deque[str] = field(default_factory=lambda: deque(maxlen=N_STDERR_LINES))
     reading: asyncio.Task[None] | None = None
+    lent: LentLife | None = None  # in place of a process
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it computes, wherever it is."""
+        return self.pid is not None or (self.lent is not None and not self.lent.has_ended)
+
+    @property
+    def machine(self) -> str:
+        """The other machine where it is; "" = this one."""
+        return "" if self.lent is None or self.lent.has_ended else self.lent.machine
 
     @property
     def pid(self) -> int | None:
@@ -40,14 +57,25 @@ class HostLife:
 
 
 class HostProcesses:
-    """The processes of the hosts 1 to `n` of one engine; `write` writes the files of all ranges, if they are missing.
+    """The hosts 1 to `n` of one engine; `write` writes the files of all ranges, if they are missing.
 
-    All mutable state: the door to the present engine process, and each host's life.
+    The hosts above `n_local` are of other machines, by their places, where there are `lenders`; `files` are the layers
+    of a host, by its number, with their files. All mutable state: the door to the present engine process, and each
+    host's life.
     """
 
-    def __init__(self, n: int, write: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        n: int,
+        write: Callable[[], object],
+        n_local: int | None = None,
+        files: Callable[[int], Sequence[RangePath]] = lambda _: (),
+        lenders: Lenders | None = None,
+    ) -> None:
         self.hosts = [HostLife(number) for number in range(1, n + 1)]
-        self._write = write
+        self._n_local = n if n_local is None or lenders is None else n_local
+        self._write, self._files, self._lenders = write, files, lenders
+        self._ending: Callable[[Borrower], None] | None = None
         self._door: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -57,6 +85,44 @@ class HostProcesses:
             await asyncio.to_thread(self._write)
         except ConfigError as e:
             raise OSError(str(e)) from e
+        if self._lenders is not None:
+            self._ending = self._lenders.end
+            self._lenders.borrow_for(self)
+
+    def machine_is_there(self, place: int) -> None:
+        """Let a process that stands in for a machine end, now that this is there: the engine asks for a host then."""
+        index = self._n_local + place
+        if index < len(self.hosts) and (process := self.hosts[index].process) is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+    def files_of(self, place: int) -> Sequence[RangePath]:
+        """Return the layers of the machine at a place, with their files."""
+        return self._files(self._n_local + 1 + place)
+
+    def name_of(self, host: HostLife) -> str:
+        """Return what a host is called: by its number, or by the machine that has its layers."""
+        place = host.number - self._n_local - 1
+        name = self._lenders.name_of(place) if self._lenders is not None and place >= 0 else ""
+        return name or host_name(host.number)
+
+    def state_of(self, host: HostLife) -> str:
+        """Return `up`, `lost`, or `stand-in` where a process of this machine computes in place of another one."""
+        place = host.number - self._n_local - 1
+        if self._lenders is None or place < 0:
+            return "up" if host.is_up else "lost"
+        if host.lent is not None or not host.is_up:
+            return "up" if host.is_up or self._lenders.is_there(place) else "lost"
+        return "stand-in"
+
+    @property
+    def may_borrow(self) -> bool:
+        """Whether rows may reach another machine now, or during the next answer."""
+        return self._lenders is not None
+
+    def stay_here(self) -> None:
+        """Borrow nothing any more: private texts are computed from now on, whose rows a later host would get."""
+        self._lenders = None
 
     def attach(self, door: socket.socket) -> None:
         """Start hosts as a new engine process asks for them by its end of `door`."""
@@ -66,6 +132,8 @@ class HostProcesses:
 
     async def detach(self) -> None:
         """End all hosts, and wait for them: their engine process has gone. Idempotent."""
+        if self._ending is not None:
+            self._ending(self)
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
@@ -74,6 +142,8 @@ class HostProcesses:
             self._door.close()
             self._door = None
         await asyncio.gather(*(_bury(host) for host in self.hosts))
+        for host in self.hosts:
+            host.lent = None  # its socket was the engine's
 
     async def _serve(self, door: socket.socket) -> None:
         """Answer the engine until it has gone."""
@@ -90,7 +160,7 @@ class HostProcesses:
                     socket.send_fds(door, [GRANTED], [sock.fileno()])
 
     async def _open(self, number: int) -> socket.socket:
-        """Start a new process of a host in place of the one before; return home's end of its socket. Raises OSError."""
+        """Begin a new life of a host in place of the one before; return home's end of its socket. Raises OSError."""
         if not 1 <= number <= len(self.hosts):
             msg = f"the fleet has no host {number}"
             raise OSError(msg)
@@ -98,6 +168,8 @@ class HostProcesses:
         if host.process is not None:
             log.warning("host %d of the fleet is replaced: %s", number, await _bury(host, REAPED_S))
             await self.prepare()  # its file may have been removed since
+        if (sock := await self._borrow(host)) is not None:
+            return sock
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -111,6 +183,21 @@ class HostProcesses:
         host.reading = asyncio.create_task(drain(host.process.stderr, host.said), name="host's stderr")
         log.info("host %d of the fleet: process %d", number, host.process.pid)
         return ours
+
+    async def _borrow(self, host: HostLife) -> socket.socket | None:
+        """Return the socket to a host of another machine; None if it is this machine's, or if that is not there."""
+        host.lent = None
+        if self._lenders is None or host.number <= self._n_local:
+            return None
+        place = host.number - self._n_local - 1
+        taken = await self._lenders.take(place, [path.name for _, path in self.files_of(place)])
+        if taken is None:
+            log.info("host %d of the fleet: a process of this machine stands in", host.number)
+            return None
+        host.lent, sock = taken
+        host.epoch += 1
+        log.info("host %d of the fleet: lent by %s", host.number, host.lent.machine)
+        return sock
 
 
 async def _bury(host: HostLife, wait_s: float = ENDED_S) -> str:

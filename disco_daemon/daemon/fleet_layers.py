@@ -7,6 +7,7 @@ from pathlib import Path
 from ..engine import wire
 from ..fleet.layout import FleetLayout
 from ..models.segment_files import SegmentFiles
+from .fleet_places import RangePath
 
 
 class FleetLayers:
@@ -26,6 +27,11 @@ class FleetLayers:
             wire.RangeFile(path=str(path), first=layers.first, last=layers.last, of=layers.of, hosts=hosts)
             for path, (layers, hosts) in zip(paths, layout.ranges, strict=True)
         )
+
+    def files_of(self, number: int) -> list[RangePath]:
+        """Return the present layers of a host, by its number, with their files."""
+        found = [layers for layers, hosts in self.layout.ranges if number in hosts]
+        return list(zip(found, self._files.paths(self._model, found), strict=True))
 
     def write(self) -> None:
         """Write the present ranges' files, if they are missing. Raises ConfigError, OSError."""

@@ -13,7 +13,7 @@ from .fleet_control import FleetOperator
 from .fleet_hosts import HostLife, HostProcesses
 from .fleet_layers import FleetLayers
 from .fleet_monitor import memory
-from .fleet_plan import HOME, FleetPlanInput, host_name
+from .fleet_plan import HOME, FleetPlanInput
 from .fleet_seen import GIB
 
 
@@ -57,7 +57,7 @@ def whole_device() -> dict[str, Any]:
 
 
 class LocalFleet:
-    """The view of a fleet whose hosts are processes of this machine, and the way to its operator."""
+    """The view of a fleet, and the way to its operator."""
 
     def __init__(
         self, engine: Engine, hosts: HostProcesses, layers: FleetLayers, given: FleetPlanInput, config: Config
@@ -73,8 +73,8 @@ class LocalFleet:
         """Return the fleet in a few figures; a layer counts as away while a host that has it lives."""
         layout = self._layers.layout
         return {
-            "hosts": sum(host.pid is not None for host in self._hosts.hosts),
-            "layers_away": layout.n_away(host.number for host in self._hosts.hosts if host.pid is not None),
+            "hosts": sum(host.is_up for host in self._hosts.hosts),
+            "layers_away": layout.n_away(host.number for host in self._hosts.hosts if host.is_up),
             "replicas": sum(n - 1 for n in layout.parallelism),
             "state": self._state(),
             "confined": self._confined(),
@@ -102,6 +102,11 @@ class LocalFleet:
         """How many times layers were moved, replicated or evicted."""
         return self._operator.n_moves
 
+    @property
+    def may_borrow(self) -> bool:
+        """Whether rows may reach another machine, now or during the next answer."""
+        return self._hosts.may_borrow
+
     def pause(self) -> None:
         """Let nothing be moved by itself until `resume`; what owners of hosts call for is done still."""
         self._operator.paused = True
@@ -118,7 +123,7 @@ class LocalFleet:
         if self._engine.state is not EngineState.READY:
             return self._engine.state.value
         layout = self._layers.layout
-        return "lost" if any(host.pid is None and layout.on(host.number) for host in self._hosts.hosts) else "up"
+        return "lost" if any(not host.is_up and layout.on(host.number) for host in self._hosts.hosts) else "up"
 
     def _home(self) -> dict[str, Any]:
         state = "up" if self._engine.state is EngineState.READY else self._engine.state.value
@@ -126,12 +131,12 @@ class LocalFleet:
 
     def _host(self, host: HostLife) -> dict[str, Any]:
         ready, has_layers = self._engine.state is EngineState.READY, bool(self._layers.layout.on(host.number))
-        state = "up" if host.pid is not None else "lost" if has_layers else "idle"
+        state = self._hosts.state_of(host) if host.is_up or has_layers else "idle"
         if host.number in self._operator.drained:
             state = "draining" if has_layers else "drained"
         if not ready:
             state = self._engine.state.value
-        return self._member(host_name(host.number), host.number, state, host.epoch, host.pid)
+        return self._member(self._hosts.name_of(host), host.number, state, host.epoch, host.pid)
 
     def _member(self, name: str, number: int, state: str, epoch: int, pid: int | None) -> dict[str, Any]:
         total, free = memory()

@@ -19,6 +19,7 @@ from ..types import Outcome, Side
 from .assembly import Assembly
 from .binding import bind_key
 from .edge import rules_of
+from .fleet_members import FleetMembers
 from .partner import Partner
 from .tasks import cancel_all
 
@@ -42,11 +43,14 @@ class Runtime:
         path: Path,
         partner: Partner,
         flags: Mapping[str, Any] | None = None,
+        members: FleetMembers | None = None,
     ) -> None:
         self.parts = assembly.make(config, self._busy)
         self.keeper = Keeper(self.parts.context)
         self.conductor = Conductor(self.keeper, self._record, assembly.shared.book)
         self._assembly, self._path, self._flags, self._partner = assembly, path, flags, partner
+        self.members = members or FleetMembers()
+        self.members.changed = self.reload
         self._privacy = assembly.shared.privacy
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
@@ -69,7 +73,7 @@ class Runtime:
         await self.parts.prepare()
         await self._confine()
         await self.keeper.start()
-        await self._partner.follow(self.config)
+        await self._follow()
 
     def start_tasks(self) -> None:
         """Start the background tasks of the parts."""
@@ -85,6 +89,10 @@ class Runtime:
         await cancel_all(list(self._changes))
         await self._partner.close()
         await self.end_tasks()
+
+    async def _follow(self) -> None:
+        await self._partner.follow(self.config)
+        await self.members.follow(self.config)
 
     # --- settings -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +133,7 @@ class Runtime:
                 await self._apply(config)
             else:  # where no setting has changed, a file has that one names: the key, a price list, a template
                 await self._replace(config)
-            await self._partner.follow(self.config)
+            await self._follow()
             log.info("configuration read again; changed: %s", ", ".join(sorted(changed)) or "nothing")
             return {"changed": sorted(taken_up), "needs_restart": sorted(restart)}
 
@@ -138,6 +146,19 @@ class Runtime:
             if not self.config.partner.enabled:
                 raise ConfigError("partner.enabled is held to false by a variable or a flag of this daemon")
         return await self._partner.pair(address) | {"turned_on": turned_on}
+
+    async def new_machine(self, address: str) -> dict[str, Any]:
+        """Make a code for another machine of the fleet; makes the device a fleet if need be. Raises ConfigError.
+
+        Home is all of that at first: no process of this machine is made a host, as it would be for `fleet.hosts`.
+        """
+        turned_on = not self.config.fleet.enabled
+        if turned_on:
+            await asyncio.to_thread(set_values, self._path, {"fleet.enabled": True, "fleet.hosts": 0})
+            await self.reload()
+            if not self.config.fleet.enabled:
+                raise ConfigError("fleet.enabled is held to false by a variable or a flag of this daemon")
+        return await self.members.new(address) | {"turned_on": turned_on}
 
     async def reload_written(self, written: Collection[str]) -> bool:
         """Reload after those settings were written; return whether a flag of this daemon holds one of them back."""
@@ -194,6 +215,7 @@ class Runtime:
         device = self.endpoints.get(Side.DEVICE)
         if isinstance(device, SplitDevice):
             await device.link.hold(private=self._privacy.on)
+        await self.members.hold(private=self._privacy.on)
         if self._privacy.on:
             if self.parts.prober is not None:
                 await self.parts.prober.stop()

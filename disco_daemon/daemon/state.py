@@ -20,6 +20,7 @@ from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError
 from ..types import Side
 from .assembly import Shared
+from .fleet_members import FleetMembers
 from .fleet_status import whole_device
 from .partner import Partner
 from .runtime import Runtime
@@ -33,10 +34,16 @@ class StateDocuments(Documents):
     """The documents of one daemon. `url` is set when it listens."""
 
     def __init__(
-        self, shared: Shared, runtime: Runtime, replay: HistoryReplay, setup: ServerSetup, partner: Partner
+        self,
+        shared: Shared,
+        runtime: Runtime,
+        replay: HistoryReplay,
+        setup: ServerSetup,
+        partner: Partner,
+        members: FleetMembers,
     ) -> None:
         self.url = ""
-        self._partner = partner
+        self._partner, self._members = partner, members
         self._shared, self._runtime, self._replay, self._setup = shared, runtime, replay, setup
         self._started = shared.clock.now()
 
@@ -122,6 +129,15 @@ class StateDocuments(Documents):
             case "drain":
                 device.fleet.drain(host)
         return device.fleet.document()
+
+    def fleet_members(self) -> dict[str, Any]:
+        return self._members.document()
+
+    async def new_machine(self, address: str) -> dict[str, Any]:
+        return await self._runtime.new_machine(address)
+
+    async def revoke_machine(self, name: str) -> dict[str, Any]:
+        return await self._members.revoke(name)
 
     def partner(self) -> dict[str, Any]:
         return self._partner.document()

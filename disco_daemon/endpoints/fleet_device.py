@@ -10,12 +10,22 @@ from typing import Any, Protocol
 
 from ..engine.supervisor import Engine
 from ..errors import EndpointError
-from ..types import Embedding, Outcome
+from ..types import Embedding, GenerationRequest, Outcome, Refusal
 from .device import Device
+
+PRIVATE = (
+    "a private request is not sent to the machines that have joined this one's fleet, and they compute inner layers of "
+    "the device's model: `disco config set fleet.enabled false` makes the device whole again"
+)
 
 
 class FleetStatus(Protocol):
     """What a fleet says of itself, and how it is steered."""
+
+    @property
+    def may_borrow(self) -> bool:
+        """Whether rows may reach another machine, now or during the next answer."""
+        ...
 
     def brief(self) -> dict[str, Any]:
         """Return `hosts`, `layers_away`, `replicas` and `state`, for `disco status`."""
@@ -66,6 +76,12 @@ class FleetDevice(Device):
     def adapters(self) -> dict[str, str]:
         """The configured adapters, and why none can be used."""
         return self._unused
+
+    def refuses(self, request: GenerationRequest) -> str | None:
+        """As a whole device, and private requests where rows may reach another machine: they can be read there."""
+        if request.private and self.fleet.may_borrow:
+            return Refusal(PRIVATE, "disco")
+        return super().refuses(request)
 
     async def embed(self, given: str | tuple[int, ...]) -> Embedding:
         """Raise EndpointError: embeddings need all layers in one process."""

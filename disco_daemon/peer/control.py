@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-from .first_frames import TheCuts
+from .first_frames import OfferHost, TheCuts, TheSegments
 from .messages import Build, Hello, Welcome
 
 LENGTH = struct.Struct("<I")
@@ -67,6 +67,7 @@ class ServeMembers(ControlMessage, frozen=True, kw_only=True):
     members: tuple[Member, ...]
     pairing: bool = False
     welcome: Welcome | None = None
+    only_llama: str = ""  # hosts of a fleet with another build of llama.cpp are refused; "" = with none
 
 
 class JoinPartner(ControlMessage, frozen=True, kw_only=True):
@@ -76,6 +77,15 @@ class JoinPartner(ControlMessage, frozen=True, kw_only=True):
     name: str
     addresses: tuple[Address, ...]
     hello: Hello
+
+
+class LendHosts(ControlMessage, frozen=True, kw_only=True):
+    """Be a machine of a fleet: offer home a host at the first of its addresses that answers, again and again."""
+
+    identity: Identity
+    name: str
+    addresses: tuple[Address, ...]
+    offer: OfferHost
 
 
 class StopRole(ControlMessage, frozen=True, kw_only=True):
@@ -89,11 +99,13 @@ class EngineSocket(ControlMessage, frozen=True, kw_only=True):
 
 
 class OfferFile(ControlMessage, frozen=True, kw_only=True):
-    """Members may fetch the file that comes with this message: the model's layers up to `cut`, open for reading."""
+    """Members may fetch the file that comes with this message, open for reading: the layers `first` to `cut`."""
 
     cut: int
     n_bytes: int
     sha256: str
+    first: int = 0
+    member: str = ""  # whose they are, if not anybody's
 
 
 class RefuseFile(ControlMessage, frozen=True, kw_only=True):
@@ -101,6 +113,8 @@ class RefuseFile(ControlMessage, frozen=True, kw_only=True):
 
     cut: int
     message: str
+    first: int = 0
+    member: str = ""
 
 
 class CutsAnswer(ControlMessage, frozen=True, kw_only=True):
@@ -108,6 +122,14 @@ class CutsAnswer(ControlMessage, frozen=True, kw_only=True):
 
     n: int
     cuts: TheCuts | None = None
+    message: str = ""
+
+
+class SegmentsAnswer(ControlMessage, frozen=True, kw_only=True):
+    """The answer to the SegmentsAsked of this number: the layers of a member, or why there is no answer."""
+
+    n: int
+    segments: TheSegments | None = None
     message: str = ""
 
 
@@ -187,10 +209,11 @@ class PairAsked(ControlMessage, frozen=True, kw_only=True):
 
 
 class FileAsked(ControlMessage, frozen=True, kw_only=True):
-    """A member wants the model's layers up to `cut`: OfferFile or RefuseFile is the answer."""
+    """A member wants the model's layers from `first` up to `cut`: OfferFile or RefuseFile is the answer."""
 
     name: str
     cut: int
+    first: int = 0
 
 
 class CutsAsked(ControlMessage, frozen=True, kw_only=True):
@@ -206,9 +229,59 @@ class MemberLeaves(ControlMessage, frozen=True, kw_only=True):
     name: str
 
 
-ToRelay = ServeMembers | JoinPartner | StopRole | EngineSocket | OfferFile | RefuseFile | PairAnswer | CutsAnswer
-Asked = PairAsked | FileAsked | CutsAsked | MemberLeaves
-RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | Asked
+class SegmentsAsked(ControlMessage, frozen=True, kw_only=True):
+    """A member of a fleet wants to know which layers are its own."""
+
+    n: int
+    name: str
+
+
+class HostOffered(ControlMessage, frozen=True, kw_only=True):
+    """A member offers a host: its socket comes with this message. The host lives until that is closed, or HostEnded."""
+
+    name: str
+    life: int
+    address: str
+    offer: OfferHost
+
+
+class HostEnded(ControlMessage, frozen=True, kw_only=True):
+    """The connection to a host that was offered has ended, and why; `n_bytes` came by it."""
+
+    name: str
+    life: int
+    message: str
+    n_bytes: int = 0
+
+
+class HomeReached(ControlMessage, frozen=True, kw_only=True):
+    """Home has accepted a host: the socket for its process comes with this message. `life` ends with HomeEnded."""
+
+    life: int
+
+
+class HomeEnded(ControlMessage, frozen=True, kw_only=True):
+    """The connection of a host to its home has ended, and why."""
+
+    life: int
+    message: str
+
+
+ToRelay = (
+    ServeMembers
+    | JoinPartner
+    | LendHosts
+    | StopRole
+    | EngineSocket
+    | OfferFile
+    | RefuseFile
+    | PairAnswer
+    | CutsAnswer
+    | SegmentsAnswer
+)
+Asked = PairAsked | FileAsked | CutsAsked | MemberLeaves | SegmentsAsked
+OfHosts = HostOffered | HostEnded | HomeReached | HomeEnded
+RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | Asked | OfHosts
 
 _encoder = msgspec.msgpack.Encoder()
 _to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)
@@ -217,7 +290,9 @@ _event: msgspec.msgpack.Decoder[RelayEvent] = msgspec.msgpack.Decoder(RelayEvent
 
 def has_descriptor(message: ToRelay | RelayEvent) -> bool:
     """Whether a file descriptor comes with a message."""
-    return isinstance(message, OfferFile) or (isinstance(message, EngineSocket) and message.there)
+    return isinstance(message, OfferFile | HostOffered | HomeReached) or (
+        isinstance(message, EngineSocket) and message.there
+    )
 
 
 def encode(message: ToRelay | RelayEvent) -> bytes:

@@ -8,12 +8,14 @@
     relay.give_engine(None)             # that engine has gone: all links end, and stand again with the next engine
     relay.offer(OfferFile(…), file)     # in answer to FileAsked; relay.send(RefuseFile(…)) says no
     relay.send(PairAnswer(…))           # in answer to PairAsked
+    relay.join(LendHosts(identity, name, addresses, offer))                  # of a fleet: lend home hosts
     await relay.close()
 
 `on_event` gets each message of the relay (`control.RelayEvent`) in the daemon's loop and must not block; RelayReady is
 the first one of each life. A relay that dies is started again by itself and told again what to be. The socket to the
 engine dies with it: the engine reads its end, and `on_event` gets `RelayLost`, upon which the daemon gives the engine a
-new socket. All methods may be called at any time, in any order.
+new socket. `on_host` gets the two events that have a socket, HostOffered and HomeReached, and owns that. All methods
+may be called at any time, in any order.
 """
 
 from __future__ import annotations
@@ -31,7 +33,18 @@ import msgspec
 
 from ..process import RestartPause, drain, end, spawn
 from . import control
-from .control import EngineSocket, JoinPartner, OfferFile, RelayEvent, ServeMembers, StopRole, ToRelay
+from .control import (
+    EngineSocket,
+    HomeReached,
+    HostOffered,
+    JoinPartner,
+    LendHosts,
+    OfferFile,
+    RelayEvent,
+    ServeMembers,
+    StopRole,
+    ToRelay,
+)
 from .control_socket import ControlClosedError, ControlSocket
 
 log = logging.getLogger("disco.peer")
@@ -53,9 +66,13 @@ class RelayProcess:
     All mutable state: what the relay is to be, the messages that wait for it, and the life that there is now.
     """
 
-    def __init__(self, on_event: Callable[[RelayEvent | RelayLost], None]) -> None:
-        self._on_event = on_event
-        self._role: ServeMembers | JoinPartner | None = None
+    def __init__(
+        self,
+        on_event: Callable[[RelayEvent | RelayLost], None],
+        on_host: Callable[[HostOffered | HomeReached, socket.socket], None] = lambda _, sock: sock.close(),
+    ) -> None:
+        self._on_event, self._on_host = on_event, on_host
+        self._role: ServeMembers | JoinPartner | LendHosts | None = None
         self._orders: deque[tuple[ToRelay, int | None]] = deque()
         self._ordered = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
@@ -82,8 +99,8 @@ class RelayProcess:
         self._role = role
         self.send(role)
 
-    def join(self, role: JoinPartner) -> None:
-        """Be the edge, as this says from now on."""
+    def join(self, role: JoinPartner | LendHosts) -> None:
+        """Be the edge, or a machine that lends hosts, as this says from now on."""
         self._role = role
         self.send(role)
 
@@ -163,7 +180,8 @@ class RelayProcess:
                 sending = group.create_task(self._send(sock))
                 try:
                     while True:
-                        self._take(control.decode_event((await sock.receive())[0]))
+                        body, descriptors = await sock.receive()
+                        self._take(control.decode_event(body), descriptors)
                 except (ControlClosedError, msgspec.MsgspecError) as e:
                     self.last_error = str(e)
                 sending.cancel()
@@ -178,8 +196,11 @@ class RelayProcess:
             elif process.returncode and process.returncode < 0:
                 self.last_error = f"it was killed by signal {-process.returncode}"
 
-    def _take(self, event: RelayEvent) -> None:
-        self._on_event(event)
+    def _take(self, event: RelayEvent, descriptors: deque[int]) -> None:
+        if isinstance(event, HostOffered | HomeReached):
+            self._on_host(event, socket.socket(fileno=descriptors.popleft()))
+        else:
+            self._on_event(event)
 
     async def _send(self, sock: ControlSocket) -> None:
         """Tell a new relay what to be, and then each order as it comes."""

@@ -7,6 +7,8 @@ those of `messages`.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from .messages import HEADER, BadFrameError, Build, Hello, PeerMessage, Refused, Welcome, check_lengths
@@ -53,14 +55,16 @@ class PairGranted(PeerMessage, frozen=True, kw_only=True):
 
 
 class AskFile(PeerMessage, frozen=True, kw_only=True):
-    """A member wants the model's layers up to `cut` as a file, from byte `offset` on if it still has this SHA-256.
+    """A member wants the model's layers `first` to `cut` as a file, from byte `offset` on if it has this SHA-256.
 
-    Up to 0 there are none: the file has the model's header only, with its vocabulary.
+    Up to 0 there are none: the file has the model's header only, with its vocabulary. A machine of a fleet may have the
+    inner layers that are its own.
     """
 
     cut: int
     offset: int = 0
     sha256: str = ""
+    first: int = 0
 
 
 class FileFollows(PeerMessage, frozen=True, kw_only=True):
@@ -135,15 +139,70 @@ class LinkMeasured(PeerMessage, frozen=True, kw_only=True):
     build: Build | None = None
 
 
-Asked = AskFile | AskCuts | MeasureLink | LeavePartner  # by a member that wants no link
+class AskSegments(PeerMessage, frozen=True, kw_only=True):
+    """A member of a fleet wants to know which layers are its own; answered by TheSegments."""
+
+
+class SegmentFact(msgspec.Struct, frozen=True, array_like=True):
+    """A file of the layers from `first` up to `last`: `name` is its base name, by which home asks for it."""
+
+    first: int
+    last: int
+    name: str
+
+
+class TheSegments(PeerMessage, frozen=True, kw_only=True):
+    """The layers of a member of a fleet, of the model that `build` is; none as long as others have all of them."""
+
+    build: Build
+    segments: tuple[SegmentFact, ...] = ()
+
+
+class OfferHost(PeerMessage, frozen=True, kw_only=True):
+    """A member of a fleet offers a host's process for one life; answered by HostAccepted, behind which home has it.
+
+    From then on the connection carries what a host of home's own machine says by a socket pair (`engine.hosts`).
+    `build` is home's model and the member's llama.cpp, `has` are the names of the segments' files that are there. The
+    member allows so much memory, bytes (0 = what it has), and so many threads.
+    """
+
+    build: Build
+    has: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    n_threads: int = 0
+
+
+class HostAccepted(PeerMessage, frozen=True, kw_only=True):
+    """Home takes the host when it needs one; until then nothing comes."""
+
+
+# By a member that wants no link.
+Asked = AskFile | AskCuts | MeasureLink | LeavePartner | AskSegments | OfferHost
 First = Hello | BindRows | AskAuthority | AskPair | Asked
 FirstReply = (
-    Welcome | Refused | RowsBound | TheAuthority | PairGranted | FileFollows | TheCuts | LinkMeasured | MemberLeft
+    Welcome
+    | Refused
+    | RowsBound
+    | TheAuthority
+    | PairGranted
+    | FileFollows
+    | TheCuts
+    | LinkMeasured
+    | MemberLeft
+    | TheSegments
+    | HostAccepted
 )
+
+SEGMENT_NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]{0,240}\.gguf")  # never a way to another folder
 
 _encoder = msgspec.msgpack.Encoder()
 _first: msgspec.msgpack.Decoder[First] = msgspec.msgpack.Decoder(First)
 _reply: msgspec.msgpack.Decoder[FirstReply] = msgspec.msgpack.Decoder(FirstReply)
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether this may be the base name of a segment's file."""
+    return SEGMENT_NAME.fullmatch(name) is not None
 
 
 def first_frame(message: First | FirstReply) -> bytes:

@@ -26,6 +26,7 @@ from .first_frames import (
     AskCuts,
     AskFile,
     AskPair,
+    AskSegments,
     FileFollows,
     LeavePartner,
     LinkMeasured,
@@ -34,6 +35,7 @@ from .first_frames import (
     PairGranted,
     TheAuthority,
     TheCuts,
+    TheSegments,
     decode_reply,
     first_frame,
 )
@@ -111,6 +113,18 @@ async def ask_cuts(partner: PairedPartner) -> TheCuts:
         raise PairingError(e.reason, e.message) from e
 
 
+async def ask_segments(home: PairedPartner) -> TheSegments:
+    """Return which layers of a fleet's model are this machine's own. Raises PairingError."""
+    try:
+        stream = await _connect(home)
+        try:
+            return await ask(stream, first_frame(AskSegments()), TheSegments, FOLLOWS_S)
+        finally:
+            await stream.close()
+    except LinkEndedError as e:
+        raise PairingError(e.reason, e.message) from e
+
+
 async def leave(partner: PairedPartner) -> None:
     """Tell a partner that this machine leaves: it revokes the certificate and forgets the cut. Raises PairingError."""
     try:
@@ -182,8 +196,10 @@ async def _measure(stream: FrameStream, wall: Callable[[], float]) -> MeasuredLi
 # --- fetching ------------------------------------------------------------------------------------------------------
 
 
-async def fetch(partner: PairedPartner, cut: int, target: Path, progress: Progress = lambda _done, _all: None) -> None:
-    """Fetch the model's layers up to `cut` as the file `target`, which is whole or not there.
+async def fetch(
+    partner: PairedPartner, cut: int, target: Path, progress: Progress = lambda _done, _all: None, first: int = 0
+) -> None:
+    """Fetch the model's layers from `first` up to `cut` as the file `target`, which is whole or not there.
 
     A former attempt goes on where it ended. `progress` is called with the bytes that are there, and all. Raises
     PairingError: unreachable, no_file, no_space, damaged, busy, or why the other side refuses.
@@ -199,7 +215,7 @@ async def fetch(partner: PairedPartner, cut: int, target: Path, progress: Progre
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             raise PairingError("busy", f"another program is fetching {target.name}: let it end first") from e
-        await _fetch(_Fetching(partner, cut, handle, part.with_suffix(".sum")), progress)
+        await _fetch(_Fetching(partner, (first, cut), handle, part.with_suffix(".sum")), progress)
         os.fsync(handle)
         part.replace(target)
         part.with_suffix(".sum").unlink(missing_ok=True)
@@ -212,8 +228,8 @@ async def fetch(partner: PairedPartner, cut: int, target: Path, progress: Progre
 class _Fetching:
     """One fetch: the part that is there, and the checksum of the file that it is of, which is kept beside it."""
 
-    def __init__(self, partner: PairedPartner, cut: int, handle: int, note: Path) -> None:
-        self.partner, self.cut, self.handle, self._note = partner, cut, handle, note
+    def __init__(self, partner: PairedPartner, layers: tuple[int, int], handle: int, note: Path) -> None:
+        self.partner, self.layers, self.handle, self._note = partner, layers, handle, note
 
     @property
     def n_bytes(self) -> int:
@@ -260,7 +276,8 @@ async def _take(fetching: _Fetching, progress: Progress) -> None:
     """Take the rest of the file by one connection, and check it whole. Raises LinkEndedError, PairingError, OSError."""
     stream = await _connect(fetching.partner)
     try:
-        asked = AskFile(cut=fetching.cut, offset=fetching.n_bytes, sha256=fetching.sha256)
+        first, cut = fetching.layers
+        asked = AskFile(first=first, cut=cut, offset=fetching.n_bytes, sha256=fetching.sha256)
         follows = await ask(stream, first_frame(asked), FileFollows, FOLLOWS_S)
         fetching.begin(follows)
         await _write_rest(stream, fetching, follows.n_bytes, progress)

@@ -27,10 +27,12 @@ from .first_frames import (
     Asked,
     AskFile,
     AskPair,
+    AskSegments,
     BindRows,
     First,
     LeavePartner,
     MeasureLink,
+    OfferHost,
     RowsBound,
     TheAuthority,
     decode_first,
@@ -263,7 +265,7 @@ class MemberListener:
                 if waiting is None or name != link or waiting.done():
                     raise LinkEndedError("late", "no link of this name waits for its second connection", tell=True)
                 waiting.set_result(stream)  # the link has it from here on
-            case AskFile() | AskCuts() | MeasureLink() | LeavePartner():
+            case AskFile() | AskCuts() | MeasureLink() | LeavePartner() | AskSegments() | OfferHost():
                 task = asyncio.current_task()
                 assert task is not None
                 self._serving[task] = member.name

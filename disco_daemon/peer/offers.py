@@ -1,4 +1,4 @@
-"""What the relay asks its daemon for on behalf of others: certificates, cuts, and files of a model's layers."""
+"""What the relay asks its daemon for on behalf of others: certificates, cuts, files of a model's layers, hosts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from .control import (
     PairAsked,
     RefuseFile,
     RelayEvent,
+    SegmentsAnswer,
+    SegmentsAsked,
 )
 from .first_frames import (
     MAX_FIRST,
@@ -30,16 +32,19 @@ from .first_frames import (
     Asked,
     AskFile,
     AskPair,
+    AskSegments,
     FileFollows,
     LeavePartner,
     LinkMeasured,
     MeasureLink,
     MemberLeft,
+    OfferHost,
     PairGranted,
     decode_first,
     first_frame,
 )
 from .frame_stream import FrameStream
+from .host_pipe import HostPipes, Report
 from .messages import BadFrameError, Build, Welcome
 from .refusals import LinkEndedError
 
@@ -50,7 +55,9 @@ CUTS_S = 60.0  # for the daemon to read the model's header, and once the whole f
 FILE_PIECE = 1 << 18  # bytes of a file that are read at once
 FILES_OF_MEMBER = 2  # files that one member fetches at a time
 MAX_ASKING = 8  # questions of one kind that the daemon is asked at a time, such as a stranger's code
-Answer = TypeVar("Answer", PairAnswer, CutsAnswer)
+Answer = TypeVar("Answer", PairAnswer, CutsAnswer, SegmentsAnswer)
+
+Layers = tuple[int, int, str]  # from the first of them up to the second; whose they are, "" = anybody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +74,19 @@ class OfferedFile:
 
 
 class Offers:
-    """Questions to the daemon that wait for an answer, and the files that it has handed over, by their cuts."""
+    """Questions to the daemon that wait for an answer, and the files that it has handed over, by their layers."""
 
-    def __init__(self, report: Callable[[RelayEvent], None]) -> None:
-        self._report = report
+    def __init__(self, report: Report) -> None:
+        self._report, self._hosts = report, HostPipes(report)
         self._numbers = itertools.count(1)
         self._asking: dict[int, asyncio.Future[PairAnswer]] = {}
         self._planning: dict[int, asyncio.Future[CutsAnswer]] = {}
-        self._files: dict[int, OfferedFile] = {}
-        self._wanted: dict[int, asyncio.Future[OfferedFile]] = {}
+        self._placing: dict[int, asyncio.Future[SegmentsAnswer]] = {}
+        self._files: dict[Layers, OfferedFile] = {}
+        self._wanted: dict[Layers, asyncio.Future[OfferedFile]] = {}
         self._fetching: Counter[str] = Counter()
         self.welcome: Welcome | None = None
+        self.only_llama = ""
 
     def drop_files(self) -> None:
         """Offer no file any more: who wants one has the daemon asked for it again."""
@@ -93,15 +102,22 @@ class Offers:
         """Take the daemon's answer to a CutsAsked; one that comes too late is dropped."""
         _settle(self._planning, answer)
 
+    def answer_segments(self, answer: SegmentsAnswer) -> None:
+        """Take the daemon's answer to a SegmentsAsked; one that comes too late is dropped."""
+        _settle(self._placing, answer)
+
     def offer(self, message: OfferFile, descriptor: int) -> None:
-        """Take a file, in place of a former one with this cut."""
-        file = self._files[message.cut] = OfferedFile(descriptor, message.n_bytes, message.sha256)
-        if (waiting := self._wanted.pop(message.cut, None)) is not None and not waiting.done():
+        """Take a file, in place of a former one with these layers."""
+        layers = message.first, message.cut, message.member
+        file = self._files[layers] = OfferedFile(descriptor, message.n_bytes, message.sha256)
+        if (waiting := self._wanted.pop(layers, None)) is not None and not waiting.done():
             waiting.set_result(file)
 
     def refuse_file(self, message: RefuseFile) -> None:
         """Take the daemon's word that there is no such file."""
-        if (waiting := self._wanted.pop(message.cut, None)) is not None and not waiting.done():
+        if (
+            waiting := self._wanted.pop((message.first, message.cut, message.member), None)
+        ) is not None and not waiting.done():
             waiting.set_exception(LinkEndedError("no_file", message.message, tell=True))
 
     # --- for others -----------------------------------------------------------------------------------------------
@@ -147,6 +163,10 @@ class Offers:
                 await self._send_cuts(stream, name)
             case MeasureLink():
                 await _measure(stream, asked, _described(self.welcome)[0])
+            case AskSegments():
+                await self._send_segments(stream, name)
+            case OfferHost():
+                await self._hosts.serve(stream, asked, name, self.welcome, self.only_llama)
             case LeavePartner():
                 stream.write(first_frame(MemberLeft()))
                 await stream.drain()
@@ -161,30 +181,44 @@ class Offers:
         stream.write(first_frame(answer.cuts))
         await stream.drain()
 
+    async def _send_segments(self, stream: FrameStream, name: str) -> None:
+        """Say which layers of a fleet's model are a member's own. Raises LinkEndedError."""
+        answer = await self._ask(self._placing, lambda n: SegmentsAsked(n=n, name=name), CUTS_S)
+        if answer.segments is None:
+            raise LinkEndedError("not_ready", answer.message, tell=True)
+        stream.write(first_frame(answer.segments))
+        await stream.drain()
+
     async def _send_file(self, stream: FrameStream, asked: AskFile, name: str) -> None:
         """Send a file to a member, from the byte it asks for. Raises LinkEndedError."""
         if self._fetching[name] >= FILES_OF_MEMBER:
             raise LinkEndedError("crowded", f"{name} is fetching {FILES_OF_MEMBER} files already", tell=True)
         self._fetching[name] += 1
         try:
-            file = self._files.get(asked.cut) or await self._want(asked.cut, name)
+            file = await self._want(asked, name)
             offset = asked.offset if asked.sha256 == file.sha256 and 0 <= asked.offset <= file.n_bytes else 0
             stream.write(first_frame(FileFollows(n_bytes=file.n_bytes, sha256=file.sha256, offset=offset)))
             await _send(stream, file.descriptor, offset, file.n_bytes)
         finally:
             self._fetching[name] -= 1
 
-    async def _want(self, cut: int, name: str) -> OfferedFile:
-        """Ask the daemon for a file, once for all who want it."""
-        waiting = self._wanted.get(cut)
+    async def _want(self, asked: AskFile, name: str) -> OfferedFile:
+        """Return a file, for which the daemon is asked once: for all who want the first layers, and by whom else it is.
+
+        Inner layers are a certain machine's own, and only the daemon knows whose.
+        """
+        layers = asked.first, asked.cut, name if asked.first else ""
+        if (file := self._files.get(layers)) is not None:
+            return file
+        waiting = self._wanted.get(layers)
         if waiting is None:
-            waiting = self._wanted[cut] = asyncio.get_running_loop().create_future()
-            self._report(FileAsked(name=name, cut=cut))
+            waiting = self._wanted[layers] = asyncio.get_running_loop().create_future()
+            self._report(FileAsked(name=name, cut=asked.cut, first=asked.first))
         try:
             async with asyncio.timeout(FILE_S):
                 return await asyncio.shield(waiting)
         except TimeoutError as e:
-            self._wanted.pop(cut, None)
+            self._wanted.pop(layers, None)
             raise LinkEndedError("late", "the layers could not be written in time: try again", tell=True) from e
 
 

@@ -12,6 +12,7 @@ REASONS = {
     "protocol": "it speaks another version of the link's protocol",
     "model": "it has another model",
     "cut": "its layers do not meet those here",
+    "build": "its llama.cpp rounds in another way than the one here, and answers are to be exact",
     "vocabulary": "its tokens are not those of the model here",
     "malformed": "it sent what is no message of the protocol, or what is not its to send",
     "too_large": "it sent a frame beyond the limits",

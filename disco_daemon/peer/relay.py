@@ -1,8 +1,9 @@
 """The relay process: `python -m disco_daemon.peer.relay FD`. It alone touches the network for two machines' link.
 
 Its one socket to the daemon says what to be (`control`): the partner, which members connect to, or the edge, which
-connects. Frames of the link go to and come from an engine by a socket of their own. When the daemon goes away, its
-socket ends and so does this process. One thread, one loop; nothing is written to a disk.
+connects; or, of a fleet, home or a machine that lends it hosts. Frames of the link go to and come from an engine by a
+socket of their own. When the daemon goes away, its socket ends and so does this process. One thread, one loop; nothing
+is written to a disk.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ from .control import (
     CutsAnswer,
     EngineSocket,
     JoinPartner,
+    LendHosts,
     OfferFile,
     PairAnswer,
     RefuseFile,
     RelayEvent,
+    SegmentsAnswer,
     ServeMembers,
     StopRole,
 )
 from .control_socket import ControlClosedError, ControlSocket
 from .engine_hub import EngineHub
+from .host_lender import HostLender
 from .listener import MemberListener
 from .offers import Offers
 from .tls import meaning
@@ -52,19 +56,20 @@ class RelayService:
     def __init__(self, sock: socket.socket, confined: tuple[str, ...]) -> None:
         self._confined = confined
         self._control = ControlSocket(sock)
-        self._events: deque[RelayEvent] = deque()
+        self._events: deque[tuple[RelayEvent, int | None]] = deque()
         self._happened = asyncio.Event()
         self._hub = EngineHub()
         self._offers = Offers(self.report)
         self._listener: MemberListener | None = None
-        self._joined: JoinPartner | None = None
+        self._joined: JoinPartner | LendHosts | None = None
+        self._lender: HostLender | None = None
         self._connecting: asyncio.Task[None] | None = None
 
-    def report(self, event: RelayEvent) -> None:
-        """Tell the daemon, soon."""
+    def report(self, event: RelayEvent, descriptor: int | None = None) -> None:
+        """Tell the daemon, soon, and close the descriptor that goes with it."""
         if len(self._events) >= MAX_EVENTS:
             os._exit(1)
-        self._events.append(event)
+        self._events.append((event, descriptor))
         self._happened.set()
 
     async def run(self) -> None:
@@ -91,7 +96,12 @@ class RelayService:
         with contextlib.suppress(ControlClosedError):
             while True:
                 while self._events:
-                    await self._control.send(self._events.popleft())
+                    event, descriptor = self._events.popleft()
+                    try:
+                        await self._control.send(event, descriptor)
+                    finally:
+                        if descriptor is not None:
+                            os.close(descriptor)
                 self._happened.clear()
                 await self._happened.wait()
 
@@ -99,7 +109,7 @@ class RelayService:
         match message:
             case ServeMembers():
                 await self._serve(message)
-            case JoinPartner():
+            case JoinPartner() | LendHosts():
                 await self._join(message)
             case StopRole():
                 await self._stop()
@@ -117,10 +127,12 @@ class RelayService:
                 self._offers.answer_pair(message)
             case CutsAnswer():
                 self._offers.answer_cuts(message)
+            case SegmentsAnswer():
+                self._offers.answer_segments(message)
 
     async def _serve(self, message: ServeMembers) -> None:
         await self._stop_connecting()
-        self._offers.welcome = message.welcome
+        self._offers.welcome, self._offers.only_llama = message.welcome, message.only_llama
         self._offers.drop_files()  # another exit may have been trained since they came
         if self._listener is None:
             self._listener = MemberListener(self._hub, self.report, self._offers.pair, self._offers.serve)
@@ -129,12 +141,19 @@ class RelayService:
         except ssl.SSLError as e:
             self.report(control.Listening(port=0, error=f"the certificate of this machine cannot be used: {e.reason}"))
 
-    async def _join(self, message: JoinPartner) -> None:
+    async def _join(self, message: JoinPartner | LendHosts) -> None:
         if message == self._joined:
             return  # the link goes on
+        if self._lender is not None and isinstance(message, LendHosts) and self._lender.use(message):
+            self._joined = message
+            return  # hosts that compute go on
         await self._stop()
         try:
-            connector = Connector(self._hub, self.report, message)
+            connector: Connector | HostLender
+            if isinstance(message, LendHosts):
+                connector = self._lender = HostLender(self.report, message)
+            else:
+                connector = Connector(self._hub, self.report, message)
         except ssl.SSLError as e:
             _, why = meaning(e)
             self.report(control.LinkDown(name=message.name, reason="certificate", message=why, final=True))
@@ -152,7 +171,7 @@ class RelayService:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
-            self._connecting = self._joined = None
+            self._connecting = self._joined = self._lender = None
 
 
 async def _run(sock: socket.socket, confined: tuple[str, ...]) -> None:

@@ -16,7 +16,16 @@ import pytest
 
 from disco_daemon.peer import tls
 from disco_daemon.peer.control import Address, Identity, LinkDown, Listening, RefusalCounts
-from disco_daemon.peer.first_frames import AskAuthority, AskFile, AskPair, BindRows, First, first_frame
+from disco_daemon.peer.first_frames import (
+    AskAuthority,
+    AskFile,
+    AskPair,
+    AskSegments,
+    BindRows,
+    First,
+    OfferHost,
+    first_frame,
+)
 from disco_daemon.peer.frame_stream import FrameStream
 from disco_daemon.peer.messages import (
     HEADER,
@@ -35,7 +44,7 @@ from disco_daemon.peer.messages import (
 )
 from disco_daemon.peer.pairing import Issuer
 from disco_daemon.peer.refusals import LinkEndedError
-from tests.fixtures.peers import HELLO, HOST, EngineEnd, Machine, Pairs, machine, undisturbed
+from tests.fixtures.peers import BUILD, HELLO, HOST, EngineEnd, Machine, Pairs, machine, undisturbed
 from tests.fixtures.stopwatch import least_of_three
 
 AT_ONCE_S = 0.1  # from what is not to be served to its refusal; 0.5 to 8 ms are printed on a quiet machine
@@ -169,6 +178,8 @@ async def test_an_old_tls_is_not_spoken(tmp_path: Path) -> None:
         (HELLO, "no_certificate"),
         (BindRows(link="x"), "no_certificate"),
         (AskFile(cut=24), "no_certificate"),
+        (AskSegments(), "no_certificate"),
+        (OfferHost(build=BUILD), "no_certificate"),
         (AskPair(secret=b"0" * 16, csr="", name="x"), "no_code"),
         (AskAuthority(), "no_code"),
     ],

@@ -5,8 +5,7 @@ of legs: ranges at hosts, or here as well. Rows between two hosts pass home. Wha
 hosts, in the same order. A batch is computed at once (`decode`), or it departs and arrives later, so that hosts compute
 one while home is busy with another.
 
-A host of this machine may see private texts. Where hosts are other machines, the refusal of private requests belongs
-before the first row departs: in the daemon, as the split's `refusal_of`.
+A host of this machine may see private texts. Where hosts are other machines, the daemon refuses private requests.
 """
 
 from __future__ import annotations
@@ -96,11 +95,11 @@ class HomeLlama(HomeView):
             try:
                 host.begin()
             except HostGoneError as e:
-                host.end()
-                if self._spares.replace(host, self._legs):
-                    continue
-                msg = f"a host cannot have {', '.join(map(str, host.segments.values()))}: {e}"
-                raise ModelError(msg) from e
+                host.lose(e)
+                host.replace()  # such as by one of another machine, which has just come
+                if host.link is None and not self._spares.replace(host, self._legs):
+                    msg = f"a host cannot have {', '.join(map(str, host.segments.values()))}: {e}"
+                    raise ModelError(msg) from e
         keep_rows(self._legs, not self.moves_states)
 
     def _weigh(self) -> None:

@@ -1,5 +1,8 @@
 """A host's process: `python -m disco_daemon.engine.hosts.process FD`.
 
+For a home on another machine three words follow: its folder of files, its threads and its memory (`lent`). With
+`--build` in place of all it prints by which llama.cpp it computes, and ends.
+
 It has segments of a model and no vocabulary: rows in, rows out. The main thread computes; all rows that wait for a
 segment go into one batch. The reader thread takes frames off the socket and gives signs of life. A segment is loaded by
 a thread of its own, so that others go on meanwhile. When home goes away, the socket ends and so does this process.
@@ -31,6 +34,7 @@ from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import read_all, write_all
+from .lent import LentHost
 from .messages import (
     AskSign,
     BeginHost,
@@ -77,6 +81,7 @@ class Host:
     """The segments by their numbers, and what is sent of them."""
 
     home: HostSocket
+    lent: LentHost | None = None
     orders: queue.SimpleQueue[Order | SegmentReady] = field(default_factory=queue.SimpleQueue)
     _segments: dict[int, SegmentModel] = field(default_factory=dict)
     _released: set[int] = field(default_factory=set)  # while they are loaded
@@ -172,8 +177,9 @@ class Host:
     def _load(self, order: LoadSegment) -> None:
         """Load a segment beside what is computed, and hand it over."""
         try:
-            segment = SegmentModel(order.load, LayerRange(*order.load.layers))
-        except (ModelError, ValueError) as e:
+            load = order.load if self.lent is None else self.lent.take(order.load)
+            segment = SegmentModel(load, LayerRange(*load.layers))
+        except (ModelError, OSError, ValueError) as e:
             self.home.send(SegmentRefused(segment=order.segment, reason=str(e)))
             self.orders.put(SegmentReady(order.segment, None))
             return
@@ -213,7 +219,7 @@ def _receive(sock: socket.socket, descriptors: deque[int]) -> bytes:
     return data
 
 
-def serve(home: HostSocket) -> None:
+def serve(home: HostSocket, lent: LentHost | None = None) -> None:
     """Begin as home says first, then compute until it goes away. Raises BadFrameError, ModelError, OSError."""
     descriptors = deque[int]()
     stream = frames(home, descriptors)
@@ -224,14 +230,17 @@ def serve(home: HostSocket) -> None:
     if not isinstance(message, BeginHost):
         msg = f"the first message must be BeginHost, not {type(message).__name__}"
         raise BadFrameError(msg)
-    confined = confine(Access(read=[Path(folder) for folder in message.folders]), gpu.free_bytes)
+    folders = message.folders if lent is None else (str(lent.folder),)
+    confined = confine(Access(read=[Path(folder) for folder in folders]), gpu.free_bytes)
+    if lent is not None:
+        lent.limit_memory()
     quiet()
     home.send(
         HostReady(build=build(), pid=os.getpid(), confined=tuple(confined.in_force), shares_memory=bool(descriptors))
     )
     while descriptors:
         os.close(descriptors.popleft())
-    host = Host(home)
+    host = Host(home, lent)
 
     def read() -> None:
         try:
@@ -255,9 +264,13 @@ def main() -> None:
     """Serve the home behind the inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; home ends us by closing the socket
     os.nice(NICE)
+    if sys.argv[1] == "--build":
+        print(build())
+        return
     sock = socket.socket(fileno=int(sys.argv[1]))
+    lent = LentHost(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else None
     try:
-        serve(HostSocket(sock))
+        serve(HostSocket(sock), lent)
     except (ModelError, StateFormatError) as e:
         sys.exit(f"the host ends: {e}")
     except OSError:

@@ -1,0 +1,234 @@
+"""`disco fleet new|members|revoke` at home, and `disco fleet join|leave` on a machine that lends it hosts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .terminal import make_console, progress
+
+if TYPE_CHECKING:
+    from ..daemon.owner import OwnerTerms
+    from ..peer.pairing import PairedPartner
+
+QUESTION = (
+    "Whoever has made this code may have their disco compute here, with their model, by {threads} threads{memory}. "
+    "Do you want that?"
+)
+LEAST_GIB = 0.5  # of memory for a host: llama.cpp and the interpreter take a part of it before any layer does
+
+
+def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the actions."""
+    new = actions.add_parser(
+        "new",
+        help="make a one-time code for another machine",
+        description="Print a code with which one other machine may join this one's fleet, once and within ten minutes, "
+        "and the command for it. Inner layers of the model are then computed there; that machine can turn the rows "
+        "that it is sent into their text, so private requests are refused while it may compute.",
+    )
+    new.add_argument("--address", default="", metavar="HOST", help="what the other machine calls this one")
+    members = actions.add_parser("members", help="list the machines that have joined")
+    revoke = actions.add_parser("revoke", help="refuse a machine from now on")
+    revoke.add_argument("name", help="of the machine, as `disco fleet members` shows it")
+    for action, run in ((new, _new), (members, _members), (revoke, _revoke)):
+        action.add_argument("--url", help="daemon to ask (default from the configuration)")
+        action.set_defaults(run=run)
+    join = actions.add_parser(
+        "join",
+        help="lend another machine of yours a part of this one, until Ctrl-C",
+        description="Compute layers of another machine's model here, with the code that `disco fleet new` has printed "
+        "there; without one, as joined before. Joining lets its owner's disco compute on this machine. Ctrl-C ends it: "
+        "answers go on without this machine.",
+    )
+    join.add_argument("code", nargs="?", default="", help="what `disco fleet new` has printed on the other machine")
+    join.add_argument("--cpus", type=int, metavar="N", help="threads that it may use (default: all processors but one)")
+    join.add_argument("--memory", type=float, default=0.0, metavar="GIB", help="memory that it may use, GiB")
+    join.add_argument("--only-idle", action="store_true", help="only while nobody works at this machine")
+    join.add_argument("--only-mains", action="store_true", help="never on battery")
+    join.add_argument("--name", default="", help="what home calls this machine (default: its host name)")
+    join.add_argument("--yes", action="store_true", help="do not ask")
+    join.set_defaults(run=_join)
+    leave = actions.add_parser(
+        "leave",
+        help="leave the fleet that this machine has joined",
+        description="Remove the certificate for the other machine and its layers from this one. There, this machine is "
+        "forgotten if it can be told so, and by `disco fleet revoke` else.",
+    )
+    leave.set_defaults(run=_leave)
+    for action in (new, members, revoke, join, leave):
+        action.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+# --- at home --------------------------------------------------------------------------------------------------------
+
+
+def _new(args: argparse.Namespace) -> int:
+    """Print the code, how long it lives and what to type on the other machine."""
+    found = _ask(args, "POST", "/new", {"address": args.address})
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    console = make_console(highlight=False, soft_wrap=True)
+    if found["turned_on"]:
+        console.print("This machine is the home of a fleet from now on (fleet.enabled = true).")
+    print(found["code"])
+    console.print(f"The code is good for one machine, for {found['expires_s'] / 60:.0f} minutes. There, type:")
+    print(f"disco fleet join {found['code']}")
+    return 0
+
+
+def _members(args: argparse.Namespace) -> int:
+    """Print the machines that have joined."""
+    found = _ask(args, "GET", "/members", None)
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    print(f"fleet: {found['state']}" + (f" at {found['listening']}" if found["listening"] else ""))
+    if found["error"]:
+        print(f"       {found['error']}")
+    for one in found["members"]:
+        print(_line(one))
+    if not found["members"]:
+        print("No machine has joined; `disco fleet new` prints a code for one.")
+    return 0
+
+
+def _line(one: dict[str, Any]) -> str:
+    how = "lends a host" if one["lent"] else "connected, no host is used" if one["connected"] else "not connected"
+    if one["left_alone"]:
+        how = "left alone for a while: its hosts ended soon, twice"
+    layers = " and ".join(f"{first}-{last}" for first, last in one["layers"])
+    return f"{one['name']}  {how}, joined on {one['since']}" + (f"; layers {layers} are its own" if layers else "")
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    """Refuse a machine from now on."""
+    found = _ask(args, "POST", "/revoke", {"name": args.name})
+    print(json.dumps(found) if args.json else f"{found['revoked']} is refused from now on.")
+    return 0
+
+
+def _ask(args: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    """Ask the daemon. Raises DaemonError."""
+    from ..client import once as client
+    from ..config.layers import load
+
+    root, key = client.daemon_at(args.url, load())
+    path = f"/disco/v1/fleet{path}"
+    return client.get(root, path, key) if method == "GET" else client.post(root, path, body or {}, key)
+
+
+# --- on the other machine -------------------------------------------------------------------------------------------
+
+
+def _join(args: argparse.Namespace) -> int:
+    """Join with a code, and lend hosts until Ctrl-C; exit code 1 where home refuses, or the user does."""
+    import asyncio
+
+    from ..daemon.fleet_lending import home_membership
+    from ..errors import ConfigError
+
+    terms, kept = _terms(args), home_membership()
+    if args.code:
+        memory = f", {args.memory:g} GiB of memory" if args.memory else ""
+        if not args.yes and not _agrees(QUESTION.format(threads=terms.n_threads, memory=memory)):
+            print("disco: nothing was joined; --yes joins without a question", file=sys.stderr)
+            return 1
+        home = _pair(args)
+        kept.save(home)
+    elif (known := kept.partner()) is not None:
+        home = known
+    else:
+        raise ConfigError("this machine has joined no fleet: run `disco fleet new` on the other one, and give its code")
+    if args.json:
+        joined = {"home": home.name, "name": home.own_name, "address": str(home.addresses[0])}
+        print(json.dumps(joined), flush=True)
+    else:
+        print(f"{home.own_name} has joined the fleet of {home.name} ({home.addresses[0]}); Ctrl-C ends it.", flush=True)
+    why = asyncio.run(_lend(home, terms))
+    if why:
+        print(f"disco: {why}", file=sys.stderr)
+    return 1 if why else 0
+
+
+def _terms(args: argparse.Namespace) -> OwnerTerms:
+    """Return what the owner allows. Raises ConfigError."""
+    from ..daemon.owner import OwnerTerms
+    from ..errors import ConfigError
+    from ..profiling.tuned_profile import n_cores
+
+    if args.cpus is not None and args.cpus < 1:
+        msg = f"--cpus {args.cpus}: a host needs one thread at least"
+        raise ConfigError(msg)
+    if args.memory and args.memory < LEAST_GIB:
+        msg = f"--memory {args.memory:g}: a host needs {LEAST_GIB:g} GiB at least"
+        raise ConfigError(msg)
+    n_threads = args.cpus or max(1, n_cores() - 1)
+    return OwnerTerms(n_threads, int(args.memory * 2**30), args.only_idle, args.only_mains)
+
+
+def _pair(args: argparse.Namespace) -> PairedPartner:
+    """Get a certificate of home. Raises PairingError."""
+    import asyncio
+    import socket
+
+    from ..peer.join import pair
+    from ..peer.pairing import safe_name
+    from ..peer.pairing_code import parse_code
+
+    home, _ = asyncio.run(pair(parse_code(args.code), args.name or safe_name(socket.gethostname())))
+    return home
+
+
+async def _lend(home: PairedPartner, terms: OwnerTerms) -> str:
+    """Lend hosts until a signal comes; return why home refuses, "" behind a signal."""
+    import asyncio
+    import signal
+
+    from ..daemon.fleet_lending import FleetLending, lent_folder
+
+    lending = asyncio.ensure_future(FleetLending(home, lent_folder() / home.name, terms, progress).run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lending.cancel)
+    try:
+        return await lending
+    except asyncio.CancelledError:
+        return ""
+
+
+def _leave(args: argparse.Namespace) -> int:
+    """Tell home, and remove what joining has made."""
+    import asyncio
+    import shutil
+
+    from ..daemon.fleet_lending import home_membership, lent_folder
+    from ..peer.join import leave
+    from ..peer.pairing_code import PairingError
+
+    kept, untold = home_membership(), ""
+    home = kept.partner()
+    if home is not None:
+        try:
+            asyncio.run(leave(home))
+        except PairingError as e:
+            untold = str(e)
+    kept.forget()
+    shutil.rmtree(lent_folder(), ignore_errors=True)
+    if args.json:
+        print(json.dumps({"home": home.name if home else None, "told": home is not None and not untold}))
+    elif home is None:
+        print("This machine has joined no fleet.")
+    else:
+        print(f"This machine has left the fleet of {home.name}; its layers and the certificate were removed.")
+        if untold:
+            print(f"{home.name} does not know yet ({untold}): `disco fleet revoke {home.own_name}` there.")
+    return 0
+
+
+def _agrees(question: str) -> bool:
+    """Ask at a terminal; without one nobody agrees."""
+    return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -1,0 +1,224 @@
+"""A machine that lends its home hosts: it fetches its own layers, and keeps a process for home that computes them.
+
+`disco fleet join` runs this in the foreground. The relay alone talks with home while answers are written; each of its
+connections there is one life of a host, whose process sees a socket pair only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import socket
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ..config.layers import data_path
+from ..errors import ConfigError
+from ..peer.control import HomeEnded, HomeReached, HostOffered, LendHosts, LinkDown, RelayEvent
+from ..peer.daemon_side import RelayLost, RelayProcess
+from ..peer.first_frames import OfferHost, SegmentFact, TheSegments, is_segment_name
+from ..peer.join import ask_segments, fetch
+from ..peer.pairing import Membership, PairedPartner
+from ..peer.pairing_code import PairingError
+from ..process import drain, end, spawn
+from .fleet_hosts import ENDED_S, MODULE, N_STDERR_LINES
+from .fleet_offers import own_llama
+from .owner import OwnerTerms
+
+log = logging.getLogger("disco.fleet")
+
+LOOK_S = 5.0  # between two looks whether the owner lends anything just now
+AGAIN_S = 1.0  # between two questions to home, which layers are whose
+AGAIN_MAX_S = 15.0  # the longest pause between two of them while home does not answer
+CACHE_BYTES = 64 << 30  # of segments on disk, as at home; those that home named last are kept
+ENDS_IT = frozenset({"revoked", "no_certificate", "certificate", "protocol"})  # reasons that no waiting mends
+
+
+def home_membership() -> Membership:
+    """Return what this machine keeps of the home that it has joined."""
+    return Membership(data_path() / "fleet" / "home")
+
+
+def lent_folder() -> Path:
+    """Return the folder of the segments that this machine computes for another one."""
+    return data_path() / "fleet" / "lent"
+
+
+class FleetLending:
+    """Lends `home` hosts from the segments in `folder`, by the owner's `terms`; `say` gets a line for the user.
+
+    All mutable state: the relay, the processes of hosts by their lives, and whether home is to be asked again.
+    """
+
+    def __init__(self, home: PairedPartner, folder: Path, terms: OwnerTerms, say: Callable[[str], None]) -> None:
+        self._home, self._folder, self._terms, self._say = home, folder, terms, say
+        self._relay = RelayProcess(self._hear, self._reached)
+        self._hosts: set[asyncio.Task[None]] = set()
+        self._fetching = asyncio.Lock()
+        self._asks = asyncio.Event()
+        self._over = ""
+        self._said = ""
+
+    async def run(self) -> str:
+        """Lend until it is cancelled, or until home refuses for good; return why. Raises ConfigError, OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(self._folder):
+            self._relay.start()
+            self._asks.set()
+            try:
+                return await self._follow()
+            finally:
+                await self._relay.close()
+                await asyncio.gather(*self._hosts, return_exceptions=True)
+
+    async def _follow(self) -> str:
+        """Do as owner and home say, until that is over."""
+        pause_s, is_lent = AGAIN_S, False
+        while not self._over:
+            why_not = await asyncio.to_thread(self._terms.why_not)
+            if why_not:
+                if is_lent:
+                    self._relay.stop()
+                    is_lent = False
+                self._tell(f"nothing is lent now: {why_not}")
+            elif self._asks.is_set() or not is_lent:
+                self._asks.clear()
+                try:
+                    await self._offer()
+                    is_lent, pause_s = True, AGAIN_S
+                except PairingError as e:
+                    if e.reason in ENDS_IT:
+                        return str(e)
+                    self._tell(str(e))
+                    self._asks.set()
+                    pause_s = min(2 * pause_s, AGAIN_MAX_S)
+            await asyncio.sleep(pause_s)  # home is asked once in that time, whatever happens
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._asks.wait()
+        return self._over
+
+    async def _offer(self) -> None:
+        """Ask home which layers are ours, fetch what is missing, and offer a host with them. Raises PairingError."""
+        found = await ask_segments(self._home)
+        for fact in found.segments:
+            await self._have(fact)
+        self._prune({fact.name for fact in found.segments})
+        self._relay.join(await asyncio.to_thread(self._role, found))
+        layers = " and ".join(f"{one.first}-{one.last}" for one in found.segments)
+        self._tell(f"lending a host to {self._home.name}: {f'layers {layers}' if layers else 'no layers yet'}")
+
+    def _role(self, found: TheSegments) -> LendHosts:
+        offer = OfferHost(
+            build=replace(found.build, llama=own_llama(found.build).llama),
+            has=tuple(sorted(path.name for path in self._folder.glob("*.gguf"))),
+            memory_bytes=self._terms.memory_bytes,
+            n_threads=self._terms.n_threads,
+        )
+        home = self._home
+        return LendHosts(identity=home.identity, name=home.name, addresses=home.addresses, offer=offer)
+
+    async def _have(self, fact: SegmentFact) -> None:
+        """Fetch a segment that is not there. Raises PairingError."""
+        if not is_segment_name(fact.name):
+            raise PairingError("no_file", f"{fact.name[:60]!r} is no name of a segment's file")
+        path = self._folder / fact.name
+        async with self._fetching:
+            if path.is_file():
+                os.utime(path)
+                return
+            self._tell(f"fetching layers {fact.first}-{fact.last} from {self._home.name}")
+            await fetch(self._home, fact.last, path, first=fact.first)
+
+    def _prune(self, needed: set[str]) -> None:
+        """Remove segments that were not used for longest, beyond what may be kept."""
+        kept = sorted(self._folder.glob("*.gguf"), key=lambda path: path.stat().st_mtime)
+        used = sum(path.stat().st_blocks * 512 for path in kept)
+        for path in kept:
+            if used <= CACHE_BYTES:
+                break
+            if path.name not in needed:
+                used -= path.stat().st_blocks * 512
+                path.unlink(missing_ok=True)
+
+    def _tell(self, line: str) -> None:
+        if line != self._said:  # once, not at each attempt
+            self._said = line
+            self._say(line)
+
+    # --- what the relay says ------------------------------------------------------------------------------------------
+
+    def _hear(self, event: RelayEvent | RelayLost) -> None:
+        match event:
+            case LinkDown(reason=reason, message=message):
+                self._tell(message)
+                if reason in ENDS_IT:
+                    self._over = message
+                self._asks.set()  # another model, or other layers
+            case HomeEnded() | RelayLost():
+                self._asks.set()
+
+    def _reached(self, event: HostOffered | HomeReached, sock: socket.socket) -> None:
+        task = asyncio.create_task(self._live(sock), name="host for another machine")
+        self._hosts.add(task)
+        task.add_done_callback(self._hosts.discard)
+
+    async def _live(self, sock: socket.socket) -> None:
+        """Let a process compute behind a socket, fetch what it lacks, and see to its end."""
+        terms, fd = self._terms, sock.fileno()
+        with sock:
+            try:
+                process = await spawn(
+                    MODULE, str(fd), str(self._folder), str(terms.n_threads), str(terms.memory_bytes), pass_fds=[fd],
+                    stdin=PIPE, stdout=PIPE, stderr=PIPE,
+                )  # fmt: skip
+            except OSError as e:
+                self._tell(f"no process of a host can be started: {e}")
+                return
+        said: deque[str] = deque(maxlen=N_STDERR_LINES)
+        reading = asyncio.create_task(drain(process.stderr, said), name="host's stderr")
+        try:
+            await self._serve(process)
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ENDED_S):
+                    await process.wait()
+            await end(process)
+            await reading
+        if process.returncode:
+            self._tell(f"a host has ended ({process.returncode}){f': {said[-1]}' if said else ''}")
+
+    async def _serve(self, process: Process) -> None:
+        """Fetch each file that a process asks for, until it ends."""
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with suppress(OSError, ValueError):
+            while line := await process.stdout.readline():
+                first, last, name = line.decode("utf-8", "replace").rstrip("\n").split(" ", 2)
+                answer = ""
+                try:
+                    await self._have(SegmentFact(int(first), int(last), name))
+                except PairingError as e:
+                    answer = " ".join(str(e).split())
+                process.stdin.write(answer.encode() + b"\n")
+                await process.stdin.drain()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let no other program lend from this folder meanwhile. Raises ConfigError."""
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as e:
+        raise ConfigError("this machine lends hosts already: `disco fleet join` runs in another terminal") from e
+    finally:
+        os.close(handle)

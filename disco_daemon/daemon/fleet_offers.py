@@ -1,0 +1,192 @@
+"""What machines of a fleet offer: which place each has, and the hosts that wait to be taken."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import process
+from ..config.layers import write_private
+from ..errors import ConfigError
+from ..peer.control import HostEnded, HostOffered
+from ..peer.messages import Build
+from .fleet_hosts import MODULE
+from .fleet_places import LentLife
+
+COMES_S = 1.0  # that an engine waits for the next host of a machine that was there just now: it offers one at once
+USEFUL_BYTES = 1024  # came of a host that has computed anything: less than one row has, more than it says at its begin
+MAX_BAD = 2  # lives in a row that computed nothing; then the machine is left alone
+ALONE_S = 30.0  # for which it is
+BUILD_S = 60.0  # to ask llama.cpp for its version: half a second, on a machine that is busy with everything else
+
+
+class MemberPlaces:
+    """The places of the machines by their names, from 0 on, in a file of `folder`; a free place is used again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "places.json"
+        self._read_at: tuple[int, int] | None = None
+        self._places: dict[str, int] = {}
+
+    def load(self) -> dict[str, int]:
+        """Return the place of each machine; a damaged file has none."""
+        try:
+            stat = self._path.stat()
+            if self._read_at != (stat.st_mtime_ns, stat.st_ino):
+                self._places = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+                self._read_at = stat.st_mtime_ns, stat.st_ino
+        except (OSError, msgspec.MsgspecError):
+            return {}
+        return self._places
+
+    def name_of(self, place: int) -> str:
+        """Return the machine at a place; "" if it is free."""
+        return next((name for name, at in self.load().items() if at == place), "")
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Let those machines have a place, and no others. Raises OSError."""
+        before = self.load()
+        places = {name: place for name, place in before.items() if name in names}
+        for name in names:
+            taken = set(places.values())
+            places.setdefault(name, next(place for place in range(len(taken) + 1) if place not in taken))
+        if places != before:
+            self._save(places)
+
+    def drop(self, name: str) -> None:
+        """Forget a machine. Raises OSError."""
+        self._save({other: place for other, place in self.load().items() if other != name})
+
+    def _save(self, places: dict[str, int]) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(self._path, msgspec.json.encode(places).decode())
+        self._read_at = None
+
+
+class HostOffers:
+    """The hosts that wait, by the names of their machines, and those that were taken; `free` is told of each offer."""
+
+    def __init__(self, free: Callable[[str], None]) -> None:
+        self._free = free
+        self._waiting: dict[str, tuple[HostOffered, socket.socket]] = {}
+        self._lives: dict[tuple[str, int], LentLife] = {}
+        self._latest: dict[str, HostOffered] = {}
+        self._ended_at: dict[str, float] = {}
+        self._n_bad: dict[str, int] = {}
+        self._left_alone: dict[str, asyncio.TimerHandle] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, offered: HostOffered, sock: socket.socket) -> None:
+        """Take an offer, in place of one that waits."""
+        self._drop(offered.name)
+        self._waiting[offered.name] = offered, sock
+        self._latest[offered.name] = offered
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if offered.name not in self._left_alone:
+            self._free(offered.name)
+
+    def end(self, ended: HostEnded) -> None:
+        """A host has ended, taken or not."""
+        offered, _ = self._waiting.get(ended.name, (None, None))
+        if offered is not None and offered.life == ended.life:
+            self._drop(ended.name)
+        life = self._lives.pop((ended.name, ended.life), None)
+        if life is None:
+            return
+        life.has_ended = True
+        loop = asyncio.get_running_loop()
+        self._ended_at[ended.name] = loop.time()
+        is_bad = ended.n_bytes < USEFUL_BYTES
+        self._n_bad[ended.name] = self._n_bad.get(ended.name, 0) + 1 if is_bad else 0
+        if self._n_bad[ended.name] >= MAX_BAD and ended.name not in self._left_alone:
+            self._left_alone[ended.name] = loop.call_later(ALONE_S, self._try_again, ended.name)
+
+    def _try_again(self, name: str) -> None:
+        self._left_alone.pop(name, None)
+        self._n_bad.pop(name, None)
+        if name in self._waiting:
+            self._free(name)
+
+    def clear(self) -> None:
+        """The relay has gone, and with it all that was offered and lent."""
+        for name in list(self._waiting):
+            self._drop(name)
+        for life in self._lives.values():
+            life.has_ended = True
+        self._lives.clear()
+        for timer in self._left_alone.values():
+            timer.cancel()
+        self._left_alone.clear()
+        self._n_bad.clear()
+
+    def is_there(self, name: str) -> bool:
+        """Whether a host of that machine waits."""
+        return name in self._waiting and name not in self._left_alone
+
+    def has(self, name: str, files: Collection[str]) -> bool:
+        """Whether a host of that machine waits, which has the files; one that lacks some is sent to fetch them."""
+        offered, _ = self._waiting.get(name, (None, None))
+        if offered is None:
+            return False
+        if set(files) <= set(offered.offer.has):
+            return True
+        self._drop(name)
+        return False
+
+    async def take(self, name: str, files: Collection[str]) -> tuple[LentLife, socket.socket] | None:
+        """Return a host of that machine, which has the files; waits for one that was there just now."""
+        if name in self._left_alone:
+            return None
+        ended_at, now = self._ended_at.get(name), asyncio.get_running_loop().time()
+        is_coming = any(machine == name for machine, _ in self._lives) or (ended_at and now - ended_at < COMES_S)
+        if name not in self._waiting and is_coming:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(COMES_S):
+                    while name not in self._waiting:
+                        await self._changed.wait()
+        if not self.has(name, files):
+            return None
+        offered, sock = self._waiting.pop(name)
+        life = LentLife(name, offered.life, offered.offer.build.llama)
+        self._lives[name, offered.life] = life
+        return life, sock
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return what is known of a machine: whether it is there, what it allows, and by what it computes."""
+        is_lent = any(machine == name for machine, _ in self._lives)
+        offered = self._latest.get(name)
+        return {
+            "connected": is_lent or name in self._waiting,
+            "lent": is_lent,
+            "left_alone": name in self._left_alone,
+            "address": offered.address if offered else None,
+            "n_threads": offered.offer.n_threads if offered else None,
+            "memory_bytes": offered.offer.memory_bytes if offered else None,
+            "llama": offered.offer.build.llama if offered else None,
+        }
+
+    def _drop(self, name: str) -> None:
+        if (waiting := self._waiting.pop(name, None)) is not None:
+            waiting[1].close()
+
+
+def own_llama(build: Build) -> Build:
+    """Return what is said of a model, with the llama.cpp that this machine computes by. Raises ConfigError; blocks."""
+    try:
+        done = process.run(MODULE, "--build", timeout_s=BUILD_S)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        msg = f"llama.cpp does not say its version: {e}"
+        raise ConfigError(msg) from e
+    lines = done.stdout.decode("utf-8", "replace").split("\n")
+    if done.returncode != 0 or not lines[0].strip():
+        msg = f"llama.cpp does not say its version (exit status {done.returncode})"
+        raise ConfigError(msg)
+    return msgspec.structs.replace(build, llama=lines[0].strip())

@@ -1,0 +1,63 @@
+"""Where a fleet's hosts are: this machine, or another one that lends a host."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..types import LayerRange
+
+RangePath = tuple[LayerRange, Path]
+
+
+@dataclass(eq=False, slots=True)
+class LentLife:
+    """One life of a host that another machine lends: its socket is the engine's once it is taken."""
+
+    machine: str
+    number: int
+    llama: str
+    has_ended: bool = False
+
+
+class Borrower(Protocol):
+    """The hosts of one engine, as those who lend some need them."""
+
+    def files_of(self, place: int) -> Sequence[RangePath]:
+        """Return the layers of the machine at a place, with their files."""
+        ...
+
+    def stay_here(self) -> None:
+        """Borrow nothing any more: what this engine computes from now on is private."""
+        ...
+
+    def machine_is_there(self, place: int) -> None:
+        """Take a host of another machine from now on, where a process of this one stands in for it."""
+        ...
+
+
+class Lenders(Protocol):
+    """The other machines, as the hosts of an engine need them."""
+
+    def borrow_for(self, borrower: Borrower) -> None:
+        """Lend hosts to an engine that is being started. Idempotent."""
+        ...
+
+    def end(self, borrower: Borrower) -> None:
+        """The engine has gone; idempotent."""
+        ...
+
+    async def take(self, place: int, names: Collection[str]) -> tuple[LentLife, socket.socket] | None:
+        """Return a host of the machine at a place, if it is there and has the files; waits for a moment."""
+        ...
+
+    def name_of(self, place: int) -> str:
+        """Return the name of the machine at a place; "" if there is none."""
+        ...
+
+    def is_there(self, place: int) -> bool:
+        """Whether the machine at a place would lend a host now."""
+        ...

@@ -1,0 +1,50 @@
+"""A fleet over two machines, each with a home of its own on this one, by TLS on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from disco_daemon.models.default import default_model_path
+from tests.e2e.test_fleet import PROMPTS, answers, parts_of
+from tests.fixtures.daemon import Heard
+from tests.fixtures.machines import fleet_home, lending
+
+pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+
+
+@pytest.mark.timeout(300)
+async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(tmp_path: Path) -> None:
+    async with fleet_home(tmp_path / "home") as home:
+        daemon = home.daemon
+        pid = (await daemon.state())["pid"]
+        expected = await answers(daemon)
+        async with lending(tmp_path / "attic", await home.code()) as attic:
+            assert attic.joined["name"] == "attic"
+            await home.until_member(lambda one: one["lent"])
+            await daemon.device_ready()
+            assert await answers(daemon) == expected
+
+            [_, host] = (await home.json("fleet", "status"))["hosts"]
+            assert (host["name"], host["state"]) == ("attic", "up")
+            assert not parts_of(pid, "hosts.process"), "no process of this machine computes"
+
+            busy = max(attic.hosts(), key=lambda one: one.cpu_times().user)
+
+            def kill(heard: Heard) -> None:
+                if len(heard.pieces) == 6 and busy.is_running():
+                    busy.kill()
+
+            assert await answers(daemon, on_piece=kill) == expected
+            assert not busy.is_running()
+            await home.until_member(lambda one: one["lent"])
+            asking = asyncio.create_task(answers(daemon, PROMPTS))
+        assert await asking == expected, "the machine leaves in mid-answer, and a process of this one stands in"
+        [stand_in] = parts_of(pid, "hosts.process")
+        async with lending(tmp_path / "attic") as attic:
+            await home.until_member(lambda one: one["connected"])
+            assert await answers(daemon) == expected
+            await home.until_member(lambda one: one["lent"])
+            assert not stand_in.is_running()
