@@ -22,6 +22,7 @@ PARTS = (
     "disco_daemon.engine.measure.split_check",
     "disco_daemon.engine.measure.tune",
     "disco_daemon.engine.worker",
+    "disco_daemon.fleet_keeper.keeper",
     "disco_daemon.peer.relay",
 )
 EXECUTABLE = "DISCO_EXECUTABLE"  # variable in which the launcher names its own file; binary/launcher.c sets it

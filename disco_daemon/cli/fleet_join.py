@@ -49,6 +49,10 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     join.add_argument("--only-idle", action="store_true", help="only while nobody works at this machine")
     join.add_argument("--only-mains", action="store_true", help="never on battery")
     join.add_argument("--name", default="", help="what home calls this machine (default: its host name)")
+    join.add_argument("--without-ray", action="store_true", help="let nobody start it again if it ends")
+    join.add_argument(
+        "--until-eof", action="store_true", help="end when standard input ends, as with its parent process"
+    )
     join.add_argument("--yes", action="store_true", help="do not ask")
     join.set_defaults(run=_join)
     leave = actions.add_parser(
@@ -77,6 +81,13 @@ def _new(args: argparse.Namespace) -> int:
     print(found["code"])
     console.print(f"The code is good for one machine, for {found['expires_s'] / 60:.0f} minutes. There, type:")
     print(f"disco fleet join {found['code']}")
+    if found["ray"]["state"] == "missing":
+        console.print(found["ray"]["why"])
+    elif found["ray"]["state"] != "off":
+        console.print(
+            "Rows and files go by TLS. What Ray says is not encrypted, and its ports are open to all who reach them: "
+            "in a network that others share, `disco config set fleet.ray off` (docs/fleet.md)."
+        )
     return 0
 
 
@@ -148,7 +159,11 @@ def _join(args: argparse.Namespace) -> int:
         print(json.dumps(joined), flush=True)
     else:
         print(f"{home.own_name} has joined the fleet of {home.name} ({home.addresses[0]}); Ctrl-C ends it.", flush=True)
-    why = asyncio.run(_lend(home, terms))
+    if args.until_eof:
+        from ..program import end_with_stdin
+
+        end_with_stdin()
+    why = asyncio.run(_lend(home, terms, by_ray=not args.without_ray and not args.until_eof))
     if why:
         print(f"disco: {why}", file=sys.stderr)
     return 1 if why else 0
@@ -183,14 +198,20 @@ def _pair(args: argparse.Namespace) -> PairedPartner:
     return home
 
 
-async def _lend(home: PairedPartner, terms: OwnerTerms) -> str:
+async def _lend(home: PairedPartner, terms: OwnerTerms, *, by_ray: bool) -> str:
     """Lend hosts until a signal comes; return why home refuses, "" behind a signal."""
     import asyncio
     import signal
 
     from ..daemon.fleet_lending import FleetLending, lent_folder
+    from ..daemon.fleet_node import lend_by_ray
 
-    lending = asyncio.ensure_future(FleetLending(home, lent_folder() / home.name, terms, progress).run())
+    async def lend() -> str:
+        if by_ray:
+            await lend_by_ray(home, terms, progress)
+        return await FleetLending(home, lent_folder() / home.name, terms, progress).run()
+
+    lending = asyncio.ensure_future(lend())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lending.cancel)

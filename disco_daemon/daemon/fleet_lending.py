@@ -13,9 +13,10 @@ import os
 import socket
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from msgspec.structs import replace
 
@@ -37,6 +38,7 @@ log = logging.getLogger("disco.fleet")
 LOOK_S = 5.0  # between two looks whether the owner lends anything just now
 AGAIN_S = 1.0  # between two questions to home, which layers are whose
 AGAIN_MAX_S = 15.0  # the longest pause between two of them while home does not answer
+OTHER_S = 10.0  # for another program that lends to end, such as one whose Ray has just gone
 CACHE_BYTES = 64 << 30  # of segments on disk, as at home; those that home named last are kept
 ENDS_IT = frozenset({"revoked", "no_certificate", "certificate", "protocol"})  # reasons that no waiting mends
 
@@ -69,7 +71,7 @@ class FleetLending:
     async def run(self) -> str:
         """Lend until it is cancelled, or until home refuses for good; return why. Raises ConfigError, OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(self._folder):
+        with await _alone(self._folder):
             self._relay.start()
             self._asks.set()
             try:
@@ -211,14 +213,18 @@ class FleetLending:
                 await process.stdin.drain()
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let no other program lend from this folder meanwhile. Raises ConfigError."""
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as e:
-        raise ConfigError("this machine lends hosts already: `disco fleet join` runs in another terminal") from e
-    finally:
-        os.close(handle)
+async def _alone(folder: Path) -> IO[bytes]:
+    """Let no other program lend from this folder until the file is closed. Raises ConfigError."""
+    file = os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + OTHER_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            if loop.time() > deadline:
+                file.close()
+                raise ConfigError("this machine lends hosts already: `disco fleet join` runs elsewhere") from e
+            await asyncio.sleep(OTHER_S / 20)  # a lock tells nobody that it is free
+        else:
+            return file

@@ -43,20 +43,21 @@ from ..peer.control import (
     ServeMembers,
 )
 from ..peer.daemon_side import RelayLost, RelayProcess
-from ..peer.first_frames import SegmentFact, TheSegments
+from ..peer.first_frames import TheSegments
 from ..peer.messages import Build, Welcome
 from ..peer.pairing import Issuer
 from ..peer.pairing_code import ADDRESSES_MAX, PairingError, format_code
 from .device import model_path
 from .fleet_offers import HostOffers, MemberPlaces, own_llama
-from .fleet_places import Borrower, LentLife
+from .fleet_places import Borrower, LentLife, files_of
+from .fleet_ray import HomeRay
 from .hosted_range import describe_model
 from .split import checksum
 from .tasks import cancel_all
 
 log = logging.getLogger("disco.fleet")
 
-LISTEN_S = 5.0  # for the relay to start and to listen
+LISTEN_S = 15.0  # for the relay to start and to listen, beside a Ray that starts as well
 
 
 class FleetMembers:
@@ -81,6 +82,7 @@ class FleetMembers:
         self._listening = asyncio.Condition()
         self._port: int | None = None
         self._error, self._is_private = "", False
+        self._ray = HomeRay(self._folder.parent, self._ray_changed)
         self._refused: dict[str, int] = {}
 
     # --- for the owner ------------------------------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class FleetMembers:
             "expires_s": round(max(0.0, (ends_at or 0.0) - time.time())),
             "name": self._issuer.name,
             "addresses": [str(one) for one in code.addresses],
+            "ray": self._ray.document(),
         }
 
     async def revoke(self, name: str) -> dict[str, Any]:
@@ -158,11 +161,12 @@ class FleetMembers:
                     "name": one.name,
                     "since": time.strftime("%Y-%m-%d", time.localtime(one.joined_at)),
                     "place": places.get(one.name),
-                    "layers": [[own.first, own.last] for own in self._files_of(places.get(one.name))],
+                    "layers": [[own.first, own.last] for own in files_of(self._borrowers, places.get(one.name))],
                 }
                 | self._offers.describe(one.name)
                 for one in records
             ],
+            "ray": self._ray.document(),
             "refused": self._refused,
             "error": error,
         }
@@ -222,6 +226,7 @@ class FleetMembers:
             self._relay = RelayProcess(self._hear, self._offered)
             self._relay.start()
         is_exact = config.device.rounding != "fast" and config.device.flash_attn != "off"
+        await self._ray.keep(config)
         self._relay.serve(
             ServeMembers(
                 identity=self._issuer.identity(),
@@ -230,6 +235,7 @@ class FleetMembers:
                 pairing=code_ends_at is not None,
                 welcome=Welcome(build=build, cut=1, n_ctx=config.device.n_ctx, max_answers=0, credits=0),
                 only_llama=build.llama if is_exact else "",
+                ray=self._ray.for_members(),
             )
         )
         self._error = ""
@@ -244,10 +250,15 @@ class FleetMembers:
             wait_s = max(0.0, code_ends_at - time.time()) + 1.0
             self._timer = loop.call_later(wait_s, lambda: self._begin(self.follow(config), "code expired"))
 
+    def _ray_changed(self) -> None:
+        if self._config is not None:
+            self._begin(self.follow(self._config), "Ray for members")
+
     async def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        await self._ray.close()
         relay, self._relay, self._port = self._relay, None, None
         self._offers.clear()
         if relay is not None:
@@ -353,26 +364,17 @@ class FleetMembers:
             self._error = str(e)
             log.warning("the layers stay where they are: %s", e)
 
-    def _files_of(self, place: int | None) -> dict[SegmentFact, Path]:
-        """Return the layers of a machine in whichever engine runs, in order, with their files."""
-        found = {
-            SegmentFact(layers.first, layers.last, path.name): path
-            for borrower in (self._borrowers if place is not None else ())
-            for layers, path in borrower.files_of(place or 0)
-        }
-        return dict(sorted(found.items(), key=lambda one: (one[0].first, one[0].last, one[0].name)))
-
     async def _answer_segments(self, asked: SegmentsAsked) -> None:
         place, build = self._places.load().get(asked.name), self._build
         if build is None or place is None:
             self._answer(SegmentsAnswer(n=asked.n, message="no model of a fleet is there yet"))
             return
-        segments = tuple(self._files_of(place))
+        segments = tuple(files_of(self._borrowers, place))
         self._answer(SegmentsAnswer(n=asked.n, segments=TheSegments(build=build, segments=segments)))
 
     async def _offer_file(self, asked: FileAsked) -> None:
         """Hand over a file of the layers that are a machine's own, and no other."""
-        relay, found = self._relay, self._files_of(self._places.load().get(asked.name))
+        relay, found = self._relay, files_of(self._borrowers, self._places.load().get(asked.name))
         path = next((path for own, path in found.items() if (own.first, own.last) == (asked.first, asked.cut)), None)
         member = asked.name if asked.first else ""
         refused = RefuseFile(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..peer.first_frames import SegmentFact
 from ..types import LayerRange
 
 RangePath = tuple[LayerRange, Path]
@@ -61,3 +62,13 @@ class Lenders(Protocol):
     def is_there(self, place: int) -> bool:
         """Whether the machine at a place would lend a host now."""
         ...
+
+
+def files_of(borrowers: Sequence[Borrower], place: int | None) -> dict[SegmentFact, Path]:
+    """Return the layers of a machine in whichever engine runs, in order, with their files."""
+    found = {
+        SegmentFact(layers.first, layers.last, path.name): path
+        for borrower in (borrowers if place is not None else ())
+        for layers, path in borrower.files_of(place or 0)
+    }
+    return dict(sorted(found.items(), key=lambda one: (one[0].first, one[0].last, one[0].name)))

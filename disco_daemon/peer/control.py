@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-from .first_frames import OfferHost, TheCuts, TheSegments
+from .first_frames import OfferHost, TheCuts, TheRay, TheSegments
 from .messages import Build, Hello, Welcome
 
 LENGTH = struct.Struct("<I")
@@ -67,6 +67,7 @@ class ServeMembers(ControlMessage, frozen=True, kw_only=True):
     members: tuple[Member, ...]
     pairing: bool = False
     welcome: Welcome | None = None
+    ray: TheRay | None = None
     only_llama: str = ""  # hosts of a fleet with another build of llama.cpp are refused; "" = with none
 
 

@@ -139,6 +139,22 @@ class LinkMeasured(PeerMessage, frozen=True, kw_only=True):
     build: Build | None = None
 
 
+class AskRay(PeerMessage, frozen=True, kw_only=True):
+    """A member of a fleet wants to be a node of home's Ray; answered by TheRay."""
+
+
+class TheRay(PeerMessage, frozen=True, kw_only=True):
+    """Where Ray's head is, HOST:PORT, and the token for it; an empty address: home has none (`starting`: not yet)."""
+
+    address: str = ""
+    token: str = ""
+    starting: bool = False
+
+    def __repr__(self) -> str:
+        """Hide the token: a log or a traceback may show this."""
+        return f"TheRay({self.address!r}, starting={self.starting})"
+
+
 class AskSegments(PeerMessage, frozen=True, kw_only=True):
     """A member of a fleet wants to know which layers are its own; answered by TheSegments."""
 
@@ -177,7 +193,7 @@ class HostAccepted(PeerMessage, frozen=True, kw_only=True):
 
 
 # By a member that wants no link.
-Asked = AskFile | AskCuts | MeasureLink | LeavePartner | AskSegments | OfferHost
+Asked = AskFile | AskCuts | MeasureLink | LeavePartner | AskSegments | OfferHost | AskRay
 First = Hello | BindRows | AskAuthority | AskPair | Asked
 FirstReply = (
     Welcome
@@ -190,6 +206,7 @@ FirstReply = (
     | LinkMeasured
     | MemberLeft
     | TheSegments
+    | TheRay
     | HostAccepted
 )
 

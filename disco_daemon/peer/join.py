@@ -26,6 +26,7 @@ from .first_frames import (
     AskCuts,
     AskFile,
     AskPair,
+    AskRay,
     AskSegments,
     FileFollows,
     LeavePartner,
@@ -35,6 +36,7 @@ from .first_frames import (
     PairGranted,
     TheAuthority,
     TheCuts,
+    TheRay,
     TheSegments,
     decode_reply,
     first_frame,
@@ -119,6 +121,18 @@ async def ask_segments(home: PairedPartner) -> TheSegments:
         stream = await _connect(home)
         try:
             return await ask(stream, first_frame(AskSegments()), TheSegments, FOLLOWS_S)
+        finally:
+            await stream.close()
+    except LinkEndedError as e:
+        raise PairingError(e.reason, e.message) from e
+
+
+async def ask_ray(home: PairedPartner) -> TheRay:
+    """Return where home's Ray is, if it has one. Raises PairingError."""
+    try:
+        stream = await _connect(home)
+        try:
+            return await ask(stream, first_frame(AskRay()), TheRay)
         finally:
             await stream.close()
     except LinkEndedError as e:

@@ -27,6 +27,7 @@ from .first_frames import (
     Asked,
     AskFile,
     AskPair,
+    AskRay,
     AskSegments,
     BindRows,
     First,
@@ -265,7 +266,7 @@ class MemberListener:
                 if waiting is None or name != link or waiting.done():
                     raise LinkEndedError("late", "no link of this name waits for its second connection", tell=True)
                 waiting.set_result(stream)  # the link has it from here on
-            case AskFile() | AskCuts() | MeasureLink() | LeavePartner() | AskSegments() | OfferHost():
+            case AskFile() | AskCuts() | MeasureLink() | LeavePartner() | AskSegments() | OfferHost() | AskRay():
                 task = asyncio.current_task()
                 assert task is not None
                 self._serving[task] = member.name

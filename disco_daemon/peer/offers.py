@@ -32,6 +32,7 @@ from .first_frames import (
     Asked,
     AskFile,
     AskPair,
+    AskRay,
     AskSegments,
     FileFollows,
     LeavePartner,
@@ -40,6 +41,7 @@ from .first_frames import (
     MemberLeft,
     OfferHost,
     PairGranted,
+    TheRay,
     decode_first,
     first_frame,
 )
@@ -87,6 +89,7 @@ class Offers:
         self._fetching: Counter[str] = Counter()
         self.welcome: Welcome | None = None
         self.only_llama = ""
+        self.ray: TheRay | None = None
 
     def drop_files(self) -> None:
         """Offer no file any more: who wants one has the daemon asked for it again."""
@@ -167,6 +170,9 @@ class Offers:
                 await self._send_segments(stream, name)
             case OfferHost():
                 await self._hosts.serve(stream, asked, name, self.welcome, self.only_llama)
+            case AskRay():
+                stream.write(first_frame(self.ray or TheRay()))
+                await stream.drain()
             case LeavePartner():
                 stream.write(first_frame(MemberLeft()))
                 await stream.drain()

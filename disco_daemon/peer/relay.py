@@ -133,6 +133,7 @@ class RelayService:
     async def _serve(self, message: ServeMembers) -> None:
         await self._stop_connecting()
         self._offers.welcome, self._offers.only_llama = message.welcome, message.only_llama
+        self._offers.ray = message.ray
         self._offers.drop_files()  # another exit may have been trained since they came
         if self._listener is None:
             self._listener = MemberListener(self._hub, self.report, self._offers.pair, self._offers.serve)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import openai
 import pytest
 
 from disco_daemon.models.default import default_model_path
 from tests.e2e.test_fleet import PROMPTS, answers, parts_of
 from tests.fixtures.daemon import Heard
-from tests.fixtures.machines import fleet_home, lending
+from tests.fixtures.machines import CountingProxy, FleetHome, fleet_home, lead_by, lending
+
+ROW_BYTES = 4 * 576  # of the default model
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 
@@ -43,8 +46,28 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
             asking = asyncio.create_task(answers(daemon, PROMPTS))
         assert await asking == expected, "the machine leaves in mid-answer, and a process of this one stands in"
         [stand_in] = parts_of(pid, "hosts.process")
-        async with lending(tmp_path / "attic") as attic:
-            await home.until_member(lambda one: one["connected"])
-            assert await answers(daemon) == expected
-            await home.until_member(lambda one: one["lent"])
-            assert not stand_in.is_running()
+        async with CountingProxy(home.port) as proxy:
+            lead_by(proxy.port, tmp_path / "attic")
+            async with lending(tmp_path / "attic"):
+                await home.until_member(lambda one: one["connected"])
+                assert await answers(daemon) == expected
+                await home.until_member(lambda one: one["lent"])
+                assert not stand_in.is_running()
+                await nothing_private_is_sent(home, proxy, expected)
+
+
+async def nothing_private_is_sent(home: FleetHome, proxy: CountingProxy, expected: list[str]) -> None:
+    daemon, sent = home.daemon, proxy.n_bytes
+    assert sent > 100 * ROW_BYTES
+    with pytest.raises(openai.APIStatusError, match="a private request is not sent to the machines"):
+        await daemon.client.chat.completions.create(
+            model="disco", messages=[{"role": "user", "content": "a secret"}], extra_body={"disco": {"private": True}}
+        )
+    assert proxy.n_bytes < sent + ROW_BYTES, "not one row on the wire"
+    body = {"policy.private": True}
+    async with daemon.controls.patch(f"{daemon.root}/disco/v1/settings", json=body) as response:
+        assert response.status == 200
+    sent = proxy.n_bytes
+    assert await answers(daemon) == expected, "processes here compute, and no word is lost"
+    assert proxy.n_bytes < sent + ROW_BYTES
+    assert not proxy.n_open

@@ -12,6 +12,7 @@ FOLDERS = ("disco_daemon", "tui", "benchmarks", ".ci")
 # their end, with a time-out.
 ENDS = {
     "disco_daemon/process.py": "the parts: their socket or their stdin ends",
+    "disco_daemon/fleet_keeper/keeper.py": "the lending command: its stdin ends; Ray: PR_SET_PDEATHSIG",
     "disco_daemon/bench/child.py": "`disco up --until-eof`, loopback and llama-server: their stdin ends",
     "tui/data/daemon_launcher.py": "`disco up --until-eof`: its stdin ends",
     "benchmarks/fleet_live.py": "its stdin ends, when it has played what it was asked for",

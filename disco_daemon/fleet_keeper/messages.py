@@ -1,0 +1,58 @@
+"""What a keeper is told, in one line on its stdin, and what it says of Ray, a line each on its stdout. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class KeeperJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Be Ray's head, at `address` (HOST:PORT), or a node of it that lends a host; or `watch` a cluster that is there.
+
+    `own` is this machine's address; "" = as Ray finds out. The token is in the file `token_path`; "" = the user's own
+    one. `lend` is the command that a node's host is kept alive by; it ends with its stdin.
+    """
+
+    role: Literal["head", "node", "watch"]
+    address: str
+    own: str = ""
+    token_path: str = ""
+    lend: tuple[str, ...] = ()
+    n_threads: int = 1
+
+
+class RayHost(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that lends a host: where it is, the process that Ray keeps alive there, and how many it had before."""
+
+    node: str
+    address: str
+    pid: int | None = None
+    restarts: int = 0
+
+
+class KeeperState(msgspec.Struct, frozen=True, kw_only=True):
+    """How Ray is: it starts, is up, or `lost`, and why; a head says which nodes lend hosts."""
+
+    state: Literal["starting", "up", "lost"]
+    why: str = ""
+    version: str = ""
+    hosts: tuple[RayHost, ...] = ()
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: KeeperJob | KeeperState) -> bytes:
+    """Return a message as one line."""
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_job(line: bytes) -> KeeperJob:
+    """Return what a keeper is told. Raises msgspec.MsgspecError."""
+    return msgspec.json.decode(line, type=KeeperJob)
+
+
+def decode_state(line: bytes) -> KeeperState:
+    """Return what a keeper says. Raises msgspec.MsgspecError."""
+    return msgspec.json.decode(line, type=KeeperState)
