@@ -48,9 +48,12 @@ async def _ray_of(home: PairedPartner, say: Callable[[str], None]) -> TheRay | N
     """Return where home's Ray is, once it has started; None if that cannot be found out."""
     with suppress(TimeoutError, PairingError):
         async with asyncio.timeout(STARTS_S):
-            while (ray := await ask_ray(home)).starting:
+            ray = await ask_ray(home)
+            if ray.starting:
                 say(f"waiting for the Ray of {home.name}")
+            while ray.starting:
                 await asyncio.sleep(ASK_S)
+                ray = await ask_ray(home)
             return ray
     return None
 
