@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from disco_daemon.clock import SystemClock
 from disco_daemon.config.layers import set_values
+from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
+from disco_daemon.daemon.fleet import make_fleet
+from disco_daemon.daemon.fleet_monitor import FleetMonitor, MachineLoad
+from disco_daemon.engine.config import EngineConfig
 from disco_daemon.models.default import default_model_path
 from tests.e2e.test_cli import disco
 from tests.e2e.test_fleet import PROMPTS, answers, parts_of
@@ -87,3 +92,32 @@ async def test_layers_leave_a_host_that_is_drained_or_may_have_less_while_answer
         assert "no host 'local-3', only local-1, local-2" in err
         code, out, _ = await disco("fleet", "resume", "--url", daemon.root, home=tmp_path)
         assert (code, "local-1  idle: no layers" in out) == (0, True)
+
+
+async def test_a_fleet_replicates_by_itself_into_hosts_that_are_vacant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is one with idle processors, whatever else this one does; all else is real."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    idle = MachineLoad(8, 0.05, 16 << 30, 12 << 30)
+    monkeypatch.setattr(FleetMonitor, "look", lambda *_: idle)
+    model = default_model_path()
+    device = DeviceSettings(model=str(model), n_ctx=512, n_cells=1024)
+    settings = FleetSettings(enabled=True, hosts=2, cuts=(5, 8, 12), mode="auto", policy="paper")
+    config = Config(device=device, fleet=settings)
+    fleet = make_fleet(config, EngineConfig(model, 512, 1, n_cells=1024), "", SystemClock())
+    fleet.engine.start()
+    try:
+        await fleet.engine.ready(120.0)
+        caring = asyncio.create_task(fleet.fleet.run())
+        async with asyncio.timeout(60.0):
+            while not fleet.fleet.n_moves:
+                await asyncio.sleep(0.1)
+        caring.cancel()
+        step = fleet.fleet.document()["last_steps"][0]
+        assert step["kind"] == "replicate"
+        assert step["predicted"] > 1.0
+        assert "S rises" in step["why"]
+        assert fleet.fleet.brief()["replicas"] > 0
+    finally:
+        await fleet.engine.close()
