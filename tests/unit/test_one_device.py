@@ -67,7 +67,7 @@ def test_what_a_fleet_cannot_be_beside_is_refused_and_both_are_named(
         ("hosts = 2\ncuts = [7, 22]", "give 3 numbers"),
         ("cuts = [7]", "give 2 numbers"),
         ("cuts = [7, 7]", "each above the one before"),
-        ("cuts = [7, 15, 22]", "give 2 numbers"),
+        ("hosts = 3\ncuts = [7, 15, 22]", "give 4 numbers"),
     ],
 )
 def test_what_a_fleet_cannot_do_yet_is_refused_with_the_reason(
@@ -76,7 +76,7 @@ def test_what_a_fleet_cannot_do_yet_is_refused_with_the_reason(
     assert reason in said(tmp_path, f"[fleet]\nenabled = {enabled}\n{line}\n")
 
 
-@pytest.mark.parametrize("line", ["hosts = 0", "cuts = [0, 5]", 'mode = "off"', "keep_home = 1", "codec = 'f32'"])
+@pytest.mark.parametrize("line", ["hosts = -1", "cuts = [0, 5]", 'mode = "off"', "keep_home = 1", "codec = 'f32'"])
 def test_a_fleet_s_value_out_of_its_range_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     assert "line 2" in said(tmp_path, f"[fleet]\n{line}\n")
 
