@@ -15,7 +15,10 @@ from tests.fixtures.machines import CountingProxy, FleetHome, fleet_home, lead_b
 
 ROW_BYTES = 4 * 576  # of the default model
 
-pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
+]
 
 
 @pytest.mark.timeout(300)
