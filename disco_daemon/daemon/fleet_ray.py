@@ -25,7 +25,6 @@ from ..process import RestartPause, drain, end, spawn
 
 log = logging.getLogger("disco.fleet")
 
-MODULE = "disco_daemon.fleet_keeper.keeper"
 STOP_S = 8.0  # for the keeper to end Ray's processes, of which it waits 5 s for some
 N_STDERR_LINES = 20  # of a keeper's last words, kept for the log
 LAST_PORT = 65535  # of TCP
@@ -76,7 +75,7 @@ class RayKeeper:
             await asyncio.sleep(wait_s)
 
     async def _live(self) -> None:
-        process = await spawn(MODULE, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        process = await spawn("disco_daemon.fleet_keeper.keeper", stdin=PIPE, stdout=PIPE, stderr=PIPE)
         self.pid = process.pid
         said: deque[str] = deque(maxlen=N_STDERR_LINES)
         reading = asyncio.create_task(drain(process.stderr, said), name="keeper's stderr")
