@@ -66,4 +66,5 @@ def quantile_s(counts: Mapping[float, float], share: float) -> float:
     low, below = (bounds[at - 1], counts[bounds[at - 1]]) if at else (0.0, 0.0)
     if at == len(bounds) - 1:
         return low
-    return low + (bounds[at] - low) * (wanted - below) / (counts[bounds[at]] - below)
+    found = low + (bounds[at] - low) * (wanted - below) / (counts[bounds[at]] - below)
+    return min(found, bounds[at])  # whatever rounding makes of it

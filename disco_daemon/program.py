@@ -68,6 +68,16 @@ def command(module: str, *args: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *args]
 
 
+def line(code: str, *args: str) -> list[str]:
+    """The command that runs a line of Python, such as another package's own command, in a process of its own.
+
+    Raises RuntimeError in the single binary, which has neither a `python` nor packages that it does not carry.
+    """
+    if is_binary():
+        raise RuntimeError("the single binary cannot run other packages")
+    return [sys.executable, "-P", "-c", code, *args]
+
+
 def verb(*words: str) -> list[str]:
     """The command `disco WORDS…`, carried out by this very program."""
     return [sys.executable, *words] if is_binary() else command(CLI, *words)

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..program import end_with_stdin
+from ..program import end_with_stdin, line
 from .messages import KeeperJob, KeeperState, RayHost, decode_job, encode
 
 NAMESPACE = "disco"
@@ -98,7 +98,7 @@ class RayRole:
             words += [f"--address={job.address}", f"--num-cpus={job.n_threads}", f"--resources={resources}"]
         environment = os.environ | {LEND: json.dumps(job.lend)}
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", CLI, *words], env=environment, stdin=subprocess.DEVNULL,
+            line(CLI, *words), env=environment, stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(), stderr=sys.stderr.fileno(), preexec_fn=_end_with_parent,
         )  # fmt: skip
 

@@ -115,15 +115,15 @@ class Andes:
         allowed = max(int(WANTED_SHARE * self._cap * self.n_seen) - self.n_preempted, 0)
         starved = self._starved(candidates, now)
         begun = self._begun.sort(candidates, now, self.n_seen) if self._begun is not None else None
-        first = starved if allowed else candidates.keep(starved)
-        if begun is not None and allowed:
-            first = fitting([*starved, *(i for i in begun.first if i not in starved)], candidates.cells, capacity)
+        if begun is not None:
+            starved = [*starved, *(i for i in begun.first if i not in starved)]
+        first = fitting(starved, candidates.cells, capacity) if allowed else candidates.keep(starved)
         # 3. Batch sizes and gains.
         offers = self._offers(candidates, now, first)
         # 4. A preemption cap that is nearly used up.
         n_running = len(candidates.running)
         if 0 < allowed < n_running:
-            first = candidates.keep(first if begun is not None else starved, offers.least(candidates, allowed))
+            first = candidates.keep(starved, offers.least(candidates, allowed))
         # 5. Packing; where most of the batch is fixed, the last few percent are not looked for.
         chosen, gains = offers.best(candidates, first, rough=allowed < n_running, begun=begun)
         # 6. One alone.

@@ -78,7 +78,6 @@ def test_every_part_has_a_main_that_needs_no_arguments(name: str) -> None:
 def test_nothing_starts_a_python_but_the_one_place_that_knows_how() -> None:
     # Besides, models runs pip, and a unit of the service names the interpreter.
     allowed = {"disco_daemon/program.py", "disco_daemon/models/default.py", "disco_daemon/cli/service.py"}
-    allowed.add("disco_daemon/fleet_keeper/keeper.py")  # Ray's own command, which is a module of that package
     found = {
         path.relative_to(ROOT).as_posix()
         for path in SOURCES

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from disco_daemon.scheduler.andes import Andes, horizon_s
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
@@ -156,11 +158,9 @@ def test_of_begun_answers_the_longest_are_given_up_and_no_more_than_a_share_of_a
     assert len([i for i in chosen if isinstance(i, int) and i >= 10]) == 1, "as many newcomers as that makes room for"
 
 
-@pytest.mark.parametrize("load", [1.3, 2.0])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_hardly_more_readers_stand_still_than_may(seed: int, share: float, load: float) -> None:
-    """Answers that outgrow the cells may make another one stand still for a moment."""
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.1, 0.3]), st.floats(1.1, 3.0))
+@settings(max_examples=20, deadline=None)
+def test_no_more_readers_stand_still_than_may(seed: int, share: float, load: float) -> None:
     rng = np.random.default_rng(seed)
     lengths = Requests(rng.integers(5, 80, 200), rng.integers(40, 300, 200))
     machine = Machine(
@@ -175,7 +175,7 @@ def test_hardly_more_readers_stand_still_than_may(seed: int, share: float, load:
     latency = IterationLatency(machine.latency)
     scheduler = Andes(latency, max_wait_s=math.inf, high_water=0.97, stall_share=share)
     stood = Simulation(machine, requests, scheduler, latency).run().stalls() > 10.0
-    assert stood.mean() <= share + 0.05
+    assert stood.mean() <= share + 1 / 120
 
 
 def test_the_longer_all_are_here_the_further_it_looks() -> None:
