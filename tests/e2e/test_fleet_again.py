@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -15,11 +13,19 @@ from disco_daemon.daemon.local_hosts import LocalHosts
 from disco_daemon.engine.hosts import link
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
 from disco_daemon.engine.hosts.messages import FromHost, SegmentLoaded, decode_from_host
-from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.serve.batch import Batcher
+from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
-from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
+from tests.fixtures.fleet import (
+    LOAD,
+    Core,
+    answers_of_one_process,
+    ask_all,
+    disturbance,
+    ends_of,
+    local_hosts,
+    without_others,
+)
 
 pytestmark = [
     pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
@@ -43,12 +49,8 @@ def says_no(body: bytes) -> FromHost:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[dict[str, str]]:
-    llama = Llama(LOAD, AbortFlag())
-    core = Core(llama, Batcher)
-    ask_all(core)
-    yield core.run()
-    llama.close()
+def expected() -> dict[str, str]:
+    return answers_of_one_process()
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +72,6 @@ def home(hosts: LocalHosts, folder: Path) -> Iterator[HomeLlama]:
         assert not llama.moves_states
         yield llama
         llama.close()
-
-
-def ask_all(core: Core) -> None:
-    for number, prompt in enumerate(PROMPTS[:4]):
-        core.ask(str(number), prompt, n=24)
 
 
 def test_moved_layers_compute_their_cells_again(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
@@ -101,38 +98,14 @@ def test_moved_layers_compute_their_cells_again(home: HomeLlama, folder: Path, e
 def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
     random = Random(5)
     plans = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
-    core = Core(home, HomeBatcher)
-    batcher, n_lost = core.batcher, home.n_lost
-    assert isinstance(batcher, HomeBatcher)
+    core, n_lost = Core(home, HomeBatcher), home.n_lost
     shares = {"move": 30, "break off": 5, "kill": 2, "ask": 10, "cancel": 10, "move cells": 4, "evict": 4, "preempt": 5}
     kinds = ["kill", *random.choices(list(shares), list(shares.values()), k=60)]
+    disturb = disturbance(core, plans, random, kinds)
     while kinds:
         core.said.clear()
         ask_all(core)
-
-        def disturb(step: int) -> None:
-            if not kinds:
-                return
-            match kinds.pop():
-                case "move" if not home.is_moving:
-                    batcher.begin_move(random.choice(plans))
-                case "break off":
-                    batcher.break_off_move("tried out")
-                case "kill" if pids := [pid for pid in home.host_pids.values() if pid]:
-                    os.kill(random.choice(pids), signal.SIGKILL)
-                case "ask":
-                    core.ask(f"x{step}", random.choice(PROMPTS) + " Be brief." * random.randrange(4), n=30)
-                case "cancel" if others := [key for key in core.admission.sequences if key.startswith("x")]:
-                    batcher.cancel(random.choice(others))
-                case "move cells":
-                    core.cells.move()
-                case "evict":
-                    core.cells.tidy()
-                case "preempt" if here := [s for s in core.admission.resident if not s.is_away]:
-                    core.admission.preempt(random.choice(here))
-
-        core.run(disturb)
-        assert {key: text for key, text in core.said.items() if not key.startswith("x")} == expected
+        assert without_others(core.run(disturb)) == expected
     assert home.n_lost > n_lost
     assert any(move.n_rows_again and not move.error for move in home.moves)
     home.break_off("the test is over")

@@ -15,12 +15,21 @@ from disco_daemon.daemon.local_hosts import LocalHosts
 from disco_daemon.engine.hosts.cell_memory import SharedCells
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
 from disco_daemon.engine.hosts.remote import RemoteSegment
-from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.refusals import ModelError
-from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
-from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts, n_cell_memories
+from tests.fixtures.fleet import (
+    LOAD,
+    Core,
+    answers_of_one_process,
+    ask_all,
+    disturbance,
+    ends_of,
+    local_hosts,
+    n_cell_memories,
+    without_others,
+)
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 
@@ -28,13 +37,8 @@ BOUNDS, HOSTS = [5, 12, 18, 22], ((0,), (1,), (0,))
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[dict[str, str]]:
-    """What one process says to all prompts."""
-    llama = Llama(LOAD, AbortFlag())
-    core = Core(llama, Batcher)
-    ask_all(core)
-    yield core.run()
-    llama.close()
+def expected() -> dict[str, str]:
+    return answers_of_one_process()
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +60,17 @@ def home(hosts: LocalHosts, folder: Path) -> Iterator[HomeLlama]:
     assert {process.wait(10) for process in hosts.started} <= {0, -signal.SIGKILL}  # each ends with its home
 
 
-def ask_all(core: Core) -> None:
-    for number, prompt in enumerate(PROMPTS[:4]):
-        core.ask(str(number), prompt, n=24)
+@pytest.fixture(autouse=True)
+def first_cut(home: HomeLlama, folder: Path) -> None:
+    """Each test begins with the layers where home had them at first, wherever the one before it has left them."""
+    first = ends_of(folder, BOUNDS, HOSTS)
+    if home.cut != list(zip(first.ranges[1:-1], HOSTS, strict=True)):
+        batcher = Core(home, HomeBatcher).batcher
+        assert isinstance(batcher, HomeBatcher)
+        batcher.begin_move(first)
+        while home.is_moving:
+            batcher.look()
+        assert home.moves[-1].error == ""
 
 
 def test_three_segments_at_two_hosts_of_which_each_is_lost(home: HomeLlama, expected: dict[str, str]) -> None:
@@ -137,43 +149,20 @@ def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expec
     """Moves, moves broken off, lost hosts, other answers, moved, evicted and swapped cells: in random order."""
     random = Random(23)
     plans = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
-    core = Core(home, HomeBatcher)
-    batcher, said, n_lost = core.batcher, list[dict[str, str]](), home.n_lost
-    came_of_moves = set[str]()
-    assert isinstance(batcher, HomeBatcher)
+    core, said, n_lost, came_of_moves = Core(home, HomeBatcher), list[dict[str, str]](), home.n_lost, set[str]()
     shares = {"move": 30, "break off": 8, "kill": 2, "ask": 10, "cancel": 8, "move cells": 4, "evict": 4, "preempt": 6}
     kinds = random.choices(list(shares), list(shares.values()), k=200)
+    disturb = disturbance(core, plans, random, kinds)
+
+    def look_and_disturb(step: int) -> None:
+        came_of_moves.update(move.error for move in home.moves)  # of which home keeps the latest ones
+        disturb(step)
+
     while kinds:
-        said.append(dict(core.said))
         core.said.clear()
         ask_all(core)
-
-        def disturb(step: int) -> None:
-            came_of_moves.update(move.error for move in home.moves)  # of which home keeps the latest ones
-            if not kinds:
-                return
-            match kinds.pop():
-                case "move" if not home.is_moving:
-                    batcher.begin_move(random.choice(plans))
-                case "break off":
-                    batcher.break_off_move("tried out")
-                case "kill" if pids := [pid for pid in home.host_pids.values() if pid]:
-                    os.kill(random.choice(pids), signal.SIGKILL)
-                case "ask":
-                    core.ask(f"x{step}", random.choice(PROMPTS) + " Be brief." * random.randrange(4), n=30)
-                case "cancel" if others := [key for key in core.admission.sequences if key.startswith("x")]:
-                    batcher.cancel(random.choice(others))
-                case "move cells":
-                    core.cells.move()
-                case "evict":
-                    core.cells.tidy()
-                case "preempt" if here := [s for s in core.admission.resident if not s.is_away]:
-                    core.admission.preempt(random.choice(here))
-
-        core.run(disturb)
-    said.append(dict(core.said))
-    for texts in said[1:]:
-        assert {key: text for key, text in texts.items() if not key.startswith("x")} == expected
+        said.append(without_others(core.run(look_and_disturb)))
+    assert said == [expected] * len(said)
     assert home.n_lost > n_lost
     assert came_of_moves >= {"", "tried out"}
     home.break_off("the test is over")

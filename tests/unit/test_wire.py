@@ -42,8 +42,10 @@ def of(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return built(kind)
     parts = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
+    if typing.get_origin(kind) is tuple and parts[-1] is ...:
         return st.lists(of(parts[0]), max_size=3).map(tuple)
+    if typing.get_origin(kind) is tuple:
+        return st.tuples(*map(of, parts))
     return st.one_of(*(of(part) for part in parts))
 
 
