@@ -17,6 +17,7 @@ ValueError.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from .codec import RowArray, encode_rows, row_bytes
+from .credits import LinkCredits
 from .messages import (
     IDS,
     MAX_PAYLOAD,
     AnswerOpened,
     BadFrameError,
     BeginDrawing,
-    Credit,
     CutAnswer,
     DraftVerdict,
     DrawRules,
@@ -67,27 +68,6 @@ class VerdictTaken:
     def n_standing(self) -> int:
         """How many drafts stand that had been made beyond the right ones: the last token drawn, and those behind it."""
         return self.n_drafts + 1 if self.n_right == len(self.tokens) else 0
-
-
-class LinkCredits:
-    """How many rows may still be sent over a link."""
-
-    def __init__(self, n: int) -> None:
-        self.total = self.left = n
-
-    def spend(self, n: int) -> None:
-        """Take credits for rows. Raises ValueError if there are not as many."""
-        if not 0 <= n <= self.left:
-            msg = f"{n} rows for {self.left} credits"
-            raise ValueError(msg)
-        self.left -= n
-
-    def give_back(self, message: Credit) -> None:
-        """Take credits back. Raises BadFrameError for more than were spent."""
-        if not 0 < message.rows <= self.total - self.left:
-            msg = f"{message.rows} credits came back, but {self.total - self.left} rows are on their way"
-            raise BadFrameError(msg)
-        self.left += message.rows
 
 
 class EdgeAnswer:
@@ -175,6 +155,12 @@ class EdgeAnswer:
                 self.add(pos + at, tokens[at:end], rows[at:end])
 
     @property
+    def text_rows(self) -> list[RowArray]:
+        """The rows of the text, up to the first that is not there; none where rows have no numbers."""
+        rows = list(itertools.takewhile(lambda row: row is not None, self._rows[: self.n_text]))
+        return [] if self.codec == IDS else [row for row in rows if row is not None]
+
+    @property
     def n_drafts(self) -> int:
         """How many tokens behind the text are drafts."""
         return len(self.tokens) - self.n_text
@@ -235,6 +221,15 @@ class EdgeAnswer:
         self._n_kept = min(self._n_kept, n)
         self.n_acknowledged = min(self.n_acknowledged, n)
         return CutAnswer(id=self.name, turn=self.turn, n=n)
+
+    def follow(self, tokens: Sequence[int]) -> CutAnswer | None:
+        """Make these the text: forget what is no longer its, and add what is new. What is said of a cut is returned."""
+        pairs = enumerate(zip(tokens, self.tokens, strict=False))
+        n = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(self.tokens)))
+        said = self.cut(n) if self.is_drawing or self.tokens[n:] else None
+        if len(tokens) > n:
+            self.extend(tokens[n:])
+        return said
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text, of which nothing is drafted or sent as a draft: before drawing begins."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from itertools import accumulate, count
+from itertools import accumulate, count, takewhile
 from pathlib import Path
 
 import pytest
@@ -187,12 +187,42 @@ async def test_an_answer_goes_on_alone_and_is_exact_again_when_the_partner_is_ba
     assert not pieces[0].alone
     assert not pieces[-1].alone
     assert len(opened) == 2
-    assert len(opened[1].tokens) == len(opened[0].tokens) + use.alone_from + use.n_alone
+    n_alone_at_first = len(opened[1].tokens) - len(opened[0].tokens) - use.alone_from
+    assert 4 <= n_alone_at_first <= use.n_alone  # it goes on alone until the partner has caught up
     assert use.round_trips > 8
     assert [type(message) for message in seen if isinstance(message, CloseAnswer | AnswerClosed)][-2:] == [
         CloseAnswer,
         AnswerClosed,
     ]
+
+
+async def test_an_answer_goes_on_alone_while_the_partner_is_back_and_says_nothing_yet(pair: Pair) -> None:
+    expected, _, _ = await usage_of(pair.edge, by("exact", 160))
+    start, n_verdicts = len(await pair.wire.settle()), count(1)
+    pair.wire.cut_behind = lambda message: isinstance(message, DraftVerdict) and next(n_verdicts) == 8
+    answer, pieces = pair.edge.open(by("exact", 160, goes_on=True)), list[wire.TextPiece]()
+    try:
+        async for message in answer:
+            assert not isinstance(message, wire.Failed)
+            if isinstance(message, wire.TextPiece):
+                pieces.append(message)
+                if message.alone:
+                    pair.wire.delay_s = 0.0
+            if not pair.wire.up:
+                pair.wire.delay_s = 2.0  # longer than an answer waits
+                pair.wire.join()
+    finally:
+        pair.wire.delay_s = 0.0
+    assert answer.done is not None
+    assert (use := answer.done.split) is not None
+    exact = "".join(piece.text for piece in takewhile(lambda piece: not piece.alone, pieces))
+    assert exact
+    assert expected.startswith(exact)
+    assert 0 < use.n_alone < 150
+    assert not pieces[-1].alone
+    seen = (await pair.wire.settle())[start:]
+    [first, second] = [message for message in seen if isinstance(message, OpenAnswer)]
+    assert len(second.tokens) - len(first.tokens) == use.alone_from  # it was the partner's when that came back
 
 
 async def test_while_the_partner_is_gone_answers_begin_alone_or_wait_as_they_say(pair: Pair) -> None:

@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from disco_daemon.peer.codec import RowArray
 from disco_daemon.peer.content import ContentChange, ContentManager
-from disco_daemon.peer.edge import EdgeAnswer, LinkCredits, send_all_due
+from disco_daemon.peer.credits import LinkCredits
+from disco_daemon.peer.edge import EdgeAnswer, send_all_due
 from disco_daemon.peer.messages import (
     IDS,
     AnswerClosed,

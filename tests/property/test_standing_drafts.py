@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.peer.codec import RowArray
-from disco_daemon.peer.edge import EdgeAnswer, LinkCredits
+from disco_daemon.peer.credits import LinkCredits
+from disco_daemon.peer.edge import EdgeAnswer
 from disco_daemon.peer.messages import AnswerOpened, DraftVerdict, DrawRules
 
 N_VOCAB = 2  # so that guesses are right often

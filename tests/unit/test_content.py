@@ -7,7 +7,8 @@ import pytest
 
 from disco_daemon.peer.codec import RowArray, encode_rows
 from disco_daemon.peer.content import ContentChange, ContentManager
-from disco_daemon.peer.edge import MAX_NEEDS, EdgeAnswer, LinkCredits, send_all_due
+from disco_daemon.peer.credits import LinkCredits
+from disco_daemon.peer.edge import MAX_NEEDS, EdgeAnswer, send_all_due
 from disco_daemon.peer.messages import (
     ERA,
     AnswerClosed,

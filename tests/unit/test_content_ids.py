@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from disco_daemon.peer.content import ContentChange, ContentManager
-from disco_daemon.peer.edge import MAX_ROWS, EdgeAnswer, LinkCredits
+from disco_daemon.peer.credits import LinkCredits
+from disco_daemon.peer.edge import MAX_ROWS, EdgeAnswer
 from disco_daemon.peer.messages import (
     IDS,
     AnswerFailed,

@@ -15,7 +15,8 @@ from disco_daemon.endpoints.split_rules import LEAST_COVERAGE, SplitRules, resol
 from disco_daemon.engine import wire
 from disco_daemon.errors import RequestError
 from disco_daemon.peer.codec import RowArray
-from disco_daemon.peer.edge import MAX_HELD, EdgeAnswer, LinkCredits
+from disco_daemon.peer.credits import LinkCredits
+from disco_daemon.peer.edge import MAX_HELD, EdgeAnswer
 from disco_daemon.peer.messages import AnswerOpened, DraftVerdict, DrawRules, JudgeDrafts
 from disco_daemon.types import BOTH, GenerationRequest, Refusal, Side, SplitMode, SplitWish
 

@@ -90,23 +90,29 @@ class JudgedDrafts(NamedTuple):
 
 @dataclass(slots=True)
 class Away:
-    """One answer: what the partner has of it, what was done for it, and when a verdict was last wanted, s.
+    """One answer: what the partner has of it, what was done for it, and when a verdict was last asked for, s.
+
+    `wanted_at` is when the answer began to wait for one, which may have been over another link. While it `is_back`, the
+    partner has not answered since that link was lost.
 
     Of the drafts that an exit made, `chances` are those to be right, and `signals` (n x 3) what they were told from:
     those to be judged, and those made since they were asked for. `guess` is what would come next, if that is known.
     Of the present run the first `n_ready` rows were made while the last verdict was awaited. Tokens of which the exit
     is as sure as `theta` leave without a verdict, None of them without. While `is_alone`, the exit draws them all:
-    since the partner has gone, first at number `alone_from` of the answer.
+    since the partner has gone, last at `alone_at`, s, first at number `alone_from` of the answer.
     The edge's own sampler knows the first `n_followed` tokens of the answer.
     """
 
     answer: EdgeAnswer
     theta: float | None = None
     is_alone: bool = False
+    alone_at: float = 0.0
     alone_from: int | None = None
     n_followed: int = 0
     counts: SplitCounts = field(default_factory=SplitCounts)
     asked_at: float = 0.0
+    wanted_at: float = 0.0
+    is_back: bool = False
     chances: list[float] = field(default_factory=list)
     signals: list[Doubles] = field(default_factory=list)
     guess: ExitGuess | None = None

@@ -85,6 +85,8 @@ class EdgeDrafting:
             return NextStep.LEAVE
         if self.exit is None or rows.draft or s.draw.candidates or away.answer.judged is not None:
             return NextStep.ASK
+        if away.answer.n_drafts > len(s.ahead):  # there are drafts already, whose cells were lost
+            return NextStep.ASK
         away.guess = guess = self.exit.guess(self.llama.logits(rows.last))
         is_sure = away.theta is not None and not s.ahead and guess.chance >= away.theta
         self.n_sure += is_sure

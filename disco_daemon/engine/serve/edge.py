@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...peer.edge import LinkCredits, send_all_due
+from ...peer.credits import LinkCredits
+from ...peer.edge import send_all_due
 from ...peer.messages import (
     AnswerClosed,
     AnswerFailed,
@@ -26,8 +27,10 @@ from ...peer.messages import (
     PeerLeft,
     Refused,
 )
+from ...peer.row_texts import RowTexts
 from .. import wire
 from ..llama.refusals import FormatError
+from .absence import PartnerAbsence
 from .away import ALONE, Away, SplitCounts, away_for, follow_draws, gone, refusal_of, rules_of
 from .batch import Batcher
 from .drafting import EdgeDrafting, NextStep
@@ -36,34 +39,31 @@ from .partner import SendFrame
 from .prepare import Prepared
 from .sequence import Sequence
 
-ALONE_AFTER_S = 1.0  # that an answer waits for a partner that has gone, before the exit goes on with it
-UNANSWERED_S = 1.2  # since it was asked; silence is noticed late, and no reader is to wait for longer than 1.5 s
-LOOK_S = 0.25  # between two looks at how long the partner has been gone, and signs of life
-
 
 @dataclass(slots=True)
 class EdgeBatcher(Batcher):
     """A batcher over the first layers, with one partner for the rest.
 
-    All mutable state: besides the batcher's, what the partner has of each answer and did for it (`_away`) and for those
-    that have ended (`totals`), what was done for those that are `_alone` from the start, the `credits` of the link
-    (None while it is down, since `_down_at`), and what `drafting` has learned.
+    Mutable state: besides the batcher's, what the partner has of each answer and did for it (`_away`) and for those
+    that have ended (`totals`, and their rows, `_texts`), what was done for those that are `_alone` from the start, the
+    `credits` of the link (None while it is down), the partner's `absence`, and what `drafting` has learned.
     """
 
     send_frame: SendFrame = field(kw_only=True)
     drafting: EdgeDrafting = field(kw_only=True)
-    patience_s: float = field(kw_only=True, default=0.0)
+    absence: PartnerAbsence = field(kw_only=True, default_factory=PartnerAbsence)
     codec: str = "f32"
     credits: LinkCredits | None = None
     peer: int = 0
     totals: SplitCounts = field(default_factory=SplitCounts)
-    _down_at: float | None = field(init=False)
+    _texts: RowTexts = field(init=False)
     _away: dict[Sequence, Away] = field(default_factory=dict)
     _alone: dict[Sequence, SplitCounts] = field(default_factory=dict)
     _n_opened: int = 0
 
     def __post_init__(self) -> None:
-        self._down_at = self.clock()
+        self.absence.begin(self.clock())
+        self._texts = RowTexts(self.llama.n_cells)
 
     @property
     def is_up(self) -> bool:
@@ -74,7 +74,7 @@ class EdgeBatcher(Batcher):
 
     def queue(self, ready: Prepared) -> None:
         """Queue an answer, or refuse it: none that needs the partner begins while that has been gone for too long."""
-        can_wait = not self._is_given_up or self._goes_on(ready.request)
+        can_wait = not self.absence.is_given_up(self.clock()) or self._goes_on(ready.request)
         refusal = refusal_of(ready.request, has_exit=self.drafting.exit is not None, can_wait=can_wait)
         if refusal is None:
             Batcher.queue(self, ready)
@@ -82,7 +82,7 @@ class EdgeBatcher(Batcher):
             self.send(refusal)
 
     def _goes_on(self, request: wire.Generate) -> bool:
-        """Whether the exit goes on with an answer whose partner has gone."""
+        """Whether the exit goes on with an answer without the partner."""
         return request.goes_on and self.drafting.exit is not None
 
     def _announce(self, s: Sequence) -> None:
@@ -105,13 +105,8 @@ class EdgeBatcher(Batcher):
 
     def _follow(self, s: Sequence) -> None:
         """Let the partner forget the tokens that are no longer the text's, and add those that are new."""
-        answer = self._away[s].answer
-        pairs = enumerate(zip(s.tokens, answer.tokens, strict=False))
-        n = next((i for i, (a, b) in pairs if a != b), min(len(s.tokens), len(answer.tokens)))
-        if answer.is_drawing or answer.tokens[n:]:
-            self._tell(answer.cut(n))
-        if len(s.tokens) > n:
-            answer.extend(s.tokens[n:])
+        if (cut := self._away[s].answer.follow(s.tokens)) is not None:
+            self._tell(cut)
 
     def _begin_drawing(self, s: Sequence) -> None:
         """Let the partner draw behind the tokens that the answer has."""
@@ -129,6 +124,7 @@ class EdgeBatcher(Batcher):
     def _remove(self, s: Sequence) -> None:
         if (counts := self._alone.pop(s, None)) is None:
             counts = (away := self._away.pop(s)).counts
+            self._texts.put(away.answer)
             self._tell(CloseAnswer(id=away.answer.name))
             if s.slot >= 0 and s.n_past > len(s.tokens):  # guesses are no text that anybody comes back to
                 self.admission.cells.cut(s.slot, len(s.tokens))
@@ -219,7 +215,7 @@ class EdgeBatcher(Batcher):
     def _wait(self, s: Sequence) -> None:
         """Ask the partner, and wait for its verdict."""
         self.admission.send_away(s)
-        self._away[s].asked_at = self.clock()
+        self._away[s].wanted_at = self._away[s].asked_at = self.clock()
         self._ask(s)
 
     def _draw_here(self, s: Sequence, away: Away, rows: DecodedRows) -> None:
@@ -263,6 +259,7 @@ class EdgeBatcher(Batcher):
     def receive(self, peer: int, message: PeerFrame, payload: bytes) -> None:
         """Carry out what the relay or the partner says; what cannot be true ends the link."""
         del payload
+        self.absence.heard_at = self.clock()
         try:
             self._receive(peer, message)
             self._send_due()
@@ -289,19 +286,20 @@ class EdgeBatcher(Batcher):
 
     def _join(self, peer: int, credits: int) -> None:
         """Open all answers at the partner, which may have what was computed before the link was lost."""
-        self.peer, self.credits, self._down_at = peer, LinkCredits(credits), None
+        self.peer, self.credits = peer, LinkCredits(credits)
+        self.absence.end(self.clock())
         for s, away in self._away.items():
-            away.is_alone = s.unsent.is_alone = False
+            away.is_back = True
             self._tell(away.answer.open())
-            if not s.is_held:
+            if not (s.is_held or away.is_alone):
                 self._tell_rules(s)
             if s.is_away:
                 self._ask(s)
 
     def _leave(self) -> None:
-        if self._down_at is None:
-            self.credits, self._down_at = None, self.clock()
-        self.look()
+        self.credits = None
+        self.absence.begin(self.clock())
+        self._look_at_gone()
 
     def _receive_for(self, message: AnswerOpened | DraftVerdict | NeedRows | AnswerFailed) -> None:
         s = next((s for s, away in self._away.items() if away.answer.name == message.id), None)
@@ -323,8 +321,9 @@ class EdgeBatcher(Batcher):
 
     def _compute_uncovered(self, s: Sequence) -> None:
         """Compute tokens again whose rows are wanted, but were never computed here, or are not kept."""
-        n = self._away[s].answer.n_covered
-        if s.n_past > n:
+        if s.n_past > (answer := self._away[s].answer).n_covered:  # the KV cache has them from other texts
+            self._texts.fill(answer, s.tokens[: s.n_past], [away.answer for away in self._away.values()])
+        if s.n_past > (n := answer.n_covered):
             if s.is_away:
                 self.admission.bring_back(s)
             self.admission.cut(s, n)
@@ -334,6 +333,7 @@ class EdgeBatcher(Batcher):
         away, now = self._away[s], self.clock()
         if (judged := away.take(s, message)) is None:
             return
+        away.is_back = False
         self.drafting.learn_verdict(away, judged, (now - away.asked_at, message.busy_s))
         if s.n_past > judged.taken.n_rows:
             s.n_past = judged.taken.n_rows
@@ -352,48 +352,49 @@ class EdgeBatcher(Batcher):
     # --- without a partner ---------------------------------------------------------------------------------------
 
     @property
-    def _is_given_up(self) -> bool:
-        """Whether the partner has been gone for longer than answers wait."""
-        return self._down_at is not None and self.clock() - self._down_at >= self.patience_s
-
-    @property
     def wait_s(self) -> float | None:
         """How long to wait for a message at most before `look` is due, s; None while nothing is."""
-        return LOOK_S if self._away else None
+        return self.absence.look_s(self._away.values())
 
     def look(self) -> bool:
         """Go on without a partner that has been gone for too long; give a sign of life for answers that wait."""
         can_compute = self._look_at_gone()
-        if self._away:
-            self.send(wire.Alive())
+        self.send(wire.Alive())  # it is due while there are answers only
         return can_compute
 
     def _look_at_gone(self) -> bool:
-        """Let answers go on alone whose partner has been gone for too long, or fail; whether one goes on."""
-        if self._down_at is None:
-            return False
+        """Let answers go on alone, be the partner's again, or fail; whether one goes on alone from now on."""
         now, n_alone = self.clock(), 0
-        is_due = now - self._down_at >= ALONE_AFTER_S
         for s, away in list(self._away.items()):
             if self._goes_on(s.request):
-                is_late = s.is_away and now - away.asked_at >= UNANSWERED_S
-                if (is_due or is_late) and not away.is_alone:
+                if self.absence.goes_alone(away, now, waits=s.is_away):
                     self._go_alone(s, away)
                     n_alone += 1
-            elif self._is_given_up:
+                elif self.absence.comes_back(away, self.credits, len(self._away), now):
+                    self._come_back(s, away)
+            elif self.absence.is_given_up(now):
                 self._remove(s)
                 self.send(gone(s.request.id))
         return n_alone > 0
 
     def _go_alone(self, s: Sequence, away: Away) -> None:
         """Forget what was drafted; the last token is computed again, and what follows it is drawn here."""
-        away.is_alone = True
-        away.answer.lose_link()
+        away.is_alone, away.alone_at = True, self.clock()
         away.forget_drafts(s)
-        away.answer.drop_drafts()
+        if self.is_up:
+            self._tell(away.answer.cut(len(s.tokens)))
+        else:
+            away.answer.lose_link()
+            away.answer.drop_drafts()
         if s.is_away:
             self.admission.bring_back(s)
         if s.n_past >= len(s.tokens):
             n_counted = s.prefill.n_counted
             self.admission.cut(s, len(s.tokens) - 1)
             s.prefill.n_counted = n_counted
+
+    def _come_back(self, s: Sequence, away: Away) -> None:
+        """Let the partner draw again what follows the text, which it has computed by now."""
+        away.is_alone = away.is_back = s.unsent.is_alone = False
+        if not s.is_held:
+            self._tell_rules(s)

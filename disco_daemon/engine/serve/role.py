@@ -74,7 +74,7 @@ def make_batcher(
     if llama.layers is None or not llama.layers.is_last:  # a small model drafts, or the lower layers with their exit
         drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
         edge = EdgeBatcher(llama, post, admission, drafting=drafting, send_frame=send_frame)
-        edge.codec, edge.patience_s = load.codec, load.patience_s
+        edge.codec, edge.absence.patience_s = load.codec, load.patience_s
         return edge
     n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
     n_embd = 0 if llama.layers.is_first else llama.n_embd
