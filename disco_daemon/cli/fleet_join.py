@@ -163,7 +163,9 @@ def _join(args: argparse.Namespace) -> int:
         from ..program import end_with_stdin
 
         end_with_stdin()
-    why = asyncio.run(_lend(home, terms, by_ray=not args.without_ray and not args.until_eof))
+    why = asyncio.run(
+        _lend(home, terms, is_node=not args.without_ray, by_ray=not args.without_ray and not args.until_eof)
+    )
     if why:
         print(f"disco: {why}", file=sys.stderr)
     return 1 if why else 0
@@ -198,18 +200,23 @@ def _pair(args: argparse.Namespace) -> PairedPartner:
     return home
 
 
-async def _lend(home: PairedPartner, terms: OwnerTerms, *, by_ray: bool) -> str:
-    """Lend hosts until a signal comes; return why home refuses, "" behind a signal."""
+async def _lend(home: PairedPartner, terms: OwnerTerms, *, by_ray: bool, is_node: bool) -> str:
+    """Lend hosts until a signal comes; return why home refuses, "" behind a signal.
+
+    `by_ray`: as a node of Ray that is started first; `is_node`: this machine is one, perhaps started by that.
+    """
     import asyncio
     import signal
 
     from ..daemon.fleet_lending import FleetLending, lent_folder
     from ..daemon.fleet_node import lend_by_ray
+    from ..daemon.fleet_ray import ray_version
 
     async def lend() -> str:
         if by_ray:
             await lend_by_ray(home, terms, progress)
-        return await FleetLending(home, lent_folder() / home.name, terms, progress).run()
+        ray = ray_version() if is_node else ""
+        return await FleetLending(home, lent_folder() / home.name, terms, progress, ray).run()
 
     lending = asyncio.ensure_future(lend())
     loop = asyncio.get_running_loop()

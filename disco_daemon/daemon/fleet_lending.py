@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import platform
 import socket
 from asyncio.subprocess import PIPE, Process
 from collections import deque
@@ -56,11 +57,15 @@ def lent_folder() -> Path:
 class FleetLending:
     """Lends `home` hosts from the segments in `folder`, by the owner's `terms`; `say` gets a line for the user.
 
+    `ray` is the version of the Ray that this machine is a node of, "" if it is of none; home only shows it.
+
     All mutable state: the relay, the processes of hosts by their lives, and whether home is to be asked again.
     """
 
-    def __init__(self, home: PairedPartner, folder: Path, terms: OwnerTerms, say: Callable[[str], None]) -> None:
-        self._home, self._folder, self._terms, self._say = home, folder, terms, say
+    def __init__(
+        self, home: PairedPartner, folder: Path, terms: OwnerTerms, say: Callable[[str], None], ray: str = ""
+    ) -> None:
+        self._home, self._folder, self._terms, self._say, self._ray = home, folder, terms, say, ray
         self._relay = RelayProcess(self._hear, self._reached)
         self._hosts: set[asyncio.Task[None]] = set()
         self._fetching = asyncio.Lock()
@@ -123,6 +128,8 @@ class FleetLending:
             has=tuple(sorted(path.name for path in self._folder.glob("*.gguf"))),
             memory_bytes=self._terms.memory_bytes,
             n_threads=self._terms.n_threads,
+            python=platform.python_version(),
+            ray=self._ray,
         )
         home = self._home
         return LendHosts(identity=home.identity, name=home.name, addresses=home.addresses, offer=offer)

@@ -156,6 +156,7 @@ class FleetMembers:
             "listening": f"{config.fleet.listen}:{self._port}" if config is not None and self._port else None,
             "relay_pid": self._relay.pid if self._relay is not None else None,
             "code_expires_s": round(code_ends_at - time.time()) if code_ends_at is not None else None,
+            "llama": self._build.llama if self._build is not None else None,
             "members": [
                 {
                     "name": one.name,

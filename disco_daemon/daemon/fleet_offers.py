@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,10 +72,14 @@ class MemberPlaces:
 
 
 class HostOffers:
-    """The hosts that wait, by the names of their machines, and those that were taken; `free` is told of each offer."""
+    """The hosts that wait, by the names of their machines, and those that were taken; `free` is told of each offer.
 
-    def __init__(self, free: Callable[[str], None]) -> None:
-        self._free = free
+    `wall` is the time here, Unix time, s, by which the machines' clocks are judged.
+    """
+
+    def __init__(self, free: Callable[[str], None], wall: Callable[[], float] = time.time) -> None:
+        self._free, self._wall = free, wall
+        self._ahead_s: dict[str, float] = {}
         self._waiting: dict[str, tuple[HostOffered, socket.socket]] = {}
         self._lives: dict[tuple[str, int], LentLife] = {}
         self._latest: dict[str, HostOffered] = {}
@@ -88,6 +93,8 @@ class HostOffers:
         self._drop(offered.name)
         self._waiting[offered.name] = offered, sock
         self._latest[offered.name] = offered
+        if offered.offer.now:
+            self._ahead_s[offered.name] = offered.offer.now - self._wall()
         self._changed.set()
         self._changed = asyncio.Event()
         if offered.name not in self._left_alone:
@@ -171,6 +178,10 @@ class HostOffers:
             "n_threads": offered.offer.n_threads if offered else None,
             "memory_bytes": offered.offer.memory_bytes if offered else None,
             "llama": offered.offer.build.llama if offered else None,
+            "disco": offered.offer.build.disco if offered else None,
+            "python": offered.offer.python if offered else None,
+            "ray": offered.offer.ray if offered else None,
+            "ahead_s": self._ahead_s.get(name),
         }
 
     def _drop(self, name: str) -> None:

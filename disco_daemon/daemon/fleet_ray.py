@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ MISSING = "Ray is not installed here, so nobody restarts what lends hosts: pip i
 def has_ray() -> bool:
     """Whether the extra with Ray is installed; it is not imported for that."""
     return importlib.util.find_spec("ray") is not None
+
+
+def ray_version() -> str:
+    """Return the version of the Ray that is installed here, which is not imported for that; "" without one."""
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return ""
 
 
 def token_file(folder: Path) -> Path:

@@ -8,14 +8,17 @@ those of `messages`.
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from .messages import HEADER, BadFrameError, Build, Hello, PeerMessage, Refused, Welcome, check_lengths
 
 MAX_FIRST = 1 << 16  # bytes of a first message: a request for a certificate has 1 KB
 MEASURED_MAX = 16  # times that one connection may measure the way
 MEASURED_BYTES = 4 << 20  # that are sent one way to measure it: 0.3 s at 100 Mbit/s
+N_VERSION = 64  # characters of a version: it is shown to the owner, and no version is as long
 
 
 class BindRows(PeerMessage, frozen=True, kw_only=True):
@@ -179,13 +182,17 @@ class OfferHost(PeerMessage, frozen=True, kw_only=True):
 
     From then on the connection carries what a host of home's own machine says by a socket pair (`engine.hosts`).
     `build` is home's model and the member's llama.cpp, `has` are the names of the segments' files that are there. The
-    member allows so much memory, bytes (0 = what it has), and so many threads.
+    member allows so much memory, bytes (0 = what it has), and so many threads. It has this Python, is a node of Ray in
+    this version ("" = of none), and it is `now` there, Unix time, s (0 = it does not say).
     """
 
     build: Build
     has: tuple[str, ...] = ()
     memory_bytes: int = 0
     n_threads: int = 0
+    python: Annotated[str, Meta(max_length=N_VERSION)] = ""
+    ray: Annotated[str, Meta(max_length=N_VERSION)] = ""
+    now: float = 0.0
 
 
 class HostAccepted(PeerMessage, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import random
 import socket
+import time
 from contextlib import suppress
 
 import msgspec
@@ -107,7 +108,8 @@ class HostLender:
         self._addresses.remove(address)
         self._addresses.insert(0, address)
         try:
-            await ask(stream, first_frame(self._config.offer), HostAccepted)
+            offer = msgspec.structs.replace(self._config.offer, now=time.time())
+            await ask(stream, first_frame(offer), HostAccepted)
         except BaseException:
             stream.abort()
             raise

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from pathlib import Path
 
 import openai
 import pytest
 
+from disco_daemon.cli.doctor import fleet_machines
+from disco_daemon.cli.doctor.machines import way_to
 from disco_daemon.models.default import default_model_path
+from disco_daemon.peer.pairing import Membership
 from tests.e2e.test_fleet import PROMPTS, answers, parts_of
-from tests.fixtures.daemon import Heard
+from tests.fixtures.daemon import PATIENCE_S, Heard
 from tests.fixtures.machines import CountingProxy, FleetHome, fleet_home, lead_by, lending
 
 ROW_BYTES = 4 * 576  # of the default model
@@ -36,6 +40,7 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
             [_, host] = (await home.json("fleet", "status"))["hosts"]
             assert (host["name"], host["state"]) == ("attic", "up")
             assert not parts_of(pid, "hosts.process"), "no process of this machine computes"
+            await the_doctors_of_both_agree(home, tmp_path / "attic")
 
             busy = max(attic.hosts(), key=lambda one: one.cpu_times().user)
 
@@ -57,6 +62,22 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
                 await home.until_member(lambda one: one["lent"])
                 assert not stand_in.is_running()
                 await nothing_private_is_sent(home, proxy, expected)
+
+
+async def the_doctors_of_both_agree(home: FleetHome, attic: Path) -> None:
+    """Each machine reaches the other's port, and has the same versions and the same time."""
+    document = await home.until_members(lambda _: True, PATIENCE_S)
+    assert [(one.name, one.level) for one in fleet_machines.home(document, home.port)] == [
+        ("peer port", "ok"), ("builds", "ok"), ("clocks", "ok"), ("Ray", "ok"),
+    ]  # fmt: skip
+    [one] = document["members"]
+    assert (one["python"], one["ray"]) == (platform.python_version(), "")
+    paired = Membership(attic / "disco" / "fleet" / "home").partner()
+    assert paired is not None
+    found = await asyncio.to_thread(lambda: [*way_to(paired, "home", 60, ""), fleet_machines.ray_of_home(paired)])
+    assert [(one.name, one.level) for one in found] == [
+        ("home", "ok"), ("bandwidth", "ok"), ("two clocks", "ok"), ("Ray of home", "ok"),
+    ]  # fmt: skip
 
 
 async def nothing_private_is_sent(home: FleetHome, proxy: CountingProxy, expected: list[str]) -> None:

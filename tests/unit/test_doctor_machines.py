@@ -46,11 +46,11 @@ def test_the_fleet_is_as_the_daemon_has_it(state: str, level: Level) -> None:
 
 
 def test_another_version_there_is_said_and_a_model_that_is_not_loaded() -> None:
-    assert machines.partner_version("desktop", NEAR).level is OK
+    assert machines.version_there("partner", "desktop", NEAR).level is OK
     old = replace(NEAR, build=Build(disco="0.1", llama="", model="", n_layers=30, n_embd=1, n_vocab=1))
-    assert "disco 0.1" in machines.partner_version("desktop", old).found
-    assert machines.partner_version("desktop", old).level is WARN
-    assert "no model in memory" in machines.partner_version("desktop", replace(NEAR, build=None)).found
+    assert "disco 0.1" in machines.version_there("partner", "desktop", old).found
+    assert machines.version_there("partner", "desktop", old).level is WARN
+    assert "no model in memory" in machines.version_there("partner", "desktop", replace(NEAR, build=None)).found
 
 
 def test_slow_links_and_clocks_that_differ_are_told_with_what_to_do() -> None:
@@ -58,9 +58,9 @@ def test_slow_links_and_clocks_that_differ_are_told_with_what_to_do() -> None:
     assert machines.speed(NEAR).level is OK
     assert "cable" in machines.speed(replace(NEAR, rtt_s=0.2)).mend
     assert "int8" in machines.speed(replace(NEAR, up_bytes_per_s=1e5)).mend
-    assert machines.clocks(0.4).level is OK
-    assert machines.clocks(-300.0).found == "the partner's is 300.0 s behind this one"
-    assert machines.clocks(-300.0).level is WARN
+    assert machines.clocks(0.4, "the partner's", 120).level is OK
+    assert machines.clocks(-300.0, "the partner's", 120).found == "the partner's is 300.0 s behind this one"
+    assert machines.clocks(-300.0, "the partner's", 120).level is WARN
 
 
 @pytest.mark.parametrize(("days", "level"), [(400, OK), (10, WARN), (-1, WRONG)])

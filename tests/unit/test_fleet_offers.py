@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
 from disco_daemon.clock import SystemClock
 from disco_daemon.daemon import fleet_offers
 from disco_daemon.daemon.endpoints import reuse_device
@@ -194,3 +196,15 @@ def test_a_fleet_with_another_machine_is_another_device_than_one_without() -> No
     assert reuse_device(lent, own) is lent, "what was private in the old one never gets there"
     assert reuse_device(own, lent) is own
     assert reuse_device(device(HostProcesses(1, print)), own) is own
+
+
+async def test_what_a_machine_says_of_itself_is_described_with_how_far_its_clock_is() -> None:
+    offers = HostOffers(lambda _: None, wall=lambda: 1000.0)
+    assert offers.describe("attic")["ahead_s"] is None
+    event, ours, theirs = offered(1)
+    said = replace_fields(event.offer, python="3.12.4", ray="2.60.0", now=1090.0)
+    with ours, theirs:
+        offers.add(replace_fields(event, offer=said), ours)
+        found = offers.describe("attic")
+    assert (found["python"], found["ray"], found["disco"]) == ("3.12.4", "2.60.0", BUILD.disco)
+    assert found["ahead_s"] == 90.0

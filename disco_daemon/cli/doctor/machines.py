@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...config.schema import Config
 from ...peer.join import MeasuredLink
 from .finding import Finding, ok, warn, wrong
+
+if TYPE_CHECKING:
+    from ...peer.pairing import PairedPartner
 
 MAX_AHEAD_S = (
     120.0  # between the two clocks; less matters to no certificate, which is valid for a day before it is made
@@ -18,6 +21,7 @@ MAX_AHEAD_S = (
 SOON_DAYS = 30  # before a certificate ends
 SLOW_RTT_S = 0.1  # a round trip above gives fewer than ten verdicts a second
 SLOW_BYTES_PER_S = 1e6  # a prompt of 1,000 tokens of a small model takes 2 s
+_LISTED = {"partner": "partner list", "home": "fleet members"}  # the verb that lists machines there
 AGAIN = "pair the two machines again: `disco partner pair` there, then `disco split join CODE`"
 
 
@@ -57,12 +61,9 @@ def hosts_confinement(rights: Sequence[str]) -> Finding:
 
 
 def _edge(config: Config, daemon: Mapping[str, Any] | None, unasked: str) -> Iterator[Finding]:
-    import asyncio
-
     from ...daemon.edge import membership
     from ...daemon.joined import JoinedFolder
     from ...errors import DiscoError
-    from ...peer.join import measure_link
     from ...peer.pairing import valid_until
 
     try:
@@ -76,19 +77,29 @@ def _edge(config: Config, daemon: Mapping[str, Any] | None, unasked: str) -> Ite
     yield certificate("certificate", valid_until(paired.identity), time.time())
     if daemon is not None and (split := daemon.get("split")):
         yield link(split)
+    yield from way_to(paired, "partner", MAX_AHEAD_S, unasked)
+
+
+def way_to(paired: PairedPartner, name: str, most_s: float, unasked: str) -> Iterator[Finding]:
+    """Ask another machine, the `name` of its finding, over its port, and check version, link and clock there."""
+    import asyncio
+
+    from ...errors import DiscoError
+    from ...peer.join import measure_link
+
     if unasked:
-        yield ok("partner", f"{paired.name} was not asked: {unasked}")
+        yield ok(name, f"{paired.name} was not asked: {unasked}")
         return
     try:
         measured = asyncio.run(measure_link(paired))
     except DiscoError as e:
-        port = config.split.partner.rpartition(":")[2]
-        mend = f"is disco running on {paired.name}, and does its firewall let port {port} through?"
-        yield wrong("partner", f"{paired.name} at {config.split.partner}: {e}", mend)
+        at = paired.addresses[0]
+        mend = f"is disco running on {paired.name}, and does its firewall let port {at.port} through?"
+        yield wrong(name, f"{paired.name} at {at}: {e}", mend)
         return
-    yield partner_version(paired.name, measured)
+    yield version_there(name, paired.name, measured)
     yield speed(measured)
-    yield clocks(measured.ahead_s)
+    yield clocks(measured.ahead_s, f"the {name}'s", most_s)
 
 
 def link(split: Mapping[str, Any]) -> Finding:
@@ -109,17 +120,19 @@ def link(split: Mapping[str, Any]) -> Finding:
     return ok(name, shown)
 
 
-def partner_version(name: str, measured: MeasuredLink) -> Finding:
-    """Check the partner's version of disco, and its build of llama.cpp."""
+def version_there(finding: str, name: str, measured: MeasuredLink) -> Finding:
+    """Check another machine's version of disco, and its build of llama.cpp."""
     build = measured.build
     if build is None:
         return warn(
-            "partner", f"{name} has no model in memory", "wait until it is loaded; `disco partner list` there says more"
+            finding,
+            f"{name} has no model in memory",
+            f"wait until it is loaded; `disco {_LISTED[finding]}` there says more",
         )
     shown = f"{name}: disco {build.disco}, llama.cpp {build.llama or 'not loaded yet'}, {build.n_layers} layers"
     if build.disco != __version__:
-        return warn("partner", f"{shown}; this is disco {__version__}", "install the same version on both machines")
-    return ok("partner", shown)
+        return warn(finding, f"{shown}; this is disco {__version__}", "install the same version on both machines")
+    return ok(finding, shown)
 
 
 def speed(measured: MeasuredLink) -> Finding:
@@ -135,22 +148,22 @@ def speed(measured: MeasuredLink) -> Finding:
     return ok("bandwidth", shown)
 
 
-def clocks(ahead_s: float) -> Finding:
-    """Check how far the two clocks are apart."""
+def clocks(ahead_s: float, whose: str, most_s: float) -> Finding:
+    """Check how far the two clocks are apart; `whose` other one it is, and by how much it may differ, s."""
     side = "ahead of" if ahead_s > 0 else "behind"
-    shown = f"the partner's is {abs(ahead_s):.1f} s {side} this one"
-    if abs(ahead_s) > MAX_AHEAD_S:
+    shown = f"{whose} is {abs(ahead_s):.1f} s {side} this one"
+    if abs(ahead_s) > most_s:
         return warn("two clocks", shown, "set both by the network: a certificate is only valid in its time")
     return ok("two clocks", shown)
 
 
-def certificate(name: str, until: float, now: float) -> Finding:
-    """Check until when a certificate is valid; both are Unix times, s."""
+def certificate(name: str, until: float, now: float, again: str = AGAIN) -> Finding:
+    """Check until when a certificate is valid; both are Unix times, s. `again` says how to get another one."""
     shown = f"valid until {datetime.fromtimestamp(until, UTC):%Y-%m-%d}"
     if until <= now:
-        return wrong(name, f"it was {shown}", AGAIN)
+        return wrong(name, f"it was {shown}", again)
     if until - now < SOON_DAYS * 86400:
-        return warn(name, shown, AGAIN)
+        return warn(name, shown, again)
     return ok(name, shown)
 
 
@@ -158,30 +171,44 @@ def certificate(name: str, until: float, now: float) -> Finding:
 
 
 def _partner(config: Config, daemon: Mapping[str, Any] | None) -> Iterator[Finding]:
+    def served_by(document: Mapping[str, Any]) -> Iterator[Finding]:
+        yield served(document, config.peer.port)
+
+    yield from of_members(config, daemon, "peer", "partner", served_by)
+
+
+def of_members(
+    config: Config,
+    daemon: Mapping[str, Any] | None,
+    folder: str,
+    path: str,
+    look: Callable[[Mapping[str, Any]], Iterator[Finding]],
+) -> Iterator[Finding]:
+    """Check the authority in `folder` of the data, and by `look` what a daemon that runs says of its machines."""
     from ...client import once as client
     from ...config.layers import data_path
     from ...errors import DiscoError
     from ...peer.pairing import Issuer, valid_until
 
-    issuer = Issuer(data_path() / "peer" / "issuer")
+    issuer = Issuer(data_path() / folder / "issuer")
     try:
         if issuer.exists:
             yield certificate("certificates", valid_until(issuer.identity()), time.time())
         if daemon is not None:
             root, key = client.daemon_at(None, config)
-            yield served(client.get(root, "/disco/v1/partner", key), config.peer.port)
+            yield from look(client.get(root, f"/disco/v1/{path}", key))
     except DiscoError as e:
-        yield wrong("peer port", str(e), "`disco partner list` says more")
+        yield wrong("peer port", str(e), "`disco status` says more")
 
 
-def served(document: Mapping[str, Any], port: int) -> Finding:
-    """Check whether other machines reach this one: one that is connected has."""
+def served(document: Mapping[str, Any], port: int, pair: str = "partner pair") -> Finding:
+    """Check whether other machines reach this one: one that is connected has. `pair` is the verb that lets one join."""
     name, members = "peer port", document["members"]
     linked = [member["name"] for member in members if member["connected"]]
     if document["error"]:
         return wrong(name, document["error"], "`disco config set peer.port N` with another one, or free it")
     if not document["listening"]:
-        return ok(name, "nothing listens: no machine is paired", "`disco partner pair` prints a code for one")
+        return ok(name, "nothing listens: no machine is paired", f"`disco {pair}` prints a code for one")
     if linked:
         return ok(name, f"{document['listening']}, reached by {', '.join(linked)}")
     who = ", ".join(member["name"] for member in members) or "nobody yet"

@@ -166,11 +166,16 @@ def network(name: str, url: str, *, unasked: str = "") -> Finding:
     if proxy is not None:
         host, port = proxy
     via = f"the proxy {host}:{port}" if proxy else f"{host}:{port}"
+    mend = "check the network and a firewall; the daemon answers from this machine meanwhile"
+    return reach(name, host, port, via, mend)
+
+
+def reach(name: str, host: str, port: int, via: str, mend: str) -> Finding:
+    """Check a TCP connection to a port, which is shown as `via`; `mend` is for one that does not answer."""
     began = time.monotonic()
     try:
         within(NETWORK_TIMEOUT_S, lambda: _connect(host, port))
     except TimeoutError:
-        mend = "check the network and a firewall; the daemon answers from this machine meanwhile"
         return wrong(name, f"{via} did not answer within {NETWORK_TIMEOUT_S:g} s", mend)
     except socket.gaierror as e:
         return wrong(name, f"the name {host} is not known: {e.strerror}", "check the URL, and the network's DNS")
