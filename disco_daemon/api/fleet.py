@@ -12,8 +12,8 @@ from msgspec import Meta
 from ..errors import ConfigError, RequestError
 from .connections import body
 from .documents import DOCUMENTS, as_json
+from .member_routes import code_made, revoked
 from .openai import convert, decoded
-from .partner import PairWish, RevokeWish
 
 
 class DrainWish(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,18 +67,9 @@ async def _members(request: web.Request) -> web.Response:
 
 async def _new(request: web.Request) -> web.Response:
     """POST /disco/v1/fleet/new: Make a code for one machine, `{address?}`; makes the device a fleet."""
-    given = await body(request)
-    wish = convert(decoded(given), PairWish) if given else PairWish()
-    try:
-        return as_json(await request.app[DOCUMENTS].new_machine(wish.address.strip()))
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting") from e
+    return await code_made(request, request.app[DOCUMENTS].new_machine)
 
 
 async def _revoke(request: web.Request) -> web.Response:
     """POST /disco/v1/fleet/revoke: Refuse a machine of the fleet from now on, `{name}`; its host is cut off at once."""
-    wish = convert(decoded(await body(request)), RevokeWish)
-    try:
-        return as_json(await request.app[DOCUMENTS].revoke_machine(wish.name))
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting", param="name") from e
+    return await revoked(request, request.app[DOCUMENTS].revoke_machine)

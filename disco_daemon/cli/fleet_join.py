@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from . import members
 from .terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -30,12 +31,10 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "that it is sent into their text, so private requests are refused while it may compute.",
     )
     new.add_argument("--address", default="", metavar="HOST", help="what the other machine calls this one")
-    members = actions.add_parser("members", help="list the machines that have joined")
+    listed = actions.add_parser("members", help="list the machines that have joined")
     revoke = actions.add_parser("revoke", help="refuse a machine from now on")
     revoke.add_argument("name", help="of the machine, as `disco fleet members` shows it")
-    for action, run in ((new, _new), (members, _members), (revoke, _revoke)):
-        action.add_argument("--url", help="daemon to ask (default from the configuration)")
-        action.set_defaults(run=run)
+    members.add_actions((new, _new), (listed, _members), (revoke, _revoke))
     join = actions.add_parser(
         "join",
         help="lend another machine of yours a part of this one, until Ctrl-C",
@@ -62,7 +61,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "forgotten if it can be told so, and by `disco fleet revoke` else.",
     )
     leave.set_defaults(run=_leave)
-    for action in (new, members, revoke, join, leave):
+    for action in (new, listed, revoke, join, leave):
         action.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -71,16 +70,11 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _new(args: argparse.Namespace) -> int:
     """Print the code, how long it lives and what to type on the other machine."""
-    found = _ask(args, "POST", "/new", {"address": args.address})
-    if args.json:
-        print(json.dumps(found))
+    found = members.ask(args, "POST", "fleet/new", {"address": args.address})
+    on = "This machine is the home of a fleet from now on (fleet.enabled = true)."
+    if not members.print_code(args, found, on, "disco fleet join"):
         return 0
     console = make_console(highlight=False, soft_wrap=True)
-    if found["turned_on"]:
-        console.print("This machine is the home of a fleet from now on (fleet.enabled = true).")
-    print(found["code"])
-    console.print(f"The code is good for one machine, for {found['expires_s'] / 60:.0f} minutes. There, type:")
-    print(f"disco fleet join {found['code']}")
     if found["ray"]["state"] == "missing":
         console.print(found["ray"]["why"])
     elif found["ray"]["state"] != "off":
@@ -93,7 +87,7 @@ def _new(args: argparse.Namespace) -> int:
 
 def _members(args: argparse.Namespace) -> int:
     """Print the machines that have joined."""
-    found = _ask(args, "GET", "/members", None)
+    found = members.ask(args, "GET", "fleet/members")
     if args.json:
         print(json.dumps(found))
         return 0
@@ -117,19 +111,7 @@ def _line(one: dict[str, Any]) -> str:
 
 def _revoke(args: argparse.Namespace) -> int:
     """Refuse a machine from now on."""
-    found = _ask(args, "POST", "/revoke", {"name": args.name})
-    print(json.dumps(found) if args.json else f"{found['revoked']} is refused from now on.")
-    return 0
-
-
-def _ask(args: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None) -> Any:
-    """Ask the daemon. Raises DaemonError."""
-    from ..client import once as client
-    from ..config.layers import load
-
-    root, key = client.daemon_at(args.url, load())
-    path = f"/disco/v1/fleet{path}"
-    return client.get(root, path, key) if method == "GET" else client.post(root, path, body or {}, key)
+    return members.revoke(args, "fleet/revoke")
 
 
 # --- on the other machine -------------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
-from .terminal import make_console
+from . import members
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,30 +27,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     listed = actions.add_parser("list", help="list the machines that have joined")
     revoke = actions.add_parser("revoke", help="refuse a machine from now on")
     revoke.add_argument("name", help="of the machine, as `disco partner list` shows it")
-    for action, run in ((pair, _pair), (listed, _list), (revoke, _revoke)):
-        action.add_argument("--url", help="daemon to ask (default from the configuration)")
+    members.add_actions((pair, _pair), (listed, _list), (revoke, _revoke))
+    for action in (pair, listed, revoke):
         action.add_argument("--json", action="store_true", help="print one JSON document")
-        action.set_defaults(run=run)
 
 
 def _pair(args: argparse.Namespace) -> int:
     """Print the code, how long it lives and what to type on the other machine."""
-    found = _ask(args, "POST", "/pair", {"address": args.address})
-    if args.json:
-        print(json.dumps(found))
-        return 0
-    console = make_console(highlight=False, soft_wrap=True)
-    if found["turned_on"]:
-        console.print("This machine is a partner from now on (partner.enabled = true).")
-    print(found["code"])
-    console.print(f"The code is good for one machine, for {found['expires_s'] / 60:.0f} minutes. There, type:")
-    print(f"disco split join {found['code']}")
+    found = members.ask(args, "POST", "partner/pair", {"address": args.address})
+    on = "This machine is a partner from now on (partner.enabled = true)."
+    members.print_code(args, found, on, "disco split join")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
     """Print the machines that have joined."""
-    found = _ask(args, "GET", "", None)
+    found = members.ask(args, "GET", "partner")
     if args.json:
         print(json.dumps(found))
         return 0
@@ -69,16 +60,4 @@ def _list(args: argparse.Namespace) -> int:
 
 def _revoke(args: argparse.Namespace) -> int:
     """Refuse a machine from now on."""
-    found = _ask(args, "POST", "/revoke", {"name": args.name})
-    print(json.dumps(found) if args.json else f"{found['revoked']} is refused from now on.")
-    return 0
-
-
-def _ask(args: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None) -> Any:
-    """Ask the daemon. Raises DaemonError."""
-    from ..client import once as client
-    from ..config.layers import load
-
-    root, key = client.daemon_at(args.url, load())
-    path = f"/disco/v1/partner{path}"
-    return client.get(root, path, key) if method == "GET" else client.post(root, path, body or {}, key)
+    return members.revoke(args, "partner/revoke")

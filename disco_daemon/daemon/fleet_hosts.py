@@ -25,7 +25,7 @@ log = logging.getLogger("disco.fleet")
 
 MODULE = "disco_daemon.engine.hosts.process"
 N_STDERR_LINES = 20  # a host's last words, kept to say why it ended
-REAPED_S = 0.2  # for the news that a process has ended, which home had by its socket; one that hangs is killed then
+REAPED_S = 0.2  # for the news that a host has ended, which home had by its socket; a process that hangs is killed then
 ENDED_S = 2.0  # for a host whose home has gone, until it is killed: a batch that is being computed takes less than 1 s
 
 
@@ -186,7 +186,11 @@ class HostProcesses:
 
     async def _borrow(self, host: HostLife) -> socket.socket | None:
         """Return the socket to a host of another machine; None if it is this machine's, or if that is not there."""
-        host.lent = None
+        before, host.lent = host.lent, None
+        if before is not None:  # the engine has closed it, or has found it closed: the relay says which
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REAPED_S):
+                    await before.over.wait()
         if self._lenders is None or host.number <= self._n_local:
             return None
         place = host.number - self._n_local - 1

@@ -59,7 +59,8 @@ class FleetLending:
 
     `ray` is the version of the Ray that this machine is a node of, "" if it is of none; home only shows it.
 
-    All mutable state: the relay, the processes of hosts by their lives, and whether home is to be asked again.
+    All mutable state: the relay, the tasks of hosts' processes, what says that a life's connection has ended, and
+    whether home is to be asked again.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class FleetLending:
         self._home, self._folder, self._terms, self._say, self._ray = home, folder, terms, say, ray
         self._relay = RelayProcess(self._hear, self._reached)
         self._hosts: set[asyncio.Task[None]] = set()
+        self._lives: dict[int, asyncio.Event] = {}
         self._fetching = asyncio.Lock()
         self._asks = asyncio.Event()
         self._over = ""
@@ -83,6 +85,7 @@ class FleetLending:
                 return await self._follow()
             finally:
                 await self._relay.close()
+                self._end_lives()
                 await asyncio.gather(*self._hosts, return_exceptions=True)
 
     async def _follow(self) -> str:
@@ -171,16 +174,31 @@ class FleetLending:
                 if reason in ENDS_IT:
                     self._over = message
                 self._asks.set()  # another model, or other layers
-            case HomeEnded() | RelayLost():
+            case HomeEnded(life=life):
+                if (over := self._lives.pop(life, None)) is not None:
+                    over.set()
+                self._asks.set()
+            case RelayLost():
+                self._end_lives()
                 self._asks.set()
 
+    def _end_lives(self) -> None:
+        """All connections have ended: the relay has gone."""
+        for over in self._lives.values():
+            over.set()
+        self._lives.clear()
+
     def _reached(self, event: HostOffered | HomeReached, sock: socket.socket) -> None:
-        task = asyncio.create_task(self._live(sock), name="host for another machine")
+        over = self._lives[event.life] = asyncio.Event()
+        task = asyncio.create_task(self._live(sock, over), name="host for another machine")
         self._hosts.add(task)
         task.add_done_callback(self._hosts.discard)
 
-    async def _live(self, sock: socket.socket) -> None:
-        """Let a process compute behind a socket, fetch what it lacks, and see to its end."""
+    async def _live(self, sock: socket.socket, over: asyncio.Event) -> None:
+        """Let a process compute behind a socket, fetch what it lacks, and see to its end, soon after life is `over`.
+
+        A process that hangs, or was stopped, does not see that its socket has ended.
+        """
         terms, fd = self._terms, sock.fileno()
         with sock:
             try:
@@ -193,14 +211,16 @@ class FleetLending:
                 return
         said: deque[str] = deque(maxlen=N_STDERR_LINES)
         reading = asyncio.create_task(drain(process.stderr, said), name="host's stderr")
+        serving, ended = asyncio.create_task(self._serve(process)), asyncio.create_task(over.wait())
         try:
-            await self._serve(process)
+            await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            ended.cancel()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENDED_S):
                     await process.wait()
             await end(process)
-            await reading
+            await asyncio.gather(serving, reading, return_exceptions=True)
         if process.returncode:
             self._tell(f"a host has ended ({process.returncode}){f': {said[-1]}' if said else ''}")
 

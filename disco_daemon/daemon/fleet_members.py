@@ -1,8 +1,7 @@
 """Home's side of a fleet of machines: who may join, which layers are whose, and the hosts that they lend.
 
-Nothing listens, and no process runs, before a code was made or a machine has joined. The relay asks here whatever is to
-be decided. A machine that joins gets a place, which it keeps until it leaves: its layers are those of the host with
-that place in the layout of whichever engine runs.
+A machine that joins gets a place, which it keeps until it leaves: its layers are those of the host with that place in
+the layout of whichever engine runs.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,81 +19,55 @@ from msgspec.structs import replace
 from ..config.layers import data_path
 from ..config.schema import Config
 from ..errors import ConfigError
-from ..peer.addresses import own_addresses
 from ..peer.control import (
-    Address,
     CutsAnswer,
     CutsAsked,
     FileAsked,
     HomeReached,
     HostEnded,
     HostOffered,
-    Listening,
-    MemberLeaves,
+    Member,
     OfferFile,
-    PairAnswer,
     PairAsked,
-    RefusalCounts,
     RefuseFile,
     RelayEvent,
     SegmentsAnswer,
     SegmentsAsked,
-    ServeMembers,
 )
-from ..peer.daemon_side import RelayLost, RelayProcess
+from ..peer.daemon_side import RelayLost
 from ..peer.first_frames import TheSegments
 from ..peer.messages import Build, Welcome
-from ..peer.pairing import Issuer
-from ..peer.pairing_code import ADDRESSES_MAX, PairingError, format_code
-from .device import model_path
 from .fleet_offers import HostOffers, MemberPlaces, own_llama
 from .fleet_places import Borrower, LentLife, files_of
 from .fleet_ray import HomeRay
-from .hosted_range import describe_model
+from .member_service import MemberService
 from .split import checksum
-from .tasks import cancel_all
-
-log = logging.getLogger("disco.fleet")
 
 LISTEN_S = 15.0  # for the relay to start and to listen, beside a Ray that starts as well
 
 
-class FleetMembers:
+class FleetMembers(MemberService):
     """Serves the machines of a fleet, as the settings say; `changed` is called when one has joined or left.
 
-    All mutable state: the settings, the relay while there is somebody to serve, the engines that borrow hosts, what is
-    offered, the tasks that answer the relay, and the reason why nothing is served.
+    All mutable state, beside the service's: the engines that borrow hosts, what is offered, Ray, and whether all that
+    is computed now is private.
     """
 
+    log = logging.getLogger("disco.fleet")
+    listen_s = LISTEN_S
+    needs_own_model = "a fleet computes this machine's own model: set device.enabled, and no base_url"
+
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or data_path() / "fleet" / "issuer"
-        self._issuer, self._places = Issuer(self._folder), MemberPlaces(self._folder)
+        folder = folder or data_path() / "fleet" / "issuer"
+        super().__init__(folder)
+        self._places = MemberPlaces(folder)
         self.changed: Callable[[], Awaitable[object]] = _nobody
-        self._config: Config | None = None
-        self._relay: RelayProcess | None = None
-        self._build: Build | None = None
         self._borrowers: list[Borrower] = []
         self._offers = HostOffers(self._tell_free)
-        self._changing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[object]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._listening = asyncio.Condition()
-        self._port: int | None = None
-        self._error, self._is_private = "", False
-        self._ray = HomeRay(self._folder.parent, self._ray_changed)
-        self._refused: dict[str, int] = {}
+        self._is_private = False
+        self._ray = HomeRay(folder.parent, self._ray_changed)
 
     # --- for the owner ------------------------------------------------------------------------------------------------
-
-    async def follow(self, config: Config) -> None:
-        """Go by these settings from now on. Raises nothing: what is wrong is shown by `document`."""
-        async with self._changing:
-            self._config = config
-            try:
-                await self._serve()
-            except ConfigError as e:
-                self._error = str(e)
-                log.warning("no machine is served: %s", e)
 
     async def hold(self, *, private: bool) -> None:
         """Send nothing to another machine any more while `private`: when this returns no host is lent."""
@@ -112,50 +84,21 @@ class FleetMembers:
 
     async def new(self, address: str) -> dict[str, Any]:
         """Make a code for one machine, and listen for it. Raises ConfigError; then nothing listens for it."""
-        config = self._config
-        assert config is not None
         if self._is_private:
             raise ConfigError("policy.private is on: nothing may leave this machine, so none can join")
-        addresses = [address] if address else own_addresses(config.fleet.listen)[:ADDRESSES_MAX]
-        async with self._changing:
-            await self._build_of(config)  # first: a model that cannot be cut needs no code
-            code = await asyncio.to_thread(
-                self._issuer.new_code, [Address(host=host, port=config.peer.port) for host in addresses]
-            )
-            await self._serve()
-        await self._wait_for_port()
-        ends_at = await asyncio.to_thread(self._issuer.code_ends_at)
-        return {
-            "code": format_code(code),
-            "expires_s": round(max(0.0, (ends_at or 0.0) - time.time())),
-            "name": self._issuer.name,
-            "addresses": [str(one) for one in code.addresses],
-            "ray": self._ray.document(),
-        }
+        return await self.make_code(address) | {"ray": self._ray.document()}
 
     async def revoke(self, name: str) -> dict[str, Any]:
         """Refuse a machine from now on. Raises ConfigError for a name that no member has."""
-        async with self._changing:
-            await asyncio.to_thread(self._issuer.revoke, name)
-            await asyncio.to_thread(self._places.drop, name)
-            await self._serve()
+        found = await super().revoke(name)
         self._begin(self._change(), "fleet without a machine")
-        return {"revoked": name}
+        return found
 
     def document(self) -> dict[str, Any]:
         """Return the machines and how they are. Reads files, so it blocks."""
-        config, error, records, code_ends_at = self._config, self._error, [], None
-        with suppress(PairingError):
-            records, code_ends_at = self._issuer.records(), self._issuer.code_ends_at()
-        enabled = config is not None and config.fleet.enabled
-        state = "off" if not enabled else "not listening" if self._port is None else "listening"
+        found, records = self._describe("listening")
         places = self._places.load()
-        return {
-            "enabled": enabled,
-            "state": state,
-            "listening": f"{config.fleet.listen}:{self._port}" if config is not None and self._port else None,
-            "relay_pid": self._relay.pid if self._relay is not None else None,
-            "code_expires_s": round(code_ends_at - time.time()) if code_ends_at is not None else None,
+        return found | {
             "llama": self._build.llama if self._build is not None else None,
             "members": [
                 {
@@ -168,19 +111,11 @@ class FleetMembers:
                 for one in records
             ],
             "ray": self._ray.document(),
-            "refused": self._refused,
-            "error": error,
         }
 
     def n_places(self) -> int:
         """Return how many places there are, for which layers are to be laid out. Reads a file."""
         return max(self._places.load().values(), default=-1) + 1
-
-    async def close(self) -> None:
-        """End all that is lent, and the relay; idempotent."""
-        async with self._changing:
-            await self._stop()
-        await cancel_all(list(self._tasks))
 
     # --- for the engines ----------------------------------------------------------------------------------------------
 
@@ -211,69 +146,39 @@ class FleetMembers:
 
     # --- what is served -----------------------------------------------------------------------------------------------
 
-    async def _serve(self) -> None:
-        """Serve whoever is a member now, or has a code; end what nobody needs. Raises ConfigError."""
-        config = self._config
-        if config is None or not config.fleet.enabled or self._is_private or not self._issuer.exists:
-            await self._stop()
-            return
-        members, code_ends_at = await asyncio.to_thread(lambda: (self._issuer.members(), self._issuer.code_ends_at()))
-        if not members and code_ends_at is None:
-            await self._stop()
-            return
-        await asyncio.to_thread(self._places.keep, [one.name for one in self._issuer.records()])
-        build = await self._build_of(config)
-        if self._relay is None:
-            self._relay = RelayProcess(self._hear, self._offered)
-            self._relay.start()
-        is_exact = config.device.rounding != "fast" and config.device.flash_attn != "off"
-        await self._ray.keep(config)
-        self._relay.serve(
-            ServeMembers(
-                identity=self._issuer.identity(),
-                listen=Address(host=config.fleet.listen, port=config.peer.port),
-                members=members,
-                pairing=code_ends_at is not None,
-                welcome=Welcome(build=build, cut=1, n_ctx=config.device.n_ctx, max_answers=0, credits=0),
-                only_llama=build.llama if is_exact else "",
-                ray=self._ray.for_members(),
-            )
-        )
-        self._error = ""
-        self._expire(code_ends_at)
+    def _is_enabled(self, config: Config) -> bool:
+        return config.fleet.enabled
 
-    def _expire(self, code_ends_at: float | None) -> None:
-        """Look again when the code has ended: with it may end what is to be served."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if code_ends_at is not None and self._config is not None:
-            loop, config = asyncio.get_running_loop(), self._config
-            wait_s = max(0.0, code_ends_at - time.time()) + 1.0
-            self._timer = loop.call_later(wait_s, lambda: self._begin(self.follow(config), "code expired"))
+    def _listen_host(self, config: Config) -> str:
+        return config.fleet.listen
+
+    def _may_serve(self) -> bool:
+        return not self._is_private
+
+    def _forget(self, name: str) -> None:
+        self._places.drop(name)
+
+    def _complete(self, build: Build) -> Build:
+        return own_llama(build)
+
+    async def _serve_members(self, config: Config, build: Build, members: tuple[Member, ...]) -> None:
+        await asyncio.to_thread(self._places.keep, [one.name for one in self._issuer.records()])
+        await self._ray.keep(config)
+        welcome = Welcome(build=build, cut=1, n_ctx=config.device.n_ctx, max_answers=0, credits=0)
+        is_exact = config.device.rounding != "fast" and config.device.flash_attn != "off"
+        role, llama = self._role(config, welcome), build.llama if is_exact else ""
+        assert self._relay is not None
+        self._relay.serve(replace(role, only_llama=llama, ray=self._ray.for_members()))
 
     def _ray_changed(self) -> None:
         if self._config is not None:
             self._begin(self.follow(self._config), "Ray for members")
 
-    async def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    async def _stop_computing(self) -> None:
         await self._ray.close()
-        relay, self._relay, self._port = self._relay, None, None
-        self._offers.clear()
-        if relay is not None:
-            await relay.close()
 
-    async def _build_of(self, config: Config) -> Build:
-        """Return what is said of the model here; its fingerprint is computed once. Raises ConfigError."""
-        if config.device.base_url or not config.device.enabled:
-            raise ConfigError("a fleet computes this machine's own model: set device.enabled, and no base_url")
-        model = model_path(config.device)
-        found = await asyncio.to_thread(describe_model, model)
-        if self._build is None or self._build.model != found.model:
-            self._build = await asyncio.to_thread(own_llama, found)
-        return self._build
+    def _drop_machines(self) -> None:
+        self._offers.clear()
 
     # --- what the relay says ------------------------------------------------------------------------------------------
 
@@ -292,14 +197,8 @@ class FleetMembers:
             if own and self._offers.has(name, [path.name for _, path in own]):
                 borrower.machine_is_there(place)
 
-    def _hear(self, event: RelayEvent | RelayLost) -> None:
+    def _hear_more(self, event: RelayEvent | RelayLost) -> None:
         match event:
-            case Listening(port=port, error=error):
-                self._begin(self._set_port(port or None, error), "port")
-            case RefusalCounts(counts=counts):
-                self._refused = counts
-            case PairAsked():
-                self._begin(self._grant(event), "certificate")
             case SegmentsAsked():
                 self._begin(self._answer_segments(event), "segments")
             case FileAsked():
@@ -310,60 +209,21 @@ class FleetMembers:
                 )
             case HostEnded():
                 self._offers.end(event)
-            case MemberLeaves(name=name):
-                log.info("%s leaves", name)
-                self._begin(self.revoke(name), "leave")
             case RelayLost():
                 self._offers.clear()
 
-    def _answer(self, message: CutsAnswer | PairAnswer | RefuseFile | SegmentsAnswer) -> None:
-        if self._relay is not None:
-            self._relay.send(message)
-
-    def _begin(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
-
-    async def _set_port(self, port: int | None, error: str) -> None:
-        async with self._listening:
-            self._port, self._error = port, error
-            self._listening.notify_all()
-
-    async def _wait_for_port(self) -> None:
-        """Wait until the relay listens. Raises ConfigError if it cannot."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LISTEN_S), self._listening:
-                await self._listening.wait_for(lambda: self._port is not None or self._error)
-        if self._port is None:
-            msg = f"no other machine can reach this one: {self._error or 'the relay does not listen'}"
-            raise ConfigError(msg)
-
-    async def _grant(self, asked: PairAsked) -> None:
-        """Sign the certificate of a machine that has the code, or say why not."""
-        try:
-            certificate = await asyncio.to_thread(self._issuer.grant, asked.secret, asked.csr, asked.name)
-        except PairingError as e:
-            log.warning("a machine at %s has not joined: %s", asked.address, e)
-            self._answer(PairAnswer(n=asked.n, reason=e.reason, message=str(e)))
-            return
-        log.info("%s at %s has joined", asked.name, asked.address)
-        if self._config is not None:
-            await self.follow(self._config)  # a member before it hears of it: it connects at once
-        self._answer(PairAnswer(n=asked.n, certificate=certificate))
-        await self._change()
+    async def _grant(self, asked: PairAsked) -> bool:
+        has_joined = await super()._grant(asked)
+        if has_joined:
+            await self._change()
+        return has_joined
 
     async def _change(self) -> None:
         try:
             await self.changed()
         except ConfigError as e:
             self._error = str(e)
-            log.warning("the layers stay where they are: %s", e)
+            self.log.warning("the layers stay where they are: %s", e)
 
     async def _answer_segments(self, asked: SegmentsAsked) -> None:
         place, build = self._places.load().get(asked.name), self._build

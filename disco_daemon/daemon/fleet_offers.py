@@ -22,6 +22,7 @@ from .fleet_hosts import MODULE
 from .fleet_places import LentLife
 
 COMES_S = 1.0  # that an engine waits for the next host of a machine that was there just now: it offers one at once
+COMES_AGAIN_S = 0.3  # after one that fell silent: a machine that is there connects again within two round trips
 USEFUL_BYTES = 1024  # came of a host that has computed anything: less than one row has, more than it says at its begin
 MAX_BAD = 2  # lives in a row that computed nothing; then the machine is left alone
 ALONE_S = 30.0  # for which it is
@@ -84,6 +85,7 @@ class HostOffers:
         self._lives: dict[tuple[str, int], LentLife] = {}
         self._latest: dict[str, HostOffered] = {}
         self._ended_at: dict[str, float] = {}
+        self._comes_s: dict[str, float] = {}
         self._n_bad: dict[str, int] = {}
         self._left_alone: dict[str, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
@@ -108,9 +110,13 @@ class HostOffers:
         life = self._lives.pop((ended.name, ended.life), None)
         if life is None:
             return
-        life.has_ended = True
+        life.over.set()
         loop = asyncio.get_running_loop()
         self._ended_at[ended.name] = loop.time()
+        self._comes_s[ended.name] = COMES_S
+        if ended.given_up:  # whatever was offered before is no more alive than that: a new offer shows who is there
+            self._comes_s[ended.name] = COMES_AGAIN_S
+            self._drop(ended.name)
         is_bad = ended.n_bytes < USEFUL_BYTES
         self._n_bad[ended.name] = self._n_bad.get(ended.name, 0) + 1 if is_bad else 0
         if self._n_bad[ended.name] >= MAX_BAD and ended.name not in self._left_alone:
@@ -127,7 +133,7 @@ class HostOffers:
         for name in list(self._waiting):
             self._drop(name)
         for life in self._lives.values():
-            life.has_ended = True
+            life.over.set()
         self._lives.clear()
         for timer in self._left_alone.values():
             timer.cancel()
@@ -153,10 +159,11 @@ class HostOffers:
         if name in self._left_alone:
             return None
         ended_at, now = self._ended_at.get(name), asyncio.get_running_loop().time()
-        is_coming = any(machine == name for machine, _ in self._lives) or (ended_at and now - ended_at < COMES_S)
+        comes_s = self._comes_s.get(name, COMES_S)
+        is_coming = any(machine == name for machine, _ in self._lives) or (ended_at and now - ended_at < comes_s)
         if name not in self._waiting and is_coming:
             with suppress(TimeoutError):
-                async with asyncio.timeout(COMES_S):
+                async with asyncio.timeout(comes_s):
                     while name not in self._waiting:
                         await self._changed.wait()
         if not self.has(name, files):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,12 @@ class LentLife:
     machine: str
     number: int
     llama: str
-    has_ended: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its connection is known to have ended."""
+        return self.over.is_set()
 
 
 class Borrower(Protocol):

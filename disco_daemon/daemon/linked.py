@@ -14,10 +14,9 @@ WORKING_S = 5.0  # after the latest rows: a link tells of them once a second
 
 
 class LinkedMachines:
-    """The links by the names of their machines, and how many connections were `refused`, by the reason."""
+    """The links by the names of their machines."""
 
     def __init__(self, clock: Clock) -> None:
-        self.refused: dict[str, int] = {}
         self._clock = clock
         self._links: dict[str, LinkUp] = {}
         self._stats: dict[str, LinkStats] = {}

@@ -247,12 +247,16 @@ class HostOffered(ControlMessage, frozen=True, kw_only=True):
 
 
 class HostEnded(ControlMessage, frozen=True, kw_only=True):
-    """The connection to a host that was offered has ended, and why; `n_bytes` came by it."""
+    """The connection to a host that was offered has ended, and why; `n_bytes` came by it.
+
+    `given_up`: it was the engine here that has closed its end, and not the other machine.
+    """
 
     name: str
     life: int
     message: str
     n_bytes: int = 0
+    given_up: bool = False
 
 
 class HomeReached(ControlMessage, frozen=True, kw_only=True):

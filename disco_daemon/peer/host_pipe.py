@@ -19,6 +19,7 @@ from .frame_stream import FrameStream
 from .messages import Welcome
 from .refusals import LinkEndedError, check_builds
 
+OWN_END = "its process has ended"  # why a connection ends whose end on this machine was closed
 PIECE = 1 << 17  # bytes that are passed on at a time: a socket holds hardly more
 # A machine that is gone without a word is noticed after 5 + 3 x 2 s, also while nobody computes; an engine that waits
 # for rows notices after 3.5 s by itself.
@@ -62,7 +63,8 @@ class HostPipes:
             why = await carry(stream, ours)
         finally:
             ours.close()
-            self._report(HostEnded(name=name, life=life, message=why, n_bytes=stream.n_received - before))
+            n_bytes = stream.n_received - before
+            self._report(HostEnded(name=name, life=life, message=why, n_bytes=n_bytes, given_up=why == OWN_END))
 
 
 async def carry(stream: FrameStream, sock: socket.socket, heard: Callable[[], None] = lambda: None) -> str:
@@ -92,7 +94,7 @@ async def _out(stream: FrameStream, sock: socket.socket) -> str:
         return e.message
     except OSError:
         pass
-    return "its process has ended"
+    return OWN_END
 
 
 async def _in(stream: FrameStream, sock: socket.socket, heard: Callable[[], None]) -> str:
@@ -106,7 +108,7 @@ async def _in(stream: FrameStream, sock: socket.socket, heard: Callable[[], None
     except LinkEndedError as e:
         return e.message
     except OSError:
-        return "its process has ended"
+        return OWN_END
     return "the other machine has ended it"
 
 

@@ -67,7 +67,7 @@ class Neighbour:
         self.begun, self.enough = asyncio.Event(), False
 
     async def listens(self) -> None:
-        """Until it is enough; who does not read at a pace gets tokens as they come."""
+        """Until it is enough, in mid-answer; who does not read at a pace gets tokens as they come."""
         messages: Any = [{"role": "user", "content": "Tell me a long story."}]
         while not self.enough:
             stream = await self._device.client.chat.completions.create(
@@ -81,6 +81,8 @@ class Neighbour:
                         self.gaps += [now - before] if before is not None else []
                         before = now
                         self.begun.set()
+                    if self.enough:
+                        break
 
 
 async def refused(device: DaemonProcess, **body: Any) -> tuple[dict[str, Any], float]:

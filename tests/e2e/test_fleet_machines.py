@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 from disco_daemon.cli.doctor import fleet_machines
 from disco_daemon.cli.doctor.machines import way_to
+from disco_daemon.engine.hosts.link import SILENT_S
 from disco_daemon.models.default import default_model_path
 from disco_daemon.peer.pairing import Membership
 from tests.e2e.test_fleet import PROMPTS, answers, parts_of
 from tests.fixtures.daemon import PATIENCE_S, Heard
-from tests.fixtures.machines import CountingProxy, FleetHome, fleet_home, lead_by, lending
+from tests.fixtures.machines import CountingProxy, FleetHome, LendingMachine, fleet_home, lead_by, lending
 
 ROW_BYTES = 4 * 576  # of the default model
 
@@ -56,10 +60,9 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
         [stand_in] = parts_of(pid, "hosts.process")
         async with CountingProxy(home.port) as proxy:
             lead_by(proxy.port, tmp_path / "attic")
-            async with lending(tmp_path / "attic"):
+            async with lending(tmp_path / "attic") as attic:
                 await home.until_member(lambda one: one["connected"])
-                assert await answers(daemon) == expected
-                await home.until_member(lambda one: one["lent"])
+                await what_falls_silent_or_is_cut_costs_no_word(home, attic, proxy, expected)
                 assert not stand_in.is_running()
                 await nothing_private_is_sent(home, proxy, expected)
 
@@ -78,6 +81,62 @@ async def the_doctors_of_both_agree(home: FleetHome, attic: Path) -> None:
     assert [(one.name, one.level) for one in found] == [
         ("home", "ok"), ("bandwidth", "ok"), ("two clocks", "ok"), ("Ray of home", "ok"),
     ]  # fmt: skip
+
+
+@dataclass
+class Disturbance:
+    """Lets parts of a machine fail, one after the other, while an answer is heard: each when that many pieces were.
+
+    `waits` are how long no piece came then, s.
+    """
+
+    attic: LendingMachine
+    proxy: CountingProxy
+    faults: dict[int, str]
+    stopped: list[psutil.Process] = field(default_factory=list)
+    waits: dict[str, float] = field(default_factory=dict)
+    _failed: tuple[str, float] | None = None
+
+    def heard(self, heard: Heard) -> None:
+        now = time.monotonic()
+        if self._failed is not None and now - self._failed[1] > 0.2:  # what was under way has come by then
+            self.waits[self._failed[0]] = now - self._failed[1]
+            self._failed = None
+        if self._failed is None and (fault := self.faults.pop(len(heard.pieces), None)) is not None:
+            self._failed = fault, now
+            self._fail(fault)
+
+    def _fail(self, fault: str) -> None:
+        if fault == "link":
+            self.proxy.cut()
+            return
+        stopped = [self.attic.relay()] if fault != "engine" else []
+        if fault != "relay":
+            stopped.append(max(self.attic.hosts(), key=lambda one: one.cpu_times().user))
+        for process in stopped:
+            process.suspend()
+        self.stopped += stopped
+
+
+async def what_falls_silent_or_is_cut_costs_no_word(
+    home: FleetHome, attic: LendingMachine, proxy: CountingProxy, expected: list[str]
+) -> None:
+    """The machine's relay, its engine or both stand still, or the link is cut, while it computes."""
+    waits: dict[str, float] = {}
+    for faults in ({6: "link"}, {6: "engine", 12: "relay"}, {6: "both"}):
+        disturbance = Disturbance(attic, proxy, dict(faults))
+        assert await answers(home.daemon, PROMPTS[:2], on_piece=disturbance.heard) == expected[:2], faults
+        assert not disturbance.faults
+        waits |= disturbance.waits
+        for process in disturbance.stopped:
+            if process == attic.relay():
+                process.resume()
+            else:  # nobody lets it go on: the machine ends it
+                await asyncio.to_thread(process.wait, PATIENCE_S)
+        await home.until_member(lambda one: one["connected"])
+    silent = (waits["engine"], waits["both"])
+    assert min(silent) > SILENT_S - 1, f"it did compute, and was waited for: {waits}"
+    assert min(silent) < SILENT_S + 5, f"a process of home has begun in its place: {waits}"
 
 
 async def nothing_private_is_sent(home: FleetHome, proxy: CountingProxy, expected: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -108,7 +109,8 @@ async def test_what_one_end_says_the_other_one_hears_until_one_of_them_ends(tmp_
         attic.relay.join(home.role(identity))
         offered, there = await home.machine.host()
         assert isinstance(offered, HostOffered)
-        assert (offered.name, offered.offer) == ("cellar", OFFER)
+        assert (offered.name, replace(offered.offer, now=0.0)) == ("cellar", OFFER)
+        assert abs(offered.offer.now - time.time()) < 60, "the time there comes with each offer"
         _, here = await attic.host()
         loop, big = asyncio.get_running_loop(), bytes(range(256)) * 4096
         for one, other in ((there, here), (here, there)):
@@ -122,9 +124,11 @@ async def test_what_one_end_says_the_other_one_hears_until_one_of_them_ends(tmp_
         assert await received(there, 1) == b""
         ended = await home.machine.wait(HostEnded)
         assert (ended.name, ended.life, ended.n_bytes) == ("cellar", offered.life, len(big))
+        assert not ended.given_up
         await attic.wait(HomeEnded)
 
         spare.close()  # home does not want this one
+        assert (await home.machine.wait(HostEnded)).given_up
         await attic.wait(HomeEnded)
         await home.machine.host()
         await attic.host()

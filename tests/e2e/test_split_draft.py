@@ -118,7 +118,7 @@ async def test_a_weak_drafter_costs_questions_and_changes_no_word(weak: Path, wh
 
 async def test_ids_are_asked_for_again_by_position_when_the_partner_has_no_room(good: Path, whole: Engine) -> None:
     requests = [question(f"Tell me about the number {n}.", 64) for n in range(1, 6)]
-    expected = [(await told(whole.open(request)))[0] for request in requests]
+    expected = [text for text, _ in await asyncio.gather(*(told(whole.open(request)) for request in requests))]
     model = [good, default_model_path()]
     async with paired(model, n_partner=256, n_ctx=256, exit_=own_certainty(), codec=IDS, ranges=[None, WHOLE]) as both:
         got = await asyncio.gather(*(told(both.edge.open(request)) for request in requests))

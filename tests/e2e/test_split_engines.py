@@ -390,7 +390,7 @@ async def test_drafts_of_an_exit_never_change_an_answer(segments: list[Path], wh
     sure = wire.ExitCalibration(coefficients=(0.0, 0.0, 0.0, 0.0), scores=(0.0, 1.0), shares=(0.7, 0.7))
     requests = [question(text, 40) for text in QUESTIONS]
     requests.append(question("Tell me a story about the sea.", 24, temperature=0.7, seed=7))
-    expected = [(await told(whole.open(request)))[0] for request in requests]
+    expected = [text for text, _ in await asyncio.gather(*(told(whole.open(request)) for request in requests))]
     async with paired([exit_segment(tmp_path), segments[1]], exit_=sure) as both:
         one_by_one = [await told(both.edge.open(request)) for request in requests]
         assert [text for text, _ in one_by_one] == expected

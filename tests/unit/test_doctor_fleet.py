@@ -50,7 +50,7 @@ def test_machines_that_agree_are_well_and_none_is_needed() -> None:
 
 def test_a_machine_that_has_not_said_hello_is_not_judged() -> None:
     silent = {**dict.fromkeys(ATTIC), "name": "attic", "connected": False}
-    assert set(home([silent])) == {"peer port", "Ray"}
+    assert set(home([silent])) == {"peer port", "Ray", "Ray's nodes"}
     assert home([silent])["peer port"].level is WARN
 
 

@@ -208,3 +208,24 @@ async def test_what_a_machine_says_of_itself_is_described_with_how_far_its_clock
         found = offers.describe("attic")
     assert (found["python"], found["ray"], found["disco"]) == ("3.12.4", "2.60.0", BUILD.disco)
     assert found["ahead_s"] == 90.0
+
+
+async def test_what_was_offered_before_a_host_fell_silent_is_not_trusted_and_the_next_offer_is() -> None:
+    offers = HostOffers(lambda _: None)
+    first, ours, theirs = offered(1, "a")
+    stale, stale_ours, stale_theirs = offered(2, "a")
+    with ours, theirs, stale_theirs:
+        offers.add(first, ours)
+        taken = await offers.take("attic", ["a"])
+        assert taken is not None
+        offers.add(stale, stale_ours)
+        offers.end(HostEnded(name="attic", life=1, message="", n_bytes=10_000, given_up=True))
+        assert taken[0].has_ended
+        assert stale_theirs.recv(1) == b"", "behind it may be the same machine that stands still"
+        assert not offers.is_there("attic")
+    fresh, ours, theirs = offered(3, "a")
+    with ours, theirs:
+        taking = asyncio.create_task(offers.take("attic", ["a"]))
+        await asyncio.sleep(0)
+        offers.add(fresh, ours)
+        assert (await taking) is not None
