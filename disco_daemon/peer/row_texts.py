@@ -32,7 +32,11 @@ class RowTexts:
         return sum(map(len, self._texts.values()))
 
     def put(self, answer: EdgeAnswer) -> None:
-        """Keep the rows of an answer's text, up to the first that is not there."""
+        """Keep the rows of an answer's text, up to the first that is not there.
+
+        What it begins with may have been cached where it was computed and with the partner; then other texts have it.
+        """
+        self.fill(answer, answer.tokens[: answer.n_text])
         rows = answer.text_rows[: self.most]
         text = tuple(answer.tokens[: len(rows)])
         if not text or any(other[: len(text)] == text for other in self._texts):

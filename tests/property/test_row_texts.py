@@ -43,6 +43,17 @@ def test_a_text_gets_the_rows_that_others_have_of_its_beginning(
         assert n == max(alike, default=0)
 
 
+def test_a_text_whose_beginning_was_cached_everywhere_is_kept_with_the_rows_of_the_one_that_had_it_first() -> None:
+    kept, text = RowTexts(10), [0, 1, 2, 0]
+    kept.put(answer([0, 1], 2))
+    second = EdgeAnswer("b", text, n_ctx=64, n_vocab=3)
+    second.add(2, text[2:], rows_of(text)[2:])
+    kept.put(second)
+    third = EdgeAnswer("c", text, n_ctx=64, n_vocab=3)
+    assert kept.fill(third, text) == 4
+    assert all((third.text_rows[i] == row).all() for i, row in enumerate(rows_of(text)))
+
+
 def test_a_gap_ends_what_is_kept_and_a_longer_text_takes_the_place_of_its_beginning() -> None:
     kept, gap = RowTexts(10), EdgeAnswer("a", [0, 1, 2, 0], n_ctx=64, n_vocab=3)
     gap.add(3, [0], rows_of([0]))
