@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..api.metrics import Metrics
 from ..clock import Clock
@@ -20,7 +20,7 @@ from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.fleet_device import FleetDevice
-from ..endpoints.server import Server
+from ..endpoints.off import Off
 from ..endpoints.shaper import Shape
 from ..endpoints.split_device import SplitDevice
 from ..estimation.knowledge import Knowledge
@@ -41,9 +41,11 @@ from .tasks.autotuner import Autotuner
 from .tasks.exit_trainer import ExitTrainer
 from .tasks.learner import Learner
 from .tasks.loop_monitor import LoopMonitor
-from .tasks.prober import Prober
 from .tasks.wattmeter import Wattmeter
 from .whatif import policy_of
+
+if TYPE_CHECKING:
+    from .tasks.prober import Prober
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,11 @@ class Assembly:
         )
 
     def _make_prober(self, config: Config, server: Endpoint | None, spending: Spending) -> Prober | None:
+        if server is None or isinstance(server, Off):
+            return None
+        from ..endpoints.server import Server  # with OpenAI's library, which nobody waits for who has no server
+        from .tasks.prober import Prober
+
         if not isinstance(server, Server):
             return None
         shared = self.shared

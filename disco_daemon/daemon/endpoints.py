@@ -1,4 +1,7 @@
-"""Makes the configured endpoints: this machine's own engine or server, and the remote one."""
+"""Makes the configured endpoints: this machine's own engine or server, and the remote one.
+
+The server's client is imported where a server is made: the OpenAI library takes half of what a daemon needs to start.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.off import Off
-from ..endpoints.server import Server, ServerConfig
 from ..endpoints.shaper import Shape, Shaped
 from ..endpoints.split_device import SplitDevice
 from ..engine import wire
@@ -82,6 +84,8 @@ def _whole_of(device: SplitDevice) -> EngineConfig | None:
 
 
 def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
+    from ..endpoints.server import Server, ServerConfig
+
     settings = config.server
     try:
         api_key = server_api_key(config)
@@ -116,6 +120,8 @@ def _device(config: Config, clock: Clock, shape: Shape | None, members: FleetMem
     if settings.base_url:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with the engine only, not with device.base_url")
+        from ..endpoints.server import Server, ServerConfig
+
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = model_path(settings)
     if config.fleet.enabled and n_hosts(config, members):

@@ -88,3 +88,9 @@ async def test_the_first_answer_of_a_server_loads_no_more_of_the_client(tmp_path
     assert not err
     assert out.split() == []
     assert upstream.exchanges[0].chunks > 0
+
+
+async def test_a_daemon_without_a_server_never_loads_the_servers_client(tmp_path: Path) -> None:
+    """It would be half of what a daemon does until it listens."""
+    program = "import sys, disco_daemon.daemon.daemon; print('openai' in sys.modules)"
+    assert (await python(tmp_path, program))[0].strip() == "False"
