@@ -269,10 +269,14 @@ def equal_answers(
 
 @dataclass
 class Faults:
-    """`n` hosts that fail at random moments, and how long it took until another process was in the place of each, s."""
+    """`n` hosts that fail at random moments, and how long it took until another process was in the place of each, s.
+
+    Each is at most `between` iterations behind the end of the one before.
+    """
 
     fleet: Fleet
     n: int
+    between: int = BETWEEN_FAULTS
     next_at: int = 0  # the iteration of the next fault
     recovery_s: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in FAULTS})
     _iteration: int = 0
@@ -289,7 +293,7 @@ class Faults:
                 self.recovery_s[kind].append(time.perf_counter() - began)
                 self._failed = None
                 _end(pid)
-                self.next_at = self._iteration + self.fleet.random.randrange(1, BETWEEN_FAULTS)
+                self.next_at = self._iteration + self.fleet.random.randrange(1, self.between)
         elif self.n_done < self.n and self._iteration >= self.next_at:
             kind = FAULTS[sum(map(len, self.recovery_s.values())) % len(FAULTS)]
             number = self.fleet.random.choice([n for n, host in llama.hosts.items() if host.pid])
@@ -317,12 +321,18 @@ def _end(pid: int) -> None:
 
 
 def failures(
-    model: Path, folder: Path, n_layers: int, n: int, seed: int = 23, cpus: Sequence[int] = ()
+    model: Path,
+    folder: Path,
+    n_layers: int,
+    n: int,
+    seed: int = 23,
+    cpus: Sequence[int] = (),
+    between: int = BETWEEN_FAULTS,
 ) -> dict[str, Any]:
     """Let hosts of a fleet of two fail at `n` random moments of eight answers; return what that cost."""
     expected, random, hosts = expected_answers(model, N_TOGETHER), Random(seed), LocalHosts(cpus=cpus)
     fleet = Fleet(model, folder, n_layers, random, hosts, 2)
-    faults, lost, doubled, failed = Faults(fleet, n, random.randrange(1, BETWEEN_FAULTS)), 0, 0, 0
+    faults, lost, doubled, failed = Faults(fleet, n, between, random.randrange(1, between)), 0, 0, 0
     try:
         while faults.n_done < n:
             answers = Answers(fleet.llama)

@@ -64,12 +64,12 @@ class Neighbour:
     def __init__(self, device: DaemonProcess) -> None:
         self._device = device
         self.gaps: list[float] = []
-        self.begun, self.enough = asyncio.Event(), False
+        self.begun, self.enough = asyncio.Event(), asyncio.Event()
 
     async def listens(self) -> None:
         """Until it is enough, in mid-answer; who does not read at a pace gets tokens as they come."""
         messages: Any = [{"role": "user", "content": "Tell me a long story."}]
-        while not self.enough:
+        while not self.enough.is_set():
             stream = await self._device.client.chat.completions.create(
                 model="disco/device", messages=messages, stream=True, extra_body={"disco": {"delivery": "off"}}
             )
@@ -81,7 +81,7 @@ class Neighbour:
                         self.gaps += [now - before] if before is not None else []
                         before = now
                         self.begun.set()
-                    if self.enough:
+                    if self.enough.is_set():
                         break
 
 
@@ -120,7 +120,7 @@ async def test_what_costs_too_much_is_refused_while_a_neighbour_hears_on(device:
                 await neighbour.begun.wait()
         assert max(neighbour.gaps) < 5.0, "far below what a hang is"
     finally:
-        neighbour.enough = True
+        neighbour.enough.set()
         await hears
     after = await device.until(lambda s: s["endpoints"]["device"]["in_flight"] == 0)
     assert (after["endpoints"]["device"]["pid"], after["endpoints"]["device"]["restarts"]) == (pid, 0)

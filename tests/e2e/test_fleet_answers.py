@@ -28,7 +28,7 @@ def test_random_steps_over_one_two_and_three_hosts_change_no_answer_and_leave_no
 
 
 def test_hosts_that_are_killed_stopped_or_closed_cost_no_word(tmp_path: Path) -> None:
-    found = failures(default_model_path(), tmp_path, 30, len(FAULTS))
+    found = failures(default_model_path(), tmp_path, 30, len(FAULTS), between=15)  # all in one round of answers
     assert (found["runs"], found["lost"], found["doubled"], found["failed"]) == (len(FAULTS), 0, 0, 0)
     assert found["orphans"] == 0
     assert all(recovered_s > 0 for recovered_s in found["recovery_s"].values())

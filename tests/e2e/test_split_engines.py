@@ -354,9 +354,9 @@ async def test_an_answer_goes_on_when_the_partner_has_started_again(pair: Pair, 
 async def test_answers_that_take_each_others_cells_are_the_whole_models(segments: list[Path], whole: Engine) -> None:
     words = ["sea", "sky", "boat", "tree", "house", "river", "mountain", "lamp", "road", "bird"]
     draw = random.Random(7)
-    requests = [question(f"Tell me of {' and '.join(draw.choices(words, k=30 * i))}.", 12) for i in range(2, 6)]
+    requests = [question(f"Tell me of {' and '.join(draw.choices(words, k=15 * i))}.", 12) for i in range(2, 6)]
     expected = [(await told(whole.open(request)))[0] for request in requests]
-    few = 512  # of both machines: the four have 900 tokens
+    few = 256  # of both machines: the four have about 500 tokens
     for n_edge, n_partner in ((4 * N_CTX, few), (few, few)):
         async with paired(segments, n_edge, n_partner, n_ctx=few) as both:
             got = await asyncio.gather(*(told(both.edge.open(request)) for request in requests))

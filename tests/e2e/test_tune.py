@@ -66,7 +66,7 @@ async def disco(folder: Path, *words: str) -> tuple[int, str, str]:
 async def test_the_fastest_knobs_are_kept_for_the_next_start_and_a_copy_is_only_offered(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, err = await disco(tmp_path, "tune", "--model", str(model), "--budget", "5", "--requantize", "--json")
+    code, out, err = await disco(tmp_path, "tune", "--model", str(model), "--budget", "1", "--requantize", "--json")
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     assert found["took_s"] > 0
