@@ -82,8 +82,8 @@ class MoveAdvisor:
         return not self._lacks_room(view) and self._context.mover.foresees(view)
 
     def _lacks_room(self, view: View) -> bool:
-        n_tokens, remaining = view.prompt + view.generated, self._context.planner.knowledge.outputs.expected_remaining
-        return lacks_room(view.readiness, n_tokens, remaining, view.max_tokens, view.generated)
+        rest = self._context.planner.knowledge.outputs.expected_remaining(view.generated, view.prompt)
+        return lacks_room(view.readiness, view.prompt + view.generated, rest, view.max_tokens, view.generated)
 
     def _view(self, target: Side) -> View:
         """Return the answer as it stands, for the decision."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..endpoints.base import Endpoint
@@ -13,7 +13,6 @@ from .context import AnswerContext
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
 LATE_S = 5.0  # beyond LATE_LOAD times: a short load that is late is no cause yet
-Remaining = Callable[[int], float]  # E[tokens still to come | so many made]
 UNPLANNED = Plan(math.inf, math.inf)
 NOT_THE_DEVICE, NOT_THE_SERVER = Plan(math.inf, 0.0), Plan(0.0, math.inf)
 
@@ -43,8 +42,8 @@ def fitted(
     if not readiness.keys() >= BOTH:
         return plan
     n_given = length + -(-len(request.answer_so_far) // CHARS_PER_TOKEN)
-    remaining = context.planner.knowledge.outputs.expected_remaining
-    if lacks_room(readiness[Side.DEVICE], n_given, remaining, request.sampling.max_tokens, 0):
+    rest = context.planner.knowledge.outputs.expected_remaining(0, length)
+    if lacks_room(readiness[Side.DEVICE], n_given, rest, request.sampling.max_tokens, 0):
         return plan if readiness[Side.SERVER].down_s > 0 else NOT_THE_DEVICE
     server = context.endpoints[Side.SERVER]
     if request.answer_so_far and (
@@ -54,15 +53,14 @@ def fitted(
     return plan
 
 
-def lacks_room(readiness: Readiness, n_tokens: int, remaining: Remaining, max_tokens: int | None, made: int) -> bool:
+def lacks_room(readiness: Readiness, n_tokens: int, rest: float, max_tokens: int | None, made: int) -> bool:
     """Whether the rest of an answer does not fit behind `n_tokens` of prompt and answer, `made` of them of the answer.
 
-    The rest is what the client allows at most, or what answers have on average where that is less: clients like to
-    allow more than they will ever get. An answer that is longer yet is handed over where the context ends.
+    The rest is what the client allows at most, or `rest`, which answers have on average, where that is less: clients
+    like to allow more than they will ever get. An answer that is longer yet is handed over where the context ends.
     """
     if readiness.n_ctx is None:
         return False
-    rest = remaining(made)
     if max_tokens is not None:
         rest = min(rest, max_tokens - made)
     return readiness.n_ctx - n_tokens < max(1.0, rest)

@@ -127,7 +127,7 @@ def attempt_of(run: EndpointRun, context: AnswerContext, began: float, length: i
         n_busy=run.met.n_busy,
         continued=run.n_before > 0,
         disturbed=context.disturbed(run.started, end),
-        unseen_tokens=_unseen(run, context, max_tokens) if asked and not run.whole else 0,
+        unseen_tokens=_unseen(run, context, length, max_tokens) if asked and not run.whole else 0,
     )
     return context.spending.prices.booked(attempt)
 
@@ -142,12 +142,12 @@ def decode_tps(run: EndpointRun, context: AnswerContext) -> float | None:
     return run.tps
 
 
-def _unseen(run: EndpointRun, context: AnswerContext, max_tokens: int | None) -> int:
+def _unseen(run: EndpointRun, context: AnswerContext, length: int, max_tokens: int | None) -> int:
     """Estimate the tokens that a closed server goes on to make."""
     if context.spending.stops_billing:
         return 0
     made = run.n_before + run.usage.completion_tokens
-    left = context.planner.knowledge.outputs.expected_remaining(made)
+    left = context.planner.knowledge.outputs.expected_remaining(made, length)
     return round(left if max_tokens is None else min(left, max(0, max_tokens - made)))
 
 

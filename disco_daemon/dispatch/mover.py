@@ -102,7 +102,7 @@ class CostMover:
     def prospect(self, view: View) -> Prospect:
         """Return the conditions of a handoff begun now."""
         know = self._planner.knowledge
-        remaining = know.outputs.expected_remaining(view.generated)
+        remaining = know.outputs.expected_remaining(view.generated, view.prompt)
         if view.max_tokens is not None:
             remaining = min(remaining, max(0, view.max_tokens - view.generated))
         prefill_s, prefill95_s = self._prefill_s(view)

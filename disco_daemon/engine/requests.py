@@ -39,6 +39,7 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         presence_penalty=sampling.presence_penalty,
         pace_tps=None if request.delivery is Delivery.OFF else request.pace_tps,
         ttft_s=request.expected_ttft_s,
+        rest=request.expected_rest,
         response_format=request.response_format,
         adapter=request.adapter,
         template_args=request.template_args,

@@ -128,7 +128,7 @@ class Generate(Message, frozen=True, kw_only=True):
     The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
-    they come) and expects the first after `ttft_s`, s. `response_format` is OpenAI's, and constrains the answer.
+    they come) and expects the first after `ttft_s`, s; `rest` is the ExpectedRest. `response_format` is OpenAI's.
     `adapter` names the one that is applied, if any. `template_args` are for the chat template. Nothing computed for a
     `private` request goes to disk. Of a model over two machines `mode` says who decides a token: the partner (exact),
     the exit where it is as sure as `theta` (confident), or the exit (alone), and then nothing goes to the partner.
@@ -150,6 +150,7 @@ class Generate(Message, frozen=True, kw_only=True):
     answer_ids: tuple[int, ...] = ()
     pace_tps: float | None = None
     ttft_s: float | None = None
+    rest: tuple[float, ...] = ()
     response_format: dict[str, Any] | None = None
     adapter: str = ""
     template_args: dict[str, Any] = {}

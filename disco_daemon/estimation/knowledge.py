@@ -82,7 +82,8 @@ class Knowledge:
         if outcome.prompt_tokens > 0:
             self.prompts.add(outcome.prompt_tokens)
         if (generated := sum(outcome.tokens.values())) > 0:
-            self.outputs.add(generated, censored=outcome.finish_reason not in WHOLE)
+            is_cut = outcome.finish_reason not in WHOLE
+            self.outputs.add(generated, censored=is_cut, prompt=max(0, outcome.prompt_tokens))
 
     def _learn_server(self, attempt: Attempt) -> None:
         silent = attempt.ttft_s if attempt.ttft_s > LEAST_S else None

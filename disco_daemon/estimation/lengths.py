@@ -1,7 +1,8 @@
 """The lengths of prompts and answers, learned while serving; in tokens. Pure.
 
 Prompts are all seen in full and weigh the budget: a decayed histogram. Answers are cut by `max_tokens` and by readers
-who leave: the product-limit estimate of survival.py, which gives E[remaining | generated so far].
+who leave: the product-limit estimate of survival.py, which gives E[remaining | generated so far], for all prompts
+together and, where that foretells more, by the prompt's length (given_prompt.py).
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..arrays import FloatArray
+from ..types import GENERATED, ExpectedRest
+from .given_prompt import WINDOW, GivenPrompt
 from .survival import Survival, heavy_tail, kaplan_meier
 
 EXACT = 256  # up to here every length has its own bin; above, PER_OCTAVE bins double the length
@@ -190,38 +194,53 @@ class PromptLengths:
 class OutputLengths:
     """The distribution of answer lengths, from the last ANSWER_WINDOW answers, whole and cut ones, and a prior.
 
+    By the length of the prompt it is from the last WINDOW of them: a bin needs its own.
+
     The prior's ANSWER_PRIOR_N pseudo-answers are pooled with the samples (Susarla and Van Ryzin, JASA 71, 1976), not
     mixed in afterwards: where every answer is cut at the same `max_tokens` they alone say how it would have gone on,
     which, the prior's tail being heavy, errs to the long side.
     """
 
-    __slots__ = ("_curve", "_samples")
+    __slots__ = ("_curve", "_given", "_samples")
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, bool]] = deque(maxlen=ANSWER_WINDOW)
+        self._samples: deque[tuple[int, bool, int]] = deque(maxlen=WINDOW)
         self._curve: Survival | None = None
+        self._given: GivenPrompt | None = None
 
-    def add(self, tokens: int, censored: bool) -> None:
+    def add(self, tokens: int, censored: bool, prompt: int = 0) -> None:
         """Count an answer of `tokens`; `censored` where it was cut (max_tokens, disconnect, failure) and would go on.
 
-        An answer cut before its first token says nothing and is left out. Raises ValueError on a count that is
-        negative or not finite.
+        `prompt` is the length of its prompt, tokens; 0 where it is not known. An answer cut before its first token
+        says nothing and is left out. Raises ValueError on a count that is negative or not finite.
         """
-        if not 0 <= tokens < math.inf:
-            msg = f"no answer has {tokens!r} tokens"
+        if not (0 <= tokens < math.inf and 0 <= prompt < math.inf):
+            msg = f"no answer has {tokens!r} tokens to a prompt of {prompt!r}"
             raise ValueError(msg)
         if censored and tokens == 0:
             return
-        self._samples.append((int(tokens), bool(censored)))
-        self._curve = None
+        self._samples.append((int(tokens), bool(censored), int(prompt)))
+        self._curve = self._given = None
 
-    def curve(self) -> Survival:
-        """P(answer longer than x tokens); its `n` and `censored_share` are those of the samples alone."""
+    def curve(self, prompt: int = 0) -> Survival:
+        """P(answer longer than x tokens) to a prompt of `prompt` tokens, of all answers where that is 0.
+
+        Its `n` and `censored_share` are those of the samples alone.
+        """
         if self._curve is None:
             self._curve = self._fit()
-        return self._curve
+        return self.given.curve(prompt) if prompt > 0 else self._curve
 
-    def expected_remaining(self, generated: int) -> float:
+    @property
+    def given(self) -> GivenPrompt:
+        """The answers by the length of their prompts."""
+        if self._given is None:
+            rows = np.fromiter(chain.from_iterable(self._samples), np.int64, 3 * len(self._samples)).reshape(-1, 3)
+            tokens, cut, prompts = rows[rows[:, 2] > 0].T
+            self._given = GivenPrompt(self.curve(), prompts, tokens.astype(np.float64), cut == 0)
+        return self._given
+
+    def expected_remaining(self, generated: int, prompt: int = 0) -> float:
         """E[tokens still to come | `generated` so far and not ended]; 0 beyond the longest answer known.
 
         The prior knows of some up to 25 medians. Raises ValueError on a negative count.
@@ -229,19 +248,30 @@ class OutputLengths:
         if not generated >= 0:
             msg = f"no answer has {generated!r} tokens so far"
             raise ValueError(msg)
-        return float(self.curve().expected_remaining(float(generated)))
+        return float(self.curve(prompt).expected_remaining(float(generated)))
+
+    def rest(self, prompt: int) -> ExpectedRest:
+        """E[tokens still to come] at each of GENERATED; empty where the prompt's length says nothing about it."""
+        if prompt <= 0 or not self.given.is_open:
+            return ()
+        curve, at = self.curve(prompt), np.array(GENERATED, np.float64)
+        left, last = curve.at(at), float(curve.times[-1])
+        more = curve.mean_below(last) - curve.mean_below(np.minimum(at, last))
+        known = (left > 0) & (at < last)
+        rests: list[float] = np.divide(more, left, out=np.zeros(len(at)), where=known).tolist()
+        return tuple(rests)
 
     def to_json(self) -> dict[str, Any]:
         """The whole state as plain JSON; `from_json` gives back an equal one."""
-        return {"samples": [[tokens, censored] for tokens, censored in self._samples]}
+        return {"samples": [list(sample) for sample in self._samples]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> OutputLengths:
-        """What `to_json` wrote. Raises ValueError where that cannot be it."""
+        """What `to_json` wrote, or an earlier one that did not keep prompts. Raises ValueError where it cannot be."""
         new = cls()
         try:
-            for tokens, censored in data["samples"]:
-                new.add(tokens, censored)
+            for tokens, censored, *prompt in data["samples"]:
+                new.add(tokens, censored, *prompt)
         except (KeyError, TypeError) as e:
             msg = f"not stored answer lengths: {e!r}"
             raise ValueError(msg) from e
@@ -249,10 +279,10 @@ class OutputLengths:
 
     def _fit(self) -> Survival:
         prior = heavy_tail(ANSWER_MEDIAN, ANSWER_SHAPE)
-        n, n_prior = len(self._samples), len(prior.times)
+        n, n_prior = min(len(self._samples), ANSWER_WINDOW), len(prior.times)
         if not n:
             return prior
-        tokens, cut = np.array(self._samples, np.float64).T
+        tokens, cut, _ = np.array(list(self._samples)[-n:], np.float64).T
         pooled = kaplan_meier(
             np.concatenate([prior.times, tokens]),
             np.concatenate([np.ones(n_prior, np.bool_), cut == 0]),

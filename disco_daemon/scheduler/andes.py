@@ -54,6 +54,7 @@ EVEN = 1e-6  # QoE, on top of each gain: without any gain, too, a running job st
 # and less than half as many readers stand still for over 10 s as with 1, the paper's; docs/serving.md has the frontier.
 STALL_SHARE = 0.15
 WANTED_SHARE = 0.8  # of the preemptions under the cap; the rest is for those that growing answers force
+FEW = 256  # jobs, of which it is quicker to look at all than to pick some out
 TRIFLE_S = 1e-12  # s per sequence: less is none
 
 
@@ -99,10 +100,12 @@ class Andes:
         1. If all jobs fit, and an iteration with all of them keeps every reader's pace, all run.
         2. Starved jobs come first. If no preemption is left under the cap, all running jobs come first, too. So do
            begun answers whose readers have little left to read, unless they may stand still.
-        3. For several batch sizes, compute what each job that fits beside the first ones gains at the horizon.
-        4. If only some preemptions are left, running jobs come first but for those whose place is worth least.
-        5. Pack the room that the first ones leave with the largest sum of gains, newcomers as far as the door is open.
-        6. If nothing fits, the job that gains most runs alone.
+        3. If all begun answers that may not stand still fit, beside newcomers as far as the door is open, and the pace
+           of all is kept, they run.
+        4. For several batch sizes, compute what each job that fits beside the first ones gains at the horizon.
+        5. If only some preemptions are left, running jobs come first but for those whose place is worth least.
+        6. Pack the room that the first ones leave with the largest sum of gains, newcomers as far as the door is open.
+        7. If nothing fits, the job that gains most runs alone.
         """
         if not jobs:
             return []
@@ -114,27 +117,33 @@ class Andes:
         # 2. Starvation, and a preemption cap that is used up.
         allowed = max(int(WANTED_SHARE * self._cap * self.n_seen) - self.n_preempted, 0)
         starved = self._starved(candidates, now)
-        begun = self._begun.sort(candidates, now, self.n_seen) if self._begun is not None else None
+        begun = self._begun.sort(candidates, self.n_seen) if self._begun is not None else None
+        # 3. Nothing to choose.
+        if begun is not None and not starved and (undisputed := self._undisputed(candidates, begun, now, allowed)):
+            return self._in_order(candidates, *undisputed)
         if begun is not None:
-            starved = [*starved, *(i for i in begun.first if i not in starved)]
-        first = fitting(starved, candidates.cells, capacity) if allowed else candidates.keep(starved)
-        # 3. Batch sizes and gains.
+            starved = [*starved, *(i for i in begun.first(candidates, now) if i not in starved)]
+        first = fitting(starved, candidates.needs, capacity) if allowed else candidates.keep(starved)
+        # 4. Batch sizes and gains.
         offers = self._offers(candidates, now, first)
-        # 4. A preemption cap that is nearly used up.
+        # 5. A preemption cap that is nearly used up.
         n_running = len(candidates.running)
         if 0 < allowed < n_running:
             first = candidates.keep(starved, offers.least(candidates, allowed))
-        # 5. Packing; where most of the batch is fixed, the last few percent are not looked for.
+        # 6. Packing; where most of the batch is fixed, the last few percent are not looked for.
         chosen, gains = offers.best(candidates, first, rough=allowed < n_running, begun=begun)
-        # 6. One alone.
+        # 7. One alone.
         return self._in_order(candidates, chosen or candidates.alone(gains), gains)
 
-    def _in_order(self, candidates: Candidates, chosen: list[int], gains: FloatArray) -> list[Job]:
-        """Return the chosen jobs, running ones first, then by gain per cell; count the others that ran as preempted."""
+    def _in_order(self, candidates: Candidates, chosen: list[int], gains: FloatArray | None) -> list[Job]:
+        """Return the chosen jobs, running ones first, then by gain per cell; count the others that ran as preempted.
+
+        Without gains they stay in their order.
+        """
         stays = [i for i in chosen if candidates.since[i] is None]
         self.n_preempted += len(candidates.running) - len(stays)
         others = [i for i in chosen if candidates.since[i] is not None]
-        if len(others) > 1:
+        if len(others) > 1 and gains is not None:
             worth = (gains[others] / candidates.cells[others]).tolist()
             others = [i for _, i in sorted(zip(worth, others, strict=True), reverse=True)]
         return [candidates.jobs[i] for i in (*stays, *others)]
@@ -154,15 +163,43 @@ class Andes:
             return False
         return self._latency.predict(n, 0, candidates.n_context) <= candidates.least_tbt_s
 
+    def _undisputed(
+        self, candidates: Candidates, begun: BegunJobs, now: float, allowed: int
+    ) -> tuple[list[int], FloatArray | None] | None:
+        """Return all that stay, the newcomers that enter and those given up that fit beside, and gains to order them.
+
+        None if they do not all fit or keep the pace, if the cap on preemptions might keep others, or if readers have no
+        pace: then there is something to choose. Gains are computed only where more than one order is possible.
+        """
+        n_running, n_seqs = len(candidates.running), candidates.capacity.n_seqs
+        if begun.room < 0 or candidates.hurried:
+            return None
+        if allowed < n_running and not all(candidates.waits[begun.given_up].tolist()):
+            return None
+        entering = (begun.new & (candidates.cells <= begun.room)).nonzero()[0]
+        chosen: list[int] = begun.stays.nonzero()[0].tolist()
+        gains = None
+        if len(entering) + len([i for i in chosen if candidates.since[i] is not None]) > 1:
+            tbt_s = self._tbt_s(candidates, [len(chosen) + len(entering)])
+            gains = self._gains(candidates, [], np.arange(len(candidates.jobs)), now, tbt_s)[0]
+        if gains is not None:
+            entering = begun.may_enter(candidates, gains, entering)
+        chosen += entering.tolist()
+        n, used = len(chosen), candidates.used(chosen)
+        if not 0 < n <= n_seqs or self._latency.predict(n, 0, used) > candidates.least_tbt_s:
+            return None
+        return begun.fill(candidates, chosen), gains
+
     def _offers(self, candidates: Candidates, now: float, first: list[int]) -> _Offers:
         """Compute what the jobs gain that may be chosen: `first`, and those that fit beside them."""
         others = candidates.beside(first)
         if not len(others):
-            return _Offers([], np.zeros((1, len(candidates.jobs))), others)
+            return _Offers([], np.zeros((1, len(candidates.jobs))), others, first)
         n_more = n_fitting(candidates.cells[others].tolist(), candidates.room - candidates.used(first))
         sizes = self._sizes(candidates, len(first), len(first) + n_more)
-        near = np.concatenate((first, others)) if first else others
-        return _Offers(sizes, self._gains(candidates, near, now, self._tbt_s(candidates, sizes)), others)
+        return _Offers(
+            sizes, self._gains(candidates, first, others, now, self._tbt_s(candidates, sizes)), others, first
+        )
 
     def _sizes(self, candidates: Candidates, n_first: int, largest: int) -> list[int]:
         """Return the batch sizes to look at, ascending, from B_min to B_max."""
@@ -190,21 +227,27 @@ class Andes:
         mean, room = candidates.mean_cells, candidates.room
         return [max(base + sequence * size + cell * min(size * mean, room), LEAST_S) for size in sizes]
 
-    def _gains(self, candidates: Candidates, near: IntArray, now: float, tbt_s: list[float]) -> FloatArray:
-        """Compute the gains [k, n] >= 0 of each job in a batch of each `tbt_s` [k]; 0 for jobs not in `near`."""
-        everyone, jobs, readers = len(near) == len(candidates.jobs), candidates.jobs, candidates.readers
-        stays = np.ones(len(jobs))
-        stays[candidates.running] = 1.0 + HYSTERESIS
-        if not everyone:
+    def _gains(
+        self, candidates: Candidates, first: list[int], others: IntArray, now: float, tbt_s: list[float]
+    ) -> FloatArray:
+        """Compute the gains [k, n] >= 0 of each job in a batch of each `tbt_s` [k]; 0 for jobs in neither list."""
+        jobs, readers, n = candidates.jobs, candidates.readers, len(candidates.jobs)
+        stays: FloatArray = np.where(candidates.waits, 1.0, 1.0 + HYSTERESIS)
+        n_near = len(first) + len(others)
+        near = None
+        if n_near < n and n <= FEW:
+            stays = stays * _mask(n, first, others)
+        elif n_near < n:
+            near = np.concatenate((first, others)) if first else others
             jobs, readers, stays = [jobs[i] for i in near.tolist()], readers.only(near), stays[near]
         per_token = self._latency.coefficients[2]
         delay_s = np.frombuffer(array("d", [job.resume_s + per_token * job.n_missing for job in jobs]))
         until = now + horizon_s(candidates.readers, now, self._horizon_s)
         served, waits = readers.predicted(now, until, delay_s, tbt_s), readers.qoe(until)
         found = _worth(served, waits, stays)
-        if everyone:
+        if near is None:
             return found
-        gains = np.zeros((len(tbt_s), len(candidates.jobs)))
+        gains = np.zeros((len(tbt_s), n))
         gains[:, near] = found
         return gains
 
@@ -223,7 +266,7 @@ class Andes:
         ]
         if not late:
             return []
-        cells, capacity = candidates.cells, candidates.capacity
+        cells, capacity = candidates.needs, candidates.capacity
         share = Capacity(int(AGED_SHARE * capacity.n_cells), int(AGED_SHARE * capacity.n_seqs))
         order = [i for _, _, i in sorted(late)]
         first = fitting(order, cells, share) or fitting(order, cells, capacity)[:1]
@@ -238,11 +281,15 @@ def horizon_s(readers: Readers, now: float, least_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Offers:
-    """Batch sizes [k], the gains of each job in each of them [k, n], and the jobs that `may` be chosen."""
+    """Batch sizes [k], the gains of each job in each of them [k, n], and the jobs that `may` be chosen.
+
+    Each of these fits in `beside` the jobs of that list.
+    """
 
     sizes: list[int]
     gains: FloatArray
     may: IntArray
+    beside: list[int]
 
     def least(self, candidates: Candidates, n: int) -> set[int]:
         """Return the `n` running jobs whose place is worth least."""
@@ -255,7 +302,7 @@ class _Offers:
         """Return `first` with the jobs that make the most of the room beside them, and the gains [n] in that batch."""
         if begun is None:
             return self._packed(candidates, first, self.may, rough=rough)
-        others = begun.may_enter(candidates.cells, self.gains[-1], self.may)
+        others = begun.may_enter(candidates, self.gains[-1], self.may)
         chosen, gains = self._packed(candidates, first, others, rough=rough)
         return begun.fill(candidates, chosen), gains
 
@@ -263,7 +310,7 @@ class _Offers:
         self, candidates: Candidates, first: list[int], others: IntArray, *, rough: bool
     ) -> tuple[list[int], FloatArray]:
         left, n = candidates.room - candidates.used(first), len(first)
-        if first:
+        if first is not self.beside:
             fits = candidates.cells <= left
             fits[first] = False
             others = others[fits[others]]
@@ -271,20 +318,30 @@ class _Offers:
             return first, self.gains[-1]
         large = bisect_left(self.sizes, n + 1)
         sizes, gains = (self.sizes[large:], self.gains[large:]) if large < len(self.sizes) else ([n], self.gains[-1:])
+        prices = candidates.prices
         if len(others) == len(candidates.cells):
-            row, more = pack(gains, candidates.cells, sizes, left, rough=rough)
+            row, more = pack(gains, candidates.cells, sizes, left, rough=rough, prices=prices)
             return more, gains[row]
         base = gains[:, first].sum(axis=1) if first else 0.0
         cells = candidates.cells[others]
-        row, more = pack(gains[:, others], cells, [size - n for size in sizes], left, base, rough=rough)
+        if prices is not None:
+            prices = prices[others]
+        row, more = pack(gains[:, others], cells, [size - n for size in sizes], left, base, rough=rough, prices=prices)
         return [*first, *others[more].tolist()], gains[row]
 
 
 def _worth(served: FloatArray, waits: FloatArray, stays: FloatArray) -> FloatArray:
     """Return what average QoE gains [k, n] by serving instead of waiting (Andes §4.1); `stays` [n] are factors."""
     gains: FloatArray = served - waits
-    for row in gains:  # at once is slower: of two shapes
-        np.maximum(row, 0.0, out=row)
-        row += EVEN
-        row *= stays
+    np.maximum(gains, 0.0, out=gains)
+    gains += EVEN
+    gains *= stays
     return gains
+
+
+def _mask(n: int, first: list[int], others: IntArray) -> FloatArray:
+    """Return 1 [n] for the jobs of both lists, and 0 for all others."""
+    near = np.zeros(n)
+    near[first] = 1.0
+    near[others] = 1.0
+    return near

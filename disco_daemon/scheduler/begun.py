@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import numpy as np
-
-from ..arrays import FloatArray, IntArray
+from ..arrays import BoolArray, FloatArray, IntArray
 from .candidates import Candidates
 
 # Stock of text below which an answer is served again, s: it has to come back, and decisions are some iterations apart.
@@ -23,42 +21,63 @@ STAYS_S = 1.0  # by which a waiting answer has to have less than a running one t
 N_NEXT = 3  # newcomers, the smallest ones, for which room is made at a time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BegunJobs:
-    """One decision's jobs: `first` are served, in this order, as many as fit; `given_up` may stand still.
+    """One decision's jobs: `given_up` may stand still.
 
-    `is_new` [n] wait at the door: `room` cells are left for them beside all begun answers, whether these run or not.
+    Jobs that are `new` [n] wait at the door: `room` cells are left for them beside all begun answers, whether these run
+    or not; what `stays` [n] is begun and not given up.
     """
 
-    first: list[int]
-    given_up: set[int]
-    is_new: list[bool]
+    given_up: list[int]
+    new: BoolArray
+    stays: BoolArray
     room: float
 
-    def may_enter(self, cells: FloatArray, gains: FloatArray, others: IntArray) -> IntArray:
-        """Return those of `others` that may be chosen: begun ones, and newcomers by gain per cell if there is room."""
-        names, is_new = others.tolist(), self.is_new
-        new = [i for i in names if is_new[i]]
-        kept = [i for i in names if not is_new[i] and i not in self.given_up]
-        left = self.room
-        if new and left > 0:
-            needs = cells[new]
-            for need, i in [(float(needs[k]), new[k]) for k in (needs / gains[new]).argsort().tolist()]:
+    def first(self, candidates: Candidates, now: float) -> list[int]:
+        """Return what is prefilled, and then the begun answers whose readers have little left, by how much that is."""
+        readers, since = candidates.readers, candidates.since
+        ends_s = readers.free + readers.arrived
+        indices = (self.stays & (ends_s < now + GUARD_S)).nonzero()[0]
+        first, by_stock = list[int](), list[tuple[float, int]]()
+        for i, end, n in zip(
+            indices.tolist(), ends_s[indices].tolist(), readers.n_tokens[indices].tolist(), strict=True
+        ):
+            if n:
+                by_stock.append((end - (STAYS_S if since[i] is None else 0.0), i))
+            else:
+                first.append(i)
+        return [*first, *(i for _, i in sorted(by_stock))]
+
+    def may_enter(self, candidates: Candidates, gains: FloatArray, others: IntArray) -> IntArray:
+        """Return those of `others` that may be chosen: begun ones, and newcomers by gain and price if there is room.
+
+        The price is their cells, and what is known of the tokens that they will come to.
+        """
+        may = self.stays[others]
+        if self.room > 0:
+            left, where = self.room, self.new[others].nonzero()[0]
+            new = others[where]
+            prices = candidates.cells if candidates.prices is None else candidates.prices
+            order = (prices[new] / gains[new]).argsort()
+            for need, i in zip(candidates.cells[new[order]].tolist(), where[order].tolist(), strict=True):
                 if need <= left:
                     left -= need
-                    kept.append(i)
-        return np.array(sorted(kept), dtype=np.intp)
+                    may[i] = True
+        entering: IntArray = others[may]
+        return entering
 
     def fill(self, candidates: Candidates, chosen: list[int]) -> list[int]:
         """Return `chosen` with those that were given up and fit beside, running ones first, then the smallest."""
+        needs, since, n_seqs = candidates.needs, candidates.since, candidates.capacity.n_seqs
         if not self.given_up:
             return chosen
-        cells, since = candidates.cells, candidates.since
-        left, n = candidates.room - candidates.used(chosen), candidates.capacity.n_seqs
-        for i in sorted(self.given_up, key=lambda i: (since[i] is not None, cells[i])):
-            if cells[i] <= left and len(chosen) < n and i not in chosen:
+        left = candidates.room - candidates.used(chosen)
+        fit = [(since[i] is not None, needs[i], i) for i in self.given_up if needs[i] <= left and i not in chosen]
+        for _, need, i in sorted(fit):
+            if need <= left and len(chosen) < n_seqs:
                 chosen = [*chosen, i]
-                left -= cells[i]
+                left -= need
         return chosen
 
 
@@ -75,36 +94,42 @@ class BegunAnswers:
         self._given_up: set[Hashable] = set()
         self._n_given_up = 0
 
-    def sort(self, candidates: Candidates, now: float, n_seen: int) -> BegunJobs:
+    def sort(self, candidates: Candidates, n_seen: int) -> BegunJobs:
         """Say what each job is, and give up further ones if newcomers find no room and the share allows it."""
-        readers, jobs, since, cells = candidates.readers, candidates.jobs, candidates.since, candidates.cells.tolist()
-        begun = [n > 0 for n in readers.n_tokens.tolist()]
-        is_new = [
-            not has and waits is not None for has, waits in zip(begun, since, strict=True)
-        ]  # else it is prefilled
-        given_up = set[int]()
-        if self._given_up:
-            given_up = {i for i, job in enumerate(jobs) if job.key in self._given_up}
-            self._given_up = {jobs[i].key for i in given_up}
-        held = sum([need for i, need in enumerate(cells) if not is_new[i] and i not in given_up])
-        if self._n_given_up + 1 <= self._share * n_seen:
-            next_ones = sorted([need for need, new in zip(cells, is_new, strict=True) if new])[:N_NEXT]
-            need = sum(next_ones) / max(1, len(next_ones))
-            largest = (
-                sorted([(-cells[i], i) for i, has in enumerate(begun) if has and i not in given_up]) if need else []
-            )
-            for less, i in largest:
-                if candidates.room - held >= need or self._n_given_up + 1 > self._share * n_seen:
-                    break
-                self._given_up.add(jobs[i].key)
-                self._n_given_up += 1
-                given_up.add(i)
-                held += less
-        stock_s = (readers.free - (now - readers.arrived)).tolist()
-        late = [
-            (stock_s[i] - (STAYS_S if since[i] is None else 0.0), i)
-            for i, has in enumerate(begun)
-            if has and stock_s[i] < GUARD_S and i not in given_up
-        ]
-        order = [i for i in candidates.running if not begun[i]] + [i for _, i in sorted(late)]
-        return BegunJobs(order, given_up, is_new, candidates.room - held)
+        readers, cells, waits = candidates.readers, candidates.cells, candidates.waits
+        begun = readers.n_tokens > 0.0
+        stays = begun | ~waits  # what runs without a token is prefilled
+        new = ~stays
+        given_up = self._still_here(candidates)
+        if given_up:
+            stays[given_up] = False
+        held = float(cells.dot(stays))
+        if self._n_given_up + 1 <= self._share * n_seen and (newcomers := sorted(cells[new].tolist())[:N_NEXT]):
+            excess = held + sum(newcomers) / len(newcomers) - candidates.room
+            if excess > 0:
+                more = self._give_up(candidates, (begun & stays).nonzero()[0], excess, n_seen)
+                stays[more] = False
+                held -= candidates.used(more)
+                given_up += more
+        return BegunJobs(given_up, new, stays, candidates.room - held)
+
+    def _still_here(self, candidates: Candidates) -> list[int]:
+        """Return the jobs that were given up before, and forget those that have ended."""
+        if not self._given_up:
+            return []
+        jobs, given_up = candidates.jobs, self._given_up
+        found = [i for i, job in enumerate(jobs) if job.key in given_up]
+        self._given_up = {jobs[i].key for i in found}
+        return found
+
+    def _give_up(self, candidates: Candidates, begun: IntArray, excess: float, n_seen: int) -> list[int]:
+        """Give up the answers that take most, until `excess` cells are free or the share is used up; return them."""
+        more = list[int]()
+        for i in begun[(-candidates.cells[begun]).argsort(kind="stable")].tolist():
+            if excess <= 0 or self._n_given_up + 1 > self._share * n_seen:
+                break
+            self._given_up.add(candidates.jobs[i].key)
+            self._n_given_up += 1
+            more.append(i)
+            excess -= candidates.needs[i]
+        return more

@@ -19,7 +19,8 @@ class Job:
     be prefilled or recomputed. `resume_s` is what coming back costs beyond that: the swap-in, s; 0 while `resident`,
     that is while its cells are in the KV cache and it runs on for free. It was preempted `n_preempted` times, and has
     waited since `waiting_since`, s by the scheduler's clock; None while it runs. A `hurried` job's reader takes tokens
-    as fast as they come, and the pace of its timeline is a guess at a pace that will do. Jobs compare by identity.
+    as fast as they come, and the pace of its timeline is a guess at a pace that will do. So many tokens are
+    still to come as `expected_rest` says; 0 where nothing is known of that. Jobs compare by identity.
     """
 
     key: Hashable
@@ -31,6 +32,7 @@ class Job:
     n_preempted: int = 0
     waiting_since: float | None = None
     hurried: bool = False
+    expected_rest: float = 0.0
 
     @property
     def running(self) -> bool:

@@ -39,15 +39,19 @@ def pack(
     base: FloatArray | float = 0.0,
     *,
     rough: bool = False,
+    prices: FloatArray | None = None,
 ) -> tuple[int, list[int]]:
     """Choose a row of `gains` [k, n] and which of the n jobs run: at most sizes[row], with `cells` <= `room` in all.
 
     Gains >= 0 of job i in a batch of sizes[j], `cells` [n] > 0; `sizes` >= 0 ascend; `base` [k] is what each row is
     worth without any of these jobs. A job without a gain is packed too where there is room. `rough`: by priority only.
+    `prices` [n] > 0 is what the jobs take in all, where more is known of that than the cells: priority is the gain over
+    the price then, and nothing but priority counts, since exchanges would look for the largest gain now.
     """
-    if rough:
-        row = _best_row(gains, cells, sizes, room, base) if len(sizes) > 1 else 0
-        return row, greedy((gains[row] / cells).argsort(kind="stable")[::-1], cells, sizes[row], room)
+    if rough or prices is not None:
+        densities = gains / (cells if prices is None else prices)
+        row = _best_row(gains, densities, cells, sizes, room, base) if len(sizes) > 1 else 0
+        return row, greedy(densities[row].argsort(kind="stable")[::-1], cells, sizes[row], room)
     bases = base.tolist() if isinstance(base, np.ndarray) else [base] * len(sizes)
     best, found, highest = 0, list[int](), -np.inf
     for row in reversed(range(len(sizes))):
@@ -63,9 +67,16 @@ def pack(
     return best, found
 
 
-def _best_row(gains: FloatArray, cells: FloatArray, sizes: Sequence[int], room: float, base: FloatArray | float) -> int:
+def _best_row(
+    gains: FloatArray,
+    densities: FloatArray,
+    cells: FloatArray,
+    sizes: Sequence[int],
+    room: float,
+    base: FloatArray | float,
+) -> int:
     """Return the size worth most by Algorithm 1, with the prefix that fits; of sizes as good, the largest."""
-    orders = (gains / cells).argsort(axis=1, kind="stable")[:, ::-1]
+    orders = densities.argsort(axis=1, kind="stable")[:, ::-1]
     rows = np.arange(len(sizes))
     worths = gains[rows[:, None], orders].cumsum(axis=1)
     counts = np.minimum((cells[orders].cumsum(axis=1) <= room).sum(axis=1), sizes)

@@ -7,10 +7,12 @@ from .needs import Json, Refusal
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import Attempt, EntryKind, HandoffRecord, LedgerEntry, Outcome, Reading, Usage, finite
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
+from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
 
 __all__ = [
     "BOTH",
+    "GENERATED",
     "Append",
     "Attempt",
     "CaughtUp",
@@ -18,6 +20,7 @@ __all__ = [
     "Delivery",
     "Embedding",
     "EntryKind",
+    "ExpectedRest",
     "Finish",
     "GenerationRequest",
     "HandoffRecord",
@@ -41,4 +44,5 @@ __all__ = [
     "Token",
     "Usage",
     "finite",
+    "rest_at",
 ]

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from .needs import Json, needs, response_format, template_args
+from .rest import ExpectedRest
 from .split import AS_SET, SplitWish
 
 
@@ -66,7 +67,8 @@ class GenerationRequest:
     `max_tokens_key` is the name the client used for the limit, since some servers know only one of the two.
     `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model.
     `delivery` and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the
-    first token after `expected_ttft_s`, s. An endpoint is told all three.
+    first token after `expected_ttft_s`, s. An endpoint is told all three, and the tokens that are still to come
+    (`expected_rest`).
     `adapter` is the name of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on
     this machine, and of its keys and values nothing goes to disk. `split` is for a device over two machines.
     """
@@ -84,6 +86,7 @@ class GenerationRequest:
     delivery: Delivery | None = None
     pace_tps: float | None = None
     expected_ttft_s: float | None = None
+    expected_rest: ExpectedRest = ()
     adapter: str = ""
     private: bool = False
     split: SplitWish = AS_SET

@@ -47,6 +47,17 @@ def test_an_answer_moves_to_the_cheaper_side_only() -> None:
     assert mover(Prices()).advise(TO_DEVICE) is None, "where nothing costs anything, nothing is to be saved"
 
 
+def test_the_gain_is_of_what_answers_to_such_prompts_come_to() -> None:
+    """Short prompts get 22 tokens here and long ones 500: behind 20 tokens the former are not worth a move."""
+    know = learned()
+    for i in range(600):
+        know.outputs.add(21 + i % 3 if i % 2 else 480 + i % 41, censored=False, prompt=20 if i % 2 else 200)
+    short, long = (replace(TO_DEVICE, prompt=n, generated=20) for n in (20, 200))
+    assert mover(HOME, know).prospect(short).remaining < 20 < 300 < mover(HOME, know).prospect(long).remaining
+    assert mover(HOME, know).advise(short) is None
+    assert mover(HOME, know).advise(long) is not None
+
+
 def test_the_reserve_lasts_for_the_servers_ttft() -> None:
     """B = ceil(r_c t_m): the 95th percentile of its TTFT, at the reader's pace."""
     slow = mover(AWAY, learned(ttft_s=2.0))

@@ -99,3 +99,10 @@ def test_it_fits_and_nobody_is_there_twice(seed: int, rough: bool) -> None:
     row, chosen = pack(random.random((len(sizes), n)), cells, sizes, room, rough=rough)
     assert len(chosen) == len(set(chosen)) <= sizes[row]
     assert cells[chosen].sum() <= room
+
+
+def test_where_prices_are_known_priority_is_the_gain_over_the_price() -> None:
+    """Both need as many cells, and the one that gains more now will hold them for long."""
+    gains, cells = np.array([[0.9, 0.6]]), np.array([60.0, 60.0])
+    assert pack(gains, cells, [2], 100.0) == (0, [0])
+    assert pack(gains, cells, [2], 100.0, prices=np.array([900.0, 100.0])) == (0, [1])

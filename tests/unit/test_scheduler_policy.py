@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scheduling import LARGE, random_jobs
 from disco_daemon.scheduler.andes import Andes, horizon_s
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
-from disco_daemon.scheduler.candidates import Candidates
+from disco_daemon.scheduler.candidates import REST_PRICE, Candidates
 from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.timeline import Readers, Timeline
@@ -140,6 +141,43 @@ def test_a_newcomer_waits_at_the_door_while_begun_answers_fill_the_cells() -> No
     new = job(10, 100)
     assert 10 not in keys(andes(stall_share=0.0).choose([*begun, new], Capacity(1000, 64), NOW))
     assert 10 in keys(andes(stall_share=0.0).choose([*begun[:8], new], Capacity(1000, 64), NOW)), "there is room for it"
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["begun-first", "as-in-the-paper"])
+def test_of_two_newcomers_the_one_whose_answer_will_be_shorter_comes_in_first(share: float) -> None:
+    begun = [job(i, 100, arrived=90.0, tokens=60, runs=True) for i in range(9)]
+    long, short = job(10, 100), job(11, 100)
+    long.expected_rest, short.expected_rest = 400.0, 80.0
+    for one in begun:
+        one.expected_rest = 10.0
+    for order in ([long, short], [short, long]):
+        scheduler = andes(stall_share=share, high_water=1.0)
+        chosen = set(keys(scheduler.choose([*begun, *order], Capacity(1000, 64), NOW)))
+        assert chosen & {10, 11} == {11}
+
+
+def test_an_answer_of_which_nothing_is_known_is_expected_to_be_as_long_as_others_are() -> None:
+    jobs = [job(i, 100) for i in range(3)]
+    jobs[0].expected_rest, jobs[1].expected_rest = 300.0, 100.0
+    prices = Candidates(jobs, Capacity(1000, 8), 1.0).prices
+    assert prices is not None
+    assert prices - 100 == pytest.approx(REST_PRICE * np.array([300.0, 100.0, 200.0]))
+    assert Candidates([jobs[2]], Capacity(1000, 8), 1.0).prices is None
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_choice_that_nothing_disputes_is_the_one_that_packing_makes(seed: int, knows: bool) -> None:
+    rng = np.random.default_rng(seed)
+    jobs = random_jobs(rng, int(rng.integers(2, 40)), 0.0, mean_cells=300)
+    for one in jobs:
+        one.expected_rest = float(rng.integers(1, 500)) if knows else 0.0
+        if one.timeline.n_tokens and rng.random() < 0.5:
+            one.waiting_since, one.resident, one.resume_s = None, True, 0.0
+    capacity = Capacity(int(rng.integers(3000, 15000)), int(rng.integers(8, 64)))
+    quick, slow = (Andes(IterationLatency(LARGE), stall_share=0.0, preemption_cap=100.0) for _ in range(2))
+    slow._undisputed = lambda *_: None  # type: ignore[method-assign]
+    assert set(keys(quick.choose(jobs, capacity, 31.0))) == set(keys(slow.choose(jobs, capacity, 31.0)))
 
 
 def test_a_begun_answer_comes_back_before_its_reader_has_read_all_there_is() -> None:

@@ -102,3 +102,13 @@ def test_nobody_but_admission_sets_a_status() -> None:
     folder = Path(admission.__file__).parents[1]
     setters = {path.name for path in folder.rglob("*.py") if ".status = " in path.read_text()}
     assert setters == {"admission.py"}
+
+
+def test_the_scheduler_is_told_how_much_of_an_answer_is_still_to_come() -> None:
+    bench = Bench()
+    rest = tuple(float(100 - i) for i in range(10))
+    asked: list[dict[str, Any]] = [{"rest": rest}, {"rest": rest, "max_tokens": 7}, {"max_tokens": 7}]
+    told, few, unknown = (cast(Sequence, bench.find(bench.add("ghi", **more))) for more in asked)
+    assert [s.job(0.0).expected_rest for s in (told, few, unknown)] == [100.0, 7.0, 0.0]
+    told.tokens += [1] * 16
+    assert told.job(0.0).expected_rest == 99.0

@@ -32,6 +32,7 @@ from disco_daemon.simulate.scheduler.qoe import (
     QoeSetting,
     azure_lengths,
     gains,
+    learned,
     measure,
     n_points,
     rate_at,
@@ -97,6 +98,44 @@ def test_iterations_skipped_at_once_are_the_same_as_one_by_one() -> None:
     assert at_once.n_decisions < single.n_decisions
     for a, b in zip(at_once.tokens_s, single.tokens_s, strict=True):
         assert a == pytest.approx(b)
+
+
+def telling() -> Requests:
+    """Prompts of 20 tokens get 10, prompts of 40 tokens get 50, about."""
+    random = np.random.default_rng(3)
+    is_long = random.random(800) < 0.5
+    return Requests(np.where(is_long, 40, 20), np.where(is_long, 50, 10) + random.integers(0, 5, 800))
+
+
+def test_jobs_know_the_rest_that_other_answers_foretell_and_what_has_ended_teaches() -> None:
+    class Asked:
+        """Serves the first that came, and keeps what it was told."""
+
+        def __init__(self) -> None:
+            self.rests: dict[object, list[float]] = {}
+
+        def choose(self, jobs: Sequence[Job], capacity: Capacity, now: float) -> list[Job]:
+            for one in jobs:
+                self.rests.setdefault(one.key, []).append(one.expected_rest)
+            return list(jobs[: capacity.n_seqs])
+
+    setting, asked = QoeSetting("text", "poisson", 20), Asked()
+    load = workload(setting, telling(), 5.0, 1)
+    answers = learned(setting, telling(), 1)
+    Simulation(ROOMY, load, asked, answers=answers).run()
+    for i, prompt in enumerate(load.prompt.tolist()):
+        assert asked.rests[i][0] == pytest.approx(52 if prompt == 40 else 12, rel=0.3)
+    assert answers.to_json()["samples"][-1][0] in load.output
+    blind = Asked()
+    Simulation(ROOMY, load, blind).run()
+    assert set().union(*blind.rests.values()) == {0.0}
+
+
+def test_what_was_learned_before_a_run_is_of_other_requests() -> None:
+    lengths, setting = Requests(np.arange(1, 401), np.arange(1, 401)), QoeSetting("text", "poisson", 60)
+    played = workload(setting, lengths, 1.0, 4).prompt
+    samples = {prompt for _, _, prompt in learned(setting, lengths, 4).to_json()["samples"]}
+    assert samples == set(range(1, 401)) - set(played.tolist())
 
 
 class Watch:

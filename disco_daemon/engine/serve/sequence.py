@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from ...scheduler.jobs import Job
 from ...scheduler.timeline import Timeline
+from ...types import rest_at
 from .. import wire
 from ..kv.host_cache import Saved
 from ..llama.adapters import prefix_key
@@ -210,6 +211,15 @@ class Sequence:
         return None if limit is None else limit - (self.draw.n_drawn + len(self.given.tokens) - self.given.n_first)
 
     @property
+    def expected_rest(self) -> float:
+        """The tokens still to come as the daemon expects them, and no more than may; 0 where that is not known."""
+        rest = self.request.rest
+        if not rest:
+            return 0.0
+        expected, n_left = rest_at(rest, len(self.tokens) - len(self.given.prompt)), self.n_left
+        return expected if n_left is None else min(expected, max(n_left, 0))
+
+    @property
     def is_full(self) -> bool:
         """Whether the answer has all the tokens that were asked for."""
         n_left = self.n_left
@@ -247,6 +257,7 @@ class Sequence:
             n_preempted=self.n_preempted,
             waiting_since=self.waiting_since,
             hurried=self.request.pace_tps is None,
+            expected_rest=self.expected_rest,
         )
 
     # --- orders --------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...arrays import FloatArray
 from ...delivery.qoe import qoe_steady
@@ -167,7 +166,7 @@ class Scene:
             estimate_contexts(*estimator.samples()),
             Recent(estimator.predictor(), estimator.levels, math.log(own.quantile(0.95)) + 0.1),
             LengthDistribution.of(seen.prompt),
-            _answers(seen.output),
+            _answers(seen),
             Stream.draw(future, unseen, setup.n_requests, range(setup.n_seeds)),
             kaplan_meier(future, np.ones(len(future), dtype=np.bool_)),
             LengthDistribution.of(unseen.prompt),
@@ -191,10 +190,10 @@ class Scene:
         return PolicyInput(server, self.lengths, device_s, constrained, budget, contexts)
 
 
-def _answers(output: NDArray[np.int64]) -> OutputLengths:
+def _answers(seen: Requests) -> OutputLengths:
     answers = OutputLengths()
-    for tokens in output.tolist():
-        answers.add(tokens, censored=False)
+    for tokens, prompt in zip(seen.output.tolist(), seen.prompt.tolist(), strict=True):
+        answers.add(tokens, censored=False, prompt=prompt)
     return answers
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ...arrays import BoolArray, FloatArray
 from ...dispatch.migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check
 from ...errors import ConfigError
+from ...estimation.survival import Survival
 from ...types import Side
 from ..traces import LatencyTrace, Requests
 from .evaluate import (
@@ -77,13 +78,19 @@ class HandoffTerms:
         return speeds[self.target.other], speeds[self.target]
 
     @cached_property
-    def looks(self) -> list[tuple[int, float]]:
+    def _looks(self) -> dict[Survival, list[tuple[int, float]]]:
+        return {}
+
+    def looks(self, prompt: int) -> list[tuple[int, float]]:
         """Tokens generated at each look, and how many are then expected to come."""
-        looks, at = [], 1
-        while (remaining := self.scene.answers.expected_remaining(at)) > 0:
-            looks.append((at, remaining))
-            at = next_check(at)
-        return looks
+        curve = self.scene.answers.curve(prompt)
+        if curve not in self._looks:
+            looks, at = [], 1
+            while (remaining := float(curve.expected_remaining(at))) > 0:
+                looks.append((at, remaining))
+                at = next_check(at)
+            self._looks[curve] = looks
+        return self._looks[curve]
 
     @property
     def slack_s(self) -> float:
@@ -95,7 +102,7 @@ class HandoffTerms:
 
         `left` prompt tokens are still to prefill on a device that lost the race; NOT_RUN where it did not run.
         """
-        for generated, remaining in self.looks:
+        for generated, remaining in self.looks(prompt):
             prospect = self._prospect(prompt, left, generated, remaining)
             if prospect is not None and is_worthwhile(prospect, self.costs, READER_TPS, margin=margin(0)):
                 return generated, prospect.prefill_s

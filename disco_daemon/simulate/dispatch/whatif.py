@@ -291,7 +291,7 @@ class WhatIf:
             return 0.0, 0.0
         known, server_tps = self.recorded, DECODE_TPS[Side.SERVER]
         generated = 1
-        while (remaining := known.answers.expected_remaining(generated)) > 0:
+        while (remaining := known.answers.expected_remaining(generated, round(prompt))) > 0:
             missing = max(0.0, fresh - (generated - 1) / server_tps * known.phone.prefill_tps)
             wait_s = catch_up_s(missing + generated, known.phone.prefill_tps, server_tps)
             prospect = Prospect(

@@ -20,9 +20,11 @@ import numpy as np
 
 from ...arrays import FloatArray, IntArray
 from ...delivery.qoe import longest_stall_s, qoe
+from ...estimation.lengths import OutputLengths
 from ...scheduler.jobs import Capacity, Job, TokenScheduler
 from ...scheduler.latency import IterationLatency, IterationLoad
 from ...scheduler.timeline import Timeline
+from ...types import ExpectedRest, rest_at
 
 EXPECTED_TTFT_S = 1.0  # of every reader, as in the paper
 QUANTUM = 10  # iterations after which is decided anew at the latest, as in the authors' public code
@@ -125,7 +127,13 @@ class _Answer:
     index: int
     job: Job
     n_left: int
+    rest: ExpectedRest = ()
     spans: list[list[int]] = field(default_factory=list)
+
+    @property
+    def n_made(self) -> int:
+        """The number of its tokens so far."""
+        return self.job.timeline.n_tokens
 
     def add_tokens(self, first: int, n: int) -> None:
         """Add a token for each of `n` iterations from `first` on."""
@@ -147,15 +155,16 @@ class Simulation:
         scheduler: TokenScheduler,
         latency: IterationLatency | None = None,
         quantum: int = QUANTUM,
+        answers: OutputLengths | None = None,
     ) -> None:
-        """`latency` observes each iteration, for the scheduler to predict the next ones by.
+        """`latency` observes each iteration, for the scheduler to predict the next ones by; `answers` each that ended.
 
         Raises ValueError where a request alone is more than the machine holds.
         """
         if (workload.prompt + workload.output).max() > machine.n_cells - machine.n_seqs:
             raise ValueError("a request needs more KV cells than there are")
         self._machine, self._workload, self._scheduler = machine, workload, scheduler
-        self._latency, self._quantum = latency, quantum
+        self._latency, self._quantum, self._lengths = latency, quantum, answers
         # One cell a sequence is kept free, so that the iteration after a decision always has room.
         self._capacity = Capacity(machine.n_cells - machine.n_seqs, machine.n_seqs)
         self._now = 0.0
@@ -197,7 +206,8 @@ class Simulation:
                 key=i, timeline=timeline, n_context=n, n_missing=n, resume_s=0.0, resident=False, n_preempted=0,
                 waiting_since=at,
             )  # fmt: skip
-            self._answers[i] = _Answer(i, job, int(load.output[i]))
+            rest = self._lengths.rest(n) if self._lengths is not None else ()
+            self._answers[i] = _Answer(i, job, int(load.output[i]), rest)
             self._n_arrived += 1
         return bool(self._answers)
 
@@ -217,6 +227,8 @@ class Simulation:
             self._leave(answer)
         if not self._answers:
             return []
+        for answer in self._answers.values():
+            answer.job.expected_rest = rest_at(answer.rest, answer.n_made)
         jobs = [a.job for a in self._answers.values()]
         chosen = [self._answers[int(str(job.key))] for job in self._scheduler.choose(jobs, self._capacity, self._now)]
         self._n_decisions += 1
@@ -230,6 +242,8 @@ class Simulation:
         self._running.remove(answer)
         self._n_held -= answer.job.n_context
         self._finished[answer.index] = self._answers.pop(answer.index)
+        if self._lengths is not None:
+            self._lengths.add(answer.n_made, censored=False, prompt=int(self._workload.prompt[answer.index]))
 
     def _place(self, chosen: Sequence[_Answer]) -> None:
         """Pause and resume so that just the chosen run."""

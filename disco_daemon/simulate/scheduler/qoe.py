@@ -12,7 +12,8 @@ ShareGPT's. Those are not packaged here: with a folder of traces the lengths are
 How much there is to gain is bounded by memory, whatever the readers' pace: load 1 is a KV cache that is always full.
 Knowing all lengths, serving by the QoE lost a second of delay over the cells that the rest of an answer takes, with as
 many preemptions as it likes, keeps a mean QoE of 0.9 up to 1.8 times FCFS's rate for text and 1.9 times for voice, with
-3,000 requests; shorter runs give more. Our schedulers know no lengths.
+3,000 requests; shorter runs give more. Ours know what 1,000 other answers say of the lengths of answers to such prompts
+(`andes-blind` does not): where prompts say nothing, as in the lognormal lengths, that is nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import FloatArray
+from ...arrays import FloatArray, IntArray
 from ...errors import ConfigError
+from ...estimation.given_prompt import WINDOW
+from ...estimation.lengths import OutputLengths
 from ...scheduler.andes import STALL_SHARE, Andes
 from ...scheduler.baselines import Fcfs, RoundRobin
 from ...scheduler.jobs import TokenScheduler
@@ -52,7 +55,7 @@ ARRIVALS_CV = {"poisson": 1.0, "gamma": 3.0}  # standard deviation of the gaps o
 SETTINGS = (("text", "poisson"), ("text", "gamma"), ("voice", "poisson"))
 LOADS = (0.6, 0.8, 0.9, 1.0, 1.1, 1.16, 1.25, 1.4, 1.6, 1.8, 2.0)  # of what the engine can serve
 SCHEDULERS = ("fcfs", "round-robin", "andes", "andes@1")  # the last one lets anybody stand still, as the paper's
-BASE, OURS = "fcfs", "andes"
+BASE, OURS, BLIND = "fcfs", "andes", "-blind"
 HIGH_QOE = 0.9
 LONG_STALL_S = 10.0
 # Under overload the queue of FCFS grows with the run, so that gains in QoE grow with it, and gains in rate shrink.
@@ -132,9 +135,10 @@ def points(
     out: list[Curve] = []
     for name in schedulers:
         runs = []
-        for requests in loads:
+        for seed, requests in zip(setting.seeds, loads, strict=True):
             latency = IterationLatency(_prior(machine))
-            runs.append(Simulation(machine, requests, scheduler(name, latency), latency).run())
+            answers = learned(setting, lengths, seed) if name.startswith(OURS) and not name.endswith(BLIND) else None
+            runs.append(Simulation(machine, requests, scheduler(name, latency), latency, answers=answers).run())
         out.append({"scheduler": name, **head, **measure(runs)})
         tick()
     return out
@@ -148,15 +152,16 @@ def n_points(settings: int = len(SETTINGS), loads: int = len(LOADS), schedulers:
 def scheduler(name: str, latency: IterationLatency) -> TokenScheduler:
     """The scheduler of that name as the engine makes it; `andes@SHARE` lets that share of the readers stand still.
 
+    The names of those that know nothing of answers' lengths end with `BLIND`; that they know, they are told by jobs.
     Raises ConfigError for an unknown name.
     """
     if name == "fcfs":
         return Fcfs(HIGH_WATER)
     if name == "round-robin":
         return RoundRobin(SLICE_S, high_water=HIGH_WATER)
-    if name == "andes":
+    ours, _, share = name.removesuffix(BLIND).partition("@")
+    if ours == OURS and not share:
         return _andes(latency)
-    ours, _, share = name.partition("@")
     if ours == OURS and (found := _share(share)) is not None:
         return _andes(latency, found)
     msg = f"no token scheduler {name!r}; there are {', '.join(SCHEDULERS)}"
@@ -223,13 +228,28 @@ def workload(setting: QoeSetting, lengths: Requests, rate_rps: float, seed: int)
     if setting.readers not in READERS or setting.arrivals not in ARRIVALS_CV:
         msg = f"readers are {', '.join(READERS)}, arrivals {', '.join(ARRIVALS_CV)}"
         raise ConfigError(msg)
+    gaps, which, random = _drawn(setting, lengths, seed)
+    shares, paces = READERS[setting.readers]
+    pace = random.choice(np.array(paces), setting.n_requests, p=np.array(shares) / sum(shares))
+    return Workload(np.cumsum(gaps) / rate_rps, lengths.prompt[which], lengths.output[which], pace)
+
+
+def _drawn(setting: QoeSetting, lengths: Requests, seed: int) -> tuple[FloatArray, IntArray, np.random.Generator]:
+    """Draw the gaps between requests, of mean 1, and which lengths they have."""
     random, n = np.random.default_rng(seed), setting.n_requests
     shape = ARRIVALS_CV[setting.arrivals] ** -2  # of the Gamma distribution of the gaps; 1 is exponential
     gaps = random.gamma(shape, 1 / shape, n)
-    shares, paces = READERS[setting.readers]
-    which = random.integers(0, len(lengths.prompt), n)
-    pace = random.choice(np.array(paces), n, p=np.array(shares) / sum(shares))
-    return Workload(np.cumsum(gaps) / rate_rps, lengths.prompt[which], lengths.output[which], pace)
+    return gaps, random.integers(0, len(lengths.prompt), n), random
+
+
+def learned(setting: QoeSetting, lengths: Requests, seed: int) -> OutputLengths:
+    """Return what a daemon has learned of answers before the run: from others than are played, at random."""
+    others = np.ones(len(lengths.prompt), np.bool_)
+    others[_drawn(setting, lengths, seed)[1]] = False
+    answers, left = OutputLengths(), others.nonzero()[0]
+    for i in np.random.default_rng((seed, 1)).permutation(left)[:WINDOW].tolist():
+        answers.add(int(lengths.output[i]), censored=False, prompt=int(lengths.prompt[i]))
+    return answers
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -244,6 +264,8 @@ def measure(runs: Sequence[SimulatedRun]) -> dict[str, float]:
     }
     qoes = np.concatenate(columns["qoe_{}"])
     out = {"qoe_mean": float(qoes.mean()), "qoe_perfect": float((qoes > 1 - 1e-9).mean())}
+    worst = np.partition(qoes, len(qoes) // 10)[: max(1, len(qoes) // 10)]
+    out["qoe_worst_tenth"] = float(worst.mean())
     out |= stalls(np.concatenate([r.stalls() for r in runs]))
     for name, values in columns.items():
         own = np.concatenate(values)

@@ -110,16 +110,21 @@ def _rates(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
 def _stalls(curves: Sequence[Curve], setting: tuple[str, str]) -> str:
     """What the QoE does not tell: who stood still for how long, and how fast the slowest tenth got its text."""
     names = unique(c["scheduler"] for c in curves)
-    head = ("load", *(f"> 10 s % {n}" for n in names), *(f"P99 s {n}" for n in names), *(f"TDS P10 {n}" for n in names))
+    head = (
+        "load", *(f"> 10 s % {n}" for n in names), *(f"P99 s {n}" for n in names), *(f"TDS P10 {n}" for n in names),
+        *(f"QoE P10 {n}" for n in names), *(f"worst tenth {n}" for n in names),
+    )  # fmt: skip
     rows = []
     for load in dict.fromkeys(c["load"] for c in curves):
         row = {c["scheduler"]: c for c in curves if c["load"] == load}
         rows.append([
             number(load, 2), *(number(100 * row[n]["stalled_10s"], 1) for n in names),
             *(number(row[n]["stall_p99_s"], 0) for n in names), *(number(row[n]["tds_p10"], 2) for n in names),
+            *(number(row[n]["qoe_p10"], 3) for n in names), *(number(row[n]["qoe_worst_tenth"], 3) for n in names),
         ])  # fmt: skip
     title = (
-        f"readers who stood still, {setting[0]}, {setting[1]}: share with a stall over 10 s, P99 of the longest stall"
+        f"readers who stood still, {setting[0]}, {setting[1]}: share with a stall over 10 s, P99 of the longest stall, "
+        "and the QoE that nine of ten exceed and its mean over the worst tenth"
     )
     return f"{title}\n{align(head, rows)}"
 
