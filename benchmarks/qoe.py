@@ -336,11 +336,7 @@ def main(argv: list[str] | None = None) -> int:
         default=(),
         help="with --simulate: also andes with these shares of the readers who may be made to stand still",
     )
-    parser.add_argument(
-        "--blind",
-        action="store_true",
-        help="with --simulate: also andes without what is known of answers' lengths by their prompts'",
-    )
+    parser.add_argument("--blind", action="store_true", help="with --simulate: also andes that expects no lengths")
     parser.add_argument("--loads", type=_loads, metavar="X,Y", help="multiples of capacity (default: up to 2)")
     parser.add_argument("--arrivals", choices=("poisson", "gamma"), help="one kind of arrivals (default: both)")
     parser.add_argument("--cells", type=at_least(512), help="live: tokens in each server's KV cache (default: 1024)")
@@ -369,8 +365,7 @@ def _simulate(args: argparse.Namespace) -> int:
         require_plots()
     loads = sorted(set(args.loads or simulated.LOADS))
     schedulers = (*simulated.SCHEDULERS, *(f"{simulated.OURS}@{share:g}" for share in args.shares))
-    if args.blind:
-        schedulers += tuple(name + simulated.BLIND for name in schedulers if name.startswith(simulated.OURS))
+    schedulers += tuple(name + simulated.BLIND for name in schedulers if args.blind and name.startswith(simulated.OURS))
     settings = [one for one in simulated.SETTINGS if args.arrivals in (None, one[1])]
     n_points, done = simulated.n_points(len(settings), len(loads), len(schedulers)), 0
 

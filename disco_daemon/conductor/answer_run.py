@@ -62,7 +62,6 @@ class AnswerRun:
             delivery=self._delivery.mode,
             pace_tps=self._delivery.pace_tps,
             expected_ttft_s=defaults.expected_ttft_s,
-            expected_rest=context.planner.knowledge.outputs.rest(length.tokens) if Side.DEVICE in available else (),
         )
         self._length, self._prompt = length, PromptSize(length)
         self._inbox, self._journal = EventInbox(), Journal(context, self._request)
@@ -236,8 +235,7 @@ class AnswerRun:
     def left_s(self) -> float:
         """Return how long it will still take, s, by other answers of its length."""
         answer, max_tokens, pace_tps = self._answer, self._request.sampling.max_tokens, self._delivery.pace_tps
-        outputs = self._context.planner.knowledge.outputs
-        left = outputs.expected_remaining(answer.n_generated, self._prompt.n_tokens)
+        left = self._context.planner.knowledge.outputs.expected_remaining(answer.n_generated, self._prompt.n_tokens)
         if max_tokens is not None:
             left = min(left, max(0, max_tokens - answer.n_generated))
         source = self._runs.of(answer.source)

@@ -89,6 +89,8 @@ class EndpointRuns:
         if effect.answer_so_far:
             self._hold_budget(side, planned)
             request = self._continued(effect)
+        if side is Side.DEVICE:
+            request = replace(request, expected_rest=context.planner.knowledge.outputs.rest(self._prompt.n_tokens))
         run.task = group.create_task(self._pump(run, endpoint, request))
 
     def send(self, side: Side, order: Order) -> None:

@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Any
 
 from .needs import Json, needs, response_format, template_args
-from .rest import ExpectedRest
 from .split import AS_SET, SplitWish
 
 
@@ -61,16 +60,14 @@ class GenerationRequest:
     """One question, endpoint-neutral.
 
     `messages` are OpenAI chat messages; `text_only` says that every content is plain text. `extra` holds OpenAI
-    parameters that this daemon hands to a server unread (tools, response_format, …). `answer_so_far` is what the
-    reader already has: an endpoint must continue right after it, never repeat it.
-    `answer_ids` are its token ids by the device's tokenizer, if known: then nothing is tokenized again.
-    `max_tokens_key` is the name the client used for the limit, since some servers know only one of the two.
-    `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model.
-    `delivery` and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the
-    first token after `expected_ttft_s`, s. An endpoint is told all three, and the tokens that are still to come
-    (`expected_rest`).
-    `adapter` is the name of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on
-    this machine, and of its keys and values nothing goes to disk. `split` is for a device over two machines.
+    parameters that this daemon hands to a server unread (tools, response_format, …). `answer_so_far` is what the reader
+    already has: an endpoint must continue right after it, never repeat it. `answer_ids` are its token ids by the
+    device's tokenizer, if known. `max_tokens_key` is the client's name for the limit: some servers know only one.
+    `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model. `delivery`
+    and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the first token
+    after `expected_ttft_s`, s. Endpoints are told all three, and `expected_rest` (`types.rest`). `adapter` is the name
+    of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on this machine, and of
+    its keys and values nothing goes to disk. `split` is for a device over two machines.
     """
 
     request_id: str
@@ -86,7 +83,7 @@ class GenerationRequest:
     delivery: Delivery | None = None
     pace_tps: float | None = None
     expected_ttft_s: float | None = None
-    expected_rest: ExpectedRest = ()
+    expected_rest: tuple[float, ...] = ()
     adapter: str = ""
     private: bool = False
     split: SplitWish = AS_SET

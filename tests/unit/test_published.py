@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import cold_start
 from disco_daemon.cli.main import main
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.simulate.dispatch.evaluate import PHONES, EvaluationSetup
 from disco_daemon.simulate.dispatch.handoff import NONE, evaluate_handoffs, savings
 from disco_daemon.simulate.dispatch.published import (
+    COLD_STARTS,
     GFLOP,
     MAX_TOKENS,
     REDUCTIONS,
@@ -64,3 +66,10 @@ def test_what_has_no_published_price_is_refused(tmp_path: Path, capsys: pytest.C
     line = ["eval", "--traces", str(tmp_path), "--select", "*", "--handoff", "--published-prices"]
     assert main(line) != 0
     assert "the paper states no price for mine" in capsys.readouterr().err
+
+
+def test_a_load_is_shown_beside_the_first_token_and_the_papers() -> None:
+    lines = cold_start.table({"n_runs": 10, "models": {"ours": {"load_s": 0.5, "ttft_s": 0.05}}}).splitlines()
+    assert lines[1].split() == ["ours", "0.50", "0.050", "10"]
+    assert len(lines) == 2 + len(COLD_STARTS)
+    assert lines[2].split() == ["0.5B,", "RTX", "3060,", "Table", "4", "1.29", "0.051", "25"]

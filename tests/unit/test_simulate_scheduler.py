@@ -128,7 +128,7 @@ def test_jobs_know_the_rest_that_other_answers_foretell_and_what_has_ended_teach
     assert answers.to_json()["samples"][-1][0] in load.output
     blind = Asked()
     Simulation(ROOMY, load, blind).run()
-    assert set().union(*blind.rests.values()) == {0.0}
+    assert {rest for rests in blind.rests.values() for rest in rests} == {0.0}
 
 
 def test_what_was_learned_before_a_run_is_of_other_requests() -> None:

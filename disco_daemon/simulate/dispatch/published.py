@@ -20,6 +20,16 @@ PHONES = ("pixel7pro-bloom1.1b", "pixel7pro-bloom560m", "xiaomi14-qwen0.5b")
 
 # Table 1: Pearson's coefficient between prompt length and TTFT.
 PEARSON = {"Command": 0.0142, "GPT": 0.0236, "DeepSeek": -0.0273, "LLaMA": 0.0402}
+# Table 4: time to load and to the first token, s, of Qwen-2.5 in 16 bit, prompt "How to use GitHub?".
+COLD_STARTS = {
+    "0.5B, RTX 3060": (1.29, 0.051),
+    "1.5B, RTX 3060": (2.48, 0.105),
+    "3B, RTX 3060": (4.45, 0.145),
+    "0.5B, A40": (1.53, 0.025),
+    "1.5B, A40": (3.12, 0.026),
+    "3B, A40": (5.72, 0.033),
+    "7B, A40": (13.43, 0.033),
+}
 # Table 2: average reduction of the P99 of the TTFT against Stoch over the whole range of budgets, %.
 REDUCTIONS = {
     (service, side, device): percent
