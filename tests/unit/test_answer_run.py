@@ -241,6 +241,19 @@ async def test_fifty_silences_start_no_more_targets_than_the_bound_says() -> Non
 # --- room in the context ----------------------------------------------------------------------------------------------
 
 
+async def test_the_device_is_told_how_much_to_expect_and_nothing_where_prompts_do_not_say() -> None:
+    device = Scripted(DEVICE, [*words("one"), Finish("stop")])
+    on = context(device, Scripted(SERVER, [*words("two"), Finish("stop")]))
+    await played(on)
+    outputs = on.planner.knowledge.outputs
+    for i in range(400):
+        outputs.add(300 + i % 9 if i % 2 else 20 + i % 9, censored=False, prompt=400 if i % 2 else device.n_prompt)
+    expected = outputs.rest(device.n_prompt)
+    await played(on)
+    assert [request.expected_rest for request in device.asked] == [(), expected]
+    assert 20 < expected[0] < 40
+
+
 @pytest.mark.parametrize(
     ("n_prompt", "max_tokens", "starts"),
     [
