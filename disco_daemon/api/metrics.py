@@ -67,6 +67,9 @@ class Metrics:
         self._censored = self._counter(
             "disco_attempts_censored", "Starts that ended before a first token was seen.", "endpoint"
         )
+        self._hedges = self._counter(
+            "disco_hedges", "Second requests to a silent server: won, lost to another one, or failed.", "result"
+        )
         self._attempt_ttft = self._histogram(
             "disco_attempt_ttft_seconds", "From an endpoint's start to its first token.", _TTFT_S
         )
@@ -161,6 +164,8 @@ class Metrics:
         self._tokens.labels(side, "prompt").inc(attempt.usage.prompt_tokens)
         self._tokens.labels(side, "completion").inc(attempt.usage.completion_tokens)
         self._attempts.labels(side, self._word("attempt", attempt.error)).inc()
+        if attempt.hedge is not None:
+            self._hedges.labels(attempt.hedge).inc()
         if attempt.censored:
             self._censored.labels(side).inc()
         else:

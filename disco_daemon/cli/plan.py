@@ -65,7 +65,17 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
         f"          {device['n']} samples",
         f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",
         f"policy    {known['policy']}",
+        f"hedge     {_hedge(plan.get('hedge_s'), known.get('hedge'))}",
     ]
+
+
+def _hedge(after_s: float | None, known: dict[str, Any] | None) -> str:
+    """Say when the server would be asked a second time, and how much of that was used."""
+    when = "no second request" if after_s is None else f"a second request after {after_s:.3f} s of the server's silence"
+    if known is None:  # an older daemon
+        return when
+    used = f"{100 * known['used']:.1f} % of the prompt tokens were sent twice, {100 * known['share']:g} % may be"
+    return f"{when}; {used}"
 
 
 def _sentence(plan: dict[str, float | None]) -> str:

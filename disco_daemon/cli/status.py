@@ -188,4 +188,14 @@ def _estimators(known: dict[str, Any]) -> list[str]:
         f"prompts      {prompts['mean']:.0f} tokens; {prompts['n']} samples",
         f"answers      {outputs['mean']:.0f} tokens; {outputs['n']} samples",
         f"budget       {limited}, handed out now {known['handed_out']:.3f}{ratio}",
+        *_hedges(known.get("hedge")),
     ]
+
+
+def _hedges(hedge: dict[str, Any] | None) -> list[str]:
+    """Print when the server is asked a second time, and how often it was; nothing where that never is."""
+    if not hedge or not (hedge["share"] and (hedge["used"] or hedge["after_s"])):
+        return []
+    after_s = hedge["after_s"]
+    when = "no second request now" if after_s is None else f"a second request after {after_s:.2f} s of silence"
+    return [f"hedge        {when}; {100 * hedge['used']:.1f} % of the prompt tokens sent twice"]

@@ -19,9 +19,9 @@ class EndpointRun:
 
     In the `shadow` it has lost the race and runs on to its first token only, which is measured and thrown away. Parked,
     it has lost too, but its prefill is kept for a handoff. `lost_at` is when it lost: it had no first token by then.
-    `whole`: the endpoint came to its own end. `grant` is what it may spend. Its last event came at `heard_at`, its last
-    token at `last_at`; `paused` it lets the answer wait by itself, and has for `paused_s` in all. `held_up`: it had to
-    wait for a slow reader.
+    `whole`: the endpoint came to its own end. `grant` is what it may spend, `hedge_grant` what a second request may.
+    Its last event came at `heard_at`, its last token at `last_at`; `paused` it lets the answer wait by itself, and has
+    for `paused_s` in all. `held_up`: it had to wait for a slow reader.
     """
 
     side: Side
@@ -45,6 +45,7 @@ class EndpointRun:
     shadow: asyncio.TimerHandle | None = None
     whole: bool = False
     grant: Reservation | None = None
+    hedge_grant: Reservation | None = None
 
     @property
     def n_prefilled(self) -> int:

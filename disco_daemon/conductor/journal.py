@@ -63,6 +63,10 @@ class Journal:
         if run.side is Side.DEVICE:
             self._context.energy.begin(id(run), run.started)
 
+    def hedged(self, run: EndpointRun) -> None:
+        """An endpoint has been silent for so long that it is asked again."""
+        log.info("answer.%s.hedged %s", run.side, self._request.request_id)
+
     def run_prefilled(self, run: EndpointRun, now: float) -> None:
         """An endpoint has read the prompt: its first token is there."""
         if run.side is Side.DEVICE:

@@ -11,8 +11,10 @@ from ..answer import Answer
 from ..delivery.qoe import reading
 from ..delivery.trace import Trace
 from ..dispatch.planner import Planned
-from ..errors import DiscoError
-from ..types import Attempt, GenerationRequest, Outcome, Plan, Reading, Side
+from ..endpoints.hedge import RequestAccount
+from ..errors import DiscoError, EndpointError
+from ..money.spending import Reservation
+from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Side
 from .context import AnswerContext, CurrentDelivery
 from .endpoint_run import EndpointRun, PromptSize
 from .runs import EndpointRuns
@@ -91,18 +93,66 @@ class Recorder:
         for run in runs:
             if run.whole:
                 prompt.measure(run)
-        max_tokens = self._request.sampling.max_tokens
-        attempts = tuple(attempt_of(run, context, self.began, prompt.n_tokens, max_tokens) for run in runs)
-        for run, attempt in zip(runs, attempts, strict=True):
+        attempts: list[Attempt] = []
+        for run in runs:
             if (tps := decode_tps(run, context)) is not None:
                 context.mover.observe(run.side, tps)
-            if run.grant is not None:
-                context.spending.settle(run.grant, attempt)
-                run.grant = None
-        return attempts
+            attempts.append(self._settled(first_request(run), run.grant))
+            if (second := second_request(run)) is not None:
+                attempts.append(self._settled(second, run.hedge_grant, self._hedge_result(run)))
+            run.grant = run.hedge_grant = None
+        return tuple(attempts)
+
+    def _settled(self, run: EndpointRun, grant: Reservation | None, hedge: HedgeResult | None = None) -> Attempt:
+        """Return one request with its price, which takes the place of what was reserved for it."""
+        context, max_tokens = self._context, self._request.sampling.max_tokens
+        attempt = attempt_of(run, context, self.began, self._prompt.n_tokens, max_tokens, hedge)
+        if grant is not None:
+            context.spending.settle(grant, attempt)
+        return attempt
+
+    def _hedge_result(self, run: EndpointRun) -> HedgeResult:
+        hedge = run.controls.hedge
+        assert hedge is not None
+        if hedge.won and run.shadow is None and self._answer.winner is run.side:
+            return "won"
+        return "lost" if hedge.second.error is None else "failed"
 
 
-def attempt_of(run: EndpointRun, context: AnswerContext, began: float, length: int, max_tokens: int | None) -> Attempt:
+def first_request(run: EndpointRun) -> EndpointRun:
+    """Return the run as its first request alone went."""
+    hedge = run.controls.hedge
+    if hedge is None or hedge.sent_at is None:
+        return run
+    return _lost(run, run.started, hedge.first) if hedge.won or hedge.first.error is not None else run
+
+
+def second_request(run: EndpointRun) -> EndpointRun | None:
+    """Return the run as its second request alone went, if there was one."""
+    hedge = run.controls.hedge
+    if hedge is None or hedge.sent_at is None:
+        return None
+    return replace(run, started=hedge.sent_at) if hedge.won else _lost(run, hedge.sent_at, hedge.second)
+
+
+def _lost(run: EndpointRun, started: float, account: RequestAccount) -> EndpointRun:
+    """Return one of two requests of a run that showed no token."""
+    ended_at = run.ended_at if account.over_at is None else account.over_at
+    error = None if account.error is None else EndpointError(run.side, account.error, "")
+    return replace(
+        run, started=started, usage=account.usage, first_at=None, lost_at=None, ended_at=ended_at, whole=False,
+        error=error,
+    )  # fmt: skip
+
+
+def attempt_of(
+    run: EndpointRun,
+    context: AnswerContext,
+    began: float,
+    length: int,
+    max_tokens: int | None,
+    hedge: HedgeResult | None = None,
+) -> Attempt:
     """Return one start with its price. A server that was asked and gave no usage is booked for the whole prompt.
 
     One that was closed before its end, and goes on generating for all we know, is booked for what answers as long as
@@ -128,6 +178,7 @@ def attempt_of(run: EndpointRun, context: AnswerContext, began: float, length: i
         continued=run.n_before > 0,
         disturbed=context.disturbed(run.started, end),
         unseen_tokens=_unseen(run, context, length, max_tokens) if asked and not run.whole else 0,
+        hedge=hedge,
     )
     return context.spending.prices.booked(attempt)
 

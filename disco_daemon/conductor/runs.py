@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing
 from dataclasses import replace
 
 from ..answer import Arrived, Broke, Ended, Followed, Start
 from ..dispatch.planner import Planned
 from ..endpoints.base import Controls, Endpoint
+from ..endpoints.hedge import Hedge
 from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
@@ -74,6 +76,8 @@ class EndpointRuns:
         run = EndpointRun(
             side, endpoint.model, self._clock.now(), endpoint.readiness(), effect.n_tokens, controls=controls
         )
+        if side is Side.SERVER and planned.plan.hedge_s < math.inf and not run.n_before:
+            controls.hedge = Hedge(planned.plan.hedge_s, lambda: self._admit_hedge(run, planned))
         self._current[side] = run
         if context.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
             self._inbox.post(Broke(side, EndpointError(side, "private", PRIVATE)))
@@ -92,6 +96,26 @@ class EndpointRuns:
         if side is Side.DEVICE:
             request = replace(request, expected_rest=context.planner.knowledge.outputs.rest(self._prompt.n_tokens))
         run.task = group.create_task(self._pump(run, endpoint, request))
+
+    def _admit_hedge(self, run: EndpointRun, planned: Planned) -> bool:
+        """Whether the server may be asked a second time, now that it is silent; the most that may cost is reserved.
+
+        Not where the answer has let go of the run, nor beyond a cap or the share of second requests: none of these is
+        an error of the answer.
+        """
+        context, hedges = self._context, self._context.planner.hedges
+        if context.private or self.is_stale(run) or not context.endpoints[run.side].readiness().hedgeable:
+            return False
+        if not hedges.allows(planned.length):
+            return False
+        wanted = CostBound.of(self._request, self._prompt.n_tokens)
+        grant = context.spending.reserve(run.side, wanted, context.clock.wall())
+        if isinstance(grant, CapRefusal):
+            return False
+        hedges.take(planned.length)
+        run.hedge_grant = grant
+        self._journal.hedged(run)
+        return True
 
     def send(self, side: Side, order: Order) -> None:
         """Steer the run of one side."""
@@ -209,7 +233,7 @@ class EndpointRuns:
     def let_go(self) -> None:
         """Be in no cycle: an error that was raised, or a task that was cancelled, holds the frames it went through."""
         for run in self.all:
-            run.task = run.error = None
+            run.task = run.error = run.controls.hedge = None
 
     def _cut(self, run: EndpointRun) -> None:
         """End a run now; what it has not shown by this time is only known to take longer."""

@@ -165,6 +165,9 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
     shadow: bool = True
     """Let a server that lost the race show its first token: about one token's cost, and its time is known."""
+    hedge: _Share = 0.08
+    """Share of the prompt tokens that the server may be sent a second time, where `optimal` expects a first token at
+    least 1 % sooner of it; 0 = never: docs/policy.md#a-second-request. Both requests are billed."""
     private: bool = False
     """Never leave this machine: every request is answered as a `private` one (docs/api.md#one-request), and the server
     is asked nothing, not even by a probe; a request that asks for the server gets a 403."""
@@ -349,11 +352,12 @@ LISTS = frozenset({"api.hosts", "api.origins", "fleet.cuts"})  # as a text: with
 # What a running daemon takes up at once, from the next request on.
 LIVE = frozenset(
     {
-        "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.kappa", "policy.private", "policy.scarcer",
-        "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor", "delivery.mode",
-        "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s", "split.alone", "split.mode",
-        "split.private_alone", "split.theta", "fleet.mode", "fleet.policy", "fleet.memory_gib", "fleet.memory_share",
-        "fleet.cpu_share", "fleet.only_idle", "fleet.only_mains", "fleet.slo_qoe", "fleet.vacancy", "fleet.violation",
+        "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.hedge", "policy.kappa", "policy.private",
+        "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor",
+        "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s", "split.alone",
+        "split.mode", "split.private_alone", "split.theta", "fleet.mode", "fleet.policy", "fleet.memory_gib",
+        "fleet.memory_share", "fleet.cpu_share", "fleet.only_idle", "fleet.only_mains", "fleet.slo_qoe",
+        "fleet.vacancy", "fleet.violation",
     }
 )  # fmt: skip
 

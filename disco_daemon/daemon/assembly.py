@@ -126,6 +126,7 @@ class Parts:
         """Plan by the policy's settings from now on. Returns when the planner has been fitted to them."""
         settings = self.config.policy
         self.planner.pursue(policy_of(settings))
+        self.planner.allow_hedges(hedge_share(self.config, self.spending))
         self.scarce_side.set(settings.scarcer, settings.budget)
         if self.planner.due:
             await self.learner.fit()
@@ -274,7 +275,13 @@ def make_planner(config: Config, spending: Spending) -> Planner:
     """Return the planner of the configured policy; the scarcer side is the dearer one unless it is set."""
     settings = config.policy
     scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else spending.regime.scarcer
-    return Planner(policy_of(settings), scarcer, settings.budget, draw=random.random)
+    share = hedge_share(config, spending)
+    return Planner(policy_of(settings), scarcer, settings.budget, draw=random.random, hedge_share=share)
+
+
+def hedge_share(config: Config, spending: Spending) -> float:
+    """Return the share of the prompt tokens that may be sent a second time: none at an unknown price."""
+    return config.policy.hedge if spending.price.known else 0.0
 
 
 def estimator_key(config: Config) -> str:

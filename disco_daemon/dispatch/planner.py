@@ -14,6 +14,8 @@ from ..estimation.context import Contexts
 from ..estimation.knowledge import Knowledge, Snapshot
 from ..estimation.silence import LEAST_S
 from ..types import BOTH, Attempt, Outcome, Plan, Readiness, Side, finite
+from .hedge import HedgeAllowance
+from .hedge import fit as fit_hedged
 from .pacer import Pacer
 from .policy import Policy, PolicyInput
 from .table import RequestContext, Table
@@ -45,12 +47,16 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class FitRequest:
-    """The input of a fit: a snapshot, the policy, and the side whose use is limited to which share of the tokens."""
+    """The input of a fit: a snapshot, the policy, and the side whose use is limited to which share of the tokens.
+
+    The server may be sent the share `hedge` of them a second time.
+    """
 
     snapshot: Snapshot
     policy: Policy
     constrained: Side
     budget: float
+    hedge: float = 0.0
 
 
 class Planner:
@@ -65,6 +71,7 @@ class Planner:
         draw: Callable[[], float] = lambda: 0.5,
         *,
         windowed: bool = True,
+        hedge_share: float = 0.0,
     ) -> None:
         self.policy = policy
         self.constrained = constrained
@@ -73,11 +80,14 @@ class Planner:
         self._draw = draw
         self._windowed = windowed
         self.pacer = Pacer(budget, self.knowledge.prompts.distribution().mean, windowed=windowed)
+        self.hedges = HedgeAllowance(hedge_share)
         self._wanted = (policy, constrained, budget)
+        self._hedgeable = True  # the server, when last it was planned with
+        self._fitted_hedge = self._wanted_hedge
         self._n_new = 0
         self._n_shifts = 0
         self._snapshot = self.knowledge.snapshot()
-        self.table = self.fit(FitRequest(self._snapshot, policy, constrained, budget))
+        self.table = self.fit(FitRequest(self._snapshot, policy, constrained, budget, self._wanted_hedge))
 
     # --- the request path ----------------------------------------------------------------------------------------
 
@@ -86,6 +96,9 @@ class Planner:
         device = readiness.get(Side.DEVICE, Readiness())
         if device.prefill_tps is not None and self.knowledge.use_measured_speed(device.prefill_tps):
             self._n_new += REFIT_EVERY
+        if (server := readiness.get(Side.SERVER)) is not None:
+            self._hedgeable = server.hedgeable
+        self.hedges.offer(length)
         plan = self.preview(length, readiness, self._draw())
         if not self.policy.learns:
             return Planned(plan, length, self.constrained, self.pacer)
@@ -114,8 +127,9 @@ class Planner:
             plan = Plan(0.0, 0.0)
         else:
             plan = self.table.plan(length, self._request_context(length, device, draw, waited_s))
+            plan = self._hedged(plan, server, waited_s)
         if math.isfinite(plan.delay(self.constrained)) and not self.allows(self.constrained, length, device.cached):
-            plan = Plan(math.inf, 0.0) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
+            plan = Plan(math.inf, 0.0, plan.hedge_s) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
         return self._insured(plan, self.patience_s(length, device), waited_s)
 
     def patience_s(self, length: int, device: Readiness) -> float:
@@ -130,12 +144,21 @@ class Planner:
             return math.inf
         return max(DEVICE_LEAST_S, DEVICE_BEYOND * self.device_s(length, device))
 
+    def _hedged(self, plan: Plan, server: Readiness, waited_s: float) -> Plan:
+        """The plan, with a second request to a server that may have one; whether it is sent is decided when it is due.
+
+        Nothing is held for it: most requests are answered before.
+        """
+        if self.table.hedge_s == math.inf or not server.hedgeable or self.hedges.share == 0:
+            return plan
+        return Plan(plan.device_s, plan.server_s, max(0.0, self.table.hedge_s - waited_s))
+
     def _insured(self, plan: Plan, patience_s: float, waited_s: float) -> Plan:
         """The plan, with an end to the other side's silence. What that costs is booked, and saved again later."""
         if plan.delay(self.constrained) <= patience_s:
             return plan
         if self.constrained is Side.DEVICE:
-            return Plan(max(0.0, patience_s - waited_s), plan.server_s)
+            return Plan(max(0.0, patience_s - waited_s), plan.server_s, plan.hedge_s)
         return Plan(plan.device_s, patience_s)
 
     def _request_context(self, length: int, device: Readiness, draw: float, waited_s: float) -> RequestContext:
@@ -198,6 +221,11 @@ class Planner:
             },
             "device_ttft": {"n": know.device.n, "k_s_per_token": know.device.k, "c_s": know.device.c},
             "prompts": {"n": know.prompts.n, "mean": round(lengths.mean, 1)},
+            "hedge": {
+                "share": self.hedges.share,
+                "after_s": finite(self.table.hedge_s),
+                "used": round(self.hedges.used, 4),
+            },
             "outputs": {"n": round(know.outputs.curve().n), "mean": round(know.outputs.expected_remaining(0), 1)},
         }
 
@@ -212,12 +240,15 @@ class Planner:
         device = readiness.get(Side.DEVICE, Readiness())
 
         def delays(n: int) -> dict[str, float | None]:
-            return _delays(self.preview(n, readiness, 0.5, waited_s).restricted(available))
+            return _delays(planned(n))
+
+        def planned(n: int) -> Plan:
+            return self.preview(n, readiness, 0.5, waited_s).restricted(available)
 
         lengths = np.unique(np.geomspace(4, max(256, 4 * length), N_PICTURE).astype(int)).tolist()
         return {
             "tokens": length,
-            "plan": delays(length),
+            "plan": delays(length) | {"hedge_s": finite(planned(length).hedge_s)},
             "device_ttft_s": round(self.device_s(length, device), 4),
             "readiness": {side.value: asdict(readiness[side]) for side in readiness},
             "context": bisect_left(self.table.bounds, self._score()),
@@ -240,6 +271,7 @@ class Planner:
         if (before.constrained, before.budget) == (self.constrained, self.budget):
             self.pacer = before.pacer
             self.pacer.mean_length = self._snapshot.lengths.mean
+        before.hedges.share, self.hedges = self.hedges.share, before.hedges
 
     # --- fitting -------------------------------------------------------------------------------------------------
 
@@ -251,24 +283,36 @@ class Planner:
         """Plan by that policy, the same one with other knobs, from the next fit on."""
         self._wanted = (policy, *self._wanted[1:])
 
+    def allow_hedges(self, share: float) -> None:
+        """Let the server be sent that share of the prompt tokens a second time; less at once, more by the next fit."""
+        self.hedges.share = share
+
+    @property
+    def _wanted_hedge(self) -> float:
+        return self.hedges.share if self._hedgeable else 0.0
+
     @property
     def due(self) -> bool:
-        """Whether enough has been learned for another fit, a regime shift found, or another limit or knob set."""
+        """Whether enough has been learned for another fit, a regime shift found, or another limit or knob set.
+
+        Or whether the server may be asked twice, and may not have been.
+        """
         shifted = self.knowledge.server.n_shifts != self._n_shifts
         learned = self.policy.learns and (self._n_new >= REFIT_EVERY or (shifted and self._n_new > 0))
-        return learned or self._wanted != (self.policy, self.constrained, self.budget)
+        of_hedge = self.policy.learns and self._wanted_hedge != self._fitted_hedge
+        return learned or of_hedge or self._wanted != (self.policy, self.constrained, self.budget)
 
     def begin_fit(self) -> FitRequest:
         """Return the input of the next fit; it counts as fitted from here on."""
         self._n_new, self._n_shifts = 0, self.knowledge.server.n_shifts
-        return FitRequest(self.knowledge.snapshot(), *self._wanted)
+        return FitRequest(self.knowledge.snapshot(), *self._wanted, self._wanted_hedge)
 
     def fit(self, request: FitRequest) -> Table:
         """Return the table for a request; pure, may run in any thread."""
         known = request.snapshot
         contexts: Contexts | None = known.contexts() if request.policy.learns else None
         inputs = PolicyInput(known.server, known.lengths, known.device_s, request.constrained, request.budget, contexts)
-        return request.policy.fit(inputs)
+        return fit_hedged(request.policy, inputs, request.hedge)
 
     def adopt(self, request: FitRequest, table: Table) -> None:
         """Plan with the new table from now on. Another limit begins a new account of what is used."""
@@ -276,7 +320,7 @@ class Planner:
             self.constrained, self.budget = request.constrained, request.budget
             self.pacer = Pacer(request.budget, request.snapshot.lengths.mean, windowed=self._windowed)
         self.policy, self._snapshot = request.policy, request.snapshot
-        self.table = table
+        self.table, self._fitted_hedge = table, request.hedge
         self.pacer.mean_length = request.snapshot.lengths.mean
 
     def refit(self) -> None:

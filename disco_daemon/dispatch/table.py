@@ -58,7 +58,8 @@ class Table:
     `lengths` [J] are ascending; a length is looked up in the bucket whose upper edge `edges` [J - 1] it does not
     exceed. `budgets` [rungs] is what each rung is expected to spend, ascending. What the device has in its KV cache
     makes a prompt as quick as a shorter one; with `bills_whole` it costs as much as ever (the server's are billed
-    whole), so that such a prompt is no row of the table, and is left to the `revision`.
+    whole), so that such a prompt is no row of the table, and is left to the `revision`. The delays are for a server
+    that is asked again when it has been silent for `hedge_s`, s; infinite: once only.
     """
 
     edges: FloatArray
@@ -68,6 +69,7 @@ class Table:
     contexts: Contexts | None = None
     revision: Revision | None = None
     bills_whole: bool = False
+    hedge_s: float = math.inf
 
     @cached_property
     def _edges(self) -> list[float]:

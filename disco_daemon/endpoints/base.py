@@ -19,16 +19,19 @@ from ..types import (
     Token,
     Usage,
 )
+from .hedge import Hedge
 
 
 class Controls:
     """Orders from the conductor to an endpoint that works on an answer; `held`: it waits from the start.
 
     Orders sent before the endpoint has bound them are applied then, in order. After the answer's end they do nothing.
+    With a `hedge` a server that is silent may be asked again; others ignore it.
     """
 
-    def __init__(self, *, held: bool = False) -> None:
+    def __init__(self, *, held: bool = False, hedge: Hedge | None = None) -> None:
         self.held = held
+        self.hedge = hedge
         self._early: list[Order] = []
         self._apply: Callable[[Order], None] = self._early.append
 

@@ -105,9 +105,14 @@ class Bill:
     def _most_prompt(self) -> int:
         """No token has less than a byte; a chat's template, and what a server adds, come on top."""
         messages = self._body.get("messages") or ()
-        found = sum(key in self._body for key in _FINDS) + sum(map(_n_found, messages))
+        found = finds(self._body) + sum(map(_n_found, messages))
         n_bytes = len(msgspec.json.encode(self._body))
         return n_bytes + MESSAGE_TOKENS * len(messages) + OWN_TOKENS + FOUND_TOKENS * found
+
+
+def finds(parameters: Json) -> int:
+    """The number of parameters with which a server looks things up: that may cost more than tokens."""
+    return sum(key in parameters for key in _FINDS)
 
 
 def _n_found(message: Json) -> int:

@@ -26,8 +26,9 @@ from ..types import (
     Usage,
 )
 from .base import Controls
-from .bill import Bill
+from .bill import Bill, finds
 from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words
+from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
 from .server_client import ServerClient, look_up_private
 from .server_errors import ServerErrors
@@ -40,7 +41,6 @@ log = logging.getLogger("disco.server")
 USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
 MAX_REASON = 32  # characters of a finish_reason; OpenAI's longest has 14
 
-Events = AsyncGenerator[Token | Finish, None]
 Chunks = AsyncIterator[dict[str, Any]]
 
 # What the device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None:
@@ -161,8 +161,8 @@ class Server:
         return True
 
     def readiness(self) -> Readiness:
-        """Nothing to load; down for as long as it asked to be left alone."""
-        return Readiness(down_s=self._errors.down_s)
+        """Nothing to load; down for as long as it asked to be left alone, and asked once only for a day after a 429."""
+        return Readiness(down_s=self._errors.down_s, hedgeable=self._errors.hedgeable)
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Unknown: servers do not tell before they bill."""
@@ -189,12 +189,13 @@ class Server:
         self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
         """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
-        del controls
-        return self.ask(request, usage, noted=True)
+        if controls is None or (hedge := controls.hedge) is None or finds(request.extra):
+            return self.ask(request, usage, noted=True)
+        return hedged(lambda own: self.ask(request, own, noted=True), usage, hedge, self._clock)
 
     async def ask(
         self, request: GenerationRequest, usage: Usage, method: str | None = None, *, noted: bool = False
-    ) -> Events:
+    ) -> ServerEvents:
         """Generate with a continuation method to try; a failure is not `noted`. For the probe."""
         with self._note_failure() if noted else nullcontext(), self._errors.translate():
             refusal = self.refuses(request) if method is None else None

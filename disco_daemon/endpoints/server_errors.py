@@ -22,6 +22,7 @@ from .stream import Endless
 
 RATE_LIMITED_S = 5.0  # after a 429 that names no time
 EXPOSED_S = 10.0  # a name that stands for public addresses is looked up again after this long, as the client's cache
+UNHEDGED_S = 86_400.0  # after a 429: a server that had enough once in a day has no room for second requests
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
 MAX_SAID = 4096  # characters of an error's text that are looked at; a line has MAX_LINE
 _BUSY = (503, 529)  # the second one is Anthropic's
@@ -32,14 +33,20 @@ HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSErro
 class ServerErrors:
     """Translates the errors of one server.
 
-    All mutable state: until when the server is to be left alone, and whether its name was `exposed` when last looked
-    up: a key would have gone to public addresses in the clear.
+    All mutable state: until when the server is to be left alone, and not to be asked twice for one answer, and whether
+    its name was `exposed` when last looked up: a key would have gone to public addresses in the clear. None of it is
+    kept on disk: after a restart one request more may meet a 429, and no answer fails of it.
     """
 
     def __init__(self, side: Side, base_url: str, api_key: str, clock: Clock) -> None:
         self.exposed = False
         self._side, self._base_url, self._api_key, self._clock = side, base_url, api_key, clock
-        self._down_until = -math.inf
+        self._down_until = self._unhedged_until = -math.inf
+
+    @property
+    def hedgeable(self) -> bool:
+        """Whether the server has room for second requests, as far as it has said."""
+        return self._clock.now() >= self._unhedged_until
 
     @property
     def down_s(self) -> float:
@@ -122,6 +129,7 @@ class ServerErrors:
             down_s = RATE_LIMITED_S if after_s is None else min(after_s, MAX_DOWN_S)
             self._down_until = self._clock.now() + down_s
         if status == 429:
+            self._unhedged_until = self._clock.now() + UNHEDGED_S
             return EndpointError(self._side, "rate_limited", f"the server said 429: {text}", retry_after_s=after_s)
         if status == 404:
             return self.error("not_found", f"the server said 404, check {where}.base_url and {where}.model: {text}")

@@ -71,9 +71,12 @@ class Knowledge:
         return self.device is not before
 
     def learn(self, outcome: Outcome) -> None:
-        """Take one finished answer. What a suspend or a stall of our own disturbed tells nothing of either side."""
+        """Take one finished answer. What a suspend or a stall of our own disturbed tells nothing of either side.
+
+        Neither does a second request: it is sent only where the server is slow, so its times are none of just any.
+        """
         for attempt in outcome.attempts:
-            if attempt.disturbed or attempt.continued:
+            if attempt.disturbed or attempt.continued or attempt.hedge is not None:
                 continue
             if attempt.side is Side.SERVER:
                 self._learn_server(attempt)

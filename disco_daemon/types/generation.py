@@ -13,13 +13,14 @@ from .request import Side
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Start delay of each endpoint, s; `inf` = not started unless the other one fails."""
+    """Start delays, s (`inf`: only where the other one fails); the server is asked again after `hedge_s` of silence."""
 
     device_s: float
     server_s: float
+    hedge_s: float = math.inf
 
     def __post_init__(self) -> None:
-        if not (self.device_s >= 0 and self.server_s >= 0):
+        if not (self.device_s >= 0 and self.server_s >= 0 and self.hedge_s >= 0):
             msg = f"start delays must be >= 0: {self}"
             raise ValueError(msg)
 
@@ -32,7 +33,7 @@ class Plan:
         delays = {side: self.delay(side) if side in available else math.inf for side in Side}
         if len(available) == 1 or (available and all(math.isinf(d) for d in delays.values())):
             delays[next(side for side in Side if side in available)] = 0.0
-        return Plan(delays[Side.DEVICE], delays[Side.SERVER])
+        return Plan(delays[Side.DEVICE], delays[Side.SERVER], self.hedge_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Readiness:
     `load_s` until it can begin (a model that is still loading), `n_busy` answers it is working on already, `down_s`
     for which it asks not to be asked at all (a rate limit's Retry-After). `prefill_tps` is what it measured, token/s.
     `cached` tokens of the prompt in question are in its KV cache. Prompt and answer together may have `n_ctx` tokens;
-    None where that is not known.
+    None where that is not known. `hedgeable`: a slow request may be sent again while it waits.
     """
 
     load_s: float = 0.0
@@ -51,14 +52,12 @@ class Readiness:
     prefill_tps: float | None = None
     cached: int = 0
     n_ctx: int | None = None
+    hedgeable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """Length of a rendered prompt, tokens; `cached` of them are in the device's KV cache already.
-
-    Not `counted`: estimated, since nobody who could count is there.
-    """
+    """Length of a prompt, tokens; `cached` are in the device's KV cache. Not `counted`: estimated, nobody could."""
 
     tokens: int
     cached: int = 0

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from .generation import Plan
 from .request import Delivery, Side
+
+HedgeResult = Literal["won", "lost", "failed"]  # of a second request: the reader got its tokens, or not
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class Attempt:
     for its model, and met `n_busy` other answers. `continued`: it went on with an answer begun elsewhere. `disturbed`:
     this machine slept or this process stood still meanwhile, so the times say nothing about it. `unseen_tokens` a
     server may have made, and billed, after it was closed: an estimate. `bill_usd` is what the server bills, $,
-    `energy_j` what the device spent, J: this machine, and the partner's part of it where there is one.
+    `energy_j` what the device spent, J: this machine, and the partner's part of it where there is one. `hedge` is what
+    came of a second request for the same answer, and None for a first one.
     """
 
     side: Side
@@ -59,6 +62,7 @@ class Attempt:
     unseen_tokens: int = 0
     bill_usd: float = 0.0
     energy_j: float = 0.0
+    hedge: HedgeResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +139,24 @@ class Outcome:
     @property
     def billed(self) -> tuple[int, int]:
         """Prompt and answer tokens as the endpoints count them: OpenAI's `usage`."""
-        used = next((a.usage for a in self.attempts if a.side is self.winner), Usage())
+        used = self._winning.usage if self._winning is not None else Usage()
         return used.prompt_tokens + used.cached_tokens or self.prompt_tokens, sum(self.tokens.values())
 
     @property
     def cached_tokens(self) -> int:
         """Of the billed prompt, the tokens that were in the device's KV cache."""
-        return next((a.usage.cached_tokens for a in self.attempts if a.side is self.winner), 0)
+        return self._winning.usage.cached_tokens if self._winning is not None else 0
 
     @property
     def reasoning_tokens(self) -> int:
         """Of the billed answer, the tokens that were thoughts."""
-        return next((a.usage.reasoning_tokens for a in self.attempts if a.side is self.winner), 0)
+        return self._winning.usage.reasoning_tokens if self._winning is not None else 0
+
+    @property
+    def _winning(self) -> Attempt | None:
+        """The start whose tokens the reader got: of a server that was asked twice, the request that won."""
+        own = [a for a in self.attempts if a.side is self.winner]
+        return next((a for a in own if a.hedge == "won"), own[0] if own else None)
 
     def _named_attempts(self) -> list[tuple[str, Attempt]]:
         """Attempts as `device`, `server`; later ones of the same side as `device#2` and so on."""
@@ -169,7 +179,11 @@ class Outcome:
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,
             "winner": self.winner,
-            "plan": {"device_s": finite(self.plan.device_s), "server_s": finite(self.plan.server_s)},
+            "plan": {
+                "device_s": finite(self.plan.device_s),
+                "server_s": finite(self.plan.server_s),
+                "hedge_s": finite(self.plan.hedge_s),
+            },
             "prompt_tokens": self.prompt_tokens,
             "endpoints": {
                 name: {
@@ -184,6 +198,7 @@ class Outcome:
                     "bill_usd": a.bill_usd,
                     "energy_j": a.energy_j,
                     "error": a.error,
+                    "hedge": a.hedge,
                 }
                 for name, a in self._named_attempts()
             },

@@ -584,7 +584,7 @@ def test_the_explanation_is_json_and_tells_what_would_be_done(name: str, constra
         plan = asking.plan(20, {DEVICE: Readiness(n_busy=1)}).plan
         assert told["plan"] == {
             side: delay if math.isfinite(delay) else None
-            for side, delay in (("device_s", plan.device_s), ("server_s", plan.server_s))
+            for side, delay in (("device_s", plan.device_s), ("server_s", plan.server_s), ("hedge_s", plan.hedge_s))
         }
 
 

@@ -30,7 +30,10 @@ LEVEL = "tokens in the buffer over time: # generated, not shown yet"
 
 @dataclass(frozen=True, slots=True)
 class TimelineAttempt:
-    """One start of one side; times in s from the request on. `first_s` None: no first token came by `until_s`."""
+    """One start of one side; times in s from the request on. `first_s` None: no first token came by `until_s`.
+
+    `hedge` says what came of a second request to a silent server: won, lost or failed.
+    """
 
     name: str
     start_s: float
@@ -38,6 +41,7 @@ class TimelineAttempt:
     until_s: float
     tokens: int
     error: str | None = None
+    hedge: str | None = None
 
     @property
     def side(self) -> str:
@@ -109,7 +113,13 @@ class TimelineModel:
 def _attempt(name: str, a: Json) -> TimelineAttempt:
     until = a["started_s"] + a["ttft_s"]
     return TimelineAttempt(
-        name, a["started_s"], None if a["censored"] else until, until, a.get("completion_tokens", 0), a["error"]
+        name,
+        a["started_s"],
+        None if a["censored"] else until,
+        until,
+        a.get("completion_tokens", 0),
+        a["error"],
+        a.get("hedge"),
     )
 
 
@@ -175,7 +185,8 @@ def words(model: TimelineModel) -> list[str]:
         first = f"first token at {seconds(a.first_s)}" if a.first_s is not None else (
             f"no first token by {seconds(a.until_s)}")  # fmt: skip
         error = f", {a.error}" if a.error else ""
-        lines.append(f"{a.name}: started at {seconds(a.start_s)}, {first}, wrote {a.tokens} tokens{error}")
+        began, came = ("asked again", f"; the second request {a.hedge}") if a.hedge else ("started", "")
+        lines.append(f"{a.name}: {began} at {seconds(a.start_s)}, {first}, wrote {a.tokens} tokens{error}{came}")
     lines += [_move_text(move) for move in model.moves]
     if model.ttft_s is None:
         lines.append(f"no answer{f': {model.error}' if model.error else ''}")

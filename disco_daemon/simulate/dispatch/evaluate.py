@@ -11,6 +11,7 @@ import numpy as np
 
 from ...arrays import FloatArray
 from ...delivery.qoe import qoe_steady
+from ...dispatch import hedge
 from ...dispatch.make import make_policy
 from ...dispatch.migrate import Costs
 from ...dispatch.optimal import KAPPA, Optimal
@@ -23,7 +24,7 @@ from ...errors import ConfigError
 from ...estimation.context import Contexts, estimate_contexts
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
-from ...estimation.survival import Survival, asked_twice, kaplan_meier
+from ...estimation.survival import Survival, kaplan_meier
 from ...types import Side
 from ..bootstrap import interval
 from ..traces import LatencyTrace, Requests
@@ -32,7 +33,6 @@ from .player import Phone, Played, Recent, Stream, play, play_paced
 
 N_REQUESTS = 2000  # a lane; twenty requests make up the worst 1 %
 TAIL = 0.01  # of the requests, for the CVaR
-HEDGE = 0.08  # of the requests: those whose server is slower than that share of all is asked again by `optimal-hedged`
 MIN_TESTED = 100  # rows: of fewer the worst 1 % are not known
 MAX_BUCKETS = 64  # Alpaca has 62 prompt lengths: each its own
 READER_TPS = 4.8  # token/s, reading; Andes §2.2
@@ -176,18 +176,15 @@ class Scene:
     @property
     def hedge_s(self) -> float:
         """How long the server is silent before `optimal-hedged` asks it again, s."""
-        return float(self.samples.quantile(1 - HEDGE))
+        return hedge.silence_s(self.samples, hedge.SHARE)
 
     def policy_input(self, phone: Phone, constrained: Side, budget: float, name: str) -> PolicyInput:
         """Return the input that the policy of that name is fitted to; the prior and the contexts are our own."""
         device_s = phone.ttft_s(self.lengths.values)
         server = self.fitted if name.startswith("optimal") else self.samples
         contexts = self.contexts if name in ("optimal", "optimal-hedged") else None
-        if name == "optimal-hedged" and constrained is Side.DEVICE:
-            server = asked_twice(server, self.hedge_s)
-            curves = tuple(asked_twice(curve, self.hedge_s) for curve in self.contexts.curves)
-            contexts = replace(self.contexts, curves=curves)
-        return PolicyInput(server, self.lengths, device_s, constrained, budget, contexts)
+        once = PolicyInput(server, self.lengths, device_s, constrained, budget, contexts)
+        return hedge.hedged(once, self.hedge_s) if name == "optimal-hedged" and constrained is Side.DEVICE else once
 
 
 def _answers(seen: Requests) -> OutputLengths:

@@ -1,0 +1,146 @@
+"""A second request for the same answer to a server that is silent for longer than usual: its token may come sooner.
+
+Whoever listens sees one stream. The first request that shows a token goes on, the other one is closed, and both are
+accounted for. Nothing that happens to the second one is an error of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, fields, replace
+
+from ..clock import Clock
+from ..errors import EndpointError
+from ..types import Finish, Token, Usage
+
+log = logging.getLogger("disco.server")
+
+ServerEvents = AsyncGenerator[Token | Finish, None]
+Ask = Callable[[Usage], ServerEvents]
+
+
+@dataclass(slots=True, eq=False)
+class RequestAccount:
+    """What became of one of two requests: its usage, and the reason why it failed; it was over at `over_at`, s."""
+
+    usage: Usage = field(default_factory=Usage)
+    error: str | None = None
+    over_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Hedge:
+    """An order to ask again after a silence of `after_s`, s, and the account of both, which the endpoint keeps.
+
+    `admit` is asked then, and reserves what the second request may cost; without it nothing is sent. `sent_at` is when
+    that was, by the endpoint's clock, s. With `won` the answer is the second request's.
+    """
+
+    after_s: float
+    admit: Callable[[], bool]
+    sent_at: float | None = None
+    won: bool = False
+    first: RequestAccount = field(default_factory=RequestAccount)
+    second: RequestAccount = field(default_factory=RequestAccount)
+
+
+async def hedged(ask: Ask, usage: Usage, hedge: Hedge, clock: Clock) -> ServerEvents:
+    """Yield the events of a request, or of a second one that is quicker; `usage` is that of the one that is heard.
+
+    Both are closed on the way out, however that is. Raises the first one's EndpointError where neither shows a token.
+    """
+    race = _TwoRequests(ask, usage, hedge, clock)
+    try:
+        winner = await race.run()
+        yield winner.begun.result()
+        async for event in winner.events:
+            race.count()
+            yield event
+    finally:
+        await race.close()
+
+
+class _Begun:
+    """One request. Up to its first event a task of its own waits for it."""
+
+    def __init__(self, events: ServerEvents, account: RequestAccount) -> None:
+        self.events, self.account = events, account
+        self.begun = asyncio.create_task(self._first(), name="a request that may be asked again")
+
+    async def _first(self) -> Token | Finish:
+        return await anext(self.events)
+
+    async def close(self) -> None:
+        """End it: what its task has raised was looked at already, or comes too late to matter."""
+        self.begun.cancel()
+        await asyncio.gather(self.begun, return_exceptions=True)
+        await self.events.aclose()
+
+
+class _TwoRequests:
+    """Two requests for one answer, the second after a silence of the first. Owns both, and the closing of the loser."""
+
+    def __init__(self, ask: Ask, usage: Usage, hedge: Hedge, clock: Clock) -> None:
+        self._ask, self._usage, self._hedge, self._clock = ask, usage, hedge, clock
+        hedge.first.usage = usage
+        self._requests = [_Begun(ask(usage), hedge.first)]
+        self._closing: list[asyncio.Task[None]] = []
+
+    async def run(self) -> _Begun:
+        """Return the request that shows an event first. Raises EndpointError."""
+        hedge, first = self._hedge, self._requests[0]
+        await asyncio.wait([first.begun], timeout=hedge.after_s)
+        if not first.begun.done() and hedge.admit():
+            hedge.sent_at = self._clock.now()
+            self._requests.append(_Begun(self._ask(hedge.second.usage), hedge.second))
+        waiting = list(self._requests)
+        while True:
+            await asyncio.wait([one.begun for one in waiting], return_when=asyncio.FIRST_COMPLETED)
+            for one in [one for one in waiting if one.begun.done()]:
+                if not isinstance(error := one.begun.exception(), EndpointError):
+                    self._decide(one)
+                    return one
+                waiting.remove(one)
+                self._note(one, error)
+                if not waiting:  # the first one's: without it nobody would have been asked again
+                    failure = first.begun.exception()
+                    assert failure is not None
+                    raise failure
+
+    def _decide(self, winner: _Begun) -> None:
+        """Let the other request go, without waiting for it: the reader waits for this one's token."""
+        hedge = self._hedge
+        losers = [one for one in self._requests if one is not winner]
+        for one in losers:
+            if one.account.over_at is None:
+                one.account.over_at = self._clock.now()
+        self._requests = [winner]
+        self._closing = [asyncio.create_task(one.close(), name="closing a request that lost") for one in losers]
+        if winner.account is hedge.second:
+            hedge.won, hedge.first.usage = True, replace(self._usage)
+            self.count()
+
+    def _note(self, one: _Begun, error: EndpointError) -> None:
+        """A request has failed: another one may still answer."""
+        one.account.error, one.account.over_at = error.reason, self._clock.now()
+        if self._hedge.sent_at is not None:
+            which = "first" if one.account is self._hedge.first else "second"
+            log.info("the %s of two requests for one answer failed (%s)", which, error.reason)
+
+    def count(self) -> None:
+        """Put what a second request that is heard has used where the first one's was."""
+        if self._hedge.won:
+            for f in fields(Usage):
+                setattr(self._usage, f.name, getattr(self._hedge.second.usage, f.name))
+
+    async def close(self) -> None:
+        """Close what is open, and wait for it: not for long, as closing a stream has a limit of its own."""
+        self._closing += [asyncio.create_task(one.close(), name="closing a request") for one in self._requests]
+        for one in self._requests:
+            if one.account.over_at is None:
+                one.account.over_at = self._clock.now()
+        self._requests = []
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        self.count()
