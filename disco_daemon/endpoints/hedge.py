@@ -62,15 +62,17 @@ async def hedged(ask: Ask, usage: Usage, hedge: Hedge, clock: Clock) -> ServerEv
         await race.close()
 
 
+async def _first_of(events: ServerEvents) -> Token | Finish:
+    """The first event. By itself, since an error that its task keeps holds this frame: in no cycle with the request."""
+    return await anext(events)
+
+
 class _Begun:
     """One request. Up to its first event a task of its own waits for it."""
 
     def __init__(self, events: ServerEvents, account: RequestAccount) -> None:
         self.events, self.account = events, account
-        self.begun = asyncio.create_task(self._first(), name="a request that may be asked again")
-
-    async def _first(self) -> Token | Finish:
-        return await anext(self.events)
+        self.begun = asyncio.create_task(_first_of(events), name="a request that may be asked again")
 
     async def close(self) -> None:
         """End it: what its task has raised was looked at already, or comes too late to matter."""
