@@ -11,7 +11,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from disco_daemon.bench.command import Figures, print_figures, progress, run_script
@@ -109,6 +110,11 @@ def _paper(tables: dict[str, Any]) -> list[str]:
     return lines + [f"{c['layers']:6} {c['link_s']:7.3f} {c['paper_s']:7.3f}" for c in tables["table_2"]]
 
 
+def joined(lines: Callable[[Figures], list[str]], figures: Figures) -> str:
+    """Return figures as one text."""
+    return "\n".join(lines(figures))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--simulate", action="store_true", help="simulate four GPUs")
@@ -120,18 +126,22 @@ def main() -> int:
     parser.add_argument(
         "--equal", type=int, metavar="N", help="live: only N answers over 1, 2 and 3 hosts, and 50 N steps"
     )
+    parser.add_argument("--operations", type=int, metavar="N", help="live: only moves and replicas, N times each")
     parser.add_argument("--failures", type=int, metavar="N", help="live: only hosts that fail, N times")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args()
     if not args.simulate:
-        from . import fleet_live
+        from . import fleet_live, fleet_operations
 
-        if args.equal:
-            found = fleet_live.only(fleet_live.EQUAL, args.equal)
-            return print_figures(found, lambda one: "\n".join(fleet_live.equal_lines(one)), as_json=args.json)
-        if args.failures:
-            found = fleet_live.only(fleet_live.FAILURE, args.failures)
-            return print_figures(found, lambda one: "\n".join(fleet_live.failure_lines(one)), as_json=args.json)
+        parts = {
+            fleet_live.EQUAL: (args.equal, fleet_live.equal_lines),
+            fleet_live.FAILURE: (args.failures, fleet_live.failure_lines),
+            fleet_live.OPERATIONS: (args.operations, fleet_operations.operation_lines),
+        }
+        for kind, (number, lines) in parts.items():
+            if number:
+                found = fleet_live.only(kind, number)
+                return print_figures(found, partial(joined, lines), as_json=args.json)
         cut = (args.cut[0], args.cut[1]) if args.cut else None
         counts = (fleet_live.ALL_ANSWERS, fleet_live.ALL_FAULTS) if args.full else ()
         found = fleet_live.live(args.runs or (5 if args.full else 3), cut, *counts)

@@ -41,7 +41,7 @@ from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
 
 from .fleet_answers import equal_answers, failures
-from .fleet_operations import operations
+from .fleet_operations import operation_lines, operations
 from .fleet_prediction import predictions
 
 N_ANSWERS = 8
@@ -339,18 +339,7 @@ def table(found: Figures) -> str:
         f"answers equal to one process's: {found['answers_equal']:.1%}",
         *failure_lines(failure),
         *equal_lines(found["same_answers"]),
-        (
-            f"10 layers moved in {moved['migrate_s']:.2f} s (asked: 0.25), a reader waited at most "
-            f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the "
-            "throughput lost meanwhile (asked: at most 5 %)"
-        ),
-        (
-            f"beside the tokens drawn meanwhile: {moved['cpu_s']:.3f} s of processors and {moved['sleeps']:.0f} "
-            "wake-ups a move or replica"
-        ),
-        "replicated: "
-        + ", ".join(f"{size} layers in {took_s:.2f} s" for size, took_s in moved["replicate_s"].items())
-        + " (asked: 0.05, 0.1, 0.15)",
+        *operation_lines(moved),
         (
             f"forecast of {error['plans']} plans under {len(error['loads'])} loads: off by {error['measured']:.0%} by "
             f"measured costs (asked: at most 15 %), by {error['paper']:.0%} as the paper has it; medians"

@@ -196,3 +196,21 @@ def operations(model: Path, folder: Path, n_layers: int, cores: Sequence[int], r
         "longest_switch_s": max(pauses),
         "longest_migrate_s": max(migrate_s),
     }
+
+
+def operation_lines(moved: dict[str, Any]) -> list[str]:
+    """Return as text how long moves and replicas took, and what readers noticed of them."""
+    return [
+        (
+            f"10 layers moved in {moved['migrate_s']:.2f} s (asked: 0.25), a reader waited at most "
+            f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the "
+            "throughput lost meanwhile (asked: at most 5 %)"
+        ),
+        (
+            f"beside the tokens drawn meanwhile: {moved['cpu_s']:.3f} s of processors and {moved['sleeps']:.0f} "
+            "wake-ups a move or replica"
+        ),
+        "replicated: "
+        + ", ".join(f"{size} layers in {took_s:.2f} s" for size, took_s in moved["replicate_s"].items())
+        + " (asked: 0.05, 0.1, 0.15)",
+    ]

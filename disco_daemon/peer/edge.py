@@ -17,7 +17,6 @@ ValueError.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -157,8 +156,12 @@ class EdgeAnswer:
     @property
     def text_rows(self) -> list[RowArray]:
         """The rows of the text, up to the first that is not there; none where rows have no numbers."""
-        rows = list(itertools.takewhile(lambda row: row is not None, self._rows[: self.n_text]))
-        return [] if self.codec == IDS else [row for row in rows if row is not None]
+        rows = list[RowArray]()
+        for row in self._rows[: 0 if self.codec == IDS else self.n_text]:
+            if row is None:
+                break
+            rows.append(row)
+        return rows
 
     @property
     def n_drafts(self) -> int:
@@ -224,8 +227,7 @@ class EdgeAnswer:
 
     def follow(self, tokens: Sequence[int]) -> CutAnswer | None:
         """Make these the text: forget what is no longer its, and add what is new. What is said of a cut is returned."""
-        pairs = enumerate(zip(tokens, self.tokens, strict=False))
-        n = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(self.tokens)))
+        n = n_alike(tokens, self.tokens)
         said = self.cut(n) if self.is_drawing or self.tokens[n:] else None
         if len(tokens) > n:
             self.extend(tokens[n:])
@@ -384,6 +386,12 @@ class EdgeAnswer:
             msg = f"turn {turn} of the partner cannot follow turn {self.turn}"
             raise BadFrameError(msg)
         return turn == self.turn + 1
+
+
+def n_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def send_all_due(answers: Iterable[EdgeAnswer], credits: LinkCredits) -> list[RowsToSend]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .codec import RowArray
-from .edge import EdgeAnswer
+from .edge import EdgeAnswer, n_alike
 
 
 @dataclass(slots=True)
@@ -65,10 +65,3 @@ class RowTexts:
         if length:
             answer.fill(0, tokens[:length], np.stack(rows[:length]))
         return length
-
-
-def n_alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two texts begin with alike."""
-    n = min(len(one), len(other))
-    differ = np.asarray(one[:n], np.int64) != np.asarray(other[:n], np.int64)
-    return int(differ.argmax()) if differ.any() else n

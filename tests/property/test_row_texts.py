@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.peer.codec import RowArray
-from disco_daemon.peer.edge import EdgeAnswer
-from disco_daemon.peer.row_texts import RowTexts, n_alike
+from disco_daemon.peer.edge import EdgeAnswer, n_alike
+from disco_daemon.peer.row_texts import RowTexts
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 
