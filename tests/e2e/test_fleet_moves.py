@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -13,14 +14,21 @@ import pytest
 
 from disco_daemon.daemon.local_hosts import LocalHosts
 from disco_daemon.engine.hosts.cell_memory import SharedCells
+from disco_daemon.engine.hosts.copying import CellCopies
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
+from disco_daemon.engine.hosts.joining import JoiningLeg
+from disco_daemon.engine.hosts.legs import Leg
+from disco_daemon.engine.hosts.link import HostLink
+from disco_daemon.engine.hosts.loading import BrokenOffError, HostStart, InBackground
 from disco_daemon.engine.hosts.remote import RemoteSegment
 from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
+from disco_daemon.types import LayerRange
 from tests.fixtures.fleet import (
     LOAD,
+    N,
     Core,
     answers_of_one_process,
     ask_all,
@@ -208,6 +216,45 @@ def test_cells_go_through_common_memory_or_by_socket_and_are_kept_for_another_pr
     assert home.moves[-1].error == ""
     home.clear()
     assert n_cell_memories() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has common memory")
+def test_cells_that_one_host_was_asked_for_are_dropped_when_the_next_one_is_lost(home: HomeLlama) -> None:
+    core = Core(home, HomeBatcher)
+    ask_all(core)
+    while not (spans := list(core.cells.spans())):
+        core.batcher.step()
+    both = LayerRange(home._legs[0].layers.first, home._legs[1].layers.last, N)
+    copies = CellCopies(home._legs, [JoiningLeg(Leg(both, []))])
+    os.kill(home.host_pids[1], signal.SIGKILL)
+    os.waitid(os.P_PID, home.host_pids[1], os.WEXITED | os.WNOWAIT)
+    with pytest.raises(BrokenOffError, match="broken"):
+        copies.ask_all(spans)
+    assert n_cell_memories() == 1
+    copies.end()
+    assert n_cell_memories() == 0
+    core.run()
+    assert n_cell_memories() == 0
+
+
+def test_a_start_of_a_host_that_was_replaced_meanwhile_is_ended(home: HomeLlama) -> None:
+    """A move began while a host was lost, and what was lost was replaced before the move's own process was there."""
+    host, segment = home.hosts[0], home._legs[0].replicas[0]
+    assert isinstance(segment, RemoteSegment)
+    host.end()
+    made = list[HostLink]()
+
+    def connect() -> HostLink:
+        made.append(host.connect())
+        return made[-1]
+
+    start = HostStart(InBackground(connect))
+    host.replace()
+    assert start.progress(segment) is host.link
+    for thread in threading.enumerate():
+        if thread.name == "loading":
+            thread.join(30)
+    assert [link.fileno() for link in made] == [-1]
 
 
 def test_a_move_that_cannot_be_is_refused(home: HomeLlama, folder: Path) -> None:

@@ -126,7 +126,7 @@ async def test_a_server_that_asks_to_be_left_alone_is(tmp_path: Path) -> None:
             n_asked = len(upstream.exchanges)
             heard = await ask(daemon, "Say yes.", max_tokens=4)
         assert 50 < state["endpoints"]["server"]["down_s"] <= 60
-        assert heard.disco["plan"] == {"device_s": 0.0, "server_s": None}
+        assert heard.disco["plan"] == {"device_s": 0.0, "server_s": None, "hedge_s": None}
         assert list(heard.disco["endpoints"]) == ["device"]
         assert len(upstream.exchanges) == n_asked
 
@@ -181,7 +181,7 @@ async def test_by_default_the_daemon_learns_and_without_a_server_the_device_answ
         await daemon.device_ready()
         for _ in range(2):
             heard = await ask(daemon, "Say yes.", max_tokens=4)
-            assert heard.disco["plan"] == {"device_s": 0.0, "server_s": None}
+            assert heard.disco["plan"] == {"device_s": 0.0, "server_s": None, "hedge_s": None}
         known = await learned(daemon)
         assert known["policy"] == "optimal"
         assert known["device_ttft"]["n"] == 2

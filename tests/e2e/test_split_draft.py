@@ -158,7 +158,8 @@ async def test_an_answer_goes_on_by_the_small_model_and_is_exact_again(pair: Pai
     assert use.n_alone >= 4
     assert not pieces[-1].alone
     opened = [message for message in seen if isinstance(message, OpenAnswer)]
-    assert len(opened[-1].tokens) == len(opened[0].tokens) + use.alone_from + use.n_alone
+    n_at_cut = len(opened[0].tokens) + use.alone_from
+    assert n_at_cut < len(opened[-1].tokens) <= n_at_cut + use.n_alone, "the small model writes on until it is there"
 
 
 async def test_alone_is_the_small_models_own_answer(pair: Pair, good: Path) -> None:

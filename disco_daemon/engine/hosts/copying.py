@@ -134,14 +134,15 @@ class CellCopies:
         start, end, owners = span
         if self._memory is None:
             self._memory = new_memory()
-        parts: list[tuple[LayerRange, RemoteSegment, HostLink, int] | LayerState] = []
+        # It is under way before it is asked for: what one host has been asked is dropped when the next one is lost.
+        copy = CellsCopy(joining, set(owners), start, end, [])
+        self._copies.append(copy)
         for leg in self.old:
             first, last = max(leg.layers.first, joining.leg.layers.first), min(leg.layers.last, joining.leg.layers.last)
             if first >= last:
                 continue
             layers, seq = LayerRange(first, last, leg.layers.of), min(owners)
-            parts.append(_part(leg.place(seq), layers, seq, (start, end), self._memory))
-        self._copies.append(CellsCopy(joining, set(owners), start, end, parts))
+            copy.parts.append(_part(leg.place(seq), layers, seq, (start, end), self._memory))
         joining.asked.update(dict.fromkeys(owners, end))
 
     def take(self) -> None:
@@ -149,7 +150,11 @@ class CellCopies:
         while self._copies and self._copies[0].is_there:
             copy = self._copies.popleft()
             target = copy.target
-            saved = copy.state(self._memory)
+            try:
+                saved = copy.state(self._memory)
+            except BrokenOffError:
+                copy.drop()
+                raise
             if not copy.owners:
                 continue
             try:

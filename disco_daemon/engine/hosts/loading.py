@@ -100,6 +100,8 @@ class HostStart:
             if self._coming is None:
                 self._coming = InBackground(host.connect)
             host.link = self._coming.take()
+        else:
+            self.undo()  # it was replaced meanwhile, by a process that has its other segments
         return host.link
 
     def undo(self) -> None:
