@@ -28,8 +28,8 @@ from disco_daemon.models.default import default_model_path
 from disco_daemon.types import LayerRange
 from tests.fixtures.fleet import (
     LOAD,
-    N,
     Core,
+    N,
     answers_of_one_process,
     ask_all,
     disturbance,
