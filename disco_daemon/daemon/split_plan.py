@@ -190,8 +190,8 @@ def _planned(facts: CutFacts, model: TheCuts, given: PlanInput) -> PlannedCut:
 
 
 def edge_needs(one: PlannedCut | CutFacts, model: TheCuts, n_cells: int) -> int:
-    """Return the memory that the lower range takes with its KV cache, bytes."""
-    return one.edge_bytes + one.layer * model.cell_bytes * n_cells
+    """Return the memory that the lower range takes with its KV cache, and with a row kept for each cell, bytes."""
+    return one.edge_bytes + (one.layer * model.cell_bytes + model.row_bytes) * n_cells
 
 
 def _partner_needs(one: PlannedCut, model: TheCuts) -> float:

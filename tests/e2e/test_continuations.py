@@ -172,25 +172,23 @@ async def test_the_probe_judges_every_method_right(name: str, tmp_path: Path) ->
 async def test_a_probe_that_is_not_thorough_finds_the_same_way_for_less(tmp_path: Path) -> None:
     async with started("llama-server", tmp_path) as server:
         quick = await probe(server, SystemClock())
-        thorough = await probe(server, SystemClock(), thorough=True)
         assert quick is not None
-        assert thorough is not None
-        assert (quick.method, quick.fallback, quick.vocab) == (thorough.method, thorough.fallback, thorough.vocab)
-        assert quick.tokens < thorough.tokens
+        assert (quick.method, quick.fallback, quick.trust) == BEST["llama-server"]
+        assert quick.vocab
+        assert len(quick.verdicts) < len(METHODS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 async def test_llama_server_continues_at_every_word_as_it_would_have_gone_on(method: str, tmp_path: Path) -> None:
     async with started("llama-server", tmp_path) as server:
-        for prompt in PROMPTS[:2]:
-            whole = [t.text for t in (await said(server, asking(prompt, 32)))[0]]
-            cuts = [i for i in range(4, len(whole), 5) if whole[i].startswith(" ")]
-            assert cuts
-            for i in cuts:
-                before, rest = "".join(whole[:i]), "".join(whole[i:])
-                tokens, _ = await said(server, asking(prompt, 32 - i, before), method)
-                assert "".join(t.text for t in tokens) == rest, (method, before)
+        whole = [t.text for t in (await said(server, asking(PROMPTS[0], 32)))[0]]
+        cuts = [i for i in range(4, len(whole), 5) if whole[i].startswith(" ")]
+        assert cuts
+        for i in cuts:
+            before, rest = "".join(whole[:i]), "".join(whole[i:])
+            tokens, _ = await said(server, asking(PROMPTS[0], 32 - i, before), method)
+            assert "".join(t.text for t in tokens) == rest, (method, before)
 
 
 async def test_a_server_that_starts_over_is_not_asked_to_continue_once_it_is_probed(tmp_path: Path) -> None:

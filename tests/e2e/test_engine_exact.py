@@ -25,8 +25,8 @@ from disco_daemon.scheduler.baselines import RoundRobin
 from disco_daemon.scheduler.latency import IterationLatency
 from tests.unit.test_batch import Apart
 
-N_ANSWERS = int(os.environ.get("DISCO_ENGINE_ANSWERS", "20"))
-N_STEPS = int(os.environ.get("DISCO_ENGINE_STEPS", "500"))
+N_ANSWERS = int(os.environ.get("DISCO_ENGINE_ANSWERS", "10"))
+N_STEPS = int(os.environ.get("DISCO_ENGINE_STEPS", "250"))
 N_CELLS, N_SEQS = 768, 6
 WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door", "island", "paper", "cloud", "letter")
 

@@ -159,7 +159,7 @@ def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expec
     plans = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
     core, said, n_lost, came_of_moves = Core(home, HomeBatcher), list[dict[str, str]](), home.n_lost, set[str]()
     shares = {"move": 30, "break off": 8, "kill": 2, "ask": 10, "cancel": 8, "move cells": 4, "evict": 4, "preempt": 6}
-    kinds = random.choices(list(shares), list(shares.values()), k=200)
+    kinds = random.choices(list(shares), list(shares.values()), k=140)
     disturb = disturbance(core, plans, random, kinds)
 
     def look_and_disturb(step: int) -> None:

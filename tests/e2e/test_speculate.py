@@ -96,17 +96,17 @@ def llama() -> Iterator[Llama]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: "-".join(s))
 def test_answers_with_and_without_guesses_are_the_same(llama: Llama, sampling: dict[str, Any]) -> None:
-    plain = [Hurried(llama, None).told(prompt, max_tokens=32, **sampling) for prompt in PROMPTS]
+    plain = [Hurried(llama, None).told(prompt, max_tokens=24, **sampling) for prompt in PROMPTS[::2]]
     core = Hurried(llama)
-    assert [core.told(prompt, max_tokens=32, **sampling) for prompt in PROMPTS] == plain
+    assert [core.told(prompt, max_tokens=24, **sampling) for prompt in PROMPTS[::2]] == plain
     assert core.batcher.speculator is not None
     assert 0 < core.batcher.speculator.n_accepted <= core.batcher.speculator.n_drafted
 
 
 def test_answers_are_the_same_when_it_decides_itself_what_pays(llama: Llama) -> None:
-    plain = [Hurried(llama, None).told(prompt, max_tokens=64) for prompt in PROMPTS]
+    plain = [Hurried(llama, None).told(prompt, max_tokens=40) for prompt in PROMPTS[::2]]
     core = Hurried(llama, Speculator)
-    assert [core.told(prompt, max_tokens=64) for prompt in PROMPTS] == plain
+    assert [core.told(prompt, max_tokens=40) for prompt in PROMPTS[::2]] == plain
 
 
 def test_guesses_save_iterations_where_the_text_repeats_itself(llama: Llama) -> None:
@@ -129,7 +129,7 @@ def test_guesses_save_iterations_where_the_text_repeats_itself(llama: Llama) -> 
 def test_answers_that_are_held_preempted_and_disturbed_are_those_that_were_not(llama: Llama) -> None:
     rng = random.Random(11)
     n_preempted = n_accepted = 0
-    for i in range(6):
+    for i in range(4):
         prompt, n_tokens = rng.choice(COPIES) + phrase(rng, 0, 3), rng.randint(16, 32)
         alone = Hurried(llama, None).told(prompt, max_tokens=n_tokens)
         core = Hurried(llama)
@@ -165,7 +165,7 @@ def test_random_steps_with_guesses_lose_no_cell(llama: Llama) -> None:
     def ask(name: str, hold: bool) -> None:
         core.ask(name, f"Repeat: {phrase(rng, 2, 6) * 3}", max_tokens=rng.randint(1, 24), hold=hold)
 
-    n_asked = random_steps(core, rng, 300, ask, most=10)
+    n_asked = random_steps(core, rng, 160, ask, most=10)
     speculator = core.batcher.speculator
     assert speculator is not None
     assert speculator.n_drafted > speculator.n_accepted > 0
@@ -186,9 +186,9 @@ def drafting(llama: Llama, path: Path) -> DraftModel:
 def test_a_draft_model_changes_no_answer(llama: Llama) -> None:
     model = drafting(llama, default_model_path())  # the best draft of a model is itself
     for sampling in ({"temperature": 0}, {"temperature": 0.4, "seed": 7}):
-        plain = [Hurried(llama, None).told(prompt, max_tokens=32, **sampling) for prompt in PROMPTS]
+        plain = [Hurried(llama, None).told(prompt, max_tokens=24, **sampling) for prompt in PROMPTS[::2]]
         core = Hurried(llama, Eager, model)
-        assert [core.told(prompt, max_tokens=32, **sampling) for prompt in PROMPTS] == plain
+        assert [core.told(prompt, max_tokens=24, **sampling) for prompt in PROMPTS[::2]] == plain
         speculator = core.batcher.speculator
         assert speculator is not None
         assert speculator.n_accepted > 0.1 * core.batcher.counters.completion_tokens

@@ -277,17 +277,17 @@ async def test_a_partner_that_is_gone_ends_the_answer_with_the_reason(partner: M
             os.kill(pid, signal.SIGKILL)
             pid = 0
 
-    whole = await ask(partner.daemon, PROMPTS[2], max_tokens=64)
+    whole = await ask(partner.daemon, PROMPTS[2], max_tokens=48)
     heard = Heard()
     error = ""
     try:
-        await ask(edge.daemon, PROMPTS[2], max_tokens=64, heard=heard, on_piece=cut)
+        await ask(edge.daemon, PROMPTS[2], max_tokens=48, heard=heard, on_piece=cut)
     except openai.APIError as e:  # else the link was there again within the answer's patience
         error = str(e)
     assert whole.text.startswith(heard.text)
     assert "partner" in error or heard.text == whole.text
     await edge.in_state("up")
-    assert (await ask(edge.daemon, PROMPTS[2], max_tokens=64)).text == whole.text
+    assert (await ask(edge.daemon, PROMPTS[2], max_tokens=48)).text == whole.text
 
 
 async def test_a_server_takes_the_answer_over_where_the_partner_has_left_it(partner: Machine, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ async def whole() -> AsyncIterator[Engine]:
 async def test_a_greedy_answer_is_the_large_models_for_fewer_questions_than_tokens(
     pair: Pair, whole: Engine, text: str
 ) -> None:
-    request = question(text, 64)
+    request = question(text, 40)
     expected, _ = await told(whole.open(request))
     pair.wire.delay_s = 0.1  # over a way that is worth drafting for
     got, done, use = await usage_of(pair.edge, request)
@@ -85,7 +85,7 @@ async def test_a_greedy_answer_is_the_large_models_for_fewer_questions_than_toke
 
 
 async def test_an_answer_with_a_seed_is_the_large_models(pair: Pair, whole: Engine) -> None:
-    request = question("Tell me a story about the sea.", 64, temperature=0.7, seed=7)
+    request = question("Tell me a story about the sea.", 40, temperature=0.7, seed=7)
     expected, _ = await told(whole.open(request))
     assert (await told(pair.edge.open(request)))[0] == expected
 
@@ -100,7 +100,7 @@ async def test_an_answer_in_a_format_and_with_penalties_is_the_large_models(pair
 
 
 async def test_eight_answers_at_a_time_are_those_of_one_at_a_time(pair: Pair, whole: Engine) -> None:
-    requests = [question(f"Write {n} sentences about the number {n}.", 20) for n in range(2, 10)]
+    requests = [question(f"Write {n} sentences about the number {n}.", 12) for n in range(2, 10)]
     expected = [(await told(whole.open(request)))[0] for request in requests]
     got = await asyncio.gather(*(told(pair.edge.open(request)) for request in requests))
     assert [text for text, _ in got] == expected
@@ -109,7 +109,7 @@ async def test_eight_answers_at_a_time_are_those_of_one_at_a_time(pair: Pair, wh
 async def test_a_weak_drafter_costs_questions_and_changes_no_word(weak: Path, whole: Engine) -> None:
     model = [weak, default_model_path()]
     async with paired(model, exit_=own_certainty(), codec=IDS, ranges=[None, WHOLE]) as both:
-        for request in (question(QUESTIONS[0], 48), question(QUESTIONS[2], 48, temperature=0.7, seed=1)):
+        for request in (question(QUESTIONS[0], 32), question(QUESTIONS[2], 32, temperature=0.7, seed=1)):
             got, done, use = await usage_of(both.edge, request)
             assert got == (await told(whole.open(request)))[0]
             assert use.drafted - use.accepted > 0, "it was wrong, and the partner said so"
@@ -117,7 +117,7 @@ async def test_a_weak_drafter_costs_questions_and_changes_no_word(weak: Path, wh
 
 
 async def test_ids_are_asked_for_again_by_position_when_the_partner_has_no_room(good: Path, whole: Engine) -> None:
-    requests = [question(f"Tell me about the number {n}.", 64) for n in range(1, 6)]
+    requests = [question(f"Tell me about the number {n}.", 64) for n in range(1, 5)]
     expected = [text for text, _ in await asyncio.gather(*(told(whole.open(request)) for request in requests))]
     model = [good, default_model_path()]
     async with paired(model, n_partner=256, n_ctx=256, exit_=own_certainty(), codec=IDS, ranges=[None, WHOLE]) as both:
@@ -127,7 +127,7 @@ async def test_ids_are_asked_for_again_by_position_when_the_partner_has_no_room(
 
 
 async def test_the_ids_of_a_prompt_go_up_before_it_is_computed_here_and_once_only(pair: Pair, whole: Engine) -> None:
-    request = question("Summarize: " + "The lighthouse keeper counts the ships that pass at night. " * 30, 16)
+    request = question("Summarize: " + "The lighthouse keeper counts the ships that pass at night. " * 12, 16)
     start = len(await pair.wire.settle())
     first, _, _ = await usage_of(pair.edge, request)
     assert first == (await told(whole.open(request)))[0]
@@ -143,7 +143,7 @@ async def test_the_ids_of_a_prompt_go_up_before_it_is_computed_here_and_once_onl
 
 
 async def test_an_answer_goes_on_by_the_small_model_and_is_exact_again(pair: Pair) -> None:
-    expected, _, _ = await usage_of(pair.edge, by("exact", 160))
+    expected, _, _ = await usage_of(pair.edge, by("exact", 64))
     for _ in range(3):  # for an edge whose machine was held up, a verdict may be late without a cut
         pieces, use, n_cut, seen = await cut_in_mid_answer(pair)
         if use.alone_from == n_cut and not pieces[-1].alone:
@@ -167,16 +167,16 @@ async def test_alone_is_the_small_models_own_answer(pair: Pair, good: Path) -> N
     small.start()
     try:
         await small.ready(60)
-        expected, _ = await told(small.open(question("Write a poem about a lighthouse.", 48)))
+        expected, _ = await told(small.open(question("Write a poem about a lighthouse.", 24)))
     finally:
         await small.close()
-    got, _, use = await usage_of(pair.edge, by("alone", 48))
+    got, _, use = await usage_of(pair.edge, by("alone", 24))
     assert got == expected
     assert (use.partner_rows, use.bytes_up) == (0, 0)
 
 
 async def test_an_answer_that_a_server_began_goes_on_as_the_large_model_would(pair: Pair, whole: Engine) -> None:
-    request = question("Tell me about lighthouses.", 48)
+    request = question("Tell me about lighthouses.", 32)
     texts = []
     for engine in (whole, pair.edge):
         answer = engine.open(request, hold=True)
@@ -242,7 +242,7 @@ async def test_alone_is_offered_and_confident_is_refused_with_the_reason(edge: M
 async def test_a_partner_that_is_killed_in_mid_answer_costs_no_word_and_the_next_answer_is_exact(
     partner: Machine, edge: Machine
 ) -> None:
-    expected = await ask(partner.daemon, PROMPTS[2], max_tokens=600)
+    expected = await ask(partner.daemon, PROMPTS[2], max_tokens=64)
     device = (await partner.daemon.state())["endpoints"]["device"]["pid"]
     [host] = await children(partner, "disco_daemon.engine.worker") - {device}
     killed = list[str]()

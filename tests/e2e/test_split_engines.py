@@ -235,7 +235,7 @@ QUESTIONS = ["Name three colours.", "What is the capital of France?", "Write a l
 
 @pytest.mark.parametrize("text", QUESTIONS)
 async def test_a_greedy_answer_is_the_whole_models(pair: Pair, whole: Engine, text: str) -> None:
-    request = question(text, 64)
+    request = question(text, 40)
     expected, _ = await told(whole.open(request))
     got, done = await told(pair.edge.open(request))
     assert got == expected
@@ -245,13 +245,13 @@ async def test_a_greedy_answer_is_the_whole_models(pair: Pair, whole: Engine, te
 
 
 async def test_an_answer_with_a_seed_is_the_whole_models(pair: Pair, whole: Engine) -> None:
-    request = question("Tell me a story about the sea.", 64, temperature=0.7, seed=7)
+    request = question("Tell me a story about the sea.", 40, temperature=0.7, seed=7)
     expected, _ = await told(whole.open(request))
     assert (await told(pair.edge.open(request)))[0] == expected
 
 
 async def test_eight_answers_at_a_time_are_those_of_one_at_a_time(pair: Pair, whole: Engine) -> None:
-    requests = [question(f"Write {n} sentences about the number {n}.", 20) for n in range(2, 10)]
+    requests = [question(f"Write {n} sentences about the number {n}.", 12) for n in range(2, 10)]
     expected = [(await told(whole.open(request)))[0] for request in requests]
     got = await asyncio.gather(*(told(pair.edge.open(request)) for request in requests))
     assert [text for text, _ in got] == expected
@@ -311,7 +311,7 @@ async def test_a_handoff_to_the_pair_goes_on_from_the_exact_position(pair: Pair,
 
 
 async def test_an_answer_goes_on_when_the_link_comes_back(pair: Pair, whole: Engine) -> None:
-    request = question("Write a poem about a lighthouse.", 80)
+    request = question("Write a poem about a lighthouse.", 64)
     expected, _ = await told(whole.open(request))
     text, cuts, answer = "", 0, pair.edge.open(request)
     while True:
@@ -331,7 +331,7 @@ async def test_an_answer_goes_on_when_the_link_comes_back(pair: Pair, whole: Eng
 
 
 async def test_an_answer_goes_on_when_the_partner_has_started_again(pair: Pair, whole: Engine) -> None:
-    request = question("Write a story about a small boat.", 80)
+    request = question("Write a story about a small boat.", 56)
     expected, _ = await told(whole.open(request))
     text, answer = "", pair.edge.open(request)
     killed = False

@@ -52,7 +52,8 @@ class Home:
             "api": {"port": self.port},
             # A small model may not find an end: its context is soon full.
             "device": {"n_threads": 1, "autotune": False, "watts": 15.0, "n_ctx": 512},
-            "server": {"base_url": server, "model": "loopback", "probe": False} | PRICES,
+            # The model that was remembered: of another one, too little would be known as soon as it has answered.
+            "server": {"base_url": server, "model": "gpt", "probe": False} | PRICES,
             "history": {"path": str(folder / "history.sqlite")},
         }
         self.config.write_text(tomlkit.dumps(settings))
