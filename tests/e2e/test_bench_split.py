@@ -13,7 +13,7 @@ import pytest
 from disco_daemon.models.default import default_model_path
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
-TEXT = "The lighthouse keeper climbed the stairs every evening, lit the lamp, and counted the ships in the bay. " * 4
+TEXT = "The lighthouse keeper climbed the stairs every evening, lit the lamp, and counted the ships in the bay. " * 2
 
 
 async def bench(*options: str) -> tuple[int | None, str, str]:
@@ -31,7 +31,7 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     asked = {"plain": "Name three colours, and say where one sees each.", "summary": f"Summarise this text. {TEXT}"}
     prompts.write_text("\n".join(json.dumps({"data": data, "prompt": prompt}) for data, prompt in asked.items()))
     code, out, err = await bench(
-        "--answers", "1", "--tokens", "16", "--cut", "24", "--link-cuts", "1", "--long", "1", "--uploads", "1",
+        "--answers", "1", "--tokens", "10", "--cut", "24", "--link-cuts", "1", "--long", "1", "--uploads", "1",
         "--naive-answers", "1", "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
         "--ablations", "0", "--prompts", str(prompts), "--draft-model", str(default_model_path()),
     )  # fmt: skip
