@@ -20,9 +20,11 @@ from disco_daemon.engine.hosts.joining import JoiningLeg
 from disco_daemon.engine.hosts.legs import Leg
 from disco_daemon.engine.hosts.link import HostLink
 from disco_daemon.engine.hosts.loading import BrokenOffError, HostStart, InBackground
-from disco_daemon.engine.hosts.remote import RemoteSegment
+from disco_daemon.engine.hosts.remote import RemoteSegment, wait_for
+from disco_daemon.engine.llama.layer_states import LayerState, StateFormatError
 from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.refusals import ModelError
+from disco_daemon.engine.llama.state import State
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import LayerRange
@@ -235,6 +237,33 @@ def test_cells_that_one_host_was_asked_for_are_dropped_when_the_next_one_is_lost
     assert n_cell_memories() == 0
     core.run()
     assert n_cell_memories() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has common memory")
+def test_cells_that_do_not_fit_together_are_dropped_with_all_their_parts(
+    home: HomeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = Core(home, HomeBatcher)
+    ask_all(core)
+    while not (spans := list(core.cells.spans())):
+        core.batcher.step()
+    both = LayerRange(home._legs[0].layers.first, home._legs[1].layers.last, N)
+    copies = CellCopies(home._legs, [JoiningLeg(Leg(both, []))])
+    copies.ask_all(spans)
+    while not copies._copies[0].is_there:
+        wait_for(copies.hosts)
+
+    def damaged(state: State, layers: LayerRange) -> LayerState:
+        msg = f"{len(state)} bytes are no state of the layers {layers}"
+        raise StateFormatError(msg)
+
+    monkeypatch.setattr("disco_daemon.engine.hosts.copying.unpacked", damaged)
+    with pytest.raises(BrokenOffError, match="no state"):
+        copies.take()
+    assert n_cell_memories() == 1
+    copies.end()
+    assert n_cell_memories() == 0
+    core.run()
 
 
 def test_a_start_of_a_host_that_was_replaced_meanwhile_is_ended(home: HomeLlama) -> None:

@@ -148,13 +148,10 @@ class CellCopies:
     def take(self) -> None:
         """Put what has come into the new legs, in the order in which it was asked for. Raises BrokenOffError."""
         while self._copies and self._copies[0].is_there:
-            copy = self._copies.popleft()
+            copy = self._copies[0]  # under way until it has been put together, so that it is dropped where that fails
             target = copy.target
-            try:
-                saved = copy.state(self._memory)
-            except BrokenOffError:
-                copy.drop()
-                raise
+            saved = copy.state(self._memory)
+            self._copies.popleft()
             if not copy.owners:
                 continue
             try:

@@ -101,7 +101,7 @@ class HostStart:
                 self._coming = InBackground(host.connect)
             host.link = self._coming.take()
         else:
-            self.undo()  # it was replaced meanwhile, by a process that has its other segments
+            self.undo()  # there is a process, by whoever has replaced a lost one: what comes now is one too many
         return host.link
 
     def undo(self) -> None:
