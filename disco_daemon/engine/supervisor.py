@@ -22,6 +22,7 @@ from . import framing, wire
 from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
 from .fleet_orders import FleetOrders
+from .hang import LOOK_S, HangWatch, look_at
 from .host_door import Hosts
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
 from .peer_socket import hand_over
@@ -32,8 +33,7 @@ log = logging.getLogger("disco.engine")
 MAX_LOADS = 5  # lives in a row that ended while they loaded: a model that crashes llama.cpp will do so again
 MAX_RELOADS = 20  # of one that has been in memory before: then it may pass, such as memory being short
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
-HANG_S = 15.0  # an engine that owes answers and is silent; a decode takes less than 1 s, a chunk a few at most
-STOP_TIMEOUT_S = 4.0  # after the socket is closed; then SIGKILL
+STOP_TIMEOUT_S = 9.0  # after the socket is closed, while texts go to disk; then SIGKILL
 IDS_TIMEOUT_S = 0.5  # for a handoff: the answer goes on meanwhile, so there is time
 COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the server, an estimate will do
 LOAD_GUESS_S = 2.0  # for the first load of a model; what it took is known from then on
@@ -254,14 +254,15 @@ class Engine:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kill an engine that owes answers and is silent; unload a model that has long been unused.
 
-        A long prompt reports each chunk, so silence is a hang.
+        A long prompt reports each chunk, so silence is a hang, unless it could not run.
         """
+        hang = HangWatch()
         while not self._idle_for_long():
-            await asyncio.sleep(1.0)
-            chunk_s = wire.SINGLE_PROMPT_CHUNK / self.info.prefill_tps if self.info else 0.0
-            if self.state is EngineState.READY and self.silent_s > max(HANG_S, 4 * chunk_s):
-                log.error("engine gave no sign of life for %.0f s: killing it", self.silent_s)
-                self._kill(process, f"it gave no sign of life for {self.silent_s:.0f} s")
+            await asyncio.sleep(LOOK_S)
+            hangs = hang.hangs(self._clock.now(), self.silent_s, look_at(process.pid), self.info)
+            if hangs and self.state is EngineState.READY:
+                log.error("engine gave no sign of life for %.0f s: killing it", hang.silent_s)
+                self._kill(process, f"it gave no sign of life for {hang.silent_s:.0f} s")
         self._unload()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):

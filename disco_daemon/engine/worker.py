@@ -50,7 +50,7 @@ from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
 NICE = 5  # added to our niceness: the daemon comes first
-LAST_S = 3.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
+LAST_S = 8.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
 SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
 BEAT_S = 1.0  # between signs of life while a long prompt is looked at
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes

@@ -10,7 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from disco_daemon.engine.supervisor import HANG_S
+from disco_daemon.engine.hang import HANG_S
 from tests.e2e.test_bounds import refused
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.unit.test_grammar import schema

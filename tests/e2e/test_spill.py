@@ -104,19 +104,28 @@ async def answer(engine: Engine, question: str, max_tokens: int = 8) -> tuple[st
     return text, opened.done
 
 
+async def until_kept(engine: Engine) -> None:
+    """Wait until a text of this engine's is on disk, however busy the machine is."""
+    async with asyncio.timeout(PATIENCE_S):
+        while engine.stats is None or not engine.stats.disk_texts:
+            await asyncio.sleep(0.01)  # the other process has no event to wait for
+
+
 def kinds_of(folder: Path) -> set[str]:
     return {path.suffix for path in folder.iterdir()}
 
 
 async def test_a_damaged_file_is_computed_anew(tmp_path: Path) -> None:
-    async with loaded(tmp_path) as engine:
+    async with loaded(tmp_path, idle_s=0.0) as engine:
         text, done = await answer(engine, QUESTIONS[0])
+        await until_kept(engine)
     (file,) = tmp_path.glob("*.kv")
     data = bytearray(file.read_bytes())
     data[-1000] ^= 1
     file.write_bytes(data)
-    async with loaded(tmp_path) as engine:
+    async with loaded(tmp_path, idle_s=0.0) as engine:
         again, done_again = await answer(engine, QUESTIONS[0])
+        await until_kept(engine)
     assert (again, done_again.n_prompt, done_again.n_cached) == (text, done.n_prompt, 0)
     async with loaded(tmp_path) as engine:
         assert (await answer(engine, QUESTIONS[0]))[1].n_prompt == 1, "and is whole again"
@@ -124,8 +133,9 @@ async def test_a_damaged_file_is_computed_anew(tmp_path: Path) -> None:
 
 
 async def test_the_disk_has_no_more_than_it_may(tmp_path: Path) -> None:
-    async with loaded(tmp_path) as engine:
+    async with loaded(tmp_path, idle_s=0.0) as engine:
         await answer(engine, QUESTIONS[0])
+        await until_kept(engine)
     size = sum(file.stat().st_size for file in tmp_path.glob("*.kv"))
     async with loaded(tmp_path, max_bytes=2 * size) as engine:
         for animal in ("cat", "dog", "cow", "owl", "bee"):
@@ -144,9 +154,7 @@ async def test_a_text_is_written_beside_running_answers_and_none_of_them_changes
     assert not (tmp_path / "off").exists()
     async with loaded(tmp_path / "on", idle_s=0.0) as engine:
         await answer(engine, questions[0], 24)
-        async with asyncio.timeout(PATIENCE_S):
-            while engine.stats is None or not engine.stats.disk_texts:
-                await asyncio.sleep(0.01)  # the other process has no event to wait for
+        await until_kept(engine)
     async with loaded(tmp_path / "on", idle_s=0.0) as engine:
         together = await asyncio.gather(*(answer(engine, question, 24) for question in questions))
         assert [text for text, _ in together] == alone
