@@ -37,12 +37,13 @@ check: .venv/.stamp
 
 # Known vulnerabilities of what is installed for users; asks the Python Packaging Authority's database.
 audit: .venv/tools/.stamp
-	.venv/tools/bin/pip-audit --require-hashes --disable-pip -r requirements.lock -r requirements-build.lock
+	.venv/tools/bin/pip-audit --require-hashes --disable-pip -r requirements-fleet.lock -r requirements-build.lock
 
 # Newer versions: remove a line from a lock file, or the file; those that stay are kept as they are.
 lock: .venv/tools/.stamp
 	$(LOCK) --extra dev --extra binary -o requirements-dev.lock pyproject.toml
 	$(LOCK) -c requirements-dev.lock -o requirements.lock pyproject.toml
+	$(LOCK) -c requirements-dev.lock --extra fleet -o requirements-fleet.lock pyproject.toml
 	$(LOCK) --group build -o requirements-build.lock
 	$(LOCK) --group tools -o requirements-tools.lock
 

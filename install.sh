@@ -13,11 +13,12 @@ readonly NEEDED_KB=900000 # environment 300 MB + scratch of the build 500 MB + m
 
 usage() {
   cat <<'TEXT'
-usage: ./install.sh [--demo] [--service] [--prefix DIR]
+usage: ./install.sh [--demo] [--service] [--fleet] [--prefix DIR]
        ./install.sh --uninstall [--purge] [--prefix DIR]
 
   --demo         start `disco demo` when all is installed
   --service      start disco at each login from now on (systemd or launchd), and now
+  --fleet        Ray as well, 240 MB, which starts again what lends a fleet's hosts; it stays from then on
   --prefix DIR   install under DIR (DIR/bin/disco, DIR/share/disco) and touch no shell start-up file
   --uninstall    remove what this script installed; models, config and history stay
   --purge        with --uninstall: remove models, config and history too, with the segments, exits and certificates of
@@ -75,6 +76,16 @@ set_places() {
   LOG="$VENV/install.log"
   STAMP="$VENV/install.stamp"
   LOCK="$BASE/.install.lock"
+  PACKAGES=requirements.lock
+  if [ "$FLEET" = 1 ] || has_ray; then PACKAGES=requirements-fleet.lock; fi
+}
+
+has_ray() { # whether this environment was made with --fleet
+  local folder
+  for folder in "$VENV"/lib/python*/site-packages/ray; do
+    if [ -d "$folder" ]; then return 0; fi
+  done
+  return 1
 }
 
 # Folders of config and history (and, without a prefix, models), one a line.
@@ -268,11 +279,11 @@ on_signal() {
 
 # A hash over everything that the installation is made from, printed by the Python that would be used.
 fingerprint() {
-  "$1" - "$SOURCE" <<'PY'
+  "$1" - "$SOURCE" "$PACKAGES" <<'PY'
 import hashlib, os, pathlib, sys
 
 source = pathlib.Path(sys.argv[1])
-names = ("pyproject.toml", "README.md", "LICENSE", "install.sh", "requirements.lock", "requirements-build.lock")
+names = ("pyproject.toml", "README.md", "LICENSE", "install.sh", sys.argv[2], "requirements-build.lock")
 files = [source / name for name in names]
 for folder in ("disco_daemon", "tui", "profiles"):
     files += sorted(path for path in (source / folder).rglob("*") if path.suffix != ".pyc")
@@ -355,12 +366,12 @@ show_failure() {
 # then this checkout, which fetches nothing. In one process, so that a signal ends whatever it is at.
 PIP_STEPS='
 import subprocess, sys
-source, copy, forced = sys.argv[1], sys.argv[2], sys.argv[3:]
+source, copy, packages, forced = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
 pip = [sys.executable, "-m", "pip"]
 install = [*pip, "install", "-v", "--no-input", "--disable-pip-version-check"]
 for step in (
     [*install, "--require-hashes", "-r", f"{source}/requirements-build.lock"],
-    [*install, *forced, "--require-hashes", "--no-build-isolation", "-r", f"{source}/requirements.lock"],
+    [*install, *forced, "--require-hashes", "--no-build-isolation", "-r", f"{source}/{packages}"],
     [*install, "--no-deps", "--no-build-isolation", copy],
     [*pip, "uninstall", "--yes", "--disable-pip-version-check", "cmake", "ninja", "scikit-build-core"],
 ):
@@ -388,7 +399,7 @@ install_packages() {
   # Neither pip's cache nor the environment tells builds with other CMAKE_ARGS apart.
   # shellcheck disable=SC2086  # two words
   CMAKE_ARGS="\"-DCMAKE_PROJECT_llama_cpp_INCLUDE=$lean\" ${CMAKE_ARGS:-}" \
-    "$VENV/bin/python" -c "$PIP_STEPS" "$SOURCE" "$copy" \
+    "$VENV/bin/python" -c "$PIP_STEPS" "$SOURCE" "$copy" "$PACKAGES" \
     ${CMAKE_ARGS:+--no-cache-dir --force-reinstall} >"$LOG" 2>&1 </dev/null &
   CHILD=$!
   set +m
@@ -584,11 +595,12 @@ TEXT
 
 # ---- main ---------------------------------------------------------------------------------------------------------
 
-DEMO=0 SERVICE=0 UNINSTALL=0 PURGE=0 PREFIX=''
+DEMO=0 SERVICE=0 FLEET=0 UNINSTALL=0 PURGE=0 PREFIX=''
 while [ $# -gt 0 ]; do
   case $1 in
     --demo) DEMO=1 ;;
     --service) SERVICE=1 ;;
+    --fleet) FLEET=1 ;;
     --uninstall) UNINSTALL=1 ;;
     --purge) PURGE=1 ;;
     --prefix)
@@ -608,6 +620,8 @@ done
 if [ "$PURGE" = 1 ] && [ "$UNINSTALL" = 0 ]; then usage_error '--purge goes with --uninstall'; fi
 if [ "$DEMO" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--demo does not go with --uninstall'; fi
 if [ "$SERVICE" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--service does not go with --uninstall, which removes it'; fi
+
+if [ "$FLEET" = 1 ] && [ "$UNINSTALL" = 1 ]; then usage_error '--fleet does not go with --uninstall, which removes all'; fi
 
 if [ -n "${SUDO_USER:-}" ] && [ "$(id -u)" = 0 ] && [ "$SUDO_USER" != root ]; then
   complain "do not run this with sudo: disco is installed for one user, and its files would be root's. Run it as $SUDO_USER."

@@ -19,7 +19,7 @@ import msgspec
 
 from ..config.layers import write_private
 from ..config.schema import Config
-from ..fleet_keeper.messages import KeeperJob, KeeperState, decode_state, encode
+from ..fleet_keeper.messages import INSTALL, KeeperJob, KeeperState, decode_state, encode
 from ..peer.addresses import own_addresses
 from ..peer.first_frames import TheRay
 from ..process import RestartPause, drain, end, spawn
@@ -31,7 +31,7 @@ N_STDERR_LINES = 20  # of a keeper's last words, kept for the log
 LAST_PORT = 65535  # of TCP
 TOKEN_BYTES = 32  # of the token: nobody guesses 256 bits
 PLACES = ("HOME", "DISCO_CONFIG", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # never a key: `ps` shows them
-MISSING = "Ray is not installed here, so nobody restarts what lends hosts: pip install 'disco-daemon[fleet]'"
+MISSING = f"Ray is not installed here, so nobody restarts what lends hosts: {INSTALL}"
 
 
 def has_ray() -> bool:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+INSTALL = "./install.sh --fleet where disco was installed from, or pip install 'disco-daemon[fleet]' in its environment"
+
 
 class KeeperJob(msgspec.Struct, frozen=True, kw_only=True):
     """Be Ray's head, at `address` (HOST:PORT), or a node of it that lends a host; or `watch` a cluster that is there.

@@ -20,6 +20,7 @@ from .messages import Welcome
 from .refusals import LinkEndedError, check_builds
 
 OWN_END = "its process has ended"  # why a connection ends whose end on this machine was closed
+START_S = 30.0  # for a machine to start a host's process: seconds where it is busy
 PIECE = 1 << 17  # bytes that are passed on at a time: a socket holds hardly more
 # A machine that is gone without a word is noticed after 5 + 3 x 2 s, also while nobody computes; an engine that waits
 # for rows notices after 3.5 s by itself.
@@ -35,7 +36,10 @@ class Report(Protocol):
 
 
 class HostPipes:
-    """Home's side: each connection of a member that lends a host is one life of it."""
+    """Home's side: each connection of a member that lends a host is one life of it.
+
+    It is told to the daemon once the host's process has said something: then it is there, and silence is no slow start.
+    """
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -44,7 +48,10 @@ class HostPipes:
     async def serve(
         self, stream: FrameStream, offer: OfferHost, name: str, welcome: Welcome | None, only_llama: str
     ) -> None:
-        """Accept a host, tell the daemon, and carry its bytes to its end. Raises LinkEndedError to refuse it."""
+        """Accept a host, tell the daemon that it is there, and carry its bytes to its end.
+
+        Raises LinkEndedError to refuse it, and for one whose process says nothing for START_S.
+        """
         if welcome is None:
             raise LinkEndedError("not_ready", "no model of a fleet is there yet", tell=True)
         check_builds(welcome.build, offer.build, 1, 1)
@@ -57,14 +64,26 @@ class HostPipes:
         life, why, before = next(self._lives), "this machine has ended it", stream.n_received
         ours, theirs = socket.socketpair()
         address = (stream.writer.get_extra_info("peername") or ("",))[0]
+        is_offered = False
         try:
             stream.write(first_frame(HostAccepted()))
-            self._report(HostOffered(name=name, life=life, address=str(address), offer=offer), theirs.detach())
-            why = await carry(stream, ours)
+            async with asyncio.timeout(START_S) as start:
+
+                def begin() -> None:
+                    nonlocal is_offered
+                    is_offered = True
+                    start.reschedule(None)
+                    self._report(HostOffered(name=name, life=life, address=str(address), offer=offer), theirs.detach())
+
+                why = await carry(stream, ours, begin)
+        except TimeoutError as e:
+            raise LinkEndedError("silent", f"its process has said nothing for {START_S:g} s") from e
         finally:
             ours.close()
-            n_bytes = stream.n_received - before
-            self._report(HostEnded(name=name, life=life, message=why, n_bytes=n_bytes, given_up=why == OWN_END))
+            theirs.close()
+            if is_offered:
+                n_bytes = stream.n_received - before
+                self._report(HostEnded(name=name, life=life, message=why, n_bytes=n_bytes, given_up=why == OWN_END))
 
 
 async def carry(stream: FrameStream, sock: socket.socket, heard: Callable[[], None] = lambda: None) -> str:

@@ -19,7 +19,7 @@ import struct
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
 HEADER = struct.Struct("<III")  # length of the message, length of the bytes behind it, number of the peer

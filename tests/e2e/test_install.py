@@ -90,13 +90,15 @@ def sandbox(tmp_path: Path, pip_cache: str | None) -> Sandbox:
 def test_help_goes_to_stdout(sandbox: Sandbox) -> None:
     done = sandbox.run("--help")
     assert done.returncode == 0
-    for option in ("--demo", "--prefix DIR", "--uninstall", "--purge", "--help"):
+    for option in ("--demo", "--fleet", "--prefix DIR", "--uninstall", "--purge", "--help"):
         assert option in done.stdout
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
-    "words", [["--frobnicate"], ["demo"], ["--prefix"], ["--purge"], ["--demo", "--uninstall"]], ids=" ".join
+    "words",
+    [["--frobnicate"], ["demo"], ["--prefix"], ["--purge"], ["--demo", "--uninstall"], ["--fleet", "--uninstall"]],
+    ids=" ".join,
 )
 def test_wrong_usage_goes_to_stderr(sandbox: Sandbox, words: list[str]) -> None:
     done = sandbox.run(*words)

@@ -33,6 +33,7 @@ from disco_daemon.peer.pairing import PairedPartner
 from tests.fixtures.peers import BUILD, HOST, SOON_S, WELCOME, Machine, Pairs
 
 OFFER = OfferHost(build=BUILD, has=("a.gguf",), n_threads=2)
+SIGN = b"here"  # what a host's process says first; relays know no more of it than that it is something
 
 
 @dataclass
@@ -44,6 +45,16 @@ class HostMachine(Machine):
     had: list[socket.socket] = field(default_factory=list)
 
     async def host(self) -> tuple[HostOffered | HomeReached, socket.socket]:
+        """The next one; it has said that it is there, and home has heard that."""
+        event, sock = await self.silent_host()
+        if isinstance(event, HomeReached):
+            sock.send(SIGN)
+        else:
+            assert await received(sock, len(SIGN)) == SIGN
+        return event, sock
+
+    async def silent_host(self) -> tuple[HostOffered | HomeReached, socket.socket]:
+        """The next one; of one that has just begun nothing was heard yet."""
         async with asyncio.timeout(SOON_S):
             event, sock = await self.hosts.get()
         sock.setblocking(False)
@@ -107,31 +118,31 @@ async def test_what_one_end_says_the_other_one_hears_until_one_of_them_ends(tmp_
         identity = home.pairs.member("cellar")
         home.machine.relay.serve(home.pairs.serve())
         attic.relay.join(home.role(identity))
+        _, here = await attic.host()
         offered, there = await home.machine.host()
         assert isinstance(offered, HostOffered)
         assert (offered.name, replace(offered.offer, now=0.0)) == ("cellar", OFFER)
         assert abs(offered.offer.now - time.time()) < 60, "the time there comes with each offer"
-        _, here = await attic.host()
         loop, big = asyncio.get_running_loop(), bytes(range(256)) * 4096
         for one, other in ((there, here), (here, there)):
             sending = asyncio.create_task(loop.sock_sendall(one, big))
             assert await received(other, len(big)) == big
             await sending
 
-        _, spare = await home.machine.host()  # the next one waits already
         await attic.host()
+        _, spare = await home.machine.host()  # the next one waits already
         here.close()
         assert await received(there, 1) == b""
         ended = await home.machine.wait(HostEnded)
-        assert (ended.name, ended.life, ended.n_bytes) == ("cellar", offered.life, len(big))
+        assert (ended.name, ended.life, ended.n_bytes) == ("cellar", offered.life, len(SIGN + big))
         assert not ended.given_up
         await attic.wait(HomeEnded)
 
         spare.close()  # home does not want this one
         assert (await home.machine.wait(HostEnded)).given_up
         await attic.wait(HomeEnded)
-        await home.machine.host()
         await attic.host()
+        await home.machine.host()
         home.pairs.issuer.revoke("cellar")
         home.machine.relay.serve(home.pairs.serve())
         await home.machine.wait(HostEnded)
@@ -155,12 +166,14 @@ async def test_a_host_of_another_model_or_build_is_refused_with_the_reason(
         home.machine.relay.serve(replace(home.pairs.serve(), only_llama=only_llama))
         attic.relay.join(home.role(identity, replace(OFFER, build=build)))
         if reason is None:
+            await attic.host()
             await home.machine.host()
             return
         down = await attic.wait(LinkDown)
         assert (down.reason, down.final) == (reason, True)
         assert home.machine.hosts.empty(), "the engine never hears of it"
         attic.relay.join(home.role(identity))  # what is offered next is taken at once
+        await attic.host()
         await home.machine.host()
 
 
@@ -172,6 +185,7 @@ async def test_a_home_without_a_model_takes_no_host_yet(tmp_path: Path) -> None:
         down = await attic.wait(LinkDown)
         assert (down.reason, down.final) == ("not_ready", False)
         home.machine.relay.serve(home.pairs.serve(welcome=WELCOME))
+        await attic.host()
         await home.machine.host()
 
 
@@ -184,15 +198,34 @@ async def test_a_certificate_of_another_authority_lends_nothing(tmp_path: Path) 
         assert home.machine.hosts.empty()
 
 
+async def layers_of(home: Home, identity: Identity) -> tuple[str, TheSegments, TheSegments]:
+    """Have a member ask for its layers: who asked, what home answered, and what came."""
+    paired = PairedPartner(
+        name=home.pairs.name, own_name="cellar", addresses=(Address(host=HOST, port=home.port),), identity=identity
+    )
+    asking = asyncio.create_task(ask_segments(paired))
+    asked = await home.machine.wait(SegmentsAsked)
+    own = TheSegments(build=BUILD, segments=(SegmentFact(5, 22, "a.gguf"),))
+    home.machine.relay.send(SegmentsAnswer(n=asked.n, segments=own))
+    return asked.name, own, await asking
+
+
 async def test_a_machine_is_told_which_layers_are_its_own(tmp_path: Path) -> None:
     async with at_home(tmp_path) as home:
         identity = home.pairs.member("cellar")
         home.machine.relay.serve(home.pairs.serve())
-        paired = PairedPartner(
-            name=home.pairs.name, own_name="cellar", addresses=(Address(host=HOST, port=home.port),), identity=identity
-        )
-        asking = asyncio.create_task(ask_segments(paired))
-        asked = await home.machine.wait(SegmentsAsked)
-        own = TheSegments(build=BUILD, segments=(SegmentFact(5, 22, "a.gguf"),))
-        home.machine.relay.send(SegmentsAnswer(n=asked.n, segments=own))
-        assert (asked.name, await asking) == ("cellar", own)
+        name, own, told = await layers_of(home, identity)
+        assert (name, told) == ("cellar", own)
+
+
+async def test_a_host_is_offered_once_its_process_has_said_something(tmp_path: Path) -> None:
+    async with at_home(tmp_path) as home, machine() as attic:
+        identity = home.pairs.member("cellar")
+        home.machine.relay.serve(home.pairs.serve())
+        attic.relay.join(home.role(identity))
+        _, here = await attic.silent_host()
+        await layers_of(home, identity)  # home's daemon has heard all that its relay had to say before
+        assert home.machine.hosts.empty()
+        here.send(SIGN)
+        offered, _ = await home.machine.host()
+        assert isinstance(offered, HostOffered)

@@ -12,6 +12,7 @@ from disco_daemon import __version__
 from disco_daemon.cli.doctor import fleet_machines
 from disco_daemon.cli.doctor.finding import Finding, Level
 from disco_daemon.config.schema import Config
+from disco_daemon.fleet_keeper.messages import INSTALL
 from disco_daemon.peer.control import Address, Identity
 from disco_daemon.peer.first_frames import TheRay
 from disco_daemon.peer.pairing import PairedPartner
@@ -90,7 +91,7 @@ def test_ray_of_a_home_is_told_with_its_version() -> None:
     assert [(name, one.level) for name, one in found.items()] == [("Ray", OK), ("Ray's nodes", OK)]
     assert "Ray 2.60.0 at 10.0.0.1:4749, Python 3.12.4" in found["Ray"].found
     assert ray([ATTIC], state="off")["Ray"].level is OK
-    assert ray([ATTIC], state="missing")["Ray"].mend == "pip install 'disco-daemon[fleet]'"
+    assert ray([ATTIC], state="missing")["Ray"].mend == INSTALL
     assert "it was killed" in ray([ATTIC], state="lost", why="it was killed")["Ray"].found
 
 

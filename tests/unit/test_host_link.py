@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -144,3 +145,35 @@ def test_a_silence_is_looked_at_when_it_has_lasted_too_long(
     for now in (100.0, 101.0, 103.0, 103.4, 110.0):
         found[now] = round(home.wait_s(), 2)
     assert found == {100.0: 1.0, 101.0: 1.0, 103.0: 0.51, 103.4: 0.11, 110.0: 0.01}
+
+
+def test_a_host_that_has_spoken_and_falls_silent_is_no_slow_start(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(HostLink.wait, "__defaults__", (0.2,))
+    HostSocket(theirs).send(SignOfLife())  # as one of another machine that is offered has
+    began = time.monotonic()
+    with pytest.raises(HostGoneError, match="silent"):
+        HostLink(ours, ["/"], N_EMBD, 1)
+    assert time.monotonic() - began < link.START_S / 2
+
+
+def test_a_new_host_has_longer_to_say_something(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(HostLink.wait, "__defaults__", (0.05,))
+    monkeypatch.setattr(link, "ASK_S", 0.02)
+    host = HostSocket(theirs, 1)
+
+    def start_slowly() -> None:
+        for _ in range(6):  # home has asked for a sign that often: longer than it waits for one that is there
+            theirs.recv(1 << 16)
+        host.send(HostReady(build="b", pid=7))
+
+    thread = threading.Thread(target=start_slowly)
+    thread.start()
+    home = HostLink(ours, ["/"], N_EMBD, 1)
+    thread.join()
+    assert home.pid == 7

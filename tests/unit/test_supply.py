@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-build.lock", "requirements-tools.lock")
+LOCKS = tuple(f"requirements{kind}.lock" for kind in ("", "-dev", "-fleet", "-build", "-tools"))
 
 
 def locked(name: str) -> dict[str, tuple[str, int]]:
@@ -36,13 +36,16 @@ def test_every_package_of_a_lock_has_one_version_and_hashes(name: str) -> None:
 def test_what_users_get_is_what_is_tested() -> None:
     users, tested = locked("requirements.lock"), locked("requirements-dev.lock")
     assert users.items() <= tested.items()
+    assert users.items() <= locked("requirements-fleet.lock").items()
 
 
-@pytest.mark.parametrize(("extras", "name"), [((), "requirements.lock"), (("dev", "binary"), "requirements-dev.lock")])
-def test_a_lock_has_all_that_the_project_asks_for(extras: tuple[str, ...], name: str) -> None:
+@pytest.mark.parametrize(
+    ("extras", "kind"), [((), ""), (("fleet",), "-fleet"), (("dev", "binary"), "-dev")], ids=("users", "fleet", "dev")
+)
+def test_a_lock_has_all_that_the_project_asks_for(extras: tuple[str, ...], kind: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
-    packages = locked(name)
+    packages = locked(f"requirements{kind}.lock")
     for requirement in map(Requirement, wanted):
         version, _ = packages[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), requirement

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...config.schema import Config
+from ...fleet_keeper.messages import INSTALL
 from ...net import is_loopback
 from .finding import Finding, ok, warn, wrong
 from .machines import certificate, of_members, served, way_to
@@ -89,7 +90,7 @@ def ray(document: Mapping[str, Any], members: Machines, python: str = platform.p
         yield ok(name, RAY_OFF)
         return
     if state == "missing":
-        yield warn(name, "not installed: nobody starts again what lends hosts", "pip install 'disco-daemon[fleet]'")
+        yield warn(name, "not installed: nobody starts again what lends hosts", INSTALL)
         return
     version = document["version"]
     shown = f"{state}, Ray {version or 'of an unknown version'} at {document['address']}, Python {python}"
@@ -171,7 +172,7 @@ def ray_of_home(paired: PairedPartner) -> Finding:
     if not there.address:
         return ok(name, "it starts" if there.starting else f"{paired.name} has none")
     if not (own := ray_version()):
-        return warn(name, f"at {there.address}, and none is installed here", "pip install 'disco-daemon[fleet]'")
+        return warn(name, f"at {there.address}, and none is installed here", INSTALL)
     host, _, port = there.address.rpartition(":")
     via = f"Ray {own} and Python {platform.python_version()} here; {there.address} there"
     return reach(name, host.strip("[]"), int(port), via, "let a firewall between both pass Ray's ports (docs/fleet.md)")

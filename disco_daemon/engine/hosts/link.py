@@ -37,7 +37,7 @@ from .messages import (
 from .segment_runs import SegmentRuns
 
 SILENT_S = 3.5  # a host that gives no sign of life for so long is gone
-START_S = 30.0  # in which a new process has to give its first: a busy machine takes seconds to start one
+START_S = 30.0  # in which a new process has to give its first sign: a busy machine takes seconds to start one
 ASK_S = 1.0  # of silence, until it is asked for one
 LOOK_S = 0.01  # at least, between two looks at a silence
 READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
@@ -70,8 +70,10 @@ class HostLink:
         self.runs = SegmentRuns[int]()  # of its segments, by their numbers
         self.confined = tuple[str, ...]()  # the rights that it has given up
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
+        self._has_spoken = False  # one of another machine has by now: before that it is not offered
         self._begin(BeginHost(folders=tuple(folders)))
-        self.wait(lambda: self.pid != 0, START_S)
+        self.wait(lambda: self._has_spoken, START_S)
+        self.wait(lambda: self.pid != 0)
 
     def fileno(self) -> int:
         """Return the socket's number, for select."""
@@ -203,6 +205,7 @@ class HostLink:
             data = self._socket.sock.recv(READ_BYTES)
             if not data:
                 raise HostGoneError("its process has ended")
+            self._has_spoken = True
             self.begin_wait()  # each byte is a sign of life
             self._buffer.feed(data)
             while (found := self._buffer.take()) is not None:

@@ -221,6 +221,7 @@ def _receive(sock: socket.socket, descriptors: deque[int]) -> bytes:
 
 def serve(home: HostSocket, lent: LentHost | None = None) -> None:
     """Begin as home says first, then compute until it goes away. Raises BadFrameError, ModelError, OSError."""
+    home.send(SignOfLife())  # all is imported: from now on silence is no slow start
     descriptors = deque[int]()
     stream = frames(home, descriptors)
     first = next(stream, None)
