@@ -114,7 +114,8 @@ async def measure_link_cuts(
             since = [heard.sent_at + at_s - knife.over_at for at_s in heard.times]
             judged = (s for s, alone in zip(since, heard.alone, strict=False) if s > 0 and not alone)
             back += list(itertools.islice(judged, 1))
-        progress(f"{fault.value} {number + 1} of {n}, behind {knife.cut_at} pieces: longest gap {gap_s:.2f} s")
+        wrong = f"{lost}, {changed}, {doubled} characters lost, changed, doubled so far"
+        progress(f"{fault.value} {number + 1} of {n}, behind {knife.cut_at} pieces: gap {gap_s:.2f} s; {wrong}")
         await until_linked(machines.edge)
     back_s, worst_gap_s = statistics.median(back) if back else None, max(gaps.values(), default=0.0)
     return {
