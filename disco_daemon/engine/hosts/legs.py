@@ -192,9 +192,13 @@ class Leg:
         segment.share(source, seq, n, start)
 
     def cells(self) -> dict[int, int] | None:
-        """Return how many cells each sequence has, by what is kept; None if nothing is."""
+        """Return how many cells each sequence has, by what is kept; None if nothing is.
+
+        While layers are moved, a replica that stays may have been given a part already of what another one has.
+        """
         kept = [segment.kept.lengths() for segment in self.replicas if segment.kept is not None]
-        return {seq: n for lengths in kept for seq, n in lengths.items()} if kept else None
+        sequences = {seq for lengths in kept for seq in lengths}
+        return {seq: max(lengths.get(seq, 0) for lengths in kept) for seq in sequences} if kept else None
 
     def clear(self) -> None:
         """Free all cells."""
