@@ -10,7 +10,9 @@ is silent, or because it has failed. The machinery is the same; only in the last
 A handoff is an object with states of its own. A target that can be held (the device) *follows* first: it is given the
 answer so far, then what came meanwhile, until it has caught up (FOLLOWING). Then it is let go, and its text is joined
 to the answer (JOINING). Any other target joins at once. Where the source fails meanwhile, the target goes on alone
-(FOLLOWING_ALONE, JOINING_ALONE). A handoff ends in JOINED, and the target is the source, or in DROPPED.
+(FOLLOWING_ALONE, JOINING_ALONE). A source whose reader has enough to read may be stopped until the target comes
+(FOLLOWING_RESTED, JOINING_RESTED); where it does not come, the source is asked again for what follows all that is
+there. A handoff ends in JOINED, and the target is the source, or in DROPPED.
 
 The target continues from a certain token on, the *mark*; what the source makes after it is the *tail*. The source goes
 on as insurance, but the tail is shown only when the reader would have nothing else to read. The target takes over as
@@ -34,6 +36,7 @@ Rules that hold in every state:
 from .answer import Answer
 from .events import (
     Arrived,
+    AskAgain,
     Begin,
     Broke,
     Cancel,
@@ -49,6 +52,7 @@ from .events import (
     IllegalEvent,
     Move,
     Note,
+    Rest,
     SetTimer,
     Start,
     Tick,
@@ -67,6 +71,7 @@ __all__ = [
     "TRANSITIONS",
     "Answer",
     "Arrived",
+    "AskAgain",
     "Begin",
     "Broke",
     "Cancel",
@@ -83,6 +88,7 @@ __all__ = [
     "IllegalEvent",
     "Move",
     "Note",
+    "Rest",
     "SetTimer",
     "Start",
     "State",

@@ -11,6 +11,7 @@ from ..errors import DiscoError, EndpointError, Unavailable
 from ..types import Continuation, Delivery, Finish, HandoffRecord, Plan, Side, Token
 from .events import (
     Arrived,
+    AskAgain,
     Begin,
     Broke,
     CalledOff,
@@ -27,8 +28,10 @@ from .events import (
     IllegalEvent,
     Move,
     Note,
+    Rest,
     SetTimer,
     SourceGone,
+    Start,
     Tick,
 )
 from .failures import CONTEXT_FULL, Failures, no_room, reason_to_move
@@ -68,7 +71,7 @@ class Answer:
     moves: list[HandoffRecord] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
     generated: AnswerText = field(default_factory=AnswerText)
-    _handoff: Handoff | None = None
+    handoff: Handoff | None = None
     _now: float = 0.0
     _sides: Sides = field(init=False)
     _relay: Relay = field(init=False)
@@ -111,19 +114,12 @@ class Answer:
         return self._succession.is_worth_asking(self.source.other)
 
     def maker(self, at: int) -> Side:
-        """The side that made the character `at` of the answer; of what the reader has it is never another one later.
-
-        Not the `source`: what it made before a handoff may be shown after it.
-        """
-        side = self.winner
-        assert side is not None
-        for move in self.moves:
-            if move.dropped is None and move.at_char <= at:
-                side = move.target
-        return side
+        """The side that made the character `at` of the answer; of what the reader has it is never another one later."""
+        assert self.winner is not None
+        return self._succession.maker(at, self.winner)
 
     def __repr__(self) -> str:
-        where = f"{self.source}→{self._handoff.target} {self._handoff.state}" if self._handoff else f"{self.source}"
+        where = f"{self.source}→{self.handoff.target} {self.handoff.state}" if self.handoff else f"{self.source}"
         return f"<Answer {self.state} {where} {self.n_generated} tok, buffer {self.buffer.n_held}>"
 
     # --- events --------------------------------------------------------------------------------------------------
@@ -150,8 +146,10 @@ class Answer:
                 effects = self._ended(side, finish)
             case Broke(side=side, error=error) if side in self._sides.running:
                 effects = self._broke(side, error)
-            case Followed(side=side) if self._handoff is not None and side is self._handoff.target:
-                effects = self._in_handoff(self._handoff, event)
+            case Followed(side=side) if self.handoff is not None and side is self.handoff.target:
+                effects = self._in_handoff(self.handoff, event)
+            case Rest() | AskAgain() if self.handoff is not None:
+                effects = self._in_handoff(self.handoff, event)
             case Move(target=target, reason=reason):
                 effects = self._move(target, reason)
             case Begin():
@@ -186,8 +184,8 @@ class Answer:
             return self._open(self._sides.openings[side], Arrived(side, token))
         if self.state is State.RACING:
             return self._win(side, token)
-        if self._handoff is not None and side is self._handoff.target:
-            return self._in_handoff(self._handoff, Arrived(side, token))
+        if self.handoff is not None and side is self.handoff.target:
+            return self._in_handoff(self.handoff, Arrived(side, token))
         return self._accept(side, token)
 
     def _open(self, opening: Opening, event: Arrived | Ended) -> Iterable[Effect]:
@@ -242,29 +240,41 @@ class Answer:
             begin = HandoffState.FOLLOWING if target in self.followers else HandoffState.JOINING
         before, guarded = self.before, self.continuation[target] is not Continuation.EXACT
         self.state = State.HANDOFF
-        self._handoff = Handoff(source, target, reason, self._now, self._relay, before, guarded, self.overlap, begin)
+        self.handoff = Handoff(source, target, reason, self._now, self._relay, before, guarded, self.overlap, begin)
         yield self._sides.start(target, self.generated, held=begin is HandoffState.FOLLOWING)
 
     def _in_handoff(self, handoff: Handoff, event: HandoffEvent) -> Iterable[Effect]:
         """Carry out what the handoff makes of an event."""
+        was_rested = handoff.is_rested
         match handoff.on(event):
             case Feed() as order:
                 yield order
+            case Rest():
+                yield from self._sides.cancel(handoff.source)
+            case AskAgain():
+                yield self._ask_again(handoff.source)
             case Joined(tokens):
                 yield from self._take_over(handoff, tokens)
             case Dropped(why, error, out):
-                self._handoff, self.state = None, State.RELAYING
+                self.handoff, self.state = None, State.RELAYING
                 self.moves.append(handoff.give_up(self._now, why))
                 yield from self._sides.cancel(handoff.target)
+                if was_rested:
+                    yield self._ask_again(handoff.source)
                 if error is not None and self.source not in self._sides.running:
                     yield from self._next(handoff.target, error)
                 elif error is not None and out:
                     self.failures.errors.append(error)
 
+    def _ask_again(self, source: Side) -> Start:
+        """Let a source that rested go on, from the end of all that is there."""
+        self._relay.begin_anew()
+        return self._sides.start(source, self.generated)
+
     def _take_over(self, handoff: Handoff, joined: list[Token]) -> Iterable[Effect]:
         """Make the target the source; the part of the old one's tail that was not shown is thrown away."""
         source, target, move = handoff.source, handoff.target, handoff.take_over(self._now)
-        self._handoff, self.state, self.source = None, State.RELAYING, target
+        self.handoff, self.state, self.source = None, State.RELAYING, target
         self.moves.append(move)
         if source is not target:  # a restarted device continues its own answer
             yield from self._sides.cancel(source)
@@ -279,13 +289,13 @@ class Answer:
 
     def _call_off(self, why: str) -> Iterable[Effect]:
         """Drop the handoff, if one is under way."""
-        return self._in_handoff(self._handoff, CalledOff(why)) if self._handoff is not None else ()
+        return self._in_handoff(self.handoff, CalledOff(why)) if self.handoff is not None else ()
 
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _ended(self, side: Side, finish: Finish) -> Iterable[Effect]:
         self._sides.running.discard(side)
-        handoff = self._handoff
+        handoff = self.handoff
         if handoff is not None and side is handoff.target:
             yield from self._in_handoff(handoff, Ended(side, finish))
             if handoff.state is HandoffState.JOINED and self.state is State.RELAYING:
@@ -314,7 +324,7 @@ class Answer:
         self._sides.stopped(side)
         if self.generated.pieces and error.reason == "engine_gone":
             self.failures.engine_died_midway()
-        handoff = self._handoff
+        handoff = self.handoff
         if handoff is None:
             yield from self._next(side, error)
         elif side is handoff.target:

@@ -56,11 +56,19 @@ class Move(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Rest(msgspec.Struct, frozen=True):
+    """Stop the source of the handoff: what the reader has in stock lasts until the target comes."""
+
+
+class AskAgain(msgspec.Struct, frozen=True):
+    """Ask the source that rests to go on: the target has not come, and the stock runs low."""
+
+
 class Tick(msgspec.Struct, frozen=True):
     """A release may be due."""
 
 
-Event = Begin | Due | Arrived | Ended | Broke | Followed | Move | Tick
+Event = Begin | Due | Arrived | Ended | Broke | Followed | Move | Rest | AskAgain | Tick
 
 
 class IllegalEvent(RuntimeError):
@@ -79,7 +87,7 @@ class CalledOff(msgspec.Struct, frozen=True):
     why: str
 
 
-HandoffEvent = Followed | Arrived | Ended | Broke | SourceGone | CalledOff
+HandoffEvent = Followed | Arrived | Ended | Broke | Rest | AskAgain | SourceGone | CalledOff
 
 # --- effects ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from ..delivery.seam import Diverged, Seam
 from ..errors import EndpointError
 from ..types import Finish, HandoffRecord, Side, Token
-from .events import Arrived, Broke, CalledOff, Ended, Feed, Followed, HandoffEvent, SourceGone
+from .events import Arrived, AskAgain, Broke, CalledOff, Ended, Feed, Followed, HandoffEvent, Rest, SourceGone
 from .failures import CONTEXT_FULL, no_room
 from .relay import Relay
 from .text import ids_of
@@ -23,11 +23,16 @@ IS_OUT = frozenset({"restart", CONTEXT_FULL})  # a target dropped for these does
 
 
 class HandoffState(StrEnum):
-    """Where a handoff is in its life. *Alone*: its source has failed, the target goes on all the same."""
+    """Where a handoff is in its life. *Alone*: its source has failed, the target goes on all the same.
+
+    *Rested*: its source was stopped, and is asked again where the target does not come.
+    """
 
     FOLLOWING = "following"  # the target is held, and prefills what the source makes
+    FOLLOWING_RESTED = "following_rested"
     FOLLOWING_ALONE = "following_alone"
     JOINING = "joining"  # the target generates, and its text is compared with what the reader has
+    JOINING_RESTED = "joining_rested"
     JOINING_ALONE = "joining_alone"
     JOINED = "joined"  # the target is the source from now on
     DROPPED = "dropped"
@@ -39,8 +44,15 @@ HANDOFF_TRANSITIONS: dict[HandoffState, dict[type, frozenset[HandoffState]]] = {
         Followed: frozenset({HandoffState.FOLLOWING, HandoffState.JOINING}),
         Ended: frozenset({HandoffState.DROPPED}),
         Broke: frozenset({HandoffState.DROPPED}),
+        Rest: frozenset({HandoffState.FOLLOWING, HandoffState.FOLLOWING_RESTED}),
         SourceGone: frozenset({HandoffState.FOLLOWING_ALONE}),
         CalledOff: frozenset({HandoffState.DROPPED}),
+    },
+    HandoffState.FOLLOWING_RESTED: {
+        Followed: frozenset({HandoffState.JOINING_RESTED}),
+        Ended: frozenset({HandoffState.DROPPED}),
+        Broke: frozenset({HandoffState.DROPPED}),
+        AskAgain: frozenset({HandoffState.FOLLOWING}),
     },
     HandoffState.FOLLOWING_ALONE: {
         Followed: frozenset({HandoffState.JOINING_ALONE}),
@@ -51,8 +63,15 @@ HANDOFF_TRANSITIONS: dict[HandoffState, dict[type, frozenset[HandoffState]]] = {
         Arrived: frozenset({HandoffState.JOINING, HandoffState.JOINED, HandoffState.DROPPED}),
         Ended: frozenset({HandoffState.JOINED, HandoffState.DROPPED}),
         Broke: frozenset({HandoffState.DROPPED}),
+        Rest: frozenset({HandoffState.JOINING, HandoffState.JOINING_RESTED}),
         SourceGone: frozenset({HandoffState.JOINING_ALONE}),
         CalledOff: frozenset({HandoffState.DROPPED}),
+    },
+    HandoffState.JOINING_RESTED: {
+        Arrived: frozenset({HandoffState.JOINING_RESTED, HandoffState.JOINED, HandoffState.DROPPED}),
+        Ended: frozenset({HandoffState.JOINED, HandoffState.DROPPED}),
+        Broke: frozenset({HandoffState.DROPPED}),
+        AskAgain: frozenset({HandoffState.JOINING}),
     },
     HandoffState.JOINING_ALONE: {
         Arrived: frozenset({HandoffState.JOINING_ALONE, HandoffState.JOINED, HandoffState.DROPPED}),
@@ -80,7 +99,15 @@ class Dropped:
     out: bool = True
 
 
-Verdict = Feed | Joined | Dropped | None
+ALONE = frozenset({HandoffState.FOLLOWING_ALONE, HandoffState.JOINING_ALONE})
+RESTS = {HandoffState.FOLLOWING: HandoffState.FOLLOWING_RESTED, HandoffState.JOINING: HandoffState.JOINING_RESTED}
+JOINING_OF = {
+    HandoffState.FOLLOWING: HandoffState.JOINING,
+    HandoffState.FOLLOWING_RESTED: HandoffState.JOINING_RESTED,
+    HandoffState.FOLLOWING_ALONE: HandoffState.JOINING_ALONE,
+}
+GOES_ON = {rested: living for living, rested in RESTS.items()}
+Verdict = Feed | Joined | Dropped | Rest | AskAgain | None
 
 
 @dataclass(slots=True)
@@ -88,7 +115,8 @@ class Handoff:
     """A handoff from `source` to `target`, begun at `begun_s`.
 
     `relay` is the answer's own, and has its text; `before` is how the client has begun it. `guarded`: the target may
-    start the answer again, or end without saying anything new. `overlap` gives what the target repeats of a text.
+    start the answer again, or end without saying anything new. `overlap` gives what the target repeats of a text. The
+    source may rest once: `has_rested`.
     """
 
     source: Side
@@ -100,6 +128,7 @@ class Handoff:
     guarded: bool
     overlap: Callable[[Side, str], str | None]
     state: HandoffState
+    has_rested: bool = False
     _mark: int = 0  # the number of the first piece of the tail, once the target was let go
     _at: int = 0  # tokens and characters generated when it was begun
     _at_char: int = 0
@@ -108,6 +137,7 @@ class Handoff:
     _seam: Seam | None = None  # None while the target follows
     _repeated: str | None = None  # what the target was asked to repeat
     _n_chars: int = 0  # of the target's text so far
+    _is_asked_again: bool = False  # the source that rested
 
     def __post_init__(self) -> None:
         text = self.relay.text
@@ -115,9 +145,20 @@ class Handoff:
         if self.state is not HandoffState.FOLLOWING:
             self._set_mark()
 
+    @property
+    def may_rest(self) -> bool:
+        """Whether the source may be stopped now: it lives, and whoever goes on after this text does so at a token."""
+        fit = self.reason == "cost" and self.state in RESTS and not (self.has_rested or self.relay.is_full)
+        return fit and self.relay.text.ends_with_a_token
+
+    @property
+    def is_rested(self) -> bool:
+        """Whether the source was stopped, and may be asked again."""
+        return self.state in GOES_ON
+
     def on(self, event: HandoffEvent) -> Verdict:
         """Take one event of the target, or about the source; an event that the table does not list changes nothing."""
-        reachable = HANDOFF_TRANSITIONS[self.state].get(type(event))
+        reachable, was_rested = HANDOFF_TRANSITIONS[self.state].get(type(event)), self.is_rested
         if reachable is None:
             return None
         verdict = self._verdict(event)
@@ -125,6 +166,7 @@ class Handoff:
             self.state = HandoffState.JOINED
         elif isinstance(verdict, Dropped):
             self.state = HandoffState.DROPPED
+            self._is_asked_again |= was_rested
         assert self.state in reachable, (event, self.state)
         return verdict
 
@@ -133,16 +175,18 @@ class Handoff:
         n_removed, text = self.relay.retract_tail(self._mark, self.source), self.relay.text
         took_s, at_char = now - self.begun_s, len(str(text))
         return HandoffRecord(
-            text.n_generated, self.source, self.target, self.reason, took_s, n_removed, at_char=at_char
-        )
+            text.n_generated, self.source, self.target, self.reason, took_s, n_removed, at_char=at_char,
+            paused=self.has_rested, asked_again=self._is_asked_again,
+        )  # fmt: skip
 
     def give_up(self, now: float, why: str) -> HandoffRecord:
         """Make the source's tail part of the answer; return the record, which says `why`."""
         self.relay.adopt_tail()
         took_s = now - self.begun_s
         return HandoffRecord(
-            self._at, self.source, self.target, self.reason, took_s, dropped=why, at_char=self._at_char
-        )
+            self._at, self.source, self.target, self.reason, took_s, dropped=why, at_char=self._at_char,
+            paused=self.has_rested, asked_again=self._is_asked_again,
+        )  # fmt: skip
 
     def _verdict(self, event: HandoffEvent) -> Verdict:
         try:
@@ -155,6 +199,11 @@ class Handoff:
                     return self._end(finish)
                 case Broke(error=error):
                     return Dropped(error.reason, error)
+                case Rest():
+                    return self._stop_source()
+                case AskAgain():
+                    self.state, self._is_asked_again = GOES_ON[self.state], True
+                    return event
                 case SourceGone(reason=reason):
                     self._go_alone(reason)
                     return None
@@ -166,7 +215,13 @@ class Handoff:
 
     @property
     def _is_alone(self) -> bool:
-        return self.state in (HandoffState.FOLLOWING_ALONE, HandoffState.JOINING_ALONE)
+        return self.state in ALONE
+
+    def _stop_source(self) -> Rest | None:
+        if not self.may_rest:
+            return None
+        self.state, self.has_rested = RESTS[self.state], True
+        return Rest()
 
     def _go_alone(self, reason: str) -> None:
         """Go on without the source, now for this reason."""
@@ -180,9 +235,10 @@ class Handoff:
         rest = text.pieces[self._n_fed :]
         self._n_fed = len(text.pieces)
         self._n_chases += 1
-        go = self._is_alone or sum(t.n_tokens for t in rest) <= GO_WITHIN or self._n_chases > MAX_CHASES
+        nothing_comes = self.state is not HandoffState.FOLLOWING
+        go = nothing_comes or sum(t.n_tokens for t in rest) <= GO_WITHIN or self._n_chases > MAX_CHASES
         if go:
-            self.state = HandoffState.JOINING_ALONE if self._is_alone else HandoffState.JOINING
+            self.state = JOINING_OF[self.state]
             self._set_mark()
         all_known = bool(text.ids)  # a piece's ids may belong to pieces before it
         return Feed(self.target, "".join(t.text for t in rest), ids_of(rest) if all_known else (), go)

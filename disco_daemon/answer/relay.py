@@ -45,8 +45,12 @@ class Relay:
         shown, n_removed = self.buffer.tail_released, sum(t.n_tokens for t in self.buffer.retract())
         self.text.retract(mark, source, n_removed, shown)
         self.buffer.reserve = 0  # it has done its service
-        self.limits.begin_anew(str(self.text))
+        self.begin_anew()
         return n_removed
+
+    def begin_anew(self) -> None:
+        """An endpoint goes on after the text so far; what waits for the rest of a stop string, it says again."""
+        self.limits.begin_anew(str(self.text))
 
     def adopt_tail(self) -> None:
         """Make the source's tail text like any other."""

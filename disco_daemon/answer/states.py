@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from .events import Arrived, Begin, Broke, Due, Ended, Followed, Move, Tick
+from .events import Arrived, AskAgain, Begin, Broke, Due, Ended, Followed, Move, Rest, Tick
 
 
 class State(StrEnum):
@@ -44,6 +44,8 @@ TRANSITIONS: dict[State, dict[type, frozenset[State]]] = {
         Ended: frozenset({State.HANDOFF, State.RELAYING, State.DONE, State.FAILED}),
         Broke: frozenset({State.HANDOFF, State.RELAYING, State.DONE, State.FAILED}),
         Followed: frozenset({State.HANDOFF}),
+        Rest: frozenset({State.HANDOFF}),
+        AskAgain: frozenset({State.HANDOFF}),
         Tick: frozenset({State.HANDOFF}),
     },
     State.DONE: {},

@@ -35,6 +35,14 @@ class Succession:
         """Moves that are done."""
         return sum(move.dropped is None for move in self.moves)
 
+    def maker(self, at: int, winner: Side) -> Side:
+        """Return the side that made the character `at`: what a source made before a handoff may be shown after it."""
+        side = winner
+        for move in self.moves:
+            if move.dropped is None and move.at_char <= at:
+                side = move.target
+        return side
+
     def is_worth_asking(self, target: Side) -> bool:
         """Whether an answer that is relayed may move to `target` for money."""
         return (

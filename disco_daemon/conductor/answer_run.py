@@ -15,7 +15,6 @@ from ..answer import (
     Effect,
     Fail,
     Feed,
-    Move,
     Note,
     SetTimer,
     Start,
@@ -154,11 +153,9 @@ class AnswerRun:
             # Relay: the answer takes the event, unless it has let go of that run meanwhile.
             self._now = self._timers.last_event_at = self._clock.now()
             effects = [] if self._runs.is_stale(run) else answer.on(event, self._now)
-            # Hand over: where a move pays now, it begins.
-            if answer.n_generated >= self._moves.next_check and answer.movable:
-                target = self._moves.target_now()
-                if target is not None:
-                    effects += answer.on(Move(target, "cost"), self._now)
+            # Hand over: where a move pays now, it begins; its source may rest while the reader has enough to read.
+            for step in self._moves.steps():
+                effects += answer.on(step, self._now)
 
     def _carry_out(self, effect: Effect, planned: Planned, group: asyncio.TaskGroup) -> bool:
         """Execute one effect; True when the answer has ended."""
@@ -234,12 +231,4 @@ class AnswerRun:
 
     def left_s(self) -> float:
         """Return how long it will still take, s, by other answers of its length."""
-        answer, max_tokens, pace_tps = self._answer, self._request.sampling.max_tokens, self._delivery.pace_tps
-        left = self._context.planner.knowledge.outputs.expected_remaining(answer.n_generated, self._prompt.n_tokens)
-        if max_tokens is not None:
-            left = min(left, max(0, max_tokens - answer.n_generated))
-        source = self._runs.of(answer.source)
-        tps = source.tps if source is not None else None
-        if tps is None or self._delivery.mode is Delivery.PACED:
-            tps = min(tps or pace_tps, pace_tps)
-        return left / tps
+        return self._moves.left_s()

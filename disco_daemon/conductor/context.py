@@ -36,13 +36,14 @@ class DeliveryDefaults:
     """The delivery of answers whose client asks for nothing else.
 
     `pace_tps` is the reader's pace in token/s, `expected_ttft_s` the TTFT that readers expect. `stall_s` of a source's
-    silence in mid-answer begin a handoff.
+    silence in mid-answer begin a handoff. The source of a move may `pause` while the reader has enough to read.
     """
 
     delivery: Delivery = Delivery.RESERVE
     pace_tps: float = 4.8
     expected_ttft_s: float = 1.0
     stall_s: float = 2.0
+    pause: bool = True
 
 
 @dataclass(slots=True, eq=False)

@@ -1,11 +1,17 @@
-"""Whether an answer should move now: for money, away from a silent source, or later from a kept prefill."""
+"""Whether an answer should move now, for money, away from a silent source, or later from a kept prefill.
+
+And whether the source of a move rests meanwhile: only where the reader has enough to read until the target comes and,
+should it not come, until the source does that is asked again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from ..answer import Answer
+from ..answer import Answer, AskAgain, Move, Rest
 from ..dispatch.mover import View
+from ..endpoints.base import Resumption
 from ..money.spending import CostBound
 from ..types import Delivery, GenerationRequest, Side
 from .context import AnswerContext, CurrentDelivery
@@ -33,8 +39,23 @@ class MoveAdvisor:
         self._runs, self._prompt, self._delivery = runs, prompt, delivery
         self.next_check = 1 if len(answer.available) > 1 else NOT_AGAIN
 
-    def target_now(self) -> Side | None:
-        """Return the side that the answer should move to now. The reserve that bridges the move must be there first."""
+    def steps(self) -> Iterator[Move | Rest | AskAgain]:
+        """What is to be done now: begin a move, let its source rest, or ask that again. The answer takes each at once.
+
+        A move to another side begins when the reserve is there that bridges it.
+        """
+        answer = self._answer
+        if answer.n_generated >= self.next_check and answer.movable:
+            target = self._target_now()
+            if target is not None:
+                yield Move(target, "cost")
+        if (handoff := answer.handoff) is not None:
+            if handoff.may_rest and self._lasts_without(handoff.source):
+                yield Rest()
+            elif handoff.is_rested and self._is_wanted_again(handoff.source):
+                yield AskAgain()
+
+    def _target_now(self) -> Side | None:
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
         if self._delivery.mode is Delivery.OFF:
@@ -52,8 +73,12 @@ class MoveAdvisor:
         return view.target
 
     def may_leave(self, source: Side) -> bool:
-        """Whether budget, caps and the target itself allow a move away from a silent source."""
-        context, target, n_made = self._context, source.other, self._answer.n_generated
+        """Whether a move away from a silent source is allowed."""
+        return self._may_ask(source.other)
+
+    def _may_ask(self, target: Side) -> bool:
+        """Whether budget, caps and the target itself allow to ask it to go on."""
+        context, n_made = self._context, self._answer.n_generated
         if target not in context.endpoints:
             return False
         planner, readiness = context.planner, context.endpoints[target].readiness()
@@ -81,24 +106,68 @@ class MoveAdvisor:
         view = replace(self._view(run.side), cached=run.n_prefilled)
         return not self._lacks_room(view) and self._context.mover.foresees(view)
 
+    # --- a source that rests ------------------------------------------------------------------------------------
+
+    def _can_rest(self, source: Side) -> bool:
+        """Whether a source may be stopped, and asked again, at all (docs/handoff.md#a-source-that-rests)."""
+        context = self._context
+        if not (context.defaults.pause and self._delivery.mode is Delivery.PACED and self._answer.joinable):
+            return False
+        if source is Side.SERVER and not context.spending.stops_billing:
+            return False
+        begun, target = (context.endpoints[side].resumption for side in (source, source.other))
+        return begun is Resumption.ALONE and target is not Resumption.UNSURE  # a device as target may say nothing more
+
+    def _lasts_without(self, source: Side) -> bool:
+        """Whether the reader's stock lasts without the source, which can be asked again whenever that is needed."""
+        if not self._can_rest(source):
+            return False
+        view = self._view(source.other)
+        if source is Side.DEVICE and view.source_busy > MAX_PARKED_BESIDE:  # its cells are wanted
+            return False
+        return self._answer.buffer.n_held >= self._context.mover.stock_to_rest(view) and self._may_ask(source)
+
+    def _is_wanted_again(self, source: Side) -> bool:
+        stock = self._answer.buffer.n_held if self._delivery.mode is Delivery.PACED else 0
+        return stock <= self._context.mover.stock_to_ask_again(self._view(source.other))
+
+    # --- the answer as it stands --------------------------------------------------------------------------------
+
+    def left_s(self) -> float:
+        """Return how long the answer will still take, s, by others of its length."""
+        answer, max_tokens, pace_tps = self._answer, self._request.sampling.max_tokens, self._delivery.pace_tps
+        left = self._context.planner.knowledge.outputs.expected_remaining(answer.n_generated, self._prompt.n_tokens)
+        if max_tokens is not None:
+            left = min(left, max(0, max_tokens - answer.n_generated))
+        source = self._runs.of(answer.source)
+        tps = source.tps if source is not None else None
+        if tps is None or self._delivery.mode is Delivery.PACED:
+            tps = min(tps or pace_tps, pace_tps)
+        return left / tps
+
     def _lacks_room(self, view: View) -> bool:
         rest = self._context.planner.knowledge.outputs.expected_remaining(view.generated, view.prompt)
         return lacks_room(view.readiness, view.prompt + view.generated, rest, view.max_tokens, view.generated)
 
     def _view(self, target: Side) -> View:
         """Return the answer as it stands, for the decision."""
-        answer, endpoint = self._answer, self._context.endpoints[target]
-        source, parked = self._runs.of(target.other), self._runs.parked_on(target)
+        answer, runs, endpoints = self._answer, self._runs, self._context.endpoints
+        source, begun, readiness = runs.of(target.other), runs.of(target), endpoints[target].readiness()
+        prepared = begun or runs.parked_on(target)
+        if begun is not None:  # it is one of those that the target is busy with
+            readiness = replace(readiness, n_busy=max(0, readiness.n_busy - 1))
         return View(
             key=self._request.request_id,
             target=target,
             prompt=self._prompt.n_tokens,
             generated=answer.n_generated,
-            cached=parked.n_prefilled if parked is not None else 0,
+            cached=prepared.n_prefilled if prepared is not None else 0,
             max_tokens=self._request.sampling.max_tokens,
             source_tps=source.tps if source is not None else None,
             pace_tps=self._delivery.pace_tps,
-            readiness=endpoint.readiness(),
+            readiness=readiness,
             handoffs=answer.handoffs,
-            follows=endpoint.can_hold,
+            follows=endpoints[target].can_hold,
+            rests=self._can_rest(target.other),
+            source_busy=max(0, endpoints[target.other].readiness().n_busy - (source is not None)),
         )

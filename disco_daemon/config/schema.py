@@ -192,6 +192,10 @@ class HandoffSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     for_cost: bool = True
     """Move an answer when that saves more than it costs; a side that fails is replaced in any case."""
+    pause: bool = True
+    """Stop the source of a move, and with it a server's bill, while a reader at their pace has enough text in stock to
+    wait for the other side; should that not come, the source is asked again. Only with the delivery paced, and a server
+    that is known to go on exactly (docs/handoff.md#a-source-that-rests); else the source goes on."""
     stall_s: _Positive = 2.0
     """Begin a handoff when the source has been silent for this long in mid-answer, s."""
 
@@ -354,10 +358,10 @@ LIVE = frozenset(
     {
         "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.hedge", "policy.kappa", "policy.private",
         "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor",
-        "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.stall_s", "split.alone",
-        "split.mode", "split.private_alone", "split.theta", "fleet.mode", "fleet.policy", "fleet.memory_gib",
-        "fleet.memory_share", "fleet.cpu_share", "fleet.only_idle", "fleet.only_mains", "fleet.slo_qoe",
-        "fleet.vacancy", "fleet.violation",
+        "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.pause", "handoff.stall_s",
+        "split.alone", "split.mode", "split.private_alone", "split.theta", "fleet.mode", "fleet.policy",
+        "fleet.memory_gib", "fleet.memory_share", "fleet.cpu_share", "fleet.only_idle", "fleet.only_mains",
+        "fleet.slo_qoe", "fleet.vacancy", "fleet.violation",
     }
 )  # fmt: skip
 

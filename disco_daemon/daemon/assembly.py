@@ -260,7 +260,11 @@ def delivery_defaults(config: Config) -> DeliveryDefaults:
     """Return the delivery defaults, for clients that ask for nothing else."""
     delivery = config.delivery
     return DeliveryDefaults(
-        Delivery(delivery.mode), delivery.pace_tps, delivery.expected_ttft_s, config.handoff.stall_s
+        Delivery(delivery.mode),
+        delivery.pace_tps,
+        delivery.expected_ttft_s,
+        config.handoff.stall_s,
+        config.handoff.pause,
     )
 
 

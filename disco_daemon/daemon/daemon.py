@@ -82,7 +82,7 @@ class Daemon:
         )
         self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, self.partner, flags, self.members)
         self._replay = HistoryReplay(
-            self.shared.history.path, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
+            self.shared.history, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
         )  # fmt: skip
         setup = ServerSetup(Onboarding(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
         self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup, self.partner, self.members)

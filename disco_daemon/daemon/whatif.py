@@ -19,6 +19,7 @@ from ..config.schema import Config, PolicySettings
 from ..dispatch.make import make_policy
 from ..dispatch.policy import Policy
 from ..errors import ConfigError, RequestError, Unavailable
+from ..store import History
 from ..types import finite
 
 if TYPE_CHECKING:
@@ -82,10 +83,10 @@ def _terms_of(config: Config) -> object:
 
 
 class HistoryReplay:
-    """Owns the replayed history and the thread. `served` counts the requests; `own` is the folder of price lists."""
+    """Owns the thread, and what it has read. `served` counts the requests; `own` is the folder of price lists."""
 
-    def __init__(self, path: Path, own: Path, clock: Clock, served: Callable[[], int]) -> None:
-        self._path, self._own, self._clock, self._served = path, own, clock, served
+    def __init__(self, history: History, own: Path, clock: Clock, served: Callable[[], int]) -> None:
+        self._history, self._own, self._clock, self._served = history, own, clock, served
         self._thread = ThreadPoolExecutor(1, "whatif")
         self._made: _Made | None = None  # touched by the thread only
         self.n_builds = 0
@@ -119,12 +120,11 @@ class HistoryReplay:
     def _make(self, config: Config, served: int, now: float) -> _Made:
         from ..money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH
         from ..simulate.dispatch.recorded import Recorded
-        from ..store.past import outcomes
 
         self.n_builds += 1
         past, why_not = None, ""
         try:
-            recorded = Recorded.of(outcomes(self._path))
+            recorded = Recorded.of(self._history.outcomes())
         except ConfigError as e:
             why_not = str(e)
         else:

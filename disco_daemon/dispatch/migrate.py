@@ -3,6 +3,10 @@
 A device that takes over swallows the source's tokens while it prefills and goes on after the last of them: what the
 source makes meanwhile is kept. A server continues the text it was given, so what the source makes meanwhile, as
 insurance, is paid for and thrown away. A target that fails costs its prefill; the source has gone on.
+
+Where the reader has a stock of text, the source may *rest* instead: it is stopped, and makes nothing meanwhile. The
+stock has to last until the target comes and, should it not come, until the source does that is then asked again; a
+server that is asked again bills prompt and answer so far once more.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ MIN_GAIN_USD = 1e-6  # a dollar in a million handoffs: below it the seam is not 
 MIN_TOKENS = 8  # fewer still to come are not worth it either; an estimate is never that good
 LOOK_EVERY = 8  # tokens between two looks; later an eighth of the answer so far
 MAX_RESERVE = 1024  # tokens: a reader waits that long for nothing
+LATE = 0.05  # of the targets come later than the 95th percentile of their time: then a source that rests is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,9 @@ class Prospect:
     `generated` tokens are the answer so far, `cached` of it and the `prompt` the target need not prefill. `remaining`
     is E[remaining | generated], capped by max_tokens. `prefill_s` is the expected time to the target's first token,
     `prefill95_s` its 95th percentile; infinite where it would never come. `p_fail` is the chance that the target fails.
-    `exact_follow`: the target swallows what the source makes meanwhile. A source that is stopped at once has a
-    `source_tps` of 0. Raises ValueError where a number is negative or NaN, or both sides are the same.
+    `exact_follow`: the target swallows what the source makes meanwhile. A source that rests has a `source_tps` of 0,
+    and reads prompt and answer again with the chance `p_again`. Raises ValueError where a number is negative or NaN, or
+    both sides are the same.
     """
 
     source: Side
@@ -67,11 +73,16 @@ class Prospect:
     prefill95_s: float
     p_fail: float
     exact_follow: bool
+    p_again: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = (self.prompt, self.generated, self.cached, self.remaining)
-        rest = (self.source_tps, self.target_tps, self.prefill_s, self.prefill95_s, self.p_fail)
-        if self.source is self.target or self.p_fail > 1 or not all(x >= 0 for x in (*lengths, *rest)):
+        rest = (self.source_tps, self.target_tps, self.prefill_s, self.prefill95_s, self.p_fail, self.p_again)
+        if (
+            self.source is self.target
+            or max(self.p_fail, self.p_again) > 1
+            or not all(x >= 0 for x in (*lengths, *rest))
+        ):
             msg = f"no handoff can be like this: {self}"
             raise ValueError(msg)
 
@@ -96,9 +107,13 @@ def saving(prospect: Prospect, costs: Costs) -> float:
 
 
 def cost(prospect: Prospect, costs: Costs) -> float:
-    """$ that trying takes, whether it works or not: the target's prefill, and the overlap where it is thrown away."""
+    """$ that trying takes, whether it works or not.
+
+    That is the target's prefill, the overlap where it is thrown away, and what a source reads again that has rested.
+    """
+    again = prospect.p_again * costs.prefill(prospect.source) * (prospect.prompt + prospect.generated)
     wasted = 0.0 if prospect.exact_follow else prospect.overlap * costs.decode(prospect.source)
-    return costs.prefill(prospect.target) * prospect.to_prefill + wasted
+    return costs.prefill(prospect.target) * prospect.to_prefill + wasted + again
 
 
 def gain(prospect: Prospect, costs: Costs) -> float:
@@ -125,6 +140,25 @@ def reserve(pace_tps: float, t_m95_s: float) -> int:
     At most MAX_RESERVE, which also stands for an infinite time.
     """
     return math.ceil(min(pace_tps * t_m95_s, MAX_RESERVE) - 1e-9)  # 4.8 * 0.625 is a little over 3
+
+
+def stock_to_ask_again(pace_tps: float, again95_s: float) -> int:
+    """Tokens in stock, or fewer, at which a source that rests is asked again: its first token takes `again95_s`.
+
+    The stock is looked at after each token that the reader gets: from then on it lasts for one token more than it has.
+    """
+    return math.ceil(pace_tps * again95_s - 1e-9)
+
+
+def stock_to_rest(pace_tps: float, wait95_s: float, again95_s: float) -> float:
+    """Tokens that the reader has to have in stock before the source rests; infinite where the target may never come.
+
+    They last until the target's first token, after `wait95_s`, and only then the source would have to be asked again.
+    So nobody waits, whether the target comes or not.
+    """
+    if math.isinf(wait95_s) or math.isinf(again95_s):
+        return math.inf
+    return stock_to_ask_again(pace_tps, again95_s) + math.ceil(pace_tps * wait95_s - 1e-9) + 1
 
 
 def catch_up_s(missing: float, prefill_tps: float, source_tps: float, wait_s: float = 0.0) -> float:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..types import Readiness, Side
-from .migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check, reserve
+from .migrate import (
+    LATE,
+    MAX_RESERVE,
+    Costs,
+    Prospect,
+    catch_up_s,
+    is_worthwhile,
+    margin,
+    next_check,
+    reserve,
+    stock_to_ask_again,
+    stock_to_rest,
+)
 from .planner import Planner
 
 DECODE_TPS = {Side.DEVICE: 30.0, Side.SERVER: 60.0}  # token/s until some have been seen: a laptop, a hosted model
+SLOW = 1.5  # times the expected time, within which a device has its first token all but always
+UNTOLD_S = 0.5  # for which a server that is asked again waits for token ids of a device that says nothing any more
 SEEN = 0.2  # weight of the latest answer's decode speed
 STEP_TOKENS = 12  # what a follower has to compute between the word to go and its first token, generously
 
@@ -20,7 +34,8 @@ STEP_TOKENS = 12  # what a follower has to compute between the word to go and it
 class View:
     """A running answer as the decision sees it. Lengths in tokens, speeds in token/s.
 
-    `cached` tokens of the prompt are in the target's KV cache; `follows`: the target can be held. `key` names it.
+    `cached` tokens of the prompt are in the target's KV cache; `follows`: the target can be held. `key` names it. The
+    source may be stopped for a while (`rests`); it is busy with `source_busy` other answers.
     """
 
     key: str
@@ -34,6 +49,8 @@ class View:
     readiness: Readiness
     handoffs: int
     follows: bool
+    rests: bool = False
+    source_busy: int = 0
 
 
 class Mover(Protocol):
@@ -45,6 +62,14 @@ class Mover(Protocol):
 
     def foresees(self, view: View) -> bool:
         """Whether a move of this answer is likely, so that the prefill of a loser is worth finishing."""
+        ...
+
+    def stock_to_rest(self, view: View) -> float:
+        """The tokens that the reader has to have in stock before the source of a handoff rests."""
+        ...
+
+    def stock_to_ask_again(self, view: View) -> int:
+        """The tokens in stock, or fewer, at which a source that rests is asked again."""
         ...
 
     def next_check(self, generated: int) -> int:
@@ -91,16 +116,40 @@ class CostMover:
         costs = self._costs(device.prefill_tps, self.decode_tps[Side.DEVICE])
         if costs.cheaper is not view.target:
             return None
-        if not is_worthwhile(self.prospect(view), costs, view.pace_tps, margin=margin(view.handoffs)):
-            return None
-        return self.reserve(view)
+        least = margin(view.handoffs)
+        if is_worthwhile(self.prospect(view), costs, view.pace_tps, margin=least):
+            return self.reserve(view)
+        stock = self.stock_to_rest(view) if view.rests else MAX_RESERVE
+        if stock < MAX_RESERVE and is_worthwhile(self.resting(view), costs, view.pace_tps, margin=least):
+            return int(stock)
+        return None
 
     def reserve(self, view: View) -> int:
-        """Return the reserve B, tokens, for the longest wait: a follower's last step, or the server's whole TTFT."""
+        """Return the reserve B, tokens, for the longest wait: a follower's last step, or the server's whole TTFT.
+
+        A source that may rest makes nothing in vain for a server as target, if the stock for that is there first.
+        """
+        stock = self.stock_to_rest(view) if view.rests and not view.follows else MAX_RESERVE
+        if stock < MAX_RESERVE:
+            return int(stock)
         return reserve(view.pace_tps, self._prefill_s(view, last_step=view.follows)[1])
 
+    def stock_to_rest(self, view: View) -> float:
+        """See `stock_to_rest` above; infinite where the target would never come."""
+        wait95_s = self._prefill_s(replace(view, source_tps=0.0))[1]
+        return stock_to_rest(view.pace_tps, wait95_s, self._again95_s(view))
+
+    def stock_to_ask_again(self, view: View) -> int:
+        """See `stock_to_ask_again` above."""
+        return stock_to_ask_again(view.pace_tps, self._again95_s(view))
+
+    def resting(self, view: View) -> Prospect:
+        """Return the conditions of a handoff begun now whose source rests. A device that does keeps its cells."""
+        p_again = LATE if view.target is Side.DEVICE else 0.0
+        return replace(self.prospect(replace(view, source_tps=0.0)), p_again=p_again)
+
     def prospect(self, view: View) -> Prospect:
-        """Return the conditions of a handoff begun now."""
+        """Return the conditions of a handoff begun now whose source goes on."""
         know = self._planner.knowledge
         remaining = know.outputs.expected_remaining(view.generated, view.prompt)
         if view.max_tokens is not None:
@@ -124,6 +173,13 @@ class CostMover:
     def _source_tps(self, view: View) -> float:
         return view.source_tps if view.source_tps is not None else self.decode_tps[view.target.other]
 
+    def _again95_s(self, view: View) -> float:
+        """The 95th percentile of the time in which a source that rests has a first token, s."""
+        know = self._planner.knowledge
+        if view.target is Side.DEVICE:
+            return UNTOLD_S + float(know.server.curve().quantile(0.95))
+        return SLOW * (float(know.device.predict(STEP_TOKENS, view.source_busy)) + 1 / self.decode_tps[Side.DEVICE])
+
     def _prefill_s(self, view: View, *, last_step: bool = False) -> tuple[float, float]:
         """Time to the target's first token, s: expected, and its 95th percentile."""
         know = self._planner.knowledge
@@ -139,18 +195,34 @@ class CostMover:
             slowdown = float(device.predict(max(1, missing), busy) / device.predict(max(1, missing)))
             speed = 1 / (device.k * slowdown)
             expected = catch_up_s(missing, speed, self._source_tps(view), device.c + view.readiness.load_s)
-        return expected, 1.5 * expected
+        return expected, SLOW * expected
 
     def _affordable(self, view: View) -> bool:
         """A handoff lets its target process the prompt: the scarcer side must have that left."""
         return self._planner.allows(view.target, view.prompt, min(view.cached, view.prompt))
 
 
-class Stay:
-    """Moves nothing for money."""
+class _Around:
+    """The part that every mover has of the one by cost inside it."""
 
     def __init__(self, inner: CostMover) -> None:
         self._inner = inner
+
+    def stock_to_rest(self, view: View) -> float:
+        """See `CostMover`."""
+        return self._inner.stock_to_rest(view)
+
+    def stock_to_ask_again(self, view: View) -> int:
+        """See `CostMover`."""
+        return self._inner.stock_to_ask_again(view)
+
+    def observe(self, side: Side, tps: float) -> None:
+        """See `CostMover`."""
+        self._inner.observe(side, tps)
+
+
+class Stay(_Around):
+    """Moves nothing for money."""
 
     def advise(self, view: View) -> None:
         """Never."""
@@ -165,16 +237,12 @@ class Stay:
         """Return a count that no answer reaches."""
         return generated + (1 << 30)
 
-    def observe(self, side: Side, tps: float) -> None:
-        """See `CostMover`."""
-        self._inner.observe(side, tps)
 
-
-class Forced:
+class Forced(_Around):
     """A mover for experiments: it moves each answer once, between `low` and `high` tokens, whatever that costs."""
 
     def __init__(self, inner: CostMover, low: int, high: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._low, self._high = low, high
 
     def advise(self, view: View) -> int | None:
@@ -189,7 +257,3 @@ class Forced:
     def next_check(self, generated: int) -> int:
         """Return the next token: every one is looked at."""
         return generated + 1
-
-    def observe(self, side: Side, tps: float) -> None:
-        """See `CostMover`."""
-        self._inner.observe(side, tps)

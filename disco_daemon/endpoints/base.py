@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from enum import Enum, auto
 from typing import Any, Protocol, runtime_checkable
 
 from ..types import (
@@ -20,6 +21,14 @@ from ..types import (
     Usage,
 )
 from .hedge import Hedge
+
+
+class Resumption(Enum):
+    """How sure it is that an endpoint goes on exactly with what it is given: tried, or the user's word, no table's."""
+
+    UNSURE = auto()
+    HELPED = auto()  # it is sure, where the device says the token ids or the text that it needs
+    ALONE = auto()  # also where the device says nothing
 
 
 class Controls:
@@ -71,6 +80,11 @@ class Endpoint(Protocol):
     @property
     def continuation(self) -> Continuation:
         """How well it continues a partial answer."""
+        ...
+
+    @property
+    def resumption(self) -> Resumption:
+        """How sure it is to go on exactly where it, or another endpoint, was stopped."""
         ...
 
     def refuses(self, request: GenerationRequest) -> str | None:

@@ -27,7 +27,7 @@ from ..types import (
     Token,
     Usage,
 )
-from .base import Controls
+from .base import Controls, Resumption
 
 Event = Token | CaughtUp | Paused | Finish
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
@@ -39,6 +39,7 @@ class Device:
     side = Side.DEVICE
     continuation = Continuation.EXACT
     can_hold = True
+    resumption = Resumption.ALONE
 
     def __init__(self, engine: Engine, name: str = "") -> None:
         self._engine = engine

@@ -8,13 +8,14 @@ from typing import Any
 from ..errors import EndpointError
 from ..net import without_credentials
 from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
-from .base import Controls
+from .base import Controls, Resumption
 
 
 class Off:
     """`Endpoint` that serves nothing, and gives `why` as the reason."""
 
     can_hold = False
+    resumption = Resumption.UNSURE
     continuation = Continuation.NONE
 
     def __init__(self, base_url: str, model: str, why: str, side: Side = Side.SERVER) -> None:

@@ -25,7 +25,7 @@ from ..types import (
     Token,
     Usage,
 )
-from .base import Controls
+from .base import Controls, Resumption
 from .bill import Bill, finds
 from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words
 from .hedge import ServerEvents, hedged
@@ -103,6 +103,14 @@ class Server:
     def continuation(self) -> Continuation:
         """The trust in its way to continue."""
         return self._way.trust
+
+    @property
+    def resumption(self) -> Resumption:
+        """Sure where its exact way to continue was tried here, or is the user's word."""
+        proven = self.profile is not None or self.config.continuation != "auto"
+        if not proven or self._way.trust is not Continuation.EXACT:
+            return Resumption.UNSURE
+        return Resumption.HELPED if self._way.fallback == "none" else Resumption.ALONE
 
     @property
     def should_probe(self) -> bool:

@@ -62,6 +62,7 @@ class Shaped:
         self.model = inner.model
         self.continuation = inner.continuation
         self.can_hold = inner.can_hold
+        self.resumption = inner.resumption
 
     @property
     def adapters(self) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from disco_daemon.errors import Unavailable
 from disco_daemon.sqlitefile import is_damage
 from disco_daemon.types import LedgerEntry, Outcome, Side
 
+from .past import outcomes
 from .schema import text_of
 from .writer import BUSY_TIMEOUT_S, QUEUE_LIMIT, SavedState, Writer
 
@@ -45,7 +46,7 @@ INSERT INTO profiles (name, updated, state) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET updated = excluded.updated, state = excluded.state
 """
 _MAX_ID = (1 << 63) - 1
-READ_PATIENCE_S = 2.0  # how long a page waits for the rows before it, which are written within milliseconds
+READ_PATIENCE_S = 2.0  # how long a reader waits for what is queued before it, which is written within milliseconds
 PICO, MICRO = 1e12, 1e6  # the ledger counts in these parts of a $ and of a J
 
 
@@ -61,7 +62,8 @@ class Ledger:
 class History:
     """Finished answers on disk, newest `max_rows` kept; texts only with `keep_text`.
 
-    Every thread may use it. Reading works before `open()` and after `close()` too.
+    Every thread may use it. Reading works before `open()` and after `close()` too. What is read has all that was queued
+    before, unless the disk takes longer than `READ_PATIENCE_S`.
     """
 
     def __init__(
@@ -150,12 +152,15 @@ class History:
     def recent(self, limit: int, before_id: int | None = None) -> list[dict[str, Any]]:
         """Return the newest requests, newest first; the next page starts with `before_id` = the last `id`.
 
-        All that was recorded before the call is among them, unless the disk takes longer than `READ_PATIENCE_S`.
         `moves` is a list, which is empty in rows of older versions.
         """
-        self._await_queued()
         rows = self._read(_RECENT, (_MAX_ID if before_id is None else before_id, max(0, limit)))
         return [{**dict(row), "moves": json.loads(row["moves"] or "[]")} for row in rows]
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the newest requests to compute with, oldest first, as `past.outcomes` does."""
+        self._await_queued()
+        return outcomes(self.path)
 
     def samples(self, side: Side, model: str, limit: int) -> list[dict[str, Any]]:
         """Return the newest TTFT samples of one endpoint, newest first; times in s.
@@ -177,11 +182,7 @@ class History:
         return Ledger(int(row["requests"]), row["picousd"] / PICO, row["microj"] / MICRO)
 
     def days(self, limit: int) -> list[dict[str, Any]]:
-        """Return the spending of each of the latest days, newest first: `server_usd` and `energy_j`.
-
-        It waits for what was recorded before, as `recent` does.
-        """
-        self._await_queued()
+        """Return the spending of each of the latest days, newest first: `server_usd` and `energy_j`."""
         rows = self._read(_DAYS, (max(0, limit),))
         return [
             {
@@ -201,6 +202,7 @@ class History:
         if self._writer.foreign:
             msg = f"there is no history: {self._writer.error}"
             raise Unavailable(msg)
+        self._await_queued()
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as connection:

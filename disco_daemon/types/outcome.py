@@ -72,7 +72,8 @@ class HandoffRecord:
     `at` tokens and `at_char` characters of the answer are from before the target took over (or, dropped, from before
     it was begun); `reason` is `cost`, `failure`, `stall`, or `context` where the source's was full. `took_s` is from
     the decision to the target's first joined token; `overlap` tokens of the source were thrown away. `dropped` says
-    why it did not happen: the source went on.
+    why it did not happen: the source went on. `paused`: the source was stopped meanwhile, since the reader had enough
+    to read; `asked_again`: the target did not come in time, and the source was asked again.
     """
 
     at: int
@@ -83,6 +84,8 @@ class HandoffRecord:
     overlap: int = 0
     dropped: str | None = None
     at_char: int = 0
+    paused: bool = False
+    asked_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

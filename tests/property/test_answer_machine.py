@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from disco_daemon.answer import (
     Answer,
     Arrived,
+    AskAgain,
     Begin,
     Broke,
     Complete,
@@ -29,6 +30,7 @@ from disco_daemon.answer import (
     Feed,
     Followed,
     Move,
+    Rest,
     Start,
     State,
     Tick,
@@ -357,6 +359,23 @@ class Played(RuleBasedStateMachine):
         side = source.other if newer else source
         if self.speaks(side):
             self.speak(side, n, after_s)
+
+    @precondition(lambda self: self.watch.answer.movable)
+    @rule(before=st.integers(0, 8), between=st.integers(0, 4))
+    def the_answer_moves_and_its_source_rests(self, before: int, between: int) -> None:
+        source = self.watch.answer.source
+        assert source is not None
+        if source is SERVER and self.manner != "exact":
+            return  # the conductor stops none that does not go on exactly
+        self.the_answer_is_to_move(before, 0.05, "cost")
+        self.a_side_speaks(source, 1, between, 0.05)
+        if self.watch.answer.state is State.HANDOFF:
+            self.on(Rest())
+
+    @precondition(lambda self: self.watch.rests is not None)
+    @rule()
+    def the_stock_runs_low(self) -> None:
+        self.on(AskAgain())
 
     @precondition(lambda self: self.watch.held)
     @rule()

@@ -24,7 +24,7 @@ from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.mover import CostMover, Stay
 from disco_daemon.dispatch.pacer import Amount, Pacer
 from disco_daemon.dispatch.planner import Planner
-from disco_daemon.endpoints.base import Controls
+from disco_daemon.endpoints.base import Controls, Resumption
 from disco_daemon.errors import EndpointError
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
@@ -63,6 +63,7 @@ class Scripted:
     n_prompt: int = 10
     model: str = "scripted"
     can_hold: bool = False
+    resumption: Resumption = Resumption.ALONE
     adapters: Mapping[str, str] = field(default_factory=dict)
     asked: list[GenerationRequest] = field(default_factory=list)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.continuations import CHAT_METHODS, CONTINUATIONS, METHODS
+from disco_daemon.endpoints.base import Resumption
 from disco_daemon.endpoints.continuation import (
     CHAT,
     COMPLETIONS,
@@ -27,6 +28,7 @@ from disco_daemon.endpoints.stream import Reader
 from disco_daemon.types import Continuation, GenerationRequest, Sampling, Token
 
 URL = "http://127.0.0.1:1/v1"
+UNSURE, HELPED, ALONE = Resumption
 BEFORE = "Once upon a time there was a fox"
 REST = " who lived by the river and sang all night."
 REQUEST = GenerationRequest(
@@ -182,6 +184,26 @@ def test_a_profile_survives_the_store_and_nonsense_is_refused() -> None:
     for wrong in nonsense:
         with pytest.raises(ValueError):
             Profile.from_json(wrong)
+
+
+def test_a_server_is_sure_to_resume_where_its_exact_way_was_tried_or_the_user_says_so() -> None:
+    known = "https://api.deepseek.com/beta"
+    assert Server(ServerConfig(known, "m", "")).continuation is Continuation.EXACT
+    assert Server(ServerConfig(known, "m", "")).resumption is UNSURE, "a table of hosts is no trial"
+    said = {"prefix": ALONE, "token_ids": HELPED, "text": HELPED, "instruct": UNSURE, "none": UNSURE, "auto": UNSURE}
+    for setting, sure in said.items():
+        assert Server(ServerConfig(URL, "m", "", continuation=setting)).resumption is sure
+    for tried, sure in (
+        ({"assistant": "exact"}, ALONE),
+        ({"assistant": "echoes"}, UNSURE),
+        ({"token_ids": "exact", "assistant": "exact"}, ALONE),
+        ({"token_ids": "exact", "assistant": "echoes"}, UNSURE),
+        ({"token_ids": "exact"}, HELPED),
+    ):
+        server, fallback = Server(ServerConfig(URL, "m", "")), "assistant" if "assistant" in tried else "none"
+        verdicts = {method: Verdict(result) for method, result in tried.items()}
+        server.adopt(Profile(server.name, 0.0, next(iter(tried)), fallback, vocab=False, tokens=0, verdicts=verdicts))
+        assert server.resumption is sure
 
 
 def test_a_server_takes_no_raw_prompt_and_cannot_be_held() -> None:

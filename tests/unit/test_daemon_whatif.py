@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from disco_daemon.errors import RequestError, Unavailable
 from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, Recorded
 from disco_daemon.simulate.dispatch.whatif import WhatIf, WhatIfTerms
 from disco_daemon.store import History
+from disco_daemon.store.writer import Writer
 from tests.fixtures.clock import StoppedClock
+from tests.unit.test_store import locked
 from tests.unit.test_whatif import PRICES, history, model
 
 WAIT_S = 30.0
@@ -30,7 +33,7 @@ class Setup:
     def __init__(self, path: Path, n: int) -> None:
         self.path, self.served, self.clock = path / "h.sqlite", 0, StoppedClock()
         self.write(n)
-        self.replay = HistoryReplay(self.path, path / "servers", self.clock, lambda: self.served)
+        self.replay = HistoryReplay(History(self.path), path / "servers", self.clock, lambda: self.served)
 
     def write(self, n: int, seed: int = 0) -> None:
         with History(self.path) as file:
@@ -111,8 +114,29 @@ async def test_too_little_is_said_as_such_and_may_be_enough_a_request_later(tmp_
     setup.replay.close()
 
 
+async def test_requests_whose_rows_are_not_written_yet_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one has ended, its row waits for the disk, and no other request follows."""
+    waits, path = threading.Event(), tmp_path / "h.sqlite"
+
+    def flush(timeout_s: float) -> None:
+        waits.set()
+        Writer.flush(file._writer, timeout_s)
+
+    with History(path) as file:
+        monkeypatch.setattr(file._writer, "flush", flush)
+        replay = HistoryReplay(file, tmp_path, StoppedClock(), lambda: MIN_REQUESTS)
+        with locked(path):
+            for outcome in history(MIN_REQUESTS):
+                file.record(outcome)
+            predicting = asyncio.create_task(replay.predict(CONFIG, 1.0, 0.5))
+            waiting = asyncio.create_task(asyncio.to_thread(waits.wait, WAIT_S))
+            await asyncio.wait({predicting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        assert (await predicting)["requests"] == MIN_REQUESTS
+        replay.close()
+
+
 async def test_no_history_at_all_is_unavailable(tmp_path: Path) -> None:
-    replay = HistoryReplay(tmp_path / "none.sqlite", tmp_path, StoppedClock(), lambda: 0)
+    replay = HistoryReplay(History(tmp_path / "none.sqlite"), tmp_path, StoppedClock(), lambda: 0)
     with pytest.raises(Unavailable):
         await replay.predict(CONFIG, 1.0, 0.5)
     replay.close()

@@ -21,7 +21,7 @@ from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.dispatch.mover import CostMover, Stay
 from disco_daemon.dispatch.planner import Planner
-from disco_daemon.endpoints.base import Controls
+from disco_daemon.endpoints.base import Controls, Resumption
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.spending import Speeds, Spending
@@ -43,7 +43,8 @@ SLOW_CLOSE_S = 0.5
 class Faulty:
     """An endpoint with a first token after `first_s`, or none, which takes `close_s` to let go."""
 
-    continuation, can_hold, model, adapters = Continuation.NONE, False, "m", dict[str, str]()
+    continuation, resumption, can_hold = Continuation.NONE, Resumption.UNSURE, False
+    model, adapters = "m", dict[str, str]()
 
     def __init__(self, side: Side, first_s: float | None, load_s: float = 0.0, close_s: float = 0.0) -> None:
         self.side, self.first_s, self.load_s, self.close_s = side, first_s, load_s, close_s

@@ -55,6 +55,7 @@ def prospects(draw: st.DrawFn) -> Prospect:
     return Prospect(
         source, source.other, draw(lengths), draw(lengths), draw(lengths), draw(none_or_up_to(4000.0)),
         draw(speeds), draw(speeds), draw(waits), draw(waits), draw(st.floats(0, 1)), draw(st.booleans()),
+        draw(st.just(0.0) | st.floats(1e-9, 1)),
     )  # fmt: skip
 
 
@@ -83,6 +84,14 @@ def test_to_the_server_reckoned_by_hand() -> None:
     assert is_worthwhile(TO_SERVER, DEAR, PACE, margin=margin(0))
 
 
+def test_a_source_that_rests_saves_what_it_does_not_make_and_risks_to_read_again() -> None:
+    resting = replace(TO_SERVER, source_tps=0.0)
+    assert close(gain(resting, DEAR), gain(TO_SERVER, DEAR) + 40 * 6e-6)
+    server = replace(TO_DEVICE, source_tps=0.0, p_again=0.05)
+    assert close(cost(server, HOME), 120 * 5e-9 + 0.05 * 120 * 1.5e-7)
+    assert close(gain(server, HOME), 200 * 5.8e-7 - cost(server, HOME))
+
+
 @given(prospects(), costs)
 def test_the_gain_is_what_the_two_ways_to_go_on_differ_by(prospect: Prospect, costs: Costs) -> None:
     """Token by token: the source alone, against both, with the prefill, until one of them is gone."""
@@ -93,6 +102,7 @@ def test_the_gain_is_what_the_two_ways_to_go_on_differ_by(prospect: Prospect, co
     else:
         moved = prospect.overlap * source + prospect.remaining * target
     moved += prospect.to_prefill * costs.prefill(prospect.target)
+    moved += prospect.p_again * (prospect.prompt + prospect.generated) * costs.prefill(prospect.source)
     assert close(gain(replace(prospect, p_fail=0.0), costs), alone - moved)
 
 
@@ -183,7 +193,8 @@ def test_only_what_gains_beyond_its_margin_is_worth_it(prospect: Prospect, costs
 @given(prospects(), costs, st.floats(100, 4000))
 def test_an_answer_that_moved_by_cost_does_not_come_back(prospect: Prospect, costs: Costs, remaining: float) -> None:
     """Not even were the way back free and certain."""
-    free = replace(prospect, cached=10_000, remaining=remaining, prefill_s=0.0, p_fail=0.0, target_tps=PACE)
+    certain = replace(prospect, p_fail=0.0, p_again=0.0)
+    free = replace(certain, cached=10_000, remaining=remaining, prefill_s=0.0, target_tps=PACE)
     back = replace(free, source=free.target, target=free.source)
     decided = [is_worthwhile(p, costs, PACE, margin=0.0) for p in (free, back)]
     assert decided.count(True) == (abs(costs.device_decode - costs.server_decode) * remaining >= MIN_GAIN_USD)

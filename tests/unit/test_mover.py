@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from disco_daemon.dispatch.make import make_policy
-from disco_daemon.dispatch.migrate import MAX_RESERVE, MIN_TOKENS, Costs
-from disco_daemon.dispatch.mover import DECODE_TPS, SEEN, CostMover, Forced, Stay, View
+from disco_daemon.dispatch.migrate import LATE, MAX_RESERVE, MIN_TOKENS, Costs
+from disco_daemon.dispatch.mover import DECODE_TPS, SEEN, UNTOLD_S, CostMover, Forced, Stay, View
 from disco_daemon.dispatch.planner import Planner
+from disco_daemon.engine.supervisor import IDS_TIMEOUT_S
 from disco_daemon.estimation.knowledge import Knowledge
 from disco_daemon.money.prices import Prices
 from disco_daemon.types import Readiness, Side
@@ -163,6 +165,67 @@ def test_a_busy_device_takes_longer() -> None:
 
 def test_a_source_whose_speed_is_unknown_is_as_fast_as_those_before_it() -> None:
     assert mover().prospect(replace(TO_DEVICE, source_tps=None)).source_tps == DECODE_TPS[SERVER]
+
+
+# --- a source that rests --------------------------------------------------------------------------------------------
+
+
+def test_an_answer_moves_to_a_device_that_never_catches_up_once_the_source_may_rest_for_as_long_as_that_takes() -> None:
+    outrun = replace(TO_DEVICE, source_tps=1000.0)
+    resting = replace(outrun, rests=True)
+    home = mover(HOME)
+    assert home.advise(outrun) is None
+    stock = home.stock_to_rest(resting)
+    assert home.advise(resting) == stock
+    device, server = home._planner.knowledge.device, home._planner.knowledge.server
+    alone_s = device.c + (resting.prompt + resting.generated) / device.prefill_tps
+    assert stock / PACE_TPS > alone_s + float(server.curve().quantile(0.95)), "its prefill, and the server's TTFT"
+
+
+def test_where_a_follower_pays_as_it_is_it_does_not_wait_for_a_stock() -> None:
+    assert mover(HOME).advise(replace(TO_DEVICE, rests=True)) == mover(HOME).advise(TO_DEVICE)
+
+
+def test_a_move_to_a_server_waits_until_the_source_may_rest_at_once() -> None:
+    resting = replace(TO_SERVER, rests=True)
+    assert mover(AWAY).advise(resting) == mover(AWAY).stock_to_rest(resting) > mover(AWAY).reserve(TO_SERVER)
+    endless = mover(AWAY, learned(ttft_s=1000.0))
+    assert endless.reserve(resting) == endless.reserve(TO_SERVER) == MAX_RESERVE
+
+
+def test_the_stock_shrinks_as_a_follower_catches_up() -> None:
+    stocks = [mover().stock_to_rest(replace(TO_DEVICE, prompt=2000, cached=n)) for n in range(0, 2001, 500)]
+    assert all(more > less for more, less in pairwise(stocks))
+
+
+def test_a_source_that_rests_makes_nothing_meanwhile_and_a_server_perhaps_reads_again() -> None:
+    slow = replace(TO_SERVER, source_tps=10.0)
+    prospect, resting = mover(AWAY).prospect(slow), mover(AWAY).resting(slow)
+    assert prospect.overlap > 0
+    assert (resting.overlap, resting.p_again) == (0.0, 0.0), "a device has its cells yet"
+    assert mover(HOME).resting(TO_DEVICE).p_again == LATE
+    assert mover(HOME).resting(TO_DEVICE).to_prefill == TO_DEVICE.prompt + TO_DEVICE.generated
+
+
+def test_a_resting_device_is_back_sooner_than_a_server_and_later_beside_others() -> None:
+    assert mover().stock_to_ask_again(TO_SERVER) < mover().stock_to_ask_again(TO_DEVICE)
+    slow = mover(knowledge=learned(ttft_s=3.0))
+    assert slow.stock_to_ask_again(TO_DEVICE) > PACE_TPS * (3.0 + UNTOLD_S)
+    assert UNTOLD_S >= IDS_TIMEOUT_S, "the device that does not come may not tell the server's token ids, either"
+    assert mover().stock_to_ask_again(replace(TO_SERVER, source_busy=200)) > mover().stock_to_ask_again(TO_SERVER)
+
+
+def test_no_stock_is_as_large_as_that_for_a_very_long_prefill() -> None:
+    endless = replace(TO_DEVICE, prompt=100_000, source_tps=1000.0, rests=True)
+    assert mover(HOME, learned(answers=100_000)).stock_to_rest(endless) > MAX_RESERVE
+    assert mover(HOME, learned(answers=100_000)).advise(endless) is None
+
+
+def test_experiments_let_sources_rest_as_others_do() -> None:
+    inner = mover(HOME)
+    for around in (Stay(inner), Forced(inner, 5, 5)):
+        assert around.stock_to_rest(TO_DEVICE) == inner.stock_to_rest(TO_DEVICE)
+        assert around.stock_to_ask_again(TO_DEVICE) == inner.stock_to_ask_again(TO_DEVICE)
 
 
 # --- the experiments --------------------------------------------------------------------------------------------------

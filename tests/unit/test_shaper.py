@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.clock import SystemClock
-from disco_daemon.endpoints.base import Controls
+from disco_daemon.endpoints.base import Controls, Resumption
 from disco_daemon.endpoints.device import Device
 from disco_daemon.endpoints.shaper import N_REMEMBERED, Shape, Shaped, read_trace
 from disco_daemon.errors import ConfigError
@@ -22,7 +22,7 @@ class Inner:
     """A device that answers at once."""
 
     side, model, prefill_tps, continuation = Side.SERVER, "m", 100.0, Continuation.EXACT
-    can_hold = True
+    can_hold, resumption = True, Resumption.ALONE
 
     def refuses(self, request: GenerationRequest) -> str | None:
         return "no" if request.extra else None
@@ -118,6 +118,7 @@ async def test_a_shaped_endpoint_answers_as_the_one_behind() -> None:
     assert await endpoint.count(ask("Hello")) == PromptLength(5)
     assert await endpoint.token_ids(ask("Hello")) == (1, 2)
     assert endpoint.can_hold
+    assert endpoint.resumption is Resumption.ALONE
     held = [e async for e in endpoint.generate(ask("Hello"), usage, Controls(held=True))]
     assert held == [CaughtUp(), Token("Hi"), Finish("stop")]
     assert endpoint.status() == {"kind": "engine", "shaped": True}

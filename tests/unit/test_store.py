@@ -328,6 +328,19 @@ def test_a_page_of_the_history_has_every_answer_that_ended_before_it_was_asked_f
             assert sum(day["requests"] for day in history.days(7)) == n + 1
 
 
+def test_whatever_is_read_has_what_was_queued_before(path: Path) -> None:
+    """A reload reads what was learned a moment before; a prediction, the request that has just ended."""
+    with History(path) as history:
+        for n in range(20):
+            history.record(outcome(n))
+            assert history.totals()["requests"] == n + 1
+            assert len(history.outcomes()) == n + 1
+            history.save_learned("here", float(n), {"n": n})
+            assert history.learned("here") == {"n": n}
+            history.save_profile("there", float(n), {"n": n})
+            assert history.profile("there") == {"n": n}
+
+
 def test_a_page_of_the_history_comes_though_the_disk_is_stuck(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{History.__module__}.READ_PATIENCE_S", 0.01)
     with History(path) as history:
