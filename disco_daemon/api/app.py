@@ -141,7 +141,14 @@ async def _answer(
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
         stream = sse.StreamSink(
-            request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides, quality=quality
+            request,
+            shape,
+            request_id,
+            conductor.context.clock,
+            include_usage=usage,
+            token_ids=wanted,
+            sides=sides,
+            quality=quality,
         )
         try:
             outcome = await conductor.run(generation, asked.model, stream)
@@ -157,7 +164,7 @@ async def _answer(
                 raise
             return await stream.fail(unexpected(e))
         finally:
-            stream.close()
+            await stream.closed()
     whole = sse.BodySink(shape, token_ids=wanted)
     try:
         outcome = await conductor.run(generation, asked.model, whole)
