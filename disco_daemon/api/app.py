@@ -13,7 +13,7 @@ from aiohttp import web
 from ..conductor import Conductor, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import documents, embeddings, fleet, openai, partner, servers, sse, trace
+from . import cross_origin, documents, embeddings, fleet, openai, partner, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
 from .doors import DOOR, UnixDoor, check_control, fit
@@ -47,7 +47,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     """Make the application: all routes and middleware; `daemon` stands behind the documents."""
     middlewares = [counted, shape_errors, check_caller, check_control, bounded]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
-    app.on_response_prepare.append(signed)
+    app.on_response_prepare.extend((signed, cross_origin.tell))
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
     app[DOOR] = UnixDoor()
@@ -56,6 +56,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.router.add_post("/v1/embeddings", _embed)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
+    app.router.add_get("/", _root)
     app.router.add_get("/health", _health)
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     documents.add_routes(app, daemon)
@@ -229,6 +230,11 @@ async def _model(request: web.Request) -> web.Response:
 
 
 # --- the daemon itself --------------------------------------------------------------------------------------------
+
+
+async def _root(_request: web.Request) -> web.Response:
+    """GET /: Say that this is a disco, and where it answers; some clients ask for its HEAD first."""
+    return json_response({"name": "disco", "answers_at": "/v1"})
 
 
 async def _health(request: web.Request) -> web.Response:
