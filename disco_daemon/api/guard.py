@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -34,7 +35,7 @@ class ApiConfig:
     """The guard's settings: `host` as bound, `key` that clients must show ("" = none), and further callers let in.
 
     `origins` are whole ones, and schemes such as `app://` for all origins that have it. `control_key` opens the
-    controls over TCP, and all that `key` opens ("" = `key` opens the controls).
+    controls over TCP, and all that `key` opens ("" = `key` opens the controls). `aliases` are names of models.
     """
 
     host: str
@@ -43,6 +44,7 @@ class ApiConfig:
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     control_key: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def asks_users(self) -> bool:

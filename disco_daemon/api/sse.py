@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -11,13 +12,14 @@ from aiohttp import web
 from ..clock import Clock, Deadline
 from ..errors import DiscoError, ReaderGone
 from ..plain import one_line
-from ..types import Outcome, Side, Token
+from ..types import Outcome, Reason, Side, Token
 from . import signs
 from .shapes import AnswerShape, Ids, error_body
 
 READER_TIMEOUT_S = 300.0  # a reader that takes nothing for this long holds a server's stream open in vain
 
 MAX_NOTE = 1000  # characters of a comment
+_PLAIN = " !#$&'()*+,/:;=?@[]"  # what a header may hold besides letters and digits; the rest is written as %XX
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,14 +37,29 @@ def comment(text: str) -> bytes:
     return f": disco {one_line(text, MAX_NOTE)}\n\n".encode("utf-8", "replace")
 
 
-def headers(request_id: str, route: str | None, quality: str | None = None) -> dict[str, str]:
+def headers(
+    request_id: str,
+    route: str | None,
+    quality: str | None = None,
+    *,
+    model: str | None = None,
+    reason: str | None = None,
+) -> dict[str, str]:
     """Return the daemon's own response headers; `quality` is of an answer by a device over two machines."""
-    found = {"X-Disco-Request-Id": request_id}
-    if route is not None:
-        found["X-Disco-Route"] = route
-    if quality is not None:
-        found["X-Disco-Quality"] = quality
-    return found
+    told = {
+        "X-Disco-Request-Id": request_id,
+        "X-Disco-Route": route,
+        "X-Disco-Model": None if model is None else quote(model, safe=_PLAIN),
+        "X-Disco-Reason": reason,
+        "X-Disco-Quality": quality,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def bill(outcome: Outcome) -> dict[str, str]:
+    """Return the headers of a whole answer's time and cost."""
+    found = {"X-Disco-Cost-Usd": f"{outcome.cost_usd:.12f}".rstrip("0").rstrip(".")}
+    return found if outcome.ttft_s is None else found | {"X-Disco-Ttft-Ms": f"{outcome.ttft_s * 1000:.1f}"}
 
 
 class _TokenIds:
@@ -94,6 +111,8 @@ class StreamSink:
         self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
+        self._model: str | None = None
+        self._reason: Reason | None = None
         self._now = asyncio.get_running_loop().time
         self._deadline = Deadline()
         self._writing = False
@@ -109,6 +128,10 @@ class StreamSink:
     def _has_left(self) -> bool:
         """Whether status and headers have left, or are just leaving."""
         return self.response is not None or self._signs.under_way
+
+    def route(self, side: Side, model: str, reason: Reason) -> None:
+        """Take what the headers tell, if they have not left."""
+        self._model, self._reason = model, reason
 
     def token(self, token: Token, side: Side) -> None:
         """Take one token, made by `side`, to be written by the next `flush`."""
@@ -181,7 +204,8 @@ class StreamSink:
     async def _begin(self) -> web.StreamResponse:
         quality = self._quality if self._winner is not None else None  # as the route, it is not known before
         quality = quality and (quality if self._winner is Side.DEVICE else "whole")
-        response = web.StreamResponse(headers=headers(self._request_id, self._winner, quality))
+        told = headers(self._request_id, self._winner, quality, model=self._model, reason=self._reason)
+        response = web.StreamResponse(headers=told)
         response.content_type = "text/event-stream"
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
@@ -198,6 +222,9 @@ class BodySink:
         self._ids = _TokenIds(wanted=token_ids)
         self._known: list[int] = []
         self._tokens: list[Token] = []
+
+    def route(self, side: Side, model: str, reason: Reason) -> None:
+        """Ignore it: the outcome has it."""
 
     def token(self, token: Token, side: Side) -> None:
         """Keep one token, made by `side`."""

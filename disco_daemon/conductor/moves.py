@@ -37,7 +37,7 @@ class MoveAdvisor:
         """Return the side that the answer should move to now. The reserve that bridges the move must be there first."""
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
-        if self._delivery.mode is Delivery.OFF:
+        if self._delivery.mode is Delivery.OFF or self._request.prefers is not None:
             self.next_check = NOT_AGAIN
             return None
         view = self._view(answer.source.other)

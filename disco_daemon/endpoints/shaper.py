@@ -62,6 +62,7 @@ class Shaped:
         self.model = inner.model
         self.continuation = inner.continuation
         self.can_hold = inner.can_hold
+        self.known_since = inner.known_since
 
     @property
     def adapters(self) -> Mapping[str, str]:

@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
         (
             "DISCO_SERVER_URL",
             "http://x",
-            "unknown variable DISCO_SERVER_URL; settings are DISCO_API_ANY_USER, DISCO_API_CONTROL_KEY",
+            "unknown variable DISCO_SERVER_URL; settings are DISCO_API_ALIASES, DISCO_API_ANY_USER",
         ),
         ("DISCO_API_PORT", "many", "api.port"),
         ("DISCO_API_PORT", "70000", "api.port: Expected `int` <= 65535"),
