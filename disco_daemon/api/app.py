@@ -6,20 +6,20 @@ import asyncio
 import secrets
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
 
 from ..conductor import Conductor, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import BOTH, Delivery, GenerationRequest, Side
-from . import documents, embeddings, fleet, openai, partner, servers, sse, trace
+from ..types import Delivery, GenerationRequest, Side
+from . import cross_origin, documents, embeddings, fleet, openai, partner, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
 from .doors import DOOR, UnixDoor, check_control, fit
 from .failures import MAX_BODY, failure, json_response, shape_errors, signed, unexpected
 from .guard import CONFIG, ApiConfig, check_caller
 from .metrics import Metrics
+from .names import ModelNames, NamedModel
 from .scrape import METRICS, counted, scraped
 from .shapes import AnswerShape, ChatShape, TextShape
 
@@ -47,7 +47,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     """Make the application: all routes and middleware; `daemon` stands behind the documents."""
     middlewares = [counted, shape_errors, check_caller, check_control, bounded]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
-    app.on_response_prepare.append(signed)
+    app.on_response_prepare.extend((signed, cross_origin.tell))
     app[TURNSTILE] = Turnstile()
     app[CONDUCTOR], app[CONFIG], app[METRICS] = conductor, config, metrics
     app[DOOR] = UnixDoor()
@@ -56,6 +56,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.router.add_post("/v1/embeddings", _embed)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
+    app.router.add_get("/", _root)
     app.router.add_get("/health", _health)
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     documents.add_routes(app, daemon)
@@ -74,7 +75,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions: Answer a conversation, streamed or whole, on the device, the server or both."""
     chat, extra = openai.parse(await _body(request))
     request_id = _new_id()
-    generation = openai.to_generation(chat, extra, request_id, _route(request, chat.model))
+    named = _named(request, chat.model)
+    generation = replace(openai.to_generation(chat, extra, request_id, named.sides), adapter=named.adapter)
     return await _answer(request, chat, generation, ChatShape(request_id, _created(request), chat.model))
 
 
@@ -82,18 +84,19 @@ async def _complete(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions: Continue a raw prompt, text or token ids, on the device."""
     asked, extra = openai.parse_completion(await _body(request))
     request_id = _new_id()
-    allowed = _route(request, asked.model)
+    named = _named(request, asked.model)
     if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
         msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
-    generation = openai.to_raw_generation(asked, extra, request_id, allowed)
+    generation = replace(openai.to_raw_generation(asked, extra, request_id, named.sides), adapter=named.adapter)
     return await _answer(request, asked, generation, TextShape(request_id, _created(request), asked.model))
 
 
 async def _embed(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings: Turn texts into vectors by the device's model: the mean of its last layer."""
     asked, texts = embeddings.parse(await _body(request))
-    if Side.DEVICE not in _route(request, asked.model) or _adapter(asked.model):
+    named = _named(request, asked.model)
+    if Side.DEVICE not in named.sides or named.adapter:
         msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
     request_id, vectors = _new_id(), embeddings.Vectors(asked, len(texts))
@@ -118,17 +121,13 @@ def _created(request: web.Request) -> int:
     return int(request.app[CONDUCTOR].context.clock.wall())
 
 
-def _route(request: web.Request, model: str) -> frozenset[Side]:
-    """Return the endpoints that may serve a model name. Raises RequestError."""
-    conductor = request.app[CONDUCTOR]
-    routes = _routes(conductor)
-    if model not in routes:
-        device = conductor.endpoints.get(Side.DEVICE)
-        why = device.adapters.get(_adapter(model)) if device is not None else None
-        reason = f" (its adapter was not loaded: {why})" if why else ""
-        msg = f"The model '{model}' does not exist{reason}. Available: {', '.join(routes)}."
-        raise RequestError(msg, status=404, param="model", code="model_not_found")
-    return routes[model]
+def _named(request: web.Request, model: str) -> NamedModel:
+    """Return what a model name stands for. Raises RequestError."""
+    return _names(request).find(model)
+
+
+def _names(request: web.Request) -> ModelNames:
+    return ModelNames(request.app[CONDUCTOR], request.app[CONFIG].aliases)
 
 
 async def _answer(
@@ -136,12 +135,18 @@ async def _answer(
 ) -> web.StreamResponse:
     """Answer a request, as a stream or as one body."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id
-    generation = replace(generation, adapter=_adapter(asked.model))
     wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
         stream = sse.StreamSink(
-            request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides, quality=quality
+            request,
+            shape,
+            request_id,
+            conductor.context.clock,
+            include_usage=usage,
+            token_ids=wanted,
+            sides=sides,
+            quality=quality,
         )
         try:
             outcome = await conductor.run(generation, asked.model, stream)
@@ -157,7 +162,7 @@ async def _answer(
                 raise
             return await stream.fail(unexpected(e))
         finally:
-            stream.close()
+            await stream.closed()
     whole = sse.BodySink(shape, token_ids=wanted)
     try:
         outcome = await conductor.run(generation, asked.model, whole)
@@ -165,7 +170,8 @@ async def _answer(
         return failure(e, sse.headers(request_id, None))
     if quality is not None:
         quality = "whole" if outcome.split is None else str(outcome.split["quality"])
-    return json_response(whole.body(outcome), headers=sse.headers(request_id, outcome.winner, quality))
+    told = sse.headers(request_id, outcome.winner, quality, model=outcome.winner_model, reason=outcome.reason)
+    return json_response(whole.body(outcome), headers=told | sse.bill(outcome))
 
 
 async def _adjust(request: web.Request) -> web.Response:
@@ -179,49 +185,22 @@ async def _adjust(request: web.Request) -> web.Response:
     return json_response({"request_id": request_id, "pace_tps": wish.pace_tps, "delivery": wish.delivery})
 
 
-def _routes(conductor: Conductor) -> dict[str, frozenset[Side]]:
-    """Return the configured model names with the endpoints that may serve each.
-
-    `disco/device` means this machine even if the server is another disco, whose model has that name. With an adapter's
-    name behind it, it is the device's model with that adapter.
-    """
-    ours = {"disco": BOTH} | {f"disco/{side}": frozenset({side}) for side in conductor.endpoints}
-    for side, endpoint in conductor.endpoints.items():
-        ours |= {f"disco/{side}:{name}": frozenset({side}) for name, why in endpoint.adapters.items() if not why}
-    own: dict[str, frozenset[Side]] = {}
-    for side, endpoint in conductor.endpoints.items():
-        own[endpoint.model] = own.get(endpoint.model, frozenset()) | {side}
-    return ours | {name: sides for name, sides in own.items() if name not in ours}
-
-
-def _adapter(model: str) -> str:
-    """Return the adapter that a model name asks for; "" if it asks for none."""
-    prefix = f"disco/{Side.DEVICE}:"
-    return model.removeprefix(prefix) if model.startswith(prefix) else ""
-
-
-def _model_card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "disco"}
-
-
 async def _models(request: web.Request) -> web.Response:
-    """GET /v1/models: List the models that may be asked for now."""
-    conductor = request.app[CONDUCTOR]
-    here = {Side.DEVICE} if conductor.context.private else BOTH
-    names = [name for name, sides in _routes(conductor).items() if sides & here]
-    return json_response({"object": "list", "data": [_model_card(name) for name in names]})
+    """GET /v1/models: List the models that may be asked for now, aliases and their patterns too."""
+    return json_response({"object": "list", "data": _names(request).cards()})
 
 
 async def _model(request: web.Request) -> web.Response:
-    """GET /v1/models/NAME: Show one model."""
-    name = request.match_info["name"]
-    if name not in _routes(request.app[CONDUCTOR]):
-        msg = f"The model '{name}' does not exist."
-        raise RequestError(msg, status=404, param="model", code="model_not_found")
-    return json_response(_model_card(name))
+    """GET /v1/models/NAME: Show one model, also one that only a pattern of an alias has."""
+    return json_response(_names(request).card(request.match_info["name"]))
 
 
 # --- the daemon itself --------------------------------------------------------------------------------------------
+
+
+async def _root(_request: web.Request) -> web.Response:
+    """GET /: Say that this is a disco, and where it answers; some clients ask for its HEAD first."""
+    return json_response({"name": "disco", "answers_at": "/v1"})
 
 
 async def _health(request: web.Request) -> web.Response:

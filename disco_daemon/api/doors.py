@@ -18,7 +18,7 @@ from aiohttp import web
 
 from ..errors import RequestError
 from .connections import peer_of
-from .guard import CONFIG, shows
+from .guard import CONFIG, shows_key
 from .peers import Whose
 from .scrape import Handler
 
@@ -38,6 +38,7 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/v1/embeddings"): At.BOTH,
     ("GET", "/v1/models"): At.BOTH,
     ("GET", "/v1/models/{name}"): At.BOTH,
+    ("GET", "/"): At.BOTH,
     ("GET", "/health"): At.BOTH,
     ("GET", "/metrics"): At.BOTH,
     ("GET", "/disco/v1/state"): At.PLAIN,
@@ -83,7 +84,7 @@ def may_control(request: web.Request) -> bool:
         return True
     config = request.app[CONFIG]
     key = config.control_key or config.key
-    return bool(key) and shows(request.headers.get("Authorization", ""), key)
+    return bool(key) and shows_key(request, key)
 
 
 def at(request: web.Request) -> At:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from ..errors import RequestError
 from ..net import hostname, is_loopback
+from . import cross_origin
 from .connections import peer_of
 from .peers import Peer, Whose
 from .scrape import Handler
 
-OPEN = frozenset({"/health", "/metrics"})  # for every user of this machine
-WITHOUT_KEY = frozenset({"/health"})
+OPEN = frozenset({"/", "/health", "/metrics"})  # for every user of this machine
+WITHOUT_KEY = frozenset({"/", "/health"})
 OWN_SITES = frozenset({"same-origin", "none"})  # Sec-Fetch-Site: the request is not from another site's page
 _FETCH_HEADERS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Sec-Fetch-Dest", "Sec-Fetch-User")
 # This machine by a name that no resolver can point elsewhere, with or without a port; nothing before or behind it.
@@ -32,7 +34,8 @@ MAX_PORT = 65535  # of TCP
 class ApiConfig:
     """The guard's settings: `host` as bound, `key` that clients must show ("" = none), and further callers let in.
 
-    `control_key` opens the controls over TCP, and all that `key` opens ("" = `key` opens the controls).
+    `origins` are whole ones, and schemes such as `app://` for all origins that have it. `control_key` opens the
+    controls over TCP, and all that `key` opens ("" = `key` opens the controls). `aliases` are names of models.
     """
 
     host: str
@@ -41,6 +44,7 @@ class ApiConfig:
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     control_key: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def asks_users(self) -> bool:
@@ -60,25 +64,37 @@ async def check_caller(request: web.Request, handler: Handler) -> web.StreamResp
     _check_page(request, config)
     if config.asks_users and peer.stranger and request.path not in OPEN and not knows_key(request):
         raise _not_yours(peer)
+    if cross_origin.is_preflight(request) and cross_origin.is_granted(request):
+        return cross_origin.preflight(request)
     # The Unix socket needs no key: by the file system only the owner reaches it.
     asks_key = bool(config.key) and request.path not in WITHOUT_KEY and peer.whose is not Whose.DOOR
     if asks_key and not knows_key(request):
-        msg = "Incorrect API key provided: send it as `Authorization: Bearer KEY`."
+        msg = "Incorrect API key provided: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`."
         raise RequestError(msg, status=401, code="invalid_api_key")
     return await handler(request)
 
 
 def knows_key(request: web.Request) -> bool:
     """Whether a request shows one of the keys."""
-    config, shown = request.app[CONFIG], request.headers.get("Authorization", "")
-    return any(key and shows(shown, key) for key in (config.key, config.control_key))
+    config = request.app[CONFIG]
+    return any(key and shows_key(request, key) for key in (config.key, config.control_key))
+
+
+def shows_key(request: web.Request, key: str) -> bool:
+    """Whether a request shows a key, as clients of OpenAI or as those of Anthropic do."""
+    bearer = shows(request.headers.get("Authorization", ""), key)
+    return _is_same(request.headers.get("X-Api-Key", ""), key) or bearer
 
 
 def shows(authorization: str, key: str) -> bool:
     """Whether an Authorization header has the key: its scheme in any case (RFC 9110), and never the key alone."""
     scheme, _, shown = authorization.partition(" ")
-    given = shown.strip(" ").encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(given, key.encode()) and scheme.lower() == "bearer"
+    return _is_same(shown, key) and scheme.lower() == "bearer"
+
+
+def _is_same(shown: str, key: str) -> bool:
+    """Whether a text is the key; how long this takes tells nothing of it."""
+    return hmac.compare_digest(shown.strip(" ").encode("utf-8", "surrogateescape"), key.encode())
 
 
 # --- other users --------------------------------------------------------------------------------------------------
@@ -122,15 +138,38 @@ def serves(host: str, more: frozenset[str] = frozenset()) -> bool:
 
 
 def _check_page(request: web.Request, config: ApiConfig) -> None:
-    """Refuse a page of another site by a browser's headers; other clients send none of these."""
+    """Refuse a page of another site by a browser's headers; other clients send none of these.
+
+    A page that is let in may read what it asks for, where that is an answer.
+    """
     headers = request.headers
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
-    known = origin is not None and origin in config.origins
+    known = origin is not None and _is_let_in(request, origin, config)
     if not known and (
         (origin is not None and not is_loopback(hostname(origin))) or (site is not None and site not in OWN_SITES)
     ):
         msg = "Requests from web pages of this Origin are not allowed; api.origins lists those that are."
+        if origin == cross_origin.OPAQUE:
+            msg = "A page without an Origin of its own, such as a local file, has to show api.key, which has to be set."
         raise RequestError(msg, status=403, code="wrong_origin")
+    if origin is not None and known and cross_origin.is_readable(request):
+        cross_origin.grant(request, origin)
     if request.body_exists and request.content_type != "application/json" and any(h in headers for h in _FETCH_HEADERS):
         msg = "A web page has to send its body as Content-Type: application/json."
         raise RequestError(msg, status=415, code="wrong_content_type")
+
+
+def _is_let_in(request: web.Request, origin: str, config: ApiConfig) -> bool:
+    """Whether the settings let pages of an origin in: a whole one everywhere, a scheme where answers are.
+
+    `null` is a local file's, but a sandboxed frame of any web page says so, too: a key has to tell them apart. A
+    preflight cannot show one, and gets the page no further than that.
+    """
+    if origin in config.origins and not origin.endswith(cross_origin.SCHEME_END):
+        return True
+    if not cross_origin.is_readable(request):
+        return False
+    if origin == cross_origin.OPAQUE and cross_origin.LOCAL_FILE in config.origins:
+        asks_key = bool(config.key or config.control_key)
+        return asks_key and (cross_origin.is_preflight(request) or knows_key(request))
+    return cross_origin.lets_in(origin, config.origins)

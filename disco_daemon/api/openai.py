@@ -26,7 +26,7 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     `split_mode` says who decides a token, and `theta` how sure this one must be to do so.
     """
 
-    route: Literal["device", "server"] | None = None
+    route: Literal["device", "server", "prefer-device", "prefer-server"] | None = None
     private: bool = False
     delivery: Literal["reserve", "paced", "off"] | None = None
     pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
@@ -115,6 +115,7 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 _A = TypeVar("_A", bound=AnswerRequest)
 _S = TypeVar("_S", bound=msgspec.Struct)
 _TOO_DEEP = f"The request body is nested too deeply: more than {MAX_DEPTH} objects and arrays within each other."
+_PREFER = "prefer-"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Parameters of text completions that no endpoint here honours, with the values that ask for nothing.
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
@@ -260,6 +261,7 @@ def to_generation(
         pace_tps=request.options.pace_tps,
         private=request.options.private,
         split=SplitWish(request.options.split_mode, request.options.theta),
+        prefers=_preferred(request.options),
     )
 
 
@@ -281,11 +283,18 @@ def to_raw_generation(
         pace_tps=request.options.pace_tps,
         private=request.options.private,
         split=SplitWish(request.options.split_mode, request.options.theta),
+        prefers=_preferred(request.options),
     )
 
 
+def _preferred(options: DiscoOptions) -> Side | None:
+    """Return the side that is to begin alone, the other one being there if it fails."""
+    route = options.route or ""
+    return Side(route.removeprefix(_PREFER)) if route.startswith(_PREFER) else None
+
+
 def _allowed(options: DiscoOptions, allowed: frozenset[Side]) -> frozenset[Side]:
-    if options.route is not None:
+    if options.route is not None and _preferred(options) is None:
         allowed &= {Side(options.route)}
     if options.private or options.split_mode in ("confident", "alone"):
         allowed &= {Side.DEVICE}

@@ -12,6 +12,8 @@ from ..types import Outcome, Side, Token
 
 Ids = Sequence[int]
 
+KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment, which no client shows; those of `disco chat` begin with "disco"
+
 
 def error_body(error: DiscoError) -> dict[str, Any]:
     """Return an error in OpenAI's shape."""
@@ -55,6 +57,13 @@ class AnswerShape(ABC):
             choice["token_ids"] = ids
         found = self._head | {"object": self.whole, "choices": [choice]}
         return found | {"usage": _usage(outcome), "disco": outcome.to_json()}
+
+    def sign_of_life(self) -> bytes:
+        """Return what a stream sends while there is nothing else to send, as it is on the wire: a comment.
+
+        It may be the first that leaves. A shape whose clients do not count comments overrides it.
+        """
+        return KEEP_ALIVE
 
     @abstractmethod
     def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
 
-from ..clock import Deadline
+from ..clock import Clock, Deadline
 from ..errors import DiscoError, ReaderGone
 from ..plain import one_line
-from ..types import Outcome, Side, Token
+from ..types import Outcome, Reason, Side, Token
+from . import signs
 from .shapes import AnswerShape, Ids, error_body
 
 READER_TIMEOUT_S = 300.0  # a reader that takes nothing for this long holds a server's stream open in vain
 
 MAX_NOTE = 1000  # characters of a comment
+_PLAIN = " !#$&'()*+,/:;=?@[]"  # what a header may hold besides letters and digits; the rest is written as %XX
 
 _encode = msgspec.json.Encoder().encode
 
@@ -34,14 +37,29 @@ def comment(text: str) -> bytes:
     return f": disco {one_line(text, MAX_NOTE)}\n\n".encode("utf-8", "replace")
 
 
-def headers(request_id: str, route: str | None, quality: str | None = None) -> dict[str, str]:
+def headers(
+    request_id: str,
+    route: str | None,
+    quality: str | None = None,
+    *,
+    model: str | None = None,
+    reason: str | None = None,
+) -> dict[str, str]:
     """Return the daemon's own response headers; `quality` is of an answer by a device over two machines."""
-    found = {"X-Disco-Request-Id": request_id}
-    if route is not None:
-        found["X-Disco-Route"] = route
-    if quality is not None:
-        found["X-Disco-Quality"] = quality
-    return found
+    told = {
+        "X-Disco-Request-Id": request_id,
+        "X-Disco-Route": route,
+        "X-Disco-Model": None if model is None else quote(model, safe=_PLAIN),
+        "X-Disco-Reason": reason,
+        "X-Disco-Quality": quality,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def bill(outcome: Outcome) -> dict[str, str]:
+    """Return the headers of a whole answer's time and cost."""
+    found = {"X-Disco-Cost-Usd": f"{outcome.cost_usd:.12f}".rstrip("0").rstrip(".")}
+    return found if outcome.ttft_s is None else found | {"X-Disco-Ttft-Ms": f"{outcome.ttft_s * 1000:.1f}"}
 
 
 class _TokenIds:
@@ -65,15 +83,18 @@ class _TokenIds:
 
 
 class StreamSink:
-    """Writes tokens as they come. The response begins with the first token, so that an earlier failure is a plain
-    HTTP error with the right status.
-    """  # noqa: D205
+    """Writes tokens as they come, and a sign of life after each SIGN_OF_LIFE_S of silence.
+
+    The response begins with the first of all these, so that an earlier failure is a plain HTTP error with the right
+    status. Where that was no token, nobody knows yet which side will win: the first chunk says so. `closed()` ends it.
+    """
 
     def __init__(
         self,
         request: web.Request,
         shape: AnswerShape,
         request_id: str,
+        clock: Clock,
         *,
         include_usage: bool = False,
         token_ids: bool = False,
@@ -90,25 +111,38 @@ class StreamSink:
         self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
+        self._model: str | None = None
+        self._reason: Reason | None = None
         self._now = asyncio.get_running_loop().time
         self._deadline = Deadline()
+        self._writing = False
+        self._signs = signs.SignsOfLife(self._sign, clock, signs.SIGN_OF_LIFE_S)
         self.response: web.StreamResponse | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether the answer has begun: from then on errors are sent in-band."""
-        return self._winner is not None
+        """Whether the response has begun, or is about to: from then on errors are sent in-band."""
+        return self._winner is not None or self._has_left
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether status and headers have left, or are just leaving."""
+        return self.response is not None or self._signs.under_way
+
+    def route(self, side: Side, model: str, reason: Reason) -> None:
+        """Take what the headers tell, if they have not left."""
+        self._model, self._reason = model, reason
 
     def token(self, token: Token, side: Side) -> None:
         """Take one token, made by `side`, to be written by the next `flush`."""
         first = self._winner is None
         self._winner = self._winner or side
-        told = side if self._sides else None
+        told = side if self._sides or (first and self._has_left) else None
         self._pending += event(self._shape.chunk(token, self._ids.of(token, side), first=first, side=told))
 
     def note(self, text: str) -> None:
         """Send a remark between two tokens, as a comment. Before the first token there is no place for it."""
-        if self.begun:
+        if self._winner is not None:
             self._pending += comment(text)
 
     async def flush(self) -> None:
@@ -129,15 +163,18 @@ class StreamSink:
         """Send a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
         return await self._write(event(error_body(error)), last=True)
 
-    def close(self) -> None:
-        """Close the deadline; nothing may be written after it."""
+    async def closed(self) -> None:
+        """End the signs of life and the deadline; nothing may be written after it."""
         self._deadline.close()
+        await self._signs.closed()
 
     async def _write(self, data: bytes, *, last: bool = False) -> web.StreamResponse:
         """Write all that is pending and `data`; the response begins with the first write."""
         data, self._pending = self._pending + data, b""
+        self._writing = True
         try:
             with self._deadline.at(self._now() + READER_TIMEOUT_S):
+                await self._signs.given()
                 response = self.response or await self._begin()
                 await response.write(data)
                 if last:
@@ -148,10 +185,27 @@ class StreamSink:
             raise ReaderGone(msg) from e
         except ConnectionError as e:
             raise ReaderGone("the client has left") from e
+        finally:
+            self._writing = False
+            self._signs.heard()
+
+    async def _sign(self) -> None:
+        """Send a sign of life, unless something else is on its way. A reader that takes none is gone."""
+        if self._writing:
+            return
+        try:
+            async with asyncio.timeout(READER_TIMEOUT_S):
+                response = self.response or await self._begin()
+                await response.write(self._shape.sign_of_life())
+        except (TimeoutError, ConnectionError):
+            if self._request.transport is not None:
+                self._request.transport.abort()  # aiohttp then cancels the request, and with it the answer
 
     async def _begin(self) -> web.StreamResponse:
-        quality = self._quality and (self._quality if self._winner is Side.DEVICE else "whole")
-        response = web.StreamResponse(headers=headers(self._request_id, self._winner, quality))
+        quality = self._quality if self._winner is not None else None  # as the route, it is not known before
+        quality = quality and (quality if self._winner is Side.DEVICE else "whole")
+        told = headers(self._request_id, self._winner, quality, model=self._model, reason=self._reason)
+        response = web.StreamResponse(headers=told)
         response.content_type = "text/event-stream"
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
@@ -168,6 +222,9 @@ class BodySink:
         self._ids = _TokenIds(wanted=token_ids)
         self._known: list[int] = []
         self._tokens: list[Token] = []
+
+    def route(self, side: Side, model: str, reason: Reason) -> None:
+        """Ignore it: the outcome has it."""
 
     def token(self, token: Token, side: Side) -> None:
         """Keep one token, made by `side`."""

@@ -81,7 +81,6 @@ class AnswerRun:
         self._timers = Timers(context, self._answer, self._inbox, self._runs, self._moves)
         self._recorder = Recorder(context, self._request, model, self._answer, self._runs, self._prompt, self._delivery)
         self._now = self._recorder.began
-        self._first_at: float | None = None
         self._n_shown = 0  # characters of the answer
         self._reason: str | None = None
         self._error: DiscoError | None = None
@@ -103,7 +102,7 @@ class AnswerRun:
         plan = planned.plan
         try:
             plan = fitted(plan, self._request, n_tokens, readiness, context)
-            answer.plan = insured(plan, readiness)
+            answer.plan = insured(plan, readiness) if self._request.prefers is None else plan
             # Answer: the task group owns all that runs for it; nothing of that is left when it has ended.
             async with asyncio.TaskGroup() as group:
                 try:
@@ -161,8 +160,7 @@ class AnswerRun:
         """Execute one effect; True when the answer has ended."""
         match effect:
             case Deliver(token=token):
-                if self._first_at is None:
-                    self._first_at = self._now
+                self._recorder.begin(self._sink, self._now)
                 self._sink.token(self._answer.generated.marked(token, self._n_shown), self._answer.maker(self._n_shown))
                 self._n_shown += len(token.text)
             case Start(side=side):
@@ -200,7 +198,7 @@ class AnswerRun:
 
     def _settle(self, planned: Planned, plan: Plan, record: Callable[[Outcome], None]) -> Outcome:
         """Settle budget and caps, and make the outcome known. Lets go of what would keep the answer in a cycle."""
-        outcome = self._recorder.settle(planned, plan, self._first_at, self._reason, self._error)
+        outcome = self._recorder.settle(planned, plan, self._reason, self._error)
         self._journal.complete(outcome, self._recorder.trace(outcome), record)
         self._runs.let_go()
         self._answer.failures.errors.clear()

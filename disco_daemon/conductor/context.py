@@ -11,12 +11,16 @@ from ..dispatch.mover import Mover
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..money.spending import Spending
-from ..types import Delivery, Side, Token
+from ..types import Delivery, Reason, Side, Token
 from .traces import Traces
 
 
 class Sink(Protocol):
     """Where an answer goes: the HTTP response."""
+
+    def route(self, side: Side, model: str, reason: Reason) -> None:
+        """Take the side and the model that begin the answer, and why it is they; before the first token."""
+        ...
 
     def token(self, token: Token, side: Side) -> None:
         """Take one token of the answer, made by `side`."""

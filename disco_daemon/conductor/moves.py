@@ -58,7 +58,7 @@ class MoveAdvisor:
     def _target_now(self) -> Side | None:
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
-        if self._delivery.mode is Delivery.OFF:
+        if self._delivery.mode is Delivery.OFF or self._request.prefers is not None:
             self.next_check = NOT_AGAIN
             return None
         view = self._view(answer.source.other)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..endpoints.base import Endpoint
-from ..types import BOTH, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Side
+from ..types import BOTH, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Reason, Side
 from .context import AnswerContext
+from .endpoint_run import EndpointRun
 
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
 LATE_LOAD = 2.0  # times what the plan knew of a load, and `LATE_S` more: then a server that was not planned helps
@@ -36,7 +37,8 @@ def fitted(
     """Return the plan for the sides there are, without a start of one that is not for this request.
 
     The device is not if its context has too little room; a server is not that may not go straight on from what the
-    client has begun, or that nobody has tried. Each stays what is left if the other fails.
+    client has begun, or that nobody has tried. Else the side that the request prefers begins alone, or the other one
+    while it does not want to be asked. Each stays what is left if the other fails.
     """
     plan = plan.restricted(frozenset(readiness))
     if not readiness.keys() >= BOTH:
@@ -50,6 +52,10 @@ def fitted(
         server.continuation is Continuation.UNTRIED or server.overlap_of(request) is not None
     ):
         return NOT_THE_SERVER
+    if (begins := request.prefers) is not None:
+        if readiness[begins].down_s > 0 and not readiness[begins.other].down_s > 0:
+            begins = begins.other
+        return replace(plan, **{f"{begins}_s": 0.0, f"{begins.other}_s": math.inf})
     return plan
 
 
@@ -72,3 +78,19 @@ def insured(plan: Plan, readiness: Mapping[Side, Readiness]) -> Plan:
     if device is None or not device.load_s or Side.SERVER not in readiness or math.isfinite(plan.server_s):
         return plan
     return replace(plan, server_s=LATE_S + LATE_LOAD * device.load_s)
+
+
+def reason_of(
+    side: Side, request: GenerationRequest, available: frozenset[Side], runs: Sequence[EndpointRun]
+) -> Reason:
+    """Return why it was `side` that gave the first token; `runs` are the starts until then."""
+    others = [run for run in runs if run.side is side.other]
+    if request.private:
+        return Reason.PRIVATE
+    if any(run.error is not None for run in others):
+        return Reason.FAILURE
+    if request.prefers is side or (request.allowed == {side} and request.prompt is None):
+        return Reason.ROUTE
+    if side.other not in available:
+        return Reason.ONLY
+    return Reason.RACE if others else Reason.PLAN

@@ -14,9 +14,10 @@ from ..dispatch.planner import Planned
 from ..endpoints.hedge import RequestAccount
 from ..errors import DiscoError, EndpointError
 from ..money.spending import Reservation
-from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Side
-from .context import AnswerContext, CurrentDelivery
+from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Reason, Side
+from .context import AnswerContext, CurrentDelivery, Sink
 from .endpoint_run import EndpointRun, PromptSize
+from .plan import reason_of
 from .runs import EndpointRuns
 
 # A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
@@ -44,10 +45,17 @@ class Recorder:
         self._context, self._request, self._model = context, request, model
         self._answer, self._runs, self._prompt, self._delivery = answer, runs, prompt, delivery
         self._created, self.began = context.clock.wall(), context.clock.now()
+        self._first_at: float | None = None
+        self._why: Reason | None = None
 
-    def settle(
-        self, planned: Planned, plan: Plan, first_at: float | None, reason: str | None, error: DiscoError | None
-    ) -> Outcome:
+    def begin(self, sink: Sink, now: float) -> None:
+        """Note the first token, and tell its reader which side begins, and why; later tokens change nothing."""
+        if self._first_at is None:
+            self._first_at, side = now, self._answer.maker(0)
+            self._why = reason_of(side, self._request, self._answer.available, self._runs.all)
+            sink.route(side, self._context.endpoints[side].model, self._why)
+
+    def settle(self, planned: Planned, plan: Plan, reason: str | None, error: DiscoError | None) -> Outcome:
         """Settle budget and caps, and let the planner learn. `plan` is the one as far as it fits the request."""
         answer, context, request, delivery = self._answer, self._context, self._request, self._delivery
         attempts = self._booked_attempts()
@@ -63,7 +71,7 @@ class Recorder:
             winner=answer.winner,
             finish_reason=reason,
             error=None if error is None else error.code or type(error).__name__,
-            ttft_s=None if first_at is None else first_at - self.began,
+            ttft_s=None if self._first_at is None else self._first_at - self.began,
             duration_s=context.clock.now() - self.began,
             handoffs=answer.handoffs,
             tokens=tokens_of(answer.tokens, self._runs.all),
@@ -76,6 +84,7 @@ class Recorder:
             reading=reading_of(arrivals, self.began, context.defaults.expected_ttft_s, delivery.pace_tps),
             delivery=delivery.mode,
             arrivals_s=arrivals,
+            reason=self._why,
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)

@@ -11,7 +11,12 @@ _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _HostName = Annotated[str, Meta(pattern=r"^(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])$", max_length=255)]
-_Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/\s*]+$", max_length=255)]
+# A whole origin, or a scheme for all that have it; not one that any web page, or any browser's extension, has.
+_Origin = Annotated[
+    str,
+    Meta(pattern=r"^(?!(?:https?|wss?|[a-z-]*extension)://$)[a-z][a-z0-9+.-]*://[^/\s,*]*$", max_length=255),
+]
+_Alias = Annotated[str, Meta(pattern=r"^(?!disco(/|$))\S+$", max_length=255)]  # the daemon's own names stay its own
 
 
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,8 +34,12 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Let every user of this machine ask, without a key; otherwise others need `api.key`."""
     hosts: tuple[_HostName, ...] = ()
     """More names by which clients on this machine may call it, such as `host.docker.internal`; with commas between."""
-    origins: tuple[_Origin, ...] = ()
-    """Origins of web pages that may ask, such as `https://chat.example`; a browser's page may not otherwise."""
+    origins: tuple[_Origin, ...] = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
+    """Origins of pages that may ask, such as `https://chat.example`; a scheme such as `app://` stands for all that have
+    it, as desktop apps do. A list of your own takes this one's place (docs/doors.md#pages-and-desktop-apps)."""
+    aliases: dict[_Alias, Annotated[str, Meta(min_length=1, max_length=512)]] = {}
+    """More names of models, and what each stands for: `{"claude-*" = "disco", "gpt-4o" = "disco/server"}`. A `*` is any
+    characters. They go before an endpoint's own names (docs/api.md#names)."""
     receive_timeout_s: _Positive = 30.0
     """A connection ends when a request's header or its body, or the next request, has not come for this long, s."""
     drain_s: _NonNegative = 30.0
@@ -351,7 +360,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "fleet": FleetSettings,
 }
 SECRET_KEYS = frozenset({"api.key", "api.control_key"})
-TABLES = frozenset({"device.adapters"})
+TABLES = frozenset({"api.aliases", "device.adapters"})
 LISTS = frozenset({"api.hosts", "api.origins", "fleet.cuts"})  # as a text: with commas between
 # What a running daemon takes up at once, from the next request on.
 LIVE = frozenset(

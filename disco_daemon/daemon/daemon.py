@@ -150,5 +150,5 @@ def _history(settings: HistorySettings) -> History:
 
 def _doorkeeper(api: Api) -> ApiConfig:
     return ApiConfig(
-        api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins), api.control_key
+        api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins), api.control_key, api.aliases
     )  # fmt: skip

@@ -91,7 +91,7 @@ def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
         api_key = server_api_key(config)
     except KeyRefusedError as e:
         log.warning("the server is off: %s", e)
-        return Off(settings.base_url, settings.model, str(e))
+        return Off(settings.base_url, settings.model, str(e), known_since=clock.wall())
     return Server(
         ServerConfig(
             base_url=settings.base_url,

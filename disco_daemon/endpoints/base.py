@@ -71,6 +71,7 @@ class Endpoint(Protocol):
     side: Side
     model: str
     can_hold: bool
+    known_since: float  # Unix time of its model's file; of a server, when this daemon got to know it
 
     @property
     def adapters(self) -> Mapping[str, str]:

@@ -44,6 +44,7 @@ class Device:
     def __init__(self, engine: Engine, name: str = "") -> None:
         self._engine = engine
         self.model = name or engine.config.model_path.name.removesuffix(".gguf")
+        self.known_since = _written_at(engine)
         self.last_error: str | None = None
         self._still_s: Callable[[], float] = _at_once
 
@@ -236,6 +237,14 @@ class Device:
     async def close(self) -> None:
         """Stop the engine."""
         await self._engine.close()
+
+
+def _written_at(engine: Engine) -> float:
+    """Return when the model's file was written, Unix time; now, where it is not there yet."""
+    try:
+        return engine.config.model_path.stat().st_mtime
+    except OSError:
+        return engine.clock.wall()
 
 
 def _at_once() -> float:

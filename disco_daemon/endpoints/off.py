@@ -18,10 +18,13 @@ class Off:
     resumption = Resumption.UNSURE
     continuation = Continuation.NONE
 
-    def __init__(self, base_url: str, model: str, why: str, side: Side = Side.SERVER) -> None:
+    def __init__(
+        self, base_url: str, model: str, why: str, side: Side = Side.SERVER, *, known_since: float = 0.0
+    ) -> None:
         self.side = side
         self.model = model
         self.why = why
+        self.known_since = known_since
         self.adapters: dict[str, str] = {}
         self._base_url = base_url
 

@@ -81,6 +81,7 @@ class Server:
         self._clock = clock or SystemClock()
         self._errors = ServerErrors(side, config.base_url, config.api_key, self._clock)
         self.model = config.model
+        self.known_since = self._clock.wall()
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0

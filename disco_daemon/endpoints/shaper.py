@@ -63,6 +63,7 @@ class Shaped:
         self.continuation = inner.continuation
         self.can_hold = inner.can_hold
         self.resumption = inner.resumption
+        self.known_since = inner.known_since
 
     @property
     def adapters(self) -> Mapping[str, str]:

@@ -5,7 +5,18 @@ from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
 from .needs import Json, Refusal
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
-from .outcome import Attempt, EntryKind, HandoffRecord, HedgeResult, LedgerEntry, Outcome, Reading, Usage, finite
+from .outcome import (
+    Attempt,
+    EntryKind,
+    HandoffRecord,
+    HedgeResult,
+    LedgerEntry,
+    Outcome,
+    Reading,
+    Reason,
+    Usage,
+    finite,
+)
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
 from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
@@ -37,6 +48,7 @@ __all__ = [
     "PromptLength",
     "Readiness",
     "Reading",
+    "Reason",
     "Refusal",
     "Sampling",
     "Side",

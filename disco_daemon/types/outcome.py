@@ -14,6 +14,17 @@ from .request import Delivery, Side
 HedgeResult = Literal["won", "lost", "failed"]  # of a second request: the reader got its tokens, or not
 
 
+class Reason(StrEnum):
+    """Why the side that gave the first token was the one."""
+
+    PRIVATE = "private"  # the request must not leave this machine
+    ROUTE = "route"  # the client asked for this side, by the model's name or `disco.route`
+    ONLY = "only"  # no other side is there that can serve it and that no cap closes
+    FAILURE = "failure"  # the other side began, and failed
+    RACE = "race"  # both had begun, and this one was first
+    PLAN = "plan"  # it was planned to begin, and the other had not begun yet
+
+
 @dataclass(slots=True)
 class Usage:
     """What one endpoint really processed for one answer; filled in by the endpoint while it runs.
@@ -108,7 +119,8 @@ class Reading:
 class Outcome:
     """One finished answer, the input of history, ledger, estimators and metrics.
 
-    `arrivals_s` is when each token was shown, by the clock of the daemon, s; the history does not keep it.
+    `arrivals_s` is when each token was shown, by the clock of the daemon, s; `reason` why the winner began it. The
+    history keeps neither.
     """
 
     request_id: str
@@ -133,6 +145,12 @@ class Outcome:
     reading: Reading | None = None
     delivery: Delivery = Delivery.RESERVE
     arrivals_s: Sequence[float] = ()
+    reason: Reason | None = None
+
+    @property
+    def winner_model(self) -> str | None:
+        """The model that gave the first token; None where none came."""
+        return self._winning.model if self._winning is not None else None
 
     @property
     def server_usd(self) -> float:
@@ -182,6 +200,7 @@ class Outcome:
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,
             "winner": self.winner,
+            "reason": self.reason,
             "plan": {
                 "device_s": finite(self.plan.device_s),
                 "server_s": finite(self.plan.server_s),

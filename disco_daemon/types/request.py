@@ -67,7 +67,8 @@ class GenerationRequest:
     and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the first token
     after `expected_ttft_s`, s. Endpoints are told all three, and `expected_rest` (`types.rest`). `adapter` is the name
     of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on this machine, and of
-    its keys and values nothing goes to disk. `split` is for a device over two machines.
+    its keys and values nothing goes to disk. `split` is for a device over two machines. The side that it
+    `prefers` begins alone, and the other one takes over only where that fails.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class GenerationRequest:
     adapter: str = ""
     private: bool = False
     split: SplitWish = AS_SET
+    prefers: Side | None = None
 
     @property
     def response_format(self) -> dict[str, Any] | None:

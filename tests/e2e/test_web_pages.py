@@ -77,7 +77,22 @@ async def test_a_target_that_names_another_host_is_refused(target: str, daemon: 
     assert (await replied(daemon.url, message(method, target))).status in (400, 403)
 
 
-async def test_a_preflight_grants_nothing(daemon: DaemonProcess) -> None:
+async def test_a_named_page_may_ask_first_and_read_the_answer_and_our_headers(daemon: DaemonProcess) -> None:
+    asked = message(
+        "OPTIONS", "/v1/chat/completions", Origin=FRIEND, Access_Control_Request_Method="POST",
+        Access_Control_Request_Headers="authorization, content-type",
+    )  # fmt: skip
+    reply = await replied(daemon.url, asked)
+    assert (reply.status, reply.headers["access-control-allow-origin"]) == (204, FRIEND)
+    for more in (b"", b', "stream": true'):
+        body = CHAT[:-1] + more + b"}"
+        reply = await replied(daemon.url, message("POST", "/v1/chat/completions", body, Origin=FRIEND))
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, FRIEND)
+        exposed = reply.headers["access-control-expose-headers"].lower().split(", ")
+        assert set(exposed) == {name for name in reply.headers if name.startswith("x-disco-")} >= {"x-disco-route"}
+
+
+async def test_a_preflight_of_another_page_grants_nothing(daemon: DaemonProcess) -> None:
     asked = message(
         "OPTIONS", "/v1/chat/completions", Origin="http://localhost:3000", Access_Control_Request_Method="POST"
     )

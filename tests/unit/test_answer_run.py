@@ -18,10 +18,11 @@ import pytest
 from disco_daemon.answer import Answer
 from disco_daemon.clock import SystemClock
 from disco_daemon.conductor import AnswerContext, Conductor, DeliveryDefaults
+from disco_daemon.conductor import plan as planning
 from disco_daemon.conductor.answer_run import AnswerRun
 from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.dispatch.make import make_policy
-from disco_daemon.dispatch.mover import CostMover, Stay
+from disco_daemon.dispatch.mover import CostMover, Stay, View
 from disco_daemon.dispatch.pacer import Amount, Pacer
 from disco_daemon.dispatch.planner import Planner
 from disco_daemon.endpoints.base import Controls, Resumption
@@ -39,6 +40,7 @@ from disco_daemon.types import (
     Paused,
     PromptLength,
     Readiness,
+    Reason,
     Sampling,
     Side,
     Token,
@@ -64,6 +66,7 @@ class Scripted:
     model: str = "scripted"
     can_hold: bool = False
     resumption: Resumption = Resumption.ALONE
+    known_since: float = 0.0
     adapters: Mapping[str, str] = field(default_factory=dict)
     asked: list[GenerationRequest] = field(default_factory=list)
 
@@ -120,10 +123,14 @@ class Page:
     """A reader who takes everything."""
 
     text = ""
+    routes: Sequence[tuple[Side, str, Reason]] = ()
 
     def token(self, token: Token, side: Side) -> None:
         del side
         self.text += token.text
+
+    def route(self, side: Side, model: str, reason: Reason) -> None:
+        self.routes = [*self.routes, (side, model, reason)]
 
     def note(self, text: str) -> None: ...
 
@@ -153,9 +160,11 @@ def context(
     )
 
 
-async def played(on: AnswerContext, request: GenerationRequest | None = None) -> tuple[str, Outcome]:
+async def played(
+    on: AnswerContext, request: GenerationRequest | None = None, page: Page | None = None
+) -> tuple[str, Outcome]:
     """The text of one answer, and what came of it; an error is the outcome's, too."""
-    page, outcomes = Page(), list[Outcome]()
+    page, outcomes = page or Page(), list[Outcome]()
     with contextlib.suppress(EndpointError):
         keeper = SimpleNamespace(context=on, held=lambda: contextlib.nullcontext(on))
         conductor = Conductor(cast(Any, keeper), lambda _, outcome: outcomes.append(outcome), lambda entry: None)
@@ -350,3 +359,81 @@ async def test_an_answer_that_has_ended_is_in_no_cycle(
         assert [o for o in gc.get_objects() if isinstance(o, AnswerRun | Answer | TokenBuffer)] == []
     finally:
         gc.enable()
+
+
+# --- which side begins, and why -----------------------------------------------------------------------------------
+
+DOWN = EndpointError(SERVER, "unreachable", "nobody is there")
+LATER: list[Step] = [0.1 * STALL_S, *words("late"), Finish("stop")]
+AT_ONCE: list[Step] = [*words("here"), Finish("stop")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "server", "more", "caps", "side", "reason"),
+    [
+        ("race", AT_ONCE, {}, {}, SERVER, Reason.RACE),
+        ("all-device", AT_ONCE, {}, {}, DEVICE, Reason.PLAN),
+        ("all-server", AT_ONCE, {}, {"usd_per_day": 0.0}, DEVICE, Reason.ONLY),
+        ("all-server", [DOWN], {}, {}, DEVICE, Reason.FAILURE),
+        ("race", AT_ONCE, {"allowed": frozenset({DEVICE})}, {}, DEVICE, Reason.ROUTE),
+        ("race", AT_ONCE, {"allowed": frozenset({DEVICE}), "private": True}, {}, DEVICE, Reason.PRIVATE),
+        ("all-device", LATER, {"prefers": SERVER}, {}, SERVER, Reason.ROUTE),
+        ("race", AT_ONCE, {"prefers": DEVICE}, {}, DEVICE, Reason.ROUTE),
+        ("all-server", [DOWN], {"prefers": SERVER}, {}, DEVICE, Reason.FAILURE),
+        ("race", AT_ONCE, {"prefers": SERVER}, {"usd_per_day": 0.0}, DEVICE, Reason.ONLY),
+    ],
+)
+async def test_the_reader_is_told_once_which_side_begins_and_why(
+    policy: str, server: list[Step], more: dict[str, Any], caps: dict[str, float], side: Side, reason: Reason
+) -> None:
+    page = Page()
+    on = context(Scripted(DEVICE, LATER), Scripted(SERVER, server), policy, **caps)
+    _, outcome = await played(on, asked(**more), page)
+    assert page.routes == [(side, "scripted", reason)]
+    assert (outcome.winner, outcome.reason, outcome.winner_model) == (side, reason, "scripted")
+    assert outcome.to_json()["reason"] == reason
+
+
+async def test_the_side_that_is_preferred_begins_alone_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "LATE_S", 0.0)  # after which a loading device gets help
+    for prefers, policy in ((DEVICE, "all-server"), (DEVICE, "race"), (SERVER, "all-device"), (SERVER, "race")):
+        slow, other = Scripted(prefers, [LONG, *words("late"), Finish("stop")]), Scripted(prefers.other, AT_ONCE)
+        slow.ready = Readiness(load_s=0.01)
+        device, server = (slow, other) if prefers is DEVICE else (other, slow)
+        text, _ = await played(context(device, server, policy), asked(prefers=prefers))
+        assert (text, other.asked) == ("late", [])
+
+
+async def test_a_preferred_server_that_wants_no_requests_now_is_not_asked() -> None:
+    server = Scripted(SERVER, AT_ONCE, Readiness(down_s=5.0))
+    text, outcome = await played(context(Scripted(DEVICE, LATER), server, "all-server"), asked(prefers=SERVER))
+    assert (text, server.asked, outcome.winner) == ("late", [], DEVICE)
+
+
+async def test_a_preferred_device_without_room_leaves_it_to_the_server() -> None:
+    device = Scripted(DEVICE, AT_ONCE, Readiness(n_ctx=8))
+    text, _ = await played(context(device, Scripted(SERVER, LATER)), asked(prefers=DEVICE))
+    assert (text, device.asked) == ("late", [])
+
+
+class Eager(CostMover):
+    """The fault: it finds that every move pays, and at once."""
+
+    def advise(self, view: View) -> int | None:
+        del view
+        return 0
+
+    def next_check(self, generated: int) -> int:
+        return generated + 1
+
+
+async def test_an_answer_that_began_where_it_was_wanted_does_not_move_for_money_but_away_from_silence() -> None:
+    for prefers, reasons in ((None, ["cost"]), (DEVICE, [])):
+        steps = [*words("one ", "two "), 0.01, *words("three "), 0.1 * STALL_S, *words("four"), Finish("stop")]
+        on = context(Scripted(DEVICE, steps), Scripted(SERVER, GOES_ON))
+        on.defaults = DeliveryDefaults(Delivery.RESERVE, stall_s=STALL_S)
+        on.mover = Eager(on.planner, cast(Any, None))
+        _, outcome = await played(on, asked(prefers=prefers))
+        assert [move.reason for move in outcome.moves] == reasons
+    _, outcome = await played(context(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON)), asked(prefers=DEVICE))
+    assert [move.reason for move in outcome.moves] == ["stall"]

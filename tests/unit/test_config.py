@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
         (
             "DISCO_SERVER_URL",
             "http://x",
-            "unknown variable DISCO_SERVER_URL; settings are DISCO_API_ANY_USER, DISCO_API_CONTROL_KEY",
+            "unknown variable DISCO_SERVER_URL; settings are DISCO_API_ALIASES, DISCO_API_ANY_USER",
         ),
         ("DISCO_API_PORT", "many", "api.port"),
         ("DISCO_API_PORT", "70000", "api.port: Expected `int` <= 65535"),
@@ -347,12 +347,16 @@ def test_lists_are_written_and_read_with_commas_between(tmp_path: Path) -> None:
     assert config.load(path, env={}) == found
     assert config.load(path, env={"DISCO_API_HOSTS": "[other]"}).api.hosts == ("other",)
     assert config.load(path, env={"DISCO_API_HOSTS": ""}).api.hosts == ()
+    apps = config.load(path, env={"DISCO_API_ORIGINS": "app://, chrome-extension://abc"}).api.origins
+    assert apps == ("app://", "chrome-extension://abc")
 
 
 @pytest.mark.parametrize(
     "changes",
     [{"api.hosts": "http://box"}, {"api.hosts": "evil@box"}, {"api.origins": "null"}, {"api.origins": "*"},
-     {"api.origins": "https://chat.example/"}, {"api.origins": "chat.example"}],
+     {"api.origins": "https://chat.example/"}, {"api.origins": "chat.example"}, {"api.origins": "https://"},
+     {"api.origins": "http://"}, {"api.origins": "wss://"}, {"api.origins": "chrome-extension://"},
+     {"api.origins": "moz-extension://"}, {"api.origins": "://"}],
 )  # fmt: skip
 def test_a_name_or_an_origin_that_is_none_is_refused(changes: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):

@@ -18,6 +18,7 @@ from disco_daemon.api.failures import MAX_RETRY_S, RETRY_S, failure, plain, shap
 from disco_daemon.api.scrape import Handler
 from disco_daemon.api.shapes import ChatShape
 from disco_daemon.api.sse import StreamSink
+from disco_daemon.clock import SystemClock
 from disco_daemon.errors import DiscoError, EndpointError, RequestError, Unavailable
 from disco_daemon.types import BOTH, Side, Token
 
@@ -57,7 +58,7 @@ async def served() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     runners = []
 
     async def serve(handler: Handler, run: Callable[..., Awaitable[None]] | None = None) -> str:
-        found: Any = SimpleNamespace(run=run, context=SimpleNamespace(endpoints={}, private=False))
+        found: Any = SimpleNamespace(run=run, context=SimpleNamespace(endpoints={}, private=False, clock=SystemClock()))
         served_app = web.Application(middlewares=[shape_errors])
         served_app[app.CONDUCTOR] = found
         served_app.on_response_prepare.append(signed)

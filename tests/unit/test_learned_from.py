@@ -32,6 +32,7 @@ from disco_daemon.types import (
     Outcome,
     PromptLength,
     Readiness,
+    Reason,
     Side,
     Token,
     Usage,
@@ -45,6 +46,7 @@ class Faulty:
 
     continuation, resumption, can_hold = Continuation.NONE, Resumption.UNSURE, False
     model, adapters = "m", dict[str, str]()
+    known_since = 0.0
 
     def __init__(self, side: Side, first_s: float | None, load_s: float = 0.0, close_s: float = 0.0) -> None:
         self.side, self.first_s, self.load_s, self.close_s = side, first_s, load_s, close_s
@@ -87,6 +89,7 @@ class Nobody:
 
     def token(self, token: Token, side: Side) -> None: ...
     def note(self, text: str) -> None: ...
+    def route(self, side: Side, model: str, reason: Reason) -> None: ...
     async def flush(self) -> None: ...
     def begin(self, key: Hashable, now: float) -> None: ...
     def observe_prefill(self, key: Hashable, now: float, tokens: float) -> None: ...

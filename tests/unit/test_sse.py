@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 
 from disco_daemon.api.shapes import ChatShape, TextShape
 from disco_daemon.api.sse import StreamSink
+from disco_daemon.clock import SystemClock
 from disco_daemon.errors import Unavailable
 from disco_daemon.types import Outcome, Plan, Side, Token
 
@@ -33,7 +34,11 @@ OUTCOME = Outcome(
 def app(play: Play, *, text: bool = False, **options: Any) -> web.Application:
     async def serve(request: web.Request) -> web.StreamResponse:
         shape = (TextShape if text else ChatShape)("r", 1, "disco")
-        return await play(StreamSink(request, shape, "r", **options))
+        sink = StreamSink(request, shape, "r", SystemClock(), **options)
+        try:
+            return await play(sink)
+        finally:
+            await sink.closed()
 
     made = web.Application()
     made.router.add_post("/{path:.*}", serve)

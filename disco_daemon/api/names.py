@@ -1,0 +1,118 @@
+"""The names that a request may ask for: the daemon's own, the endpoints', and aliases that the settings give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..conductor import Conductor
+from ..errors import RequestError
+from ..types import BOTH, Side
+
+ADAPTER = f"disco/{Side.DEVICE}:"  # before an adapter's name
+ANY = "*"  # in an alias: any characters, or none
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """The model behind a name: `target` is the name that an alias stands for, `sides` may serve it."""
+
+    target: str
+    sides: frozenset[Side]
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that it asks for; "" if it asks for none."""
+        return self.target.removeprefix(ADAPTER) if self.target.startswith(ADAPTER) else ""
+
+
+class ModelNames:
+    """All names of a daemon as its present endpoints have them; `aliases` are names and patterns to names."""
+
+    def __init__(self, conductor: Conductor, aliases: Mapping[str, str]) -> None:
+        self._conductor, self._aliases = conductor, aliases
+        self._own = _own_names(conductor)
+
+    def find(self, name: str) -> NamedModel:
+        """Return what a name stands for; an alias goes before an endpoint's own name. Raises RequestError."""
+        target = self._aliased(name)
+        if target not in self._own:
+            alias = "" if target == name else f" (api.aliases has it for '{name}')"
+            msg = f"The model '{target}' does not exist{alias}{self._why_not(target)}. Available: {', '.join(self)}."
+            raise RequestError(msg, status=404, param="model", code="model_not_found")
+        return NamedModel(target, self._own[target])
+
+    def __iter__(self) -> Iterator[str]:
+        """All names, and the patterns as they are set: each can be asked for as it stands."""
+        yield from self._own
+        yield from (alias for alias, target in self._aliases.items() if alias not in self._own and target in self._own)
+
+    def card(self, name: str) -> dict[str, Any]:
+        """Return the document of a model. Raises RequestError.
+
+        `created` is the date of the newest model that may answer, `context_length` the most of all that may, if each
+        one's is known.
+        """
+        found = self.find(name)
+        endpoints = [e for side, e in self._conductor.endpoints.items() if side in found.sides]
+        lengths = [endpoint.readiness().n_ctx for endpoint in endpoints]
+        card = {
+            "id": name,
+            "object": "model",
+            "created": int(max((endpoint.known_since for endpoint in endpoints), default=0)),
+            "owned_by": "disco",
+        }
+        if found.target != name:
+            card["alias_of"] = found.target
+        known = [length for length in lengths if length is not None]
+        return card | {"context_length": max(known)} if known and len(known) == len(lengths) else card
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return the documents of the models that may be asked for now."""
+        here = {Side.DEVICE} if self._conductor.context.private else BOTH
+        return [self.card(name) for name in self if self.find(name).sides & here]
+
+    def _aliased(self, name: str) -> str:
+        """Return what an alias stands for: the name itself, or the most exact pattern; else the name."""
+        if name in self._aliases:
+            return self._aliases[name]
+        if name == "disco" or name.startswith("disco/"):
+            return name
+        fitting = [alias for alias in self._aliases if ANY in alias and is_like(name, alias)]
+        best = max(fitting, key=lambda alias: len(alias.replace(ANY, "")), default=None)
+        return name if best is None else self._aliases[best]
+
+    def _why_not(self, name: str) -> str:
+        device = self._conductor.endpoints.get(Side.DEVICE)
+        why = device.adapters.get(name.removeprefix(ADAPTER)) if device is not None else None
+        return f" (its adapter was not loaded: {why})" if why else ""
+
+
+def _own_names(conductor: Conductor) -> dict[str, frozenset[Side]]:
+    """Return the daemon's names and the endpoints' own, with the endpoints that may serve each.
+
+    `disco/device` means this machine even if the server is another disco, whose model has that name. With an adapter's
+    name behind it, it is the device's model with that adapter.
+    """
+    ours = {"disco": BOTH} | {f"disco/{side}": frozenset({side}) for side in conductor.endpoints}
+    for side, endpoint in conductor.endpoints.items():
+        ours |= {f"disco/{side}:{name}": frozenset({side}) for name, why in endpoint.adapters.items() if not why}
+    own: dict[str, frozenset[Side]] = {}
+    for side, endpoint in conductor.endpoints.items():
+        own[endpoint.model] = own.get(endpoint.model, frozenset()) | {side}
+    return ours | {name: sides for name, sides in own.items() if name not in ours}
+
+
+def is_like(name: str, pattern: str) -> bool:
+    """Whether a name is one of a pattern's; a look along the name, however the two are made."""
+    first, *inner, last = pattern.split(ANY)
+    at, end = len(first), len(name) - len(last)
+    if at > end or not name.startswith(first) or not name.endswith(last):
+        return False
+    for part in inner:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
