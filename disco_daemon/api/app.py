@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ..conductor import Conductor, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import BOTH, Delivery, GenerationRequest, Side
+from ..types import BOTH, Delivery, GenerationRequest, Side, ignored
 from . import documents, embeddings, fleet, openai, partner, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
@@ -140,9 +140,14 @@ async def _answer(
     wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
+        unheeded = {
+            side: ignored(generation.extra, on_device=side is Side.DEVICE, is_raw=generation.prompt is not None)
+            for side in Side
+        }
         stream = sse.StreamSink(
-            request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides, quality=quality
-        )
+            request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides, quality=quality,
+            ignored=unheeded,
+        )  # fmt: skip
         try:
             outcome = await conductor.run(generation, asked.model, stream)
             return await stream.finish(outcome)
@@ -165,7 +170,7 @@ async def _answer(
         return failure(e, sse.headers(request_id, None))
     if quality is not None:
         quality = "whole" if outcome.split is None else str(outcome.split["quality"])
-    return json_response(whole.body(outcome), headers=sse.headers(request_id, outcome.winner, quality))
+    return json_response(whole.body(outcome), headers=sse.headers(request_id, outcome.winner, quality, outcome.ignored))
 
 
 async def _adjust(request: web.Request) -> web.Response:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -17,6 +19,8 @@ from .shapes import AnswerShape, Ids, error_body
 READER_TIMEOUT_S = 300.0  # a reader that takes nothing for this long holds a server's stream open in vain
 
 MAX_NOTE = 1000  # characters of a comment
+MAX_NAMED = 20  # ignored fields in a header
+MAX_NAME = 100  # characters of the name of one
 
 _encode = msgspec.json.Encoder().encode
 
@@ -34,13 +38,20 @@ def comment(text: str) -> bytes:
     return f": disco {one_line(text, MAX_NOTE)}\n\n".encode("utf-8", "replace")
 
 
-def headers(request_id: str, route: str | None, quality: str | None = None) -> dict[str, str]:
-    """Return the daemon's own response headers; `quality` is of an answer by a device over two machines."""
+def headers(
+    request_id: str, route: str | None, quality: str | None = None, ignored: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the daemon's own response headers; `quality` is of an answer by a device over two machines.
+
+    The fields `ignored` are percent-encoded: their names are a client's.
+    """
     found = {"X-Disco-Request-Id": request_id}
     if route is not None:
         found["X-Disco-Route"] = route
     if quality is not None:
         found["X-Disco-Quality"] = quality
+    if ignored:
+        found["X-Disco-Ignored"] = ", ".join(quote(name, errors="replace")[:MAX_NAME] for name in ignored[:MAX_NAMED])
     return found
 
 
@@ -79,14 +90,18 @@ class StreamSink:
         token_ids: bool = False,
         sides: bool = False,
         quality: str | None = None,
+        ignored: Mapping[Side, Sequence[str]] | None = None,
     ) -> None:
-        """`quality` is what the device's answer is planned to have, None where all have the same."""
+        """`quality` is what the device's answer is planned to have, None where all have the same.
+
+        `ignored` has the fields that an answer by a side does not heed.
+        """
         self._request = request
         self._shape = shape
         self._request_id = request_id
         self._include_usage = include_usage
         self._sides = sides
-        self._quality = quality
+        self._quality, self._ignored = quality, ignored or {}
         self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
@@ -151,7 +166,8 @@ class StreamSink:
 
     async def _begin(self) -> web.StreamResponse:
         quality = self._quality and (self._quality if self._winner is Side.DEVICE else "whole")
-        response = web.StreamResponse(headers=headers(self._request_id, self._winner, quality))
+        ignored = () if self._winner is None else self._ignored.get(self._winner, ())
+        response = web.StreamResponse(headers=headers(self._request_id, self._winner, quality, ignored))
         response.content_type = "text/event-stream"
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..answer import Answer
 from ..dispatch.mover import View
 from ..money.spending import CostBound
-from ..types import Delivery, GenerationRequest, Side
+from ..types import Delivery, GenerationRequest, Side, is_for_a_server
 from .context import AnswerContext, CurrentDelivery
 from .endpoint_run import EndpointRun, PromptSize
 from .plan import lacks_room
@@ -37,10 +37,11 @@ class MoveAdvisor:
         """Return the side that the answer should move to now. The reserve that bridges the move must be there first."""
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
-        if self._delivery.mode is Delivery.OFF:
+        target = answer.source.other
+        if self._delivery.mode is Delivery.OFF or (target is Side.DEVICE and is_for_a_server(self._request.extra)):
             self.next_check = NOT_AGAIN
             return None
-        view = self._view(answer.source.other)
+        view = self._view(target)
         reserve = None if self._lacks_room(view) else mover.advise(view)
         answer.buffer.reserve = reserve or 0
         if reserve is None:

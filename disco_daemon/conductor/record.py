@@ -14,7 +14,7 @@ from ..dispatch.planner import Planned
 from ..endpoints.hedge import RequestAccount
 from ..errors import DiscoError, EndpointError
 from ..money.spending import Reservation
-from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Side
+from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Side, ignored
 from .context import AnswerContext, CurrentDelivery
 from .endpoint_run import EndpointRun, PromptSize
 from .runs import EndpointRuns
@@ -76,6 +76,9 @@ class Recorder:
             reading=reading_of(arrivals, self.began, context.defaults.expected_ttft_s, delivery.pace_tps),
             delivery=delivery.mode,
             arrivals_s=arrivals,
+            ignored=ignored(
+                request.extra, on_device=answer.tokens.get(Side.DEVICE, 0) > 0, is_raw=request.prompt is not None
+            ),
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)

@@ -20,7 +20,8 @@ class Usage:
 
     `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
     the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
-    `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
+    `reasoning_tokens` were thoughts, told or hidden. `cache_write_tokens` and `cost` are what a server says of them, in
+    its own currency: the ledger does not know them. `told`: the completion is counted by the endpoint itself, all of
     it; else it is what its text tells. `load_s` is how long it had to wait for its model. `split` tells the partner's
     part of a split device's answer, in the names of the API; `partner_j` is what the partner's machine spent on it, J.
     """
@@ -34,6 +35,8 @@ class Usage:
     load_s: float = 0.0
     split: Mapping[str, Any] | None = None
     partner_j: float = 0.0
+    cache_write_tokens: int = 0
+    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class Reading:
 class Outcome:
     """One finished answer, the input of history, ledger, estimators and metrics.
 
-    `arrivals_s` is when each token was shown, by the clock of the daemon, s; the history does not keep it.
+    `arrivals_s` is when each token was shown, by the clock of the daemon, s, and `ignored` are the request's fields
+    that nobody heeded; the history keeps neither.
     """
 
     request_id: str
@@ -130,6 +134,7 @@ class Outcome:
     reading: Reading | None = None
     delivery: Delivery = Delivery.RESERVE
     arrivals_s: Sequence[float] = ()
+    ignored: Sequence[str] = ()
 
     @property
     def server_usd(self) -> float:
@@ -151,6 +156,16 @@ class Outcome:
     def reasoning_tokens(self) -> int:
         """Of the billed answer, the tokens that were thoughts."""
         return self._winning.usage.reasoning_tokens if self._winning is not None else 0
+
+    @property
+    def cache_write_tokens(self) -> int:
+        """Of the billed prompt, the tokens that the server wrote into its cache, as it says."""
+        return self._winning.usage.cache_write_tokens if self._winning is not None else 0
+
+    @property
+    def told_cost(self) -> float | None:
+        """What the server says that the answer costs; None where it does not."""
+        return self._winning.usage.cost if self._winning is not None else None
 
     @property
     def _winning(self) -> Attempt | None:
@@ -211,6 +226,7 @@ class Outcome:
             "delivery": self.delivery.value,
             "qoe": None if self.reading is None else self.reading.qoe,
             "reading": None if self.reading is None else asdict(self.reading),
+            "ignored": list(self.ignored),
         }
 
 
