@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,6 +141,20 @@ def _display_path(path: str) -> str:
     return path.replace("{request_id}", "ID").replace("{name}", "NAME")
 
 
+# --- the fields in docs/api.md ------------------------------------------------------------------------------------
+
+
+def fields() -> str:
+    """Every field of a request, by what becomes of it; neighbours of which the same is said share a row."""
+    from disco_daemon.types import FIELDS
+
+    lines = ["| field | device | server | note |", "| --- | --- | --- | --- |"]
+    for (device, server, note), rows in groupby(FIELDS.values(), lambda row: (row.device, row.server, row.note)):
+        names = ", ".join(f"`{row.name}`" for row in rows)
+        lines.append(f"| {names} | {device.value} | {server.value} | {note} |")
+    return "\n".join(lines)
+
+
 # --- the life of an answer in docs/handoff.md ---------------------------------------------------------------------
 
 
@@ -255,6 +270,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings,
 }
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/api.md", "fields"): fields,
     ("docs/api.md", "routes"): routes,
     ("docs/doors.md", "doors"): doors,
     ("docs/handoff.md", "states"): states,

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from ..conductor import Conductor, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import Delivery, GenerationRequest, Side
+from ..types import Delivery, GenerationRequest, Side, ignored
 from . import cross_origin, documents, embeddings, fleet, openai, partner, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
@@ -138,6 +138,10 @@ async def _answer(
     wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
+        unheeded = {
+            side: ignored(generation.extra, on_device=side is Side.DEVICE, is_raw=generation.prompt is not None)
+            for side in Side
+        }
         stream = sse.StreamSink(
             request,
             shape,
@@ -147,6 +151,7 @@ async def _answer(
             token_ids=wanted,
             sides=sides,
             quality=quality,
+            ignored=unheeded,
         )
         try:
             outcome = await conductor.run(generation, asked.model, stream)
@@ -170,7 +175,14 @@ async def _answer(
         return failure(e, sse.headers(request_id, None))
     if quality is not None:
         quality = "whole" if outcome.split is None else str(outcome.split["quality"])
-    told = sse.headers(request_id, outcome.winner, quality, model=outcome.winner_model, reason=outcome.reason)
+    told = sse.headers(
+        request_id,
+        outcome.winner,
+        quality,
+        model=outcome.winner_model,
+        reason=outcome.reason,
+        ignored=outcome.ignored,
+    )
     return json_response(whole.body(outcome), headers=told | sse.bill(outcome))
 
 

@@ -9,7 +9,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import RequestError
-from ..types import Delivery, GenerationRequest, Sampling, Side, SplitMode, SplitWish
+from ..types import Delivery, Drawing, GenerationRequest, Sampling, Side, SplitMode, SplitWish
+from ..types.drawing import WishError, drawing_of
+from .chat_messages import begun_text, check_message, flattened, has_text_only
 
 MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire format has them
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
@@ -17,6 +19,9 @@ MAX_STOP = 4  # stop sequences, as OpenAI
 MAX_DEPTH = 64  # objects and arrays within each other: readers further on recurse
 MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
 COMPLETION_TOKENS = 16  # OpenAI's default for text completions
+NO_LIMIT = -1  # of max_tokens, as llama-server has it
+
+Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MAX_INT)]
 
 
 class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,7 +70,7 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     model: str
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    max_tokens: Limit | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] | None = None
@@ -91,9 +96,9 @@ class ChatRequest(AnswerRequest, kw_only=True):
     """The fields of a chat completion that this daemon reads; the rest travels in `extra`."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
-    continue_final_message: bool = False
-    add_generation_prompt: bool = True
+    max_completion_tokens: Limit | None = None
+    continue_final_message: bool | None = False
+    add_generation_prompt: bool | None = True
 
 
 class CompletionRequest(AnswerRequest, kw_only=True):
@@ -103,12 +108,11 @@ class CompletionRequest(AnswerRequest, kw_only=True):
     """
 
     prompt: Any
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = COMPLETION_TOKENS
+    max_tokens: Limit | None = COMPLETION_TOKENS
     echo: Any = None
     logprobs: Any = None
     best_of: Any = None
     suffix: Any = None
-    logit_bias: Any = None
 
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
@@ -116,14 +120,12 @@ _A = TypeVar("_A", bound=AnswerRequest)
 _S = TypeVar("_S", bound=msgspec.Struct)
 _TOO_DEEP = f"The request body is nested too deeply: more than {MAX_DEPTH} objects and arrays within each other."
 _PREFER = "prefer-"
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Parameters of text completions that no endpoint here honours, with the values that ask for nothing.
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "logprobs": (None, False),
     "best_of": (None, 1),
     "suffix": (None, ""),
-    "logit_bias": (None, {}),
 }
 
 
@@ -131,10 +133,15 @@ _TRIVIAL: dict[str, tuple[Any, ...]] = {
 
 
 def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
-    """Decode and check a chat; return it with the parameters that only a server understands. Raises RequestError."""
+    """Decode and check a chat; return it with the parameters that a server gets as they are. Raises RequestError."""
     request, extra = _decode_request(body, ChatRequest)
     for index, message in enumerate(request.messages):
-        _check_message(index, message)
+        check_message(index, message)
+    if request.continue_final_message and request.messages[-1]["role"] != "assistant":
+        msg = "'continue_final_message' needs a last message of the assistant, which is to be continued."
+        raise RequestError(msg, param="continue_final_message", code="invalid_value")
+    if request.add_generation_prompt is False and not request.continue_final_message:
+        extra["add_generation_prompt"] = False
     return request, extra
 
 
@@ -219,9 +226,15 @@ def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
-        param = _param(str(e))
-        msg = f"Invalid value for '{param}': {e}" if param else str(e)
-        raise RequestError(msg, param=param, code="invalid_type") from e
+        raise _invalid(e) from e
+
+
+def _invalid(error: msgspec.ValidationError) -> RequestError:
+    """Return the error for a value of the wrong type, or out of bounds."""
+    param = _param(str(error))
+    return RequestError(
+        f"Invalid value for '{param}': {error}" if param else str(error), param=param, code="invalid_type"
+    )
 
 
 def _decode_request(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
@@ -233,28 +246,48 @@ def _decode_request(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
     if len(_stop(request)) > MAX_STOP:
         msg = f"At most {MAX_STOP} stop sequences are supported, got {len(_stop(request))}."
         raise RequestError(msg, param="stop")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if getattr(request, name, None) == 0:
+            msg = f"'{name}' must be at least 1, or {NO_LIMIT} for no limit."
+            raise RequestError(msg, param=name, code="invalid_value")
     own = kind.__struct_fields__
     return request, {k: v for k, v in raw.items() if k not in own}
+
+
+def _drawing(extra: dict[str, Any], max_tokens: int | None) -> Drawing:
+    """Return how tokens are drawn, and check all fields beside OpenAI's common ones. Raises RequestError."""
+    try:
+        drawing = drawing_of(extra)
+    except WishError as e:
+        raise RequestError(str(e), param=e.param, code="invalid_value") from e
+    except msgspec.ValidationError as e:
+        raise _invalid(e) from e
+    if max_tokens is not None and drawing.min_tokens > max_tokens:
+        msg = f"'min_tokens' is {drawing.min_tokens}, more than the limit of {max_tokens} tokens."
+        raise RequestError(msg, param="min_tokens", code="invalid_value")
+    return drawing
 
 
 def to_generation(
     request: ChatRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
 ) -> GenerationRequest:
     """Return the endpoint-neutral form of a chat."""
-    messages = [_flatten(m) for m in request.messages]
+    limit = _limit(request.max_completion_tokens, request.max_tokens)
+    messages = [flattened(m) for m in request.messages]
     last = messages[-1]
     answer_so_far = ""
     if last["role"] == "assistant" and (request.continue_final_message or last.get("prefix") is True):
-        answer_so_far = _begun(messages.pop())
+        answer_so_far = begun_text(messages.pop())
         if not messages:
             raise RequestError("There is no message before the one to continue.", param="messages")
     return GenerationRequest(
         request_id=request_id,
         messages=tuple(messages),
-        sampling=_sampling(request, request.max_completion_tokens or request.max_tokens),
+        sampling=_sampling(request, limit),
         extra=extra,
+        drawing=_drawing(extra, limit),
         allowed=_allowed(request.options, allowed),
-        text_only=all(_text_only(m) for m in messages),
+        text_only=all(has_text_only(m) for m in messages),
         max_tokens_key="max_completion_tokens" if request.max_completion_tokens else "max_tokens",
         answer_so_far=answer_so_far,
         delivery=_delivery(request),
@@ -272,11 +305,13 @@ def to_raw_generation(
     if Side.DEVICE not in allowed:
         msg = "Text completions are served by the device only: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
+    limit = _limit(request.max_tokens)
     return GenerationRequest(
         request_id=request_id,
         messages=(),
-        sampling=_sampling(request, request.max_tokens),
+        sampling=_sampling(request, limit),
         extra=extra,
+        drawing=_drawing(extra, limit),
         allowed=_allowed(request.options, frozenset({Side.DEVICE})),
         prompt=_prompt(request.prompt),
         delivery=_delivery(request),
@@ -291,6 +326,12 @@ def _preferred(options: DiscoOptions) -> Side | None:
     """Return the side that is to begin alone, the other one being there if it fails."""
     route = options.route or ""
     return Side(route.removeprefix(_PREFER)) if route.startswith(_PREFER) else None
+
+
+def _limit(*told: int | None) -> int | None:
+    """Return the first limit that is told; None for no limit."""
+    found = next((n for n in told if n is not None), None)
+    return None if found == NO_LIMIT else found
 
 
 def _allowed(options: DiscoOptions, allowed: frozenset[Side]) -> frozenset[Side]:
@@ -342,47 +383,6 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
         return tuple(prompt)
     msg = "Invalid value for 'prompt': expected text or an array of token ids, and not an empty one."
     raise RequestError(msg, param="prompt", code="invalid_type")
-
-
-def _begun(message: dict[str, Any]) -> str:
-    """Return the text of a message that is to be continued. Raises RequestError."""
-    text = message.get("content") or ""
-    if not isinstance(text, str) or message.get("tool_calls"):
-        raise RequestError("Only a message of plain text can be continued.", param="messages")
-    return text
-
-
-def _check_message(index: int, message: dict[str, Any]) -> None:
-    role = message.get("role")
-    if role not in ROLES:
-        msg = f"Invalid value for 'messages[{index}].role': {role!r}; expected one of {', '.join(ROLES)}."
-        raise RequestError(msg, param=f"messages[{index}].role", code="invalid_value")
-    content = message.get("content")
-    if content is None and role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
-        return
-    if not isinstance(content, str | list):
-        msg = f"Invalid type for 'messages[{index}].content': expected a string or an array of content parts."
-        raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
-    if isinstance(content, list) and not all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
-        msg = f"Invalid 'messages[{index}].content': each part must be an object with a 'type'."
-        raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
-
-
-def _flatten(message: dict[str, Any]) -> dict[str, Any]:
-    """Join text parts into one string, so that every chat template understands them."""
-    content = message.get("content")
-    if isinstance(content, list) and all(p["type"] == "text" and isinstance(p.get("text"), str) for p in content):
-        return {**message, "content": "".join(p["text"] for p in content)}
-    return message
-
-
-def _text_only(message: dict[str, Any]) -> bool:
-    role, content = message["role"], message.get("content")
-    return (
-        isinstance(content, str)
-        and role in ("system", "developer", "user", "assistant")
-        and not message.get("tool_calls")
-    )
 
 
 def _param(text: str) -> str | None:

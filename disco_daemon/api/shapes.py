@@ -117,13 +117,15 @@ class ChatShape(AnswerShape):
 def _usage(outcome: Outcome) -> dict[str, Any]:
     """Return OpenAI's usage block."""
     prompt, completion = outcome.billed
+    written, cost = outcome.cache_write_tokens, outcome.told_cost
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": outcome.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": outcome.cached_tokens}
+        | ({"cache_write_tokens": written} if written else {}),
         "completion_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
-    }
+    } | ({} if cost is None else {"cost": cost})
 
 
 def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,8 @@ READER_TIMEOUT_S = 300.0  # a reader that takes nothing for this long holds a se
 
 MAX_NOTE = 1000  # characters of a comment
 _PLAIN = " !#$&'()*+,/:;=?@[]"  # what a header may hold besides letters and digits; the rest is written as %XX
+MAX_NAMED = 20  # ignored fields in a header
+MAX_NAME = 100  # characters of the name of one
 
 _encode = msgspec.json.Encoder().encode
 
@@ -44,14 +47,20 @@ def headers(
     *,
     model: str | None = None,
     reason: str | None = None,
+    ignored: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return the daemon's own response headers; `quality` is of an answer by a device over two machines."""
+    """Return the daemon's own response headers; `quality` is of an answer by a device over two machines.
+
+    The fields `ignored` are percent-encoded: their names are a client's.
+    """
+    named = ", ".join(quote(name, errors="replace")[:MAX_NAME] for name in ignored[:MAX_NAMED])
     told = {
         "X-Disco-Request-Id": request_id,
         "X-Disco-Route": route,
         "X-Disco-Model": None if model is None else quote(model, safe=_PLAIN),
         "X-Disco-Reason": reason,
         "X-Disco-Quality": quality,
+        "X-Disco-Ignored": named or None,
     }
     return {name: value for name, value in told.items() if value is not None}
 
@@ -100,14 +109,18 @@ class StreamSink:
         token_ids: bool = False,
         sides: bool = False,
         quality: str | None = None,
+        ignored: Mapping[Side, Sequence[str]] | None = None,
     ) -> None:
-        """`quality` is what the device's answer is planned to have, None where all have the same."""
+        """`quality` is what the device's answer is planned to have, None where all have the same.
+
+        `ignored` has the fields that an answer by a side does not heed.
+        """
         self._request = request
         self._shape = shape
         self._request_id = request_id
         self._include_usage = include_usage
         self._sides = sides
-        self._quality = quality
+        self._quality, self._ignored = quality, ignored or {}
         self._ids = _TokenIds(wanted=token_ids)
         self._pending = b""
         self._winner: Side | None = None
@@ -204,7 +217,8 @@ class StreamSink:
     async def _begin(self) -> web.StreamResponse:
         quality = self._quality if self._winner is not None else None  # as the route, it is not known before
         quality = quality and (quality if self._winner is Side.DEVICE else "whole")
-        told = headers(self._request_id, self._winner, quality, model=self._model, reason=self._reason)
+        ignored = () if self._winner is None else self._ignored.get(self._winner, ())
+        told = headers(self._request_id, self._winner, quality, model=self._model, reason=self._reason, ignored=ignored)
         response = web.StreamResponse(headers=told)
         response.content_type = "text/event-stream"
         response.headers["Cache-Control"] = "no-cache"

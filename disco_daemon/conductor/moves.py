@@ -13,7 +13,7 @@ from ..answer import Answer, AskAgain, Move, Rest
 from ..dispatch.mover import View
 from ..endpoints.base import Resumption
 from ..money.spending import CostBound
-from ..types import Delivery, GenerationRequest, Side
+from ..types import Delivery, GenerationRequest, Side, is_for_a_server
 from .context import AnswerContext, CurrentDelivery
 from .endpoint_run import EndpointRun, PromptSize
 from .plan import lacks_room
@@ -58,10 +58,12 @@ class MoveAdvisor:
     def _target_now(self) -> Side | None:
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
-        if self._delivery.mode is Delivery.OFF or self._request.prefers is not None:
+        target = answer.source.other
+        is_held = self._delivery.mode is Delivery.OFF or self._request.prefers is not None
+        if is_held or (target is Side.DEVICE and is_for_a_server(self._request.extra)):
             self.next_check = NOT_AGAIN
             return None
-        view = self._view(answer.source.other)
+        view = self._view(target)
         reserve = None if self._lacks_room(view) else mover.advise(view)
         answer.buffer.reserve = reserve or 0
         if reserve is None:

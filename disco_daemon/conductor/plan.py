@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..endpoints.base import Endpoint
-from ..types import BOTH, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Reason, Side
+from ..types import (
+    BOTH,
+    Continuation,
+    GenerationRequest,
+    Plan,
+    PromptLength,
+    Readiness,
+    Reason,
+    Side,
+    is_for_a_server,
+)
 from .context import AnswerContext
 from .endpoint_run import EndpointRun
 
@@ -36,16 +46,18 @@ def fitted(
 ) -> Plan:
     """Return the plan for the sides there are, without a start of one that is not for this request.
 
-    The device is not if its context has too little room; a server is not that may not go straight on from what the
-    client has begun, or that nobody has tried. Else the side that the request prefers begins alone, or the other one
-    while it does not want to be asked. Each stays what is left if the other fails.
+    The device is not if its context has too little room, or what a field means is unknown to it; a server is not that
+    may not go straight on from what the client has begun, or that nobody has tried. Else the side that the request
+    prefers begins alone, or the other one while it does not want to be asked. Each stays what is left if the other
+    fails.
     """
     plan = plan.restricted(frozenset(readiness))
     if not readiness.keys() >= BOTH:
         return plan
     n_given = length + -(-len(request.answer_so_far) // CHARS_PER_TOKEN)
     rest = context.planner.knowledge.outputs.expected_remaining(0, length)
-    if lacks_room(readiness[Side.DEVICE], n_given, rest, request.sampling.max_tokens, 0):
+    no_room = lacks_room(readiness[Side.DEVICE], n_given, rest, request.sampling.max_tokens, 0)
+    if no_room or is_for_a_server(request.extra):
         return plan if readiness[Side.SERVER].down_s > 0 else NOT_THE_DEVICE
     server = context.endpoints[Side.SERVER]
     if request.answer_so_far and (

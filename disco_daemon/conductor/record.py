@@ -14,7 +14,7 @@ from ..dispatch.planner import Planned
 from ..endpoints.hedge import RequestAccount
 from ..errors import DiscoError, EndpointError
 from ..money.spending import Reservation
-from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Reason, Side
+from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Reason, Side, ignored
 from .context import AnswerContext, CurrentDelivery, Sink
 from .endpoint_run import EndpointRun, PromptSize
 from .plan import reason_of
@@ -85,6 +85,9 @@ class Recorder:
             delivery=delivery.mode,
             arrivals_s=arrivals,
             reason=self._why,
+            ignored=ignored(
+                request.extra, on_device=answer.tokens.get(Side.DEVICE, 0) > 0, is_raw=request.prompt is not None
+            ),
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)

@@ -143,9 +143,13 @@ class EndpointRuns:
         exact = self._context.endpoints[effect.side].continuation is Continuation.EXACT
         if sampling.max_tokens is not None and exact:  # another may repeat the answer first; that counts, too
             sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens - effect.n_tokens))
+        drawing = request.drawing.after(effect.n_tokens)
+        least = {"min_tokens": drawing.min_tokens} if drawing != request.drawing else {}
         return replace(
             request,
             sampling=sampling,
+            drawing=drawing,
+            extra={**request.extra, **least},
             answer_so_far=request.answer_so_far + effect.answer_so_far,
             answer_ids=() if request.answer_so_far else effect.ids,
         )

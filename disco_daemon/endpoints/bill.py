@@ -17,6 +17,7 @@ MESSAGE_TOKENS = 64  # a chat template's for one message; those known take 3 to 
 OWN_TOKENS = 16_384  # of a prompt that a server adds unseen: its system prompt, its description of tools
 FOUND_TOKENS = 262_144  # for each part that is no text, and for what it looks up: pages of a document, or of the web
 MAX_TPS = 5_000.0  # token/s that a server may think unseen; the quickest known make half of that
+MAX_COST = 1e6  # of one answer, in a server's own currency: what is more is no price
 SPARE_TOKENS = 256  # of an answer: marks of its format, and a limit that is taken not quite exactly
 
 # Parameters with which a server adds to the prompt what it has found.
@@ -79,6 +80,14 @@ class Bill:
             prompt = self._at_most(prompt, most, "prompt_tokens")
             cached = min(prompt, self._count(billed.get("prompt_tokens_details"), "cached_tokens"))
             usage.prompt_tokens, usage.cached_tokens = prompt - cached, cached
+            usage.cache_write_tokens = min(prompt, self._written(billed))
+        if (cost := _cost(billed.get("cost"))) is not None:
+            usage.cost = cost
+
+    def _written(self, billed: Json) -> int:
+        """Return how much of the prompt was written into the server's cache: OpenAI's name, or Anthropic's."""
+        told = self._count(billed.get("prompt_tokens_details"), "cache_write_tokens")
+        return told or self._count(billed, "cache_creation_input_tokens")
 
     def _count(self, told: Any, key: str) -> int:
         """A count of a usage block, 0 where there is none that can be read."""
@@ -108,6 +117,13 @@ class Bill:
         found = finds(self._body) + sum(map(_n_found, messages))
         n_bytes = len(msgspec.json.encode(self._body))
         return n_bytes + MESSAGE_TOKENS * len(messages) + OWN_TOKENS + FOUND_TOKENS * found
+
+
+def _cost(told: object) -> float | None:
+    """Return what a server says that the answer costs, as OpenRouter does; None for what is no such number."""
+    if isinstance(told, bool) or not isinstance(told, int | float) or not 0 <= told < MAX_COST:
+        return None
+    return float(told)
 
 
 def finds(parameters: Json) -> int:

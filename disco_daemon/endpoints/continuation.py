@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..continuations import METHODS, RAW_METHODS
-from ..types import Continuation, GenerationRequest, Json
+from ..types import Continuation, GenerationRequest, Json, Treatment, field_of
 
 CHAT = "/chat/completions"
 COMPLETIONS = "/completions"
@@ -32,36 +32,10 @@ _KNOWN_HOSTS: Mapping[str, tuple[str, Continuation]] = {
     "openrouter.ai": ("assistant", _GUARDED),  # as the model behind it does
 }
 
-# What a raw completion has in common with a chat: how tokens are drawn. The rest of `extra` is about messages.
-_DRAWING = frozenset(
-    {
-        "top_k", "min_p", "typical_p", "repetition_penalty", "repeat_penalty", "repeat_last_n", "ignore_eos",
-        "dry_multiplier", "dry_base", "mirostat", "mirostat_tau", "mirostat_eta", "user", "priority",
-    }
-)  # fmt: skip
-
-# Fields of a body by which a proxy (LiteLLM, and what is built on it) lets a client say whom to ask, as whom, and how:
-# they would take our key, or the prompt, somewhere else. What the user has configured is not the client's to change.
-_OURS = frozenset(
-    {
-        "api_key", "api_base", "base_url", "api_version", "api_type", "organization", "project", "deployment_id",
-        "model_list", "fallbacks", "context_window_fallback_dict",
-        "custom_llm_provider", "region_name", "user_config", "credentials", "proxy_server_request", "callbacks",
-        "success_callback", "failure_callback", "logger_fn", "input_callback", "client", "http_client", "proxy",
-        "proxies", "ssl_verify", "verify", "headers", "default_headers", "extra_headers", "default_query",
-        "extra_query", "extra_body", "timeout", "request_timeout", "stream_timeout", "max_retries", "num_retries",
-        "authorization", "access_token", "auth", "slack_webhook", "webhook_url", "gcs_bucket_name", "s3_bucket_name",
-    }
-)  # fmt: skip
-_OUR_PREFIXES = (
-    "aws_", "azure_", "vertex_", "watsonx_", "litellm_", "langfuse_", "langsmith_", "mock_", "x_api_",
-)  # fmt: skip
-
 
 def _travels(name: str) -> bool:
     """Whether a parameter of the client's is for the server, however it is spelled."""
-    plain = name.casefold().replace("-", "_")
-    return plain not in _OURS and not plain.startswith(_OUR_PREFIXES)
+    return field_of(name).server is Treatment.PASSED_ON
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +159,11 @@ def chat(request: GenerationRequest, method: str, *, ids_back: bool = False) -> 
 
 
 def completion(request: GenerationRequest, prompt: str | tuple[int, ...], *, ids_back: bool = False) -> Ask:
-    """Ask for what follows `prompt`: the rendered prompt and the answer so far, as text or as token ids."""
-    body = _sampling(request) | {k: v for k, v in request.extra.items() if k in _DRAWING}
+    """Ask for what follows `prompt`: the rendered prompt and the answer so far, as text or as token ids.
+
+    Of the client's fields it has those that say how tokens are drawn; the others are about messages.
+    """
+    body = _sampling(request) | {k: v for k, v in request.extra.items() if _travels(k) and field_of(k).draws}
     # Absent it would be RAW_DEFAULT; null means no limit to vLLM, llama-server and llama-cpp-python.
     body["max_tokens"] = request.sampling.max_tokens
     if ids_back:

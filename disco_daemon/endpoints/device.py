@@ -25,7 +25,12 @@ from ..types import (
     Refusal,
     Side,
     Token,
+    Treatment,
     Usage,
+    form_parameter,
+    named,
+    response_format,
+    text_of,
 )
 from .base import Controls, Resumption
 
@@ -67,15 +72,7 @@ class Device:
             return "chat_template_kwargs must be an object"
         if request.split.mode not in (None, "exact") or request.split.theta is not None:
             return Refusal("split_mode and theta are for a device over two machines, and this one is whole", "disco")
-        needs = request.needs
-        if "response_format" in needs and not isinstance((request.response_format or {}).get("type"), str):
-            return 'response_format must be an object with a \'type\', such as {"type": "json_object"}'
-        try:
-            schema.check(request.response_format or {})
-        except schema.SchemaError as e:
-            return Refusal(str(e), "response_format")
-        needs = [need for need in needs if need != "response_format"]
-        return f"the device does not support {', '.join(needs)}" if needs else None
+        return _refused_field(request) or _refused_form(request)
 
     def may_serve(self) -> bool:
         """Whether the engine is up, loading or about to be."""
@@ -156,7 +153,7 @@ class Device:
                             yield Finish("length" if full else reason, full=full)
                             return
                         case wire.Failed() as failed:
-                            raise self._error(failed)
+                            raise self._error(failed, form_parameter(request.extra))
             finally:
                 await answer.close()
                 if answer.done is not None:
@@ -191,8 +188,10 @@ class Device:
                 self.last_error = str(e)
             raise
 
-    def _error(self, failed: wire.Failed) -> EndpointError:
-        return EndpointError(self.side, failed.reason, failed.message, your_fault=failed.your_fault, param=failed.param)
+    def _error(self, failed: wire.Failed, form: str | None = None) -> EndpointError:
+        """Return what failed; `form` is the client's name for the parameter that the engine calls response_format."""
+        param = form or failed.param if failed.param == "response_format" else failed.param
+        return EndpointError(self.side, failed.reason, failed.message, your_fault=failed.your_fault, param=param)
 
     async def embed(self, given: str | tuple[int, ...]) -> Embedding:
         """The embedding of a text, or of token ids; waits for the rest of a load first. Raises EndpointError."""
@@ -261,5 +260,40 @@ def _readable(request: GenerationRequest) -> GenerationRequest:
 
 
 def _rename_roles(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """Return the messages for a chat template. OpenAI's newer name for the system role is unknown to most."""
-    return [{"role": "system" if m["role"] == "developer" else m["role"], "content": m["content"]} for m in messages]
+    """Return the messages for a chat template: each content as one string, the roles that templates know.
+
+    OpenAI's newer name for the system role is unknown to most.
+    """
+    return [
+        {"role": "system" if m["role"] == "developer" else m["role"], "content": text_of(m["content"])}
+        for m in messages
+    ]
+
+
+def _refused_field(request: GenerationRequest) -> Refusal | None:
+    """Return why a request is not for the device: the fields of `types.fields` that say so."""
+    if forms := named(request.extra, Treatment.FORM):
+        msg = f"the device cannot hold an answer to {', '.join(forms)}: give a JSON schema by response_format"
+        return Refusal(msg, forms[0])
+    if needs := named(request.extra, Treatment.REFUSED):
+        return Refusal(f"the device does not support {', '.join(needs)}", needs[0])
+    if request.drawing.goes_on and (form := form_parameter(request.extra)):
+        name = "ignore_eos" if request.drawing.ignore_eos else "min_tokens"
+        msg = (
+            f"an answer ends where its form does, so {name} cannot be kept together with {form}: leave one of them out"
+        )
+        return Refusal(msg, name)
+    return None
+
+
+def _refused_form(request: GenerationRequest) -> Refusal | None:
+    """Return why the form of the answer cannot be kept."""
+    form, param = response_format(request.extra) or {}, form_parameter(request.extra) or "response_format"
+    if param == "response_format" and form and form.get("type") not in ("json_object", "json_schema"):
+        msg = "response_format.type must be text, json_object or json_schema for the device"
+        return Refusal(msg, param)
+    try:
+        schema.check(form)
+    except schema.SchemaError as e:
+        return Refusal(str(e), param)
+    return None

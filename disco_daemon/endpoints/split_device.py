@@ -166,6 +166,8 @@ class SplitDevice(Device):
         found = resolve(request, self.rules, self.coverage)
         if isinstance(found, Refusal):
             return found
+        if request.drawing.mirostat:
+            return Refusal("mirostat goes by all that it drew, and here two machines draw: leave it out", "mirostat")
         return super().refuses(replace(request, split=SplitWish()))
 
     def prepare(self, request: GenerationRequest) -> GenerationRequest:

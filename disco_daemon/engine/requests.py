@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..types import Append, Delivery, GenerationRequest, Hold, Order, Pace
+from ..types import Append, Delivery, GenerationRequest, Hold, Order, Pace, response_format
 from . import wire
 
 
@@ -37,10 +37,11 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         stop=sampling.stop,
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
+        drawing=request.drawing,
         pace_tps=None if request.delivery is Delivery.OFF else request.pace_tps,
         ttft_s=request.expected_ttft_s,
         rest=request.expected_rest,
-        response_format=request.response_format,
+        response_format=response_format(request.extra),
         adapter=request.adapter,
         template_args=request.template_args,
         private=request.private,

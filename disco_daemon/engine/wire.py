@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import SplitMode
+from ..types import AS_USUAL, Drawing, SplitMode
 from .fleet_wire import BreakOffMove as BreakOffMove
 from .fleet_wire import FleetUsage as FleetUsage
 from .fleet_wire import HostUsage as HostUsage
@@ -20,6 +20,9 @@ from .fleet_wire import Message as Message
 from .fleet_wire import MoveLayers as MoveLayers
 from .fleet_wire import RangeFile as RangeFile
 from .fleet_wire import RunSample as RunSample
+from .load_wire import AdapterFile as AdapterFile
+from .load_wire import Disk as Disk
+from .load_wire import ExitCalibration as ExitCalibration
 
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
@@ -27,34 +30,6 @@ FULL = "context"  # the end of a sequence for which there is no room left: its c
 
 
 # --- daemon -> engine ---------------------------------------------------------------------------------------------
-
-
-class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A LoRA adapter: a GGUF file, and how strongly it is applied (1 = as it was trained)."""
-
-    name: str
-    path: str
-    scale: float = 1.0
-
-
-class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder for idle conversations, those unused for `idle_s`, s: it may hold `max_bytes`."""
-
-    folder: str
-    max_bytes: int
-    idle_s: float
-
-
-class ExitCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """How sure the exit in a range's file may be: coefficients and table of `exits.calibrate.Calibration`.
-
-    Of the tokens that it was judged by, the share `coverage` may leave at theta 0.8.
-    """
-
-    coefficients: tuple[float, ...]
-    scores: tuple[float, ...]
-    shares: tuple[float, ...]
-    coverage: float = 0.0
 
 
 class Load(Message, frozen=True, kw_only=True):
@@ -128,7 +103,8 @@ class Generate(Message, frozen=True, kw_only=True):
     The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
-    they come) and expects the first after `ttft_s`, s; `rest` is the ExpectedRest. `response_format` is OpenAI's.
+    they come) and expects the first after `ttft_s`, s; `rest` is the ExpectedRest. `response_format` is a form as
+    `types.needs.forms` has them. `drawing` says more of how tokens are drawn.
     `adapter` names the one that is applied, if any. `template_args` are for the chat template. Nothing computed for a
     `private` request goes to disk. Of a model over two machines `mode` says who decides a token: the partner (exact),
     the exit where it is as sure as `theta` (confident), or the exit (alone), and then nothing goes to the partner.
@@ -146,6 +122,7 @@ class Generate(Message, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    drawing: Drawing = AS_USUAL
     prompt: str | tuple[int, ...] | None = None
     answer_ids: tuple[int, ...] = ()
     pace_tps: float | None = None

@@ -19,6 +19,8 @@ import struct
 
 import msgspec
 
+from ..types import AS_USUAL, Drawing
+
 PROTOCOL = 2
 MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
@@ -59,7 +61,11 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn, as in the request; `grammar` in GBNF that every answer of it holds to, or empty."""
+    """How tokens are drawn, as in the request; `grammar` in GBNF that every answer of it holds to, or empty.
+
+    The `min_tokens` of its `drawing` count from the answer's beginning. Where repetitions of the `prompt` count, it is
+    there.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -67,6 +73,8 @@ class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     grammar: str = ""
+    drawing: Drawing = AS_USUAL
+    prompt: tuple[int, ...] = ()
 
 
 # --- the two relays, and each with its engine ---------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
+from .content import is_text, text_of
+from .drawing import AS_USUAL, Drawing, WishError, drawing_of
 from .embedding import Embedding
+from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
-from .needs import Json, Refusal
+from .needs import Refusal, form_parameter, ignored, is_for_a_server, named, response_format
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import (
     Attempt,
@@ -22,16 +25,20 @@ from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
 
 __all__ = [
+    "AS_USUAL",
     "BOTH",
+    "FIELDS",
     "GENERATED",
     "Append",
     "Attempt",
     "CaughtUp",
     "Continuation",
     "Delivery",
+    "Drawing",
     "Embedding",
     "EntryKind",
     "ExpectedRest",
+    "Field",
     "Finish",
     "GenerationRequest",
     "HandoffRecord",
@@ -55,7 +62,18 @@ __all__ = [
     "SplitMode",
     "SplitWish",
     "Token",
+    "Treatment",
     "Usage",
+    "WishError",
+    "drawing_of",
+    "field_of",
     "finite",
+    "form_parameter",
+    "ignored",
+    "is_for_a_server",
+    "is_text",
+    "named",
+    "response_format",
     "rest_at",
+    "text_of",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .needs import Json
+from .fields import Json
 from .request import Side
 
 

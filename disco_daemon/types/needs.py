@@ -1,67 +1,126 @@
 """What a question needs beyond an answer in plain text, as its parameters say it, and the refusal of what is not there.
 
-The parameters are OpenAI's and those of servers. This daemon hands them on unread, but for what is read here.
+The parameters are OpenAI's and those of servers; `fields` says what each is to an endpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
-Json = Mapping[str, Any]
+import msgspec
 
-# Parameters whose meaning must not be lost: an endpoint either honours them or refuses, and an answer under them is
-# never continued by the other side. Everything else unknown is a hint that may be ignored.
-_NEEDS = frozenset(
-    {
-        "tools", "tool_choice", "functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "modalities",
-        "audio", "web_search_options",
-    }
-)  # fmt: skip
-_NO_NEED: tuple[Any, ...] = (None, False, 0, "none", [], {}, ["text"])
-# Constraints on the answer's form, by the names that servers have for them (OpenAI, vLLM, llama-server, SGLang, TGI).
-# An empty schema is one, too: any JSON.
-_FORMS = frozenset(
-    {"response_format", "structured_outputs", "json_schema", "structural_tag", "grammar", "regex", "ebnf"}
-)
-_GUIDED = "guided_"  # vLLM's older names begin so: guided_json, guided_regex, guided_choice, guided_grammar
-_GUIDED_HINTS = ("guided_decoding_backend", "guided_whitespace_pattern")  # how, not what
-_NO_FORM: tuple[Any, ...] = (None, False, "")
+from .fields import Json, Treatment, asked
 
-
-def _is_need(key: str, value: Any) -> bool:
-    """Whether a parameter constrains the answer."""
-    if key in _NEEDS:
-        return value not in _NO_NEED
-    if key == "response_format":
-        return value is not None and value != {"type": "text"}
-    if key in _FORMS or (key.startswith(_GUIDED) and key not in _GUIDED_HINTS):
-        return value not in _NO_FORM
-    return False
+# The names that a JSON schema for the whole answer has: llama-server's, and vLLM's older and newer one.
+_SCHEMAS = ("json_schema", "guided_json")
+_UNTHINKING = ("none", False, "disabled")
 
 
 def needs(parameters: Json) -> list[str]:
-    """Parameters that constrain the answer (tools, schemas, log-probabilities …), sorted."""
-    return sorted(key for key, value in parameters.items() if _is_need(key, value))
+    """Parameters that constrain the answer (tools, schemas, log-probabilities …), sorted.
+
+    An endpoint either honours them or refuses, and an answer under them is never continued by the other side.
+    """
+    return sorted(row.name for row in asked(parameters) if row.binds)
+
+
+def named(parameters: Json, *treatments: Treatment) -> list[str]:
+    """Parameters that ask for something, and of which the device makes one of these, sorted."""
+    return sorted(row.name for row in asked(parameters) if row.device in treatments)
+
+
+def is_for_a_server(parameters: Json) -> bool:
+    """Whether a server is to answer, if one can: it may know what is unknown here, and token ids may be its own."""
+    return any(row.device is Treatment.AWAY or row.ids for row in asked(parameters))
+
+
+def ignored(parameters: Json, *, on_device: bool, is_raw: bool) -> list[str]:
+    """Parameters that ask for something that an answer does not heed, by the device too or not, sorted.
+
+    Of a raw prompt the device renders nothing, and what this daemon reads of a chat only is of no use.
+    """
+    if not on_device:
+        return named(parameters, Treatment.IGNORED)
+    found = set(named(parameters, Treatment.IGNORED, Treatment.AWAY))
+    return sorted(found.union(row.name for row in asked(parameters) if is_raw and (row.renders or row.own)))
+
+
+def form_parameter(parameters: Json) -> str | None:
+    """The parameter that says which form the answer is to have."""
+    return next((name for name, _ in forms(parameters)), None)
+
+
+def forms(parameters: Json) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the forms that the answer is to have, by the parameter that says so: as OpenAI's `response_format`.
+
+    Beside OpenAI's there is `{"type": "choice", "choice": [...]}`: one of these texts. What has no such shape is left
+    out.
+    """
+    wanted = parameters.get("response_format")
+    if isinstance(wanted, Mapping) and wanted.get("type") != "text":
+        yield "response_format", dict(wanted)
+    for name in _SCHEMAS:
+        if (schema := schema_of(parameters.get(name))) is not None:
+            yield name, _form_of(schema)
+    if choice := parameters.get("guided_choice"):
+        yield "guided_choice", {"type": "choice", "choice": choice}
+    if isinstance(more := parameters.get("structured_outputs"), Mapping):
+        if (schema := schema_of(more.get("json"))) is not None:
+            yield "structured_outputs.json", _form_of(schema)
+        if more.get("json_object"):
+            yield "structured_outputs.json_object", {"type": "json_object"}
+        if choice := more.get("choice"):
+            yield "structured_outputs.choice", {"type": "choice", "choice": choice}
+
+
+def schema_of(value: object) -> Json | None:
+    """Return a JSON schema, which may be given as its text; None for what is none."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+    return value if isinstance(value, Mapping) else None
+
+
+def _form_of(schema: Json) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def response_format(parameters: Json) -> dict[str, Any] | None:
-    """OpenAI's `response_format`, unless it is plain text; None also for what has no such shape."""
-    wanted = parameters.get("response_format")
-    return dict(wanted) if isinstance(wanted, Mapping) and wanted.get("type") != "text" else None
+    """Return the form of the answer; None for plain text, and for what has no such shape."""
+    return next((form for _, form in forms(parameters)), None)
 
 
 def template_args(parameters: Json) -> dict[str, Any]:
-    """Arguments for the chat template, of `chat_template_kwargs` and `reasoning_effort`.
+    """Arguments for the chat template, of all the names that clients have for the effort to think.
 
     As vLLM does (its pull request 43401): an effort of `none` means not to think, any other one to think, unless the
     client says it itself.
     """
-    given, effort = parameters.get("chat_template_kwargs"), parameters.get("reasoning_effort")
-    args = dict(given) if isinstance(given, Mapping) else {}
-    if isinstance(effort, str):
-        args = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | args
-    return args
+    args: dict[str, Any] = {}
+    for wish in _thinking(parameters):
+        if isinstance(wish, str) and wish not in ("enabled", "disabled", "adaptive"):
+            args = {"reasoning_effort": wish} | args
+        args = {"enable_thinking": wish not in _UNTHINKING} | args
+    given = parameters.get("chat_template_kwargs")
+    return args | (dict(given) if isinstance(given, Mapping) else {})
+
+
+def _thinking(parameters: Json) -> Iterable[str | bool]:
+    """Yield what the client says of thinking: whether to, or with which effort; what goes before comes first."""
+    reasoning, thinking = parameters.get("reasoning"), parameters.get("thinking")
+    nested = reasoning if isinstance(reasoning, Mapping) else {}
+    every = (
+        parameters.get("reasoning_effort"),
+        nested.get("effort"),
+        nested.get("enabled"),
+        parameters.get("enable_thinking"),
+        parameters.get("think"),
+        thinking.get("type") if isinstance(thinking, Mapping) else None,
+    )
+    return [wish for wish in every if isinstance(wish, str | bool)]
 
 
 class Refusal(str):

@@ -31,7 +31,8 @@ class Usage:
 
     `prompt_tokens` and `completion_tokens` are counts, `busy_s` is compute time of the device in s. `cached_tokens` of
     the prompt were in the endpoint's cache and not processed; they are none of `prompt_tokens`. Of the completion,
-    `reasoning_tokens` were thoughts, told or hidden. `told`: the completion is counted by the endpoint itself, all of
+    `reasoning_tokens` were thoughts, told or hidden. `cache_write_tokens` and `cost` are what a server says of them, in
+    its own currency: the ledger does not know them. `told`: the completion is counted by the endpoint itself, all of
     it; else it is what its text tells. `load_s` is how long it had to wait for its model. `split` tells the partner's
     part of a split device's answer, in the names of the API; `partner_j` is what the partner's machine spent on it, J.
     """
@@ -45,6 +46,8 @@ class Usage:
     load_s: float = 0.0
     split: Mapping[str, Any] | None = None
     partner_j: float = 0.0
+    cache_write_tokens: int = 0
+    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +122,8 @@ class Reading:
 class Outcome:
     """One finished answer, the input of history, ledger, estimators and metrics.
 
-    `arrivals_s` is when each token was shown, by the clock of the daemon, s; `reason` why the winner began it. The
-    history keeps neither.
+    `arrivals_s` is when each token was shown, by the clock of the daemon, s; `reason` why the winner began it, and
+    `ignored` the request's fields that nobody heeded. The history keeps none of them.
     """
 
     request_id: str
@@ -146,6 +149,7 @@ class Outcome:
     delivery: Delivery = Delivery.RESERVE
     arrivals_s: Sequence[float] = ()
     reason: Reason | None = None
+    ignored: Sequence[str] = ()
 
     @property
     def winner_model(self) -> str | None:
@@ -172,6 +176,16 @@ class Outcome:
     def reasoning_tokens(self) -> int:
         """Of the billed answer, the tokens that were thoughts."""
         return self._winning.usage.reasoning_tokens if self._winning is not None else 0
+
+    @property
+    def cache_write_tokens(self) -> int:
+        """Of the billed prompt, the tokens that the server wrote into its cache, as it says."""
+        return self._winning.usage.cache_write_tokens if self._winning is not None else 0
+
+    @property
+    def told_cost(self) -> float | None:
+        """What the server says that the answer costs; None where it does not."""
+        return self._winning.usage.cost if self._winning is not None else None
 
     @property
     def _winning(self) -> Attempt | None:
@@ -233,6 +247,7 @@ class Outcome:
             "delivery": self.delivery.value,
             "qoe": None if self.reading is None else self.reading.qoe,
             "reading": None if self.reading is None else asdict(self.reading),
+            "ignored": list(self.ignored),
         }
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from .needs import Json, needs, response_format, template_args
+from .content import text_of
+from .drawing import AS_USUAL, Drawing
+from .fields import Json
+from .needs import needs, template_args
 from .split import AS_SET, SplitWish
 
 
@@ -59,16 +62,17 @@ class Sampling:
 class GenerationRequest:
     """One question, endpoint-neutral.
 
-    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. `extra` holds OpenAI
-    parameters that this daemon hands to a server unread (tools, response_format, …). `answer_so_far` is what the reader
-    already has: an endpoint must continue right after it, never repeat it. `answer_ids` are its token ids by the
-    device's tokenizer, if known. `max_tokens_key` is the client's name for the limit: some servers know only one.
-    `prompt`, of a raw completion, stands in place of `messages`: text, or token ids of the device's model. `delivery`
-    and `pace_tps` are what the client asks for; `None` is the configured default. The reader expects the first token
-    after `expected_ttft_s`, s. Endpoints are told all three, and `expected_rest` (`types.rest`). `adapter` is the name
-    of a LoRA adapter of the device; no other endpoint is allowed then. What is `private` stays on this machine, and of
-    its keys and values nothing goes to disk. `split` is for a device over two machines. The side that it
-    `prefers` begins alone, and the other one takes over only where that fails.
+    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. `extra` holds the parameters
+    that a server gets as they are (tools, response_format, …), and `drawing` what they say of drawing tokens, for the
+    device; `types.fields` has what becomes of each. `answer_so_far` is what the reader already has: an endpoint must
+    continue right after it, never repeat it. `answer_ids` are its token ids by the device's tokenizer, if known.
+    `max_tokens_key` is the client's name for the limit: some servers know only one. `prompt`, of a raw completion,
+    stands in place of `messages`: text, or token ids of the device's model. `delivery` and `pace_tps` are what the
+    client asks for; `None` is the configured default. The reader expects the first token after `expected_ttft_s`, s.
+    Endpoints are told all three, and `expected_rest` (`types.rest`). `adapter` is the name of a LoRA adapter of the
+    device; no other endpoint is allowed then. What is `private` stays on this machine, and of its keys and values
+    nothing goes to disk. `split` is for a device over two machines. The side that it `prefers` begins alone, and the
+    other one takes over only where that fails.
     """
 
     request_id: str
@@ -89,11 +93,7 @@ class GenerationRequest:
     private: bool = False
     split: SplitWish = AS_SET
     prefers: Side | None = None
-
-    @property
-    def response_format(self) -> dict[str, Any] | None:
-        """OpenAI's `response_format`, unless it is plain text; None also for what has no such shape."""
-        return response_format(self.extra)
+    drawing: Drawing = AS_USUAL
 
     @property
     def template_args(self) -> dict[str, Any]:
@@ -109,4 +109,4 @@ class GenerationRequest:
     def n_chars(self) -> int:
         """Characters of text in the prompt and the answer so far, for an estimate while no tokenizer is loaded."""
         raw = (len(self.prompt) if isinstance(self.prompt, str) else 0) + len(self.answer_so_far)
-        return raw + sum(len(m["content"]) for m in self.messages if isinstance(m.get("content"), str))
+        return raw + sum(len(text_of(m.get("content"))) for m in self.messages)

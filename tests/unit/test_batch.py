@@ -24,6 +24,7 @@ from disco_daemon.scheduler.andes import Andes
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
 from disco_daemon.scheduler.jobs import TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.types import Drawing
 
 PIECES = (b"", b"a", b"b", b" ", b"\xe2", b"\x82\xac", b"ST", b"OP", b"x")  # token 0 ends an answer
 N_CTX = 40
@@ -61,6 +62,9 @@ class Cell:
 
 class FakeVocabulary:
     """Letters are tokens."""
+
+    def check_drawing(self, drawing: Drawing) -> None:
+        assert drawing == Drawing()
 
     def prompt_tokens(self, request: wire.Generate) -> list[int]:
         return tokens_of("".join(m["content"] for m in request.messages))
@@ -157,7 +161,9 @@ class FakeLlama:
             raise PromptError("no grammar")
         return ""
 
-    def sampler(self, request: wire.Generate, answer: Sequence[int], grammar: str) -> FakeSampler:
+    def sampler(
+        self, request: wire.Generate, answer: Sequence[int], grammar: str, prompt: Sequence[int]
+    ) -> FakeSampler:
         self.samplers.append(FakeSampler())
         return self.samplers[-1]
 

@@ -42,7 +42,9 @@ class Embedder:
     """A device that takes a second of the clock, and half a second of computing, for each text but a bad one."""
 
     side, model = Side.DEVICE, "tiny"
-    adapters = continuation = can_hold = resumption = False  # an endpoint is known by the names of all that it can do
+    adapters = continuation = can_hold = resumption = known_since = (
+        False  # an endpoint is known by the names of all that it can do
+    )
     refuses = overlap_of = may_serve = readiness = count = generate = status = str
 
     def __init__(self, clock: StoppedClock) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from disco_daemon.api import openai
+from disco_daemon.api.chat_messages import ROLES
 from disco_daemon.api.shapes import AnswerShape, ChatShape, TextShape, error_body
 from disco_daemon.api.sse import BodySink, comment, event
 from disco_daemon.engine import framing, wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
-from disco_daemon.types import BOTH, Delivery, GenerationRequest, Outcome, Plan, Side, Token
+from disco_daemon.types import BOTH, Attempt, Delivery, GenerationRequest, Outcome, Plan, Side, Token, Usage
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = ChatShape("1", 1_700_000_000, "disco")
@@ -78,10 +80,12 @@ def whole(*tokens: Token, reason: str | None = "stop") -> dict[str, Any]:
         (body(messages=[{"role": "user", "content": 3}]), "messages[0].content"),
         (body(messages=[{"role": "user", "content": ["Hi"]}]), "messages[0].content"),
         (body(messages=[{"role": "user", "content": [{"text": "Hi"}]}]), "messages[0].content"),
-        (body(messages=[{"role": "assistant", "content": None}]), "messages[0].content"),
+        (body(messages=[{"role": "user", "content": None}]), "messages[0].content"),
+        (body(messages=[{"role": "user", "content": []}]), "messages[0].content"),
+        (body(continue_final_message=True), "continue_final_message"),
         (body(stream="yes"), "stream"),
         (body(stream_options=[]), "stream_options"),
-        (body(max_tokens=-1), "max_tokens"),
+        (body(max_tokens=-2), "max_tokens"),
         (body(max_tokens=0), "max_tokens"),
         (body(max_tokens=1.5), "max_tokens"),
         (body(max_tokens=2**70), "max_tokens"),
@@ -129,7 +133,7 @@ parts = st.fixed_dictionaries(
 )
 messages = st.fixed_dictionaries(
     {
-        "role": st.sampled_from(openai.ROLES) | json_values,
+        "role": st.sampled_from(ROLES) | json_values,
         "content": st.text() | st.lists(parts, max_size=3) | json_values,
     },
     optional={"name": json_values, "tool_calls": json_values, "function_call": json_values},
@@ -287,7 +291,8 @@ def test_a_text_completion_is_for_the_device_alone(prompt: Any, read: Any) -> No
         ({"prompt": "Once", "best_of": 2}, "best_of"),
         ({"prompt": "Once", "best_of": True}, "best_of"),
         ({"prompt": "Once", "suffix": "end"}, "suffix"),
-        ({"prompt": "Once", "logit_bias": {"1": 1}}, "logit_bias"),
+        ({"prompt": "Once", "logit_bias": [1]}, "logit_bias"),
+        ({"prompt": "Once", "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
         ({"prompt": "Once", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "Once", "n": 2}, "n"),
         ({"prompt": "Once", "disco": {"route": "server"}}, "disco"),
@@ -300,9 +305,9 @@ def test_a_text_completion_that_cannot_be_honoured_is_refused(more: dict[str, An
 
 
 def test_a_text_completion_may_name_what_it_does_not_use() -> None:
-    assert raw(prompt="Once", echo=False, logprobs=None, best_of=1, suffix="", logit_bias={}, n=1, user="me").extra == {
-        "user": "me"
-    }
+    found = raw(prompt="Once", echo=False, logprobs=None, best_of=1, suffix="", n=1, user="me", max_tokens=-1)
+    assert found.extra == {"user": "me"}
+    assert found.sampling.max_tokens is None, "as many as there will be"
     with pytest.raises(RequestError, match="device only"):
         openai.to_raw_generation(
             *openai.parse_completion(b'{"model": "x", "prompt": "a"}'), "r", frozenset({Side.SERVER})
@@ -357,6 +362,16 @@ def test_a_body_is_a_chat_completion() -> None:
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert found["disco"]["winner"] == "server"
+    assert found["disco"]["ignored"] == []
+
+
+def test_what_the_server_says_of_thoughts_cache_and_cost_comes_through() -> None:
+    used = Usage(90, 5, cached_tokens=10, reasoning_tokens=4, cache_write_tokens=60, cost=0.0125)
+    attempt = Attempt(Side.SERVER, "m", 0.0, 0.1, False, used)
+    usage = CHAT.bill(replace(outcome(), attempts=(attempt,)))["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 10, "cache_write_tokens": 60}
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert usage["cost"] == 0.0125
 
 
 def call(index: int, **function: str) -> dict[str, Any]:

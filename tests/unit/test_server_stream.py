@@ -154,6 +154,22 @@ def test_a_bill_that_can_be_true_is_taken_as_it_is() -> None:
         "completion_tokens_details": {"reasoning_tokens": 600},
     }  # fmt: skip
     assert billed(told, said="hello") == (Usage(772, 700, 0.0, 128, 600, told=True), "")
+
+
+@pytest.mark.parametrize(
+    "written", [{"prompt_tokens_details": {"cache_write_tokens": 90}}, {"cache_creation_input_tokens": 90}]
+)
+def test_what_was_written_into_a_cache_and_the_servers_own_cost_are_told_on(written: dict[str, Any]) -> None:
+    usage, odd = billed({"prompt_tokens": 100, "completion_tokens": 5, "cost": 0.25, **written}, said="hello")
+    assert (usage.cache_write_tokens, usage.cost, odd) == (90, 0.25, "")
+    assert (usage.prompt_tokens, usage.cached_tokens) == (100, 0), "the ledger knows nothing of it"
+
+
+@pytest.mark.parametrize("cost", [None, "0.1", True, -1, 1e9, float("nan"), [1]])
+def test_a_cost_that_is_none_is_not_told_on(cost: Any) -> None:
+    assert billed({"prompt_tokens": 9, "completion_tokens": 5, "cost": cost}, said="hello")[0].cost is None
+    written = {"prompt_tokens": 9, "prompt_tokens_details": {"cache_write_tokens": 10**9}}
+    assert billed(written)[0].cache_write_tokens == 9, "no more than the prompt has"
     assert billed({"prompt_tokens": 900.0})[0].prompt_tokens == 900
 
 

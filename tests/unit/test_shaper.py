@@ -22,7 +22,7 @@ class Inner:
     """A device that answers at once."""
 
     side, model, prefill_tps, continuation = Side.SERVER, "m", 100.0, Continuation.EXACT
-    can_hold, resumption = True, Resumption.ALONE
+    can_hold, resumption, known_since = True, Resumption.ALONE, 0.0
 
     def refuses(self, request: GenerationRequest) -> str | None:
         return "no" if request.extra else None

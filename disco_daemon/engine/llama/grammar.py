@@ -60,7 +60,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
 
 
 def grammar_of(response_format: Mapping[str, Any]) -> str:
-    """Make the grammar of OpenAI's `json_object` or `json_schema`. Raises GrammarError."""
+    """Make the grammar of OpenAI's `json_object` or `json_schema`, or of a choice of texts. Raises GrammarError."""
     try:
         check(response_format)
     except SchemaError as e:
@@ -70,10 +70,26 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
             return str(JSON_GBNF)
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
             return _of_schema(schema)
+        case {"type": "choice", "choice": [*texts]}:
+            return _of_choice(texts)
         case {"type": "json_schema"}:
             raise GrammarError("response_format.json_schema.schema is missing: it has to be a JSON schema.")
     msg = f"response_format.type must be text, json_object or json_schema, not {response_format.get('type')!r:.60}."
     raise GrammarError(msg)
+
+
+def _of_choice(texts: list[Any]) -> str:
+    if any("\0" in text for text in texts):  # it ends a text in C
+        raise GrammarError("A text to choose cannot have a NUL character.")
+    grammar = f"root ::= {' | '.join(map(_literal, dict.fromkeys(texts)))}"
+    if readings(grammar) > MAX_READINGS:
+        raise GrammarError("Too many of the texts to choose from begin alike: give fewer of them.")
+    return grammar
+
+
+def _literal(text: str) -> str:
+    """Return a text as a literal of a grammar."""
+    return '"' + "".join(f"\\U{ord(c):08X}" if c in '"\\' or not c.isprintable() else c for c in text) + '"'
 
 
 def _of_schema(schema: dict[str, Any]) -> str:

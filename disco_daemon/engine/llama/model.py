@@ -215,9 +215,24 @@ class Llama(Sequences):
         """Return the logits of batch row `row`, [n_vocab]; they are valid until the next decode."""
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.vocabulary.n_tokens,))
 
-    def sampler(self, request: Generate, answer: Sequence[int] = (), grammar: str = "") -> Sampler:
-        """Make a sampler chain in C for an answer that has the tokens `answer` already; `grammar` is from `grammar`."""
-        return Sampler(request, self.vocabulary.n_tokens, answer, vocab=self.vocabulary.handle, grammar=grammar)
+    def sampler(
+        self, request: Generate, answer: Sequence[int] = (), grammar: str = "", prompt: Sequence[int] = ()
+    ) -> Sampler:
+        """Make a sampler chain in C for an answer that has the tokens `answer` already; `grammar` is from `grammar`.
+
+        The `prompt` matters where repetitions of it count.
+        """
+        vocabulary, draws = self.vocabulary, request.drawing
+        return Sampler(
+            request,
+            vocabulary.n_tokens,
+            answer,
+            vocab=vocabulary.handle,
+            grammar=grammar,
+            prompt=prompt if draws.repeats else (),
+            ends=vocabulary.end_tokens if draws.goes_on else (),
+            window=self.n_ctx,
+        )
 
     def grammar(self, request: Generate) -> str:
         """Return the grammar of the response format, tried out; empty if there is none. Raises FormatError."""
@@ -242,7 +257,7 @@ class Llama(Sequences):
         return token
 
     def _draw(self, sampler: Sampler, row: int, among: Sequence[int]) -> int:
-        sampler.seed()
+        sampler.begin_draw()
         if not (among or sampler.greedy):
             return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
         logits = self.logits(row)

@@ -17,6 +17,16 @@ class FormatError(PromptError):
     param = "response_format"
 
 
+class DrawingError(PromptError):
+    """Tokens cannot be drawn as a parameter says."""
+
+    reason = "bad_value"
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class PromptTooLong(PromptError):
     """A prompt has `n_tokens`, at least or about, and a context only `n_ctx`."""
 

@@ -18,6 +18,10 @@ from .refusals import FormatError
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
 DEFAULT_MIN_P = 0.05  # as in llama.cpp
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
+BANNED = -1e6  # added to a logit; finite, since nothing could be drawn if all were infinite
+POSSIBLE = 1e-30  # of the likeliest token's share: llama.cpp's typical sampling and mirostat divide by that of each
+MOST_DRY = 1e30  # added to logits by DRY under a grammar, at most, so that they stay finite
+MIROSTAT_M = 100  # tokens by which mirostat 1 estimates, as in llama.cpp
 # What a grammar may cost: processor time, s. llama.cpp tries the whole vocabulary, so the bounds are for one of
 # USUAL_VOCABULARY tokens, and grow with it. A string takes 0.005 to 0.03 s a token, by what else the machine does. A
 # token of an enum of 1,000 words that begin alike takes 2 s, but that is the end of it: long lists have more, unless
@@ -59,50 +63,154 @@ class GrammarMeter:
 class Sampler:
     """A llama.cpp sampler chain for one answer; freed with `close`.
 
-    It continues where an answer stands: the penalties know the tokens in `answer`, and with a seed the draw of the n-th
-    token depends on the seed and n alone, so a continued answer draws what the unbroken one would have drawn.
+    It continues where an answer stands: the penalties know the tokens in `answer`, those of repetitions the `prompt`'s
+    too, and with a seed the draw of the n-th token depends on the seed and n alone, so a continued answer draws what
+    the unbroken one would have drawn. Not with mirostat, which goes by all that it drew. `ends` are the tokens that end
+    a text; `window` is as many tokens as a text may have.
     """
 
     def __init__(
-        self, request: Generate, n_vocab: int, answer: Sequence[int] = (), *, vocab: Any = None, grammar: str = ""
+        self,
+        request: Generate,
+        n_vocab: int,
+        answer: Sequence[int] = (),
+        *,
+        vocab: Any = None,
+        grammar: str = "",
+        prompt: Sequence[int] = (),
+        ends: Sequence[int] = (),
+        window: int = PENALTY_WINDOW,
     ) -> None:
         """Raises FormatError for a grammar that llama.cpp does not understand."""
+        self._draws, self._n_vocab, self._window = request.drawing, n_vocab, window
+        self._temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
         self._seed: int | None = None
-        self._n_drawn = 0
+        self._n_drawn = self._n_tail = 0
         self._constraint: Any = None
+        self._keeps_on = False  # whether the first sampler bans what ends the text, until it has `min_tokens`
         self.meter = GrammarMeter(n_vocab, grammar) if grammar else None
-        self.greedy = False  # the largest logit, and nothing else
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         if grammar:
-            constraint = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
-            if not constraint:
-                llama_cpp.llama_sampler_free(chain)
+            self._constraint = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
+            if not self._constraint:
+                self.close()
                 raise FormatError("llama.cpp does not understand the grammar of the response format.")
-            llama_cpp.llama_sampler_chain_add(chain, constraint)
-            self._constraint = constraint
+            self._add(self._constraint)
+        self._add_biases(ends)
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
         if frequency or presence:
-            penalties = llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, 1.0, frequency, presence)
-            llama_cpp.llama_sampler_chain_add(chain, penalties)
-        temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
-        if temperature <= 0:
-            self.greedy = not (frequency or presence or grammar)
-            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+            last_n = self._n_last(self._draws.repeat_last_n, PENALTY_WINDOW)
+            self._add(llama_cpp.llama_sampler_init_penalties(n_vocab, last_n, 1.0, frequency, presence))
+        self._add_repetition(vocab, [token for token in prompt[-window:] if 0 <= token < n_vocab])
+        self._remembers = bool(frequency or presence or grammar or self._draws.repeats)
+        self._seed = None if request.seed is None else request.seed
+        if self._temperature > 0 and self._draws.mirostat:
+            self._add_mirostat()
         else:
-            if request.top_p is None:
-                llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_min_p(DEFAULT_MIN_P, 1))
-            elif request.top_p < 1:
-                llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_p(request.top_p, 1))
-            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(temperature))
-            self._seed = request.seed
-            llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(llama_cpp.LLAMA_DEFAULT_SEED))
-        self.chain = chain
-        self._remembers = bool(frequency or presence or grammar)
+            self._add_truncation(request.top_p)
+            self._add_tail()
+        # Whether it is the largest logit, and nothing else.
+        self.greedy = self._temperature <= 0 and llama_cpp.llama_sampler_chain_n(self.chain) == 1
         try:
             self.follow(answer)
         except FormatError:
             self.close()
             raise
+
+    # --- the chain, in llama.cpp's order -------------------------------------------------------------------------
+
+    def _add(self, sampler: Any) -> None:
+        llama_cpp.llama_sampler_chain_add(self.chain, sampler)
+
+    def _n_last(self, wanted: int | None, usual: int) -> int:
+        """Return how many tokens a penalty looks back on."""
+        n = usual if wanted is None else self._window if wanted < 0 else wanted
+        return min(n, max(self._window, PENALTY_WINDOW))
+
+    def _add_biases(self, ends: Sequence[int]) -> None:
+        """Ban what would end the text too early, and add the client's biases."""
+        draws = self._draws
+        if draws.min_tokens:
+            self._add(self._bias(dict.fromkeys([*ends, *draws.stop_token_ids], BANNED)))
+            self._keeps_on = True
+        biases = dict(draws.logit_bias) | (dict.fromkeys(ends, BANNED) if draws.ignore_eos else {})
+        if biases:
+            self._add(self._bias(biases))
+
+    def _bias(self, biases: dict[int, float]) -> Any:
+        there = [(token, bias) for token, bias in biases.items() if 0 <= token < self._n_vocab]
+        rows = (llama_cpp.llama_logit_bias * max(1, len(there)))(*there)
+        return llama_cpp.llama_sampler_init_logit_bias(self._n_vocab, len(there), rows)
+
+    def _add_repetition(self, vocab: Any, prompt: Sequence[int]) -> None:
+        """Add the penalties for repeating what the prompt and the answer have."""
+        draws, added = self._draws, []
+        if draws.penalizes:
+            last_n = self._n_last(draws.repeat_last_n, self._window)
+            added.append(llama_cpp.llama_sampler_init_penalties(self._n_vocab, last_n, draws.repeat_penalty, 0.0, 0.0))
+        if draws.dry_multiplier and draws.dry_penalty_last_n:
+            breakers = [text.encode("utf-8", "replace") for text in draws.dry_sequence_breakers]
+            texts = (ctypes.c_char_p * max(1, len(breakers)))(*breakers)
+            last_n = self._n_last(draws.dry_penalty_last_n, self._window)
+            if self._constraint is not None and draws.dry_base > 1:
+                last_n = min(last_n, int(math.log(MOST_DRY / draws.dry_multiplier) / math.log(draws.dry_base)))
+            added.append(
+                llama_cpp.llama_sampler_init_dry(
+                    vocab, draws.dry_multiplier, draws.dry_base, draws.dry_allowed_length, last_n, texts, len(breakers)
+                )
+            )
+        for sampler in added:
+            for token in prompt:
+                llama_cpp.llama_sampler_accept(sampler, token)
+            self._add(sampler)
+
+    def _add_truncation(self, top_p: float | None) -> None:
+        """Cut off what is unlikely; of these samplers only the typical one may cut off the likeliest token."""
+        draws, drawn = self._draws, self._temperature > 0
+        if drawn and draws.top_k is not None and draws.top_k > 0:
+            self._add(llama_cpp.llama_sampler_init_top_k(draws.top_k))
+        if draws.typical_p is not None and draws.typical_p < 1:
+            self._add(llama_cpp.llama_sampler_init_min_p(POSSIBLE, 1))
+            self._add(llama_cpp.llama_sampler_init_typical(draws.typical_p, 1))
+        if not drawn:
+            return
+        if top_p is not None and top_p < 1:
+            self._add(llama_cpp.llama_sampler_init_top_p(top_p, 1))
+        min_p = (DEFAULT_MIN_P if top_p is None else 0.0) if draws.min_p is None else draws.min_p
+        if min_p > 0:
+            self._add(llama_cpp.llama_sampler_init_min_p(min_p, 1))
+
+    def _add_tail(self) -> None:
+        """Add what draws by chance: the samplers that are made anew for each token where there is a seed."""
+        draws, before = self._draws, llama_cpp.llama_sampler_chain_n(self.chain)
+        if draws.xtc_probability > 0 and draws.xtc_threshold <= 0.5:  # above it llama.cpp's does nothing
+            seed = self._mixed("xtc ")
+            self._add(llama_cpp.llama_sampler_init_xtc(draws.xtc_probability, draws.xtc_threshold, 1, seed))
+        if self._temperature <= 0:
+            self._add(llama_cpp.llama_sampler_init_greedy())
+        else:
+            self._add(llama_cpp.llama_sampler_init_temp(self._temperature))
+            self._add(llama_cpp.llama_sampler_init_dist(self._mixed("")))
+        self._n_tail = llama_cpp.llama_sampler_chain_n(self.chain) - before
+
+    def _add_mirostat(self) -> None:
+        """Draw by mirostat, which has a state: its seed is for all tokens together."""
+        draws, seed = self._draws, self._mixed("")
+        self._add(llama_cpp.llama_sampler_init_min_p(POSSIBLE, 1))
+        self._add(llama_cpp.llama_sampler_init_temp(self._temperature))
+        tau, eta = draws.mirostat_tau, draws.mirostat_eta
+        if draws.mirostat == 1:
+            self._add(llama_cpp.llama_sampler_init_mirostat(self._n_vocab, seed, tau, eta, MIROSTAT_M))
+        else:
+            self._add(llama_cpp.llama_sampler_init_mirostat_v2(seed, tau, eta))
+
+    def _mixed(self, purpose: str) -> int:
+        """Return a seed for the next draw, or llama.cpp's word for chance."""
+        if self._seed is None:
+            return int(llama_cpp.LLAMA_DEFAULT_SEED)
+        return zlib.crc32(f"{purpose}{self._seed} {self._n_drawn}".encode()) & 0x7FFFFFFF  # never LLAMA_DEFAULT_SEED
+
+    # --- drawing -------------------------------------------------------------------------------------------------
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens that were drawn elsewhere. Raises FormatError for one that the grammar does not allow."""
@@ -121,14 +229,20 @@ class Sampler:
         llama_cpp.llama_sampler_apply(self._constraint, ctypes.byref(one))
         return bool(data[0].logit > -math.inf)
 
-    def seed(self) -> None:
+    def begin_draw(self) -> None:
         """Make the next draw a function of the seed and of the token's number; without a seed, of chance."""
-        if self._seed is not None:
+        if self._keeps_on and self._n_drawn >= self._draws.min_tokens:
+            self._remove(0)
+            self._keeps_on = False
+        if self._seed is not None and self._n_tail:
             last = llama_cpp.llama_sampler_chain_n(self.chain) - 1
-            llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self.chain, last))
-            mixed = zlib.crc32(f"{self._seed} {self._n_drawn}".encode()) & 0x7FFFFFFF  # never LLAMA_DEFAULT_SEED
-            llama_cpp.llama_sampler_chain_add(self.chain, llama_cpp.llama_sampler_init_dist(mixed))
+            for i in range(self._n_tail):
+                self._remove(last - i)
+            self._add_tail()
         self._n_drawn += 1
+
+    def _remove(self, index: int) -> None:
+        llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self.chain, index))
 
     def close(self) -> None:
         """Free the chain; idempotent."""

@@ -194,7 +194,7 @@ def follow_draws(llama: Llama, s: Sequence, away: Away) -> None:
     """
     answer = s.tokens[len(s.given.prompt) :]
     if s.draw.sampler is None:
-        s.draw.sampler = llama.sampler(s.request, answer, s.grammar)
+        s.draw.sampler = s.new_sampler(llama)
     else:
         s.draw.sampler.follow(answer[away.n_followed :])
     away.n_followed = len(answer)
@@ -208,7 +208,7 @@ def follow_draws(llama: Llama, s: Sequence, away: Away) -> None:
 
 def rules_of(s: Sequence) -> DrawRules:
     """Return how the partner is to draw the tokens of an answer."""
-    request = s.request
+    request = s.rules
     return DrawRules(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -216,6 +216,8 @@ def rules_of(s: Sequence) -> DrawRules:
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
         grammar=s.grammar,
+        drawing=request.drawing,
+        prompt=tuple(s.given.prompt) if request.drawing.repeats else (),
     )
 
 

@@ -158,7 +158,7 @@ class Batcher:
 
     def _begin_drawing(self, s: Sequence) -> None:
         """Make ready to draw the tokens of an answer behind those it has."""
-        s.draw.sampler = self.llama.sampler(s.request, s.tokens[len(s.given.prompt) :], s.grammar)
+        s.draw.sampler = s.new_sampler(self.llama)
 
     # --- between iterations --------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Batcher:
     def _take(self, s: Sequence, token: int, now: float) -> None:
         """Add a drawn token to its answer; end the answer where it ends."""
         vocabulary = self.llama.vocabulary
-        if vocabulary.ends(token):
+        if vocabulary.ends(token) or token in s.request.drawing.stop_token_ids:
             self._finish(s, "stop")
         elif s.take_token(token, vocabulary.piece(token), now, self.send):
             self.counters.completion_tokens += 1

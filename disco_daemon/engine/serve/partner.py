@@ -142,10 +142,11 @@ class PartnerBatcher(Batcher):
             seed=rules.seed,
             frequency_penalty=rules.frequency_penalty,
             presence_penalty=rules.presence_penalty,
+            drawing=rules.drawing,
         )
         s.draw.close()
         try:
-            s.draw.sampler = self.llama.sampler(request, message.answer, rules.grammar)
+            s.draw.sampler = self.llama.sampler(request, message.answer, rules.grammar, rules.prompt)
         except FormatError as e:
             self._fail_content(s, "bad_grammar", str(e), your_fault=True)
             return

@@ -31,6 +31,7 @@ class Prepared:
 
 def prepare(llama: Llama, request: Generate) -> Prepared:
     """Prepare a request. Raises TemplateError, PromptError."""
+    llama.vocabulary.check_drawing(request.drawing)
     prompt = llama.vocabulary.prompt_tokens(request)
     given = llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
     return Prepared(request, prompt, given, llama.grammar(request), llama.salt(request.adapter))

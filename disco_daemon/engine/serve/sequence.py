@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ...scheduler.jobs import Job
 from ...scheduler.timeline import Timeline
@@ -16,6 +19,9 @@ from ..llama.sampler import Sampler
 from ..llama.text import TextStream
 from ..llama.vocabulary import Vocabulary
 from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, PromptLookup
+
+if TYPE_CHECKING:
+    from ..llama.model import Llama
 
 Send = Callable[[wire.Message], None]  # to the daemon
 
@@ -205,6 +211,15 @@ class Sequence:
         return self.n_past < len(self.tokens) - 1
 
     @property
+    def rules(self) -> wire.Generate:
+        """The request with `min_tokens` counted from the beginning of the answer, as a sampler counts."""
+        request, drawing, n_first = self.request, self.request.drawing, self.given.n_first
+        if not (drawing.min_tokens and n_first):
+            return request
+        drawing = msgspec.structs.replace(drawing, min_tokens=drawing.min_tokens + n_first)
+        return msgspec.structs.replace(request, drawing=drawing)
+
+    @property
     def n_left(self) -> int | None:
         """How many tokens the answer may still get, appended ones included; None without a limit."""
         limit = self.request.max_tokens
@@ -286,6 +301,11 @@ class Sequence:
         timeline.token(now, in_hand)
 
     # --- tokens --------------------------------------------------------------------------------------------------
+
+    def new_sampler(self, llama: Llama) -> Sampler:
+        """Make a sampler for what follows its tokens. Raises FormatError for what cannot be of its answer."""
+        n = len(self.given.prompt)
+        return llama.sampler(self.rules, self.tokens[n:], self.grammar, self.given.prompt)
 
     def take_token(self, token: int, piece: bytes, now: float, send: Send) -> bool:
         """Add a drawn token with its bytes, and send its text; False if it is just the one that was being healed."""

@@ -201,7 +201,7 @@ def draw_run(llama: Llama, cells: Cells, s: Sequence, draft: list[int], row: int
     tokens: list[int] = []
     for i, guessed in enumerate((*draft, None), row - len(draft)):
         tokens.append(llama.sample(s.draw.sampler, i, s.draw.candidates))
-        if tokens[-1] != guessed or llama.vocabulary.ends(guessed):
+        if tokens[-1] != guessed or llama.vocabulary.ends(guessed) or guessed in s.request.drawing.stop_token_ids:
             break
         if s.draw.sampler.meter is not None and s.draw.sampler.meter.over:
             break  # its grammar takes too long: the answer ends here

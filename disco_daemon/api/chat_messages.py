@@ -1,0 +1,55 @@
+"""The messages of a chat request: checked, and as endpoints get them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import RequestError
+from ..types import is_text, text_of
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def check_message(index: int, message: dict[str, Any]) -> None:
+    """Raise RequestError for a message, the one of this number, that no endpoint can read."""
+    role = message.get("role")
+    if role not in ROLES:
+        msg = f"Invalid value for 'messages[{index}].role': {role!r}; expected one of {', '.join(ROLES)}."
+        raise RequestError(msg, param=f"messages[{index}].role", code="invalid_value")
+    content = message.get("content")
+    if content is None and role == "assistant":
+        return
+    if not isinstance(content, str | list):
+        msg = f"Invalid type for 'messages[{index}].content': expected a string or an array of content parts."
+        raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
+    if content == []:
+        msg = f"Invalid 'messages[{index}].content': it has no content parts. Give some, or a string."
+        raise RequestError(msg, param=f"messages[{index}].content", code="invalid_value")
+    if isinstance(content, list) and not all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
+        msg = f"Invalid 'messages[{index}].content': each part must be an object with a 'type'."
+        raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
+
+
+def flattened(message: dict[str, Any]) -> dict[str, Any]:
+    """Join text parts into one string, which every server's chat template understands.
+
+    Parts that say more than their text stay: a `cache_control` is worth money, and the device joins them by itself.
+    """
+    content = message.get("content")
+    if isinstance(content, list) and all(p.keys() == {"type", "text"} for p in content) and is_text(content):
+        return {**message, "content": text_of(content)}
+    return message
+
+
+def has_text_only(message: dict[str, Any]) -> bool:
+    """Whether a message is plain text by one of those who speak: no image, and no tool's."""
+    role, content = message["role"], message.get("content")
+    return is_text(content) and role in ("system", "developer", "user", "assistant") and not message.get("tool_calls")
+
+
+def begun_text(message: dict[str, Any]) -> str:
+    """Return the text of a message that is to be continued. Raises RequestError."""
+    content = message.get("content")
+    if not is_text(content) or message.get("tool_calls"):
+        raise RequestError("Only a message of plain text can be continued.", param="messages")
+    return text_of(content)

@@ -1,0 +1,288 @@
+"""A sampler draws as the fields of a request say: each has its effect on logits that are known."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
+from disco_daemon.engine.llama.model import quiet
+from disco_daemon.engine.llama.refusals import DrawingError
+from disco_daemon.engine.llama.sampler import Sampler
+from disco_daemon.engine.llama.vocabulary import Vocabulary
+from disco_daemon.models.default import default_model_path
+from disco_daemon.types import Drawing
+
+N = 32  # tokens
+END = 31
+FALLING = [10.0 - 0.5 * i for i in range(N)]  # token 0 is the likeliest one
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[Vocabulary]:
+    """The default model's tokens, without its weights."""
+    quiet()
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(default_model_path()).encode(), params)
+    assert model, f"{default_model_path()} is not there: `make model` fetches it"
+    yield Vocabulary(model)
+    llama_cpp.llama_model_free(model)
+
+
+def sampler(
+    drawing: Drawing,
+    *,
+    prompt: Sequence[int] = (),
+    answer: Sequence[int] = (),
+    vocab: Any = None,
+    n_vocab: int = N,
+    grammar: str = "",
+    **more: Any,
+) -> Sampler:
+    request = wire.Generate(id="r", messages=[], drawing=drawing, **more)
+    return Sampler(request, n_vocab, answer, vocab=vocab, grammar=grammar, prompt=prompt, ends=(END,), window=512)
+
+
+def drawn(sampler: Sampler, logits: Sequence[float] = FALLING) -> int:
+    """Draw one token, as `Llama.sample` does from a row."""
+    sampler.begin_draw()
+    data = np.zeros(len(logits), _CANDIDATE)
+    data["id"], data["logit"] = np.arange(len(logits)), logits
+    pointer = data.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
+    row = llama_cpp.llama_token_data_array(pointer, len(logits), -1, False)
+    llama_cpp.llama_sampler_apply(sampler.chain, ctypes.byref(row))
+    token = int(row.data[row.selected].id)
+    llama_cpp.llama_sampler_accept(sampler.chain, token)
+    return token
+
+
+def many(drawing: Drawing, n: int = 300, logits: Sequence[float] = FALLING, **more: Any) -> Counter[int]:
+    """Count tokens drawn one by one, each behind nothing."""
+    found: Counter[int] = Counter()
+    for seed in range(n):
+        with closing(sampler(drawing, seed=seed, **({"temperature": 1.0} | more))) as one:
+            found[drawn(one, logits)] += 1
+    return found
+
+
+# --- what is cut off ----------------------------------------------------------------------------------------------
+
+
+def test_of_the_likeliest_one_alone_every_draw_is_the_greedy_one() -> None:
+    assert many(Drawing(top_k=1), 50) == {0: 50}
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_so_many_of_the_likeliest_ones_are_drawn_and_no_others(k: int) -> None:
+    assert many(Drawing(top_k=k, min_p=0.0)).keys() == set(range(k))
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_a_top_k_of_zero_or_less_cuts_nothing(k: int) -> None:
+    assert many(Drawing(top_k=k, min_p=0.0)) == many(Drawing(min_p=0.0))
+
+
+def test_what_is_less_likely_than_a_share_of_the_likeliest_is_cut_off() -> None:
+    assert max(many(Drawing(min_p=0.5))) == 1  # e^-0.5 = 0.61, e^-1 = 0.37
+    assert max(many(Drawing(min_p=0.3))) == 2
+    assert max(many(Drawing(min_p=0.0))) > 7, "nothing is cut"
+    assert max(many(Drawing())) == 5, "0.05 as usual: e^-2.5 = 0.08"
+    assert max(many(Drawing(min_p=0.3), top_p=1.0)) == 2, "also beside top_p"
+
+
+def test_typical_sampling_leaves_out_what_says_too_little() -> None:
+    sure = [5.0, *([3.0] * 20), *([0.0] * (N - 21))]
+    assert 0 in many(Drawing(min_p=0.0), logits=sure)
+    assert 0 not in many(Drawing(min_p=0.0, typical_p=0.5), logits=sure)
+    assert many(Drawing(typical_p=1.0), 50, sure) == many(Drawing(), 50, sure)
+
+
+def test_what_cannot_be_drawn_does_not_confuse_typical_sampling() -> None:
+    impossible = [*FALLING[:3], *([-1e9] * (N - 3))]
+    assert many(Drawing(typical_p=0.9, min_p=0.0), logits=impossible).keys() <= {0, 1, 2}
+
+
+def test_the_likeliest_choices_are_left_out_by_chance() -> None:
+    flat = [5.0, 4.9, 4.8, *([-9.0] * (N - 3))]
+    assert many(Drawing(xtc_probability=1.0, xtc_threshold=0.1), logits=flat).keys() == {2}
+    assert many(Drawing(xtc_probability=1.0, xtc_threshold=0.1), logits=flat, temperature=0).keys() == {2}
+    sometimes = many(Drawing(xtc_probability=0.5, xtc_threshold=0.1), logits=flat, temperature=0)
+    assert sometimes.keys() == {0, 2}
+    assert 90 < sometimes[0] < 210
+    assert many(Drawing(xtc_probability=1.0, xtc_threshold=0.6), 50, flat) == many(Drawing(), 50, flat)
+
+
+# --- what is added to logits --------------------------------------------------------------------------------------
+
+
+def test_a_bias_forces_or_bans_a_token() -> None:
+    assert many(Drawing(logit_bias=((9, 100.0),)), 50) == {9: 50}
+    assert many(Drawing(logit_bias=((9, 100.0),)), 5, temperature=0) == {9: 5}
+    assert many(Drawing(logit_bias=((0, -100.0),)), 5, temperature=0) == {1: 5}
+    assert many(Drawing(logit_bias=((N, 100.0), (N + 7, 100.0))), 5, temperature=0) == {0: 5}, "no such tokens"
+
+
+def test_a_text_that_may_not_end_does_not() -> None:
+    ending = [*FALLING[:END], 99.0]
+    assert many(Drawing(), 5, ending, temperature=0) == {END: 5}
+    assert many(Drawing(ignore_eos=True), 5, ending, temperature=0) == {0: 5}
+    assert many(Drawing(ignore_eos=True, logit_bias=((END, 100.0),)), 5, ending, temperature=0) == {0: 5}
+
+
+def test_a_text_ends_once_it_has_its_least_tokens() -> None:
+    ending = [*FALLING[:END], 99.0]
+    with closing(sampler(Drawing(min_tokens=3, stop_token_ids=(0,)), temperature=0)) as one:
+        assert [drawn(one, ending) for _ in range(4)] == [1, 1, 1, END]
+    with closing(sampler(Drawing(min_tokens=3), temperature=0, answer=(5, 6))) as one:
+        assert [drawn(one, ending) for _ in range(2)] == [0, END], "it goes on behind two"
+
+
+def test_if_all_is_banned_something_is_drawn_all_the_same() -> None:
+    everything = tuple(range(N))
+    with closing(sampler(Drawing(min_tokens=3, stop_token_ids=everything), temperature=1.0, seed=1)) as one:
+        assert drawn(one) in everything
+
+
+def test_a_repeated_token_is_less_likely_also_if_only_the_prompt_has_it() -> None:
+    heavy = Drawing(repeat_penalty=2.0, repeat_last_n=-1)
+    with closing(sampler(heavy, temperature=0)) as one:
+        assert [drawn(one) for _ in range(3)] == [0, 1, 2]
+    with closing(sampler(heavy, temperature=0, prompt=(0, 1))) as one:
+        assert drawn(one) == 2
+    with closing(sampler(heavy, temperature=0, answer=(0, 1))) as one:
+        assert drawn(one) == 2
+    with closing(sampler(Drawing(repeat_penalty=2.0, repeat_last_n=1), temperature=0, prompt=(0, 1))) as one:
+        assert drawn(one) == 0, "it looks back on one token"
+    with closing(sampler(Drawing(repeat_penalty=2.0, repeat_last_n=0), temperature=0, prompt=(0, 1))) as one:
+        assert drawn(one) == 0
+
+
+def test_the_other_penalties_look_back_as_far() -> None:
+    close = [10.0, 9.9, *([0.0] * (N - 2))]
+    with closing(sampler(Drawing(), temperature=0, frequency_penalty=1.0, answer=(0, 5))) as one:
+        assert drawn(one, close) == 1
+    with closing(sampler(Drawing(repeat_last_n=1), temperature=0, frequency_penalty=1.0, answer=(0, 5))) as one:
+        assert drawn(one, close) == 0
+
+
+def test_what_would_go_on_with_a_repetition_is_less_likely(vocabulary: Vocabulary) -> None:
+    n, vocab = vocabulary.n_tokens, vocabulary.handle
+    words = vocabulary.tokenize("red lamp green chair red lamp green")
+    follows = words[-4]
+    logits = [0.0] * n
+    logits[follows], other = 5.0, words[0]
+    logits[other] = 4.0
+
+    def next_token(drawing: Drawing) -> int:
+        with closing(sampler(drawing, temperature=0, prompt=words, vocab=vocab, n_vocab=n)) as one:
+            return drawn(one, logits)
+
+    assert next_token(Drawing()) == follows
+    assert next_token(Drawing(dry_multiplier=2.0)) == other
+    assert next_token(Drawing(dry_multiplier=0.6, dry_base=1.0, dry_allowed_length=1)) == follows
+    assert next_token(Drawing(dry_multiplier=0.6, dry_base=4.0, dry_allowed_length=1)) == other
+    assert next_token(Drawing(dry_multiplier=2.0, dry_allowed_length=9)) == follows
+    assert next_token(Drawing(dry_multiplier=2.0, dry_penalty_last_n=2)) == follows
+    assert next_token(Drawing(dry_multiplier=2.0, dry_sequence_breakers=(" green",))) == follows
+
+
+# --- mirostat -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_aims_at_its_surprise_whatever_else_cuts_off(version: Any) -> None:
+    def spread(tau: float, **more: Any) -> int:
+        drawing = Drawing(mirostat=version, mirostat_tau=tau, mirostat_eta=0.5, **more)
+        with closing(sampler(drawing, temperature=1.0, seed=3)) as one:
+            return len({drawn(one) for _ in range(200)})
+
+    assert spread(0.3) < spread(5.0)
+    assert spread(5.0, top_k=1) == spread(5.0) > 1
+
+
+def test_mirostat_learns_as_fast_as_it_is_told() -> None:
+    def told(eta: float) -> list[int]:
+        with closing(sampler(Drawing(mirostat=2, mirostat_tau=1.0, mirostat_eta=eta), temperature=1.0, seed=3)) as one:
+            return [drawn(one) for _ in range(100)]
+
+    assert told(0.0) != told(0.9)
+    assert told(0.9) == told(0.9), "its seed is the client's"
+
+
+# --- continuing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        Drawing(top_k=5),
+        Drawing(typical_p=0.8),
+        Drawing(xtc_probability=0.5),
+        Drawing(repeat_penalty=1.3, repeat_last_n=64),
+        Drawing(logit_bias=((3, 2.0),), min_tokens=4),
+    ],
+)
+def test_an_answer_that_goes_on_draws_what_the_unbroken_one_would_have(drawing: Drawing) -> None:
+    with closing(sampler(drawing, temperature=1.0, seed=11, prompt=(4, 5))) as one:
+        whole = [drawn(one) for _ in range(12)]
+    for n in range(12):
+        with closing(sampler(drawing, temperature=1.0, seed=11, prompt=(4, 5), answer=whole[:n])) as one:
+            assert [drawn(one) for _ in range(12 - n)] == whole[n:]
+
+
+def test_nothing_but_the_largest_logit_is_a_short_cut_only_where_nothing_is_asked_for() -> None:
+    cases = {Drawing(): True, Drawing(top_k=3): True, Drawing(logit_bias=((1, 1.0),)): False}
+    cases |= {Drawing(min_tokens=2): False, Drawing(xtc_probability=0.5): False, Drawing(typical_p=0.5): False}
+    cases |= {Drawing(repeat_penalty=1.1): False, Drawing(mirostat=2): True}
+    for drawing, short in cases.items():
+        with closing(sampler(drawing, temperature=0)) as one:
+            assert one.greedy is short
+
+
+# --- ids and forms ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("drawing", "param"),
+    [
+        (Drawing(stop_token_ids=(10**6,)), "stop_token_ids"),
+        (Drawing(logit_bias=((1, 1.0), (10**6, 1.0))), "logit_bias"),
+    ],
+)
+def test_ids_of_another_vocabulary_are_the_requests_fault(vocabulary: Vocabulary, drawing: Drawing, param: str) -> None:
+    with pytest.raises(DrawingError, match="1000000") as caught:
+        vocabulary.check_drawing(drawing)
+    assert caught.value.param == param
+
+
+def test_the_tokens_that_end_a_text_are_those_of_the_model(vocabulary: Vocabulary) -> None:
+    assert 0 < len(vocabulary.end_tokens) < 20
+    assert all(map(vocabulary.ends, vocabulary.end_tokens))
+
+
+@pytest.mark.parametrize("texts", [["yes", "no"], ['a "quoted" one', "back\\slash\nand more"], ["ä→😀", "\x7f\t"]])
+def test_a_choice_is_one_of_its_texts(vocabulary: Vocabulary, texts: list[str]) -> None:
+    grammar = grammar_of({"type": "choice", "choice": texts})
+    n, vocab = vocabulary.n_tokens, vocabulary.handle
+    drawing = Drawing(dry_multiplier=100.0, repeat_penalty=2.0)
+    for seed in range(6):
+        found: list[int] = []
+        with closing(sampler(drawing, vocab=vocab, n_vocab=n, grammar=grammar, temperature=1.5, seed=seed)) as one:
+            while not found or not vocabulary.ends(found[-1]):
+                found.append(drawn(one, [0.0] * n))
+        assert b"".join(map(vocabulary.piece, found)).decode() in texts
+
+
+def test_a_choice_that_no_grammar_can_hold_is_refused() -> None:
+    with pytest.raises(GrammarError, match="NUL"):
+        grammar_of({"type": "choice", "choice": ["a\0b"]})
