@@ -20,6 +20,7 @@ from .fleet_wire import Message as Message
 from .fleet_wire import MoveLayers as MoveLayers
 from .fleet_wire import RangeFile as RangeFile
 from .fleet_wire import RunSample as RunSample
+from .fleet_wire import WaySample as WaySample
 
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
