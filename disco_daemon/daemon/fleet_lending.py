@@ -137,8 +137,10 @@ class FleetLending:
         self._leaving = why[:N_REASON]
         try:
             await self._tell_home()
-            while loop.time() < deadline and await asyncio.to_thread(self._terms.why_not):
+            while loop.time() < deadline:
                 await asyncio.sleep(AGAIN_S)  # home cannot say by itself that nothing is left
+                if not await asyncio.to_thread(self._terms.why_not):
+                    return False
                 if not (await ask_segments(self._home)).segments:
                     break
         except PairingError:

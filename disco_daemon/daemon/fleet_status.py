@@ -145,13 +145,7 @@ class LocalFleet:
         return self._member(self._hosts.name_of(host), host.number, state, host.epoch, host.pid)
 
     def _member(self, name: str, number: int, state: str, epoch: int, pid: int | None) -> dict[str, Any]:
-        lent = self._hosts.elsewhere().get(number)
-        total, free, share = *memory(), self._shares.of(pid)
-        if lent is not None and not lent.stood_in:
-            total, free, share = _said_of(lent)
-        elif number and self._operator.settings.memory_gib:
-            total = min(total, int(self._operator.settings.memory_gib * GIB))
-            free = min(free, total)
+        total, free, share = self._room(number, pid)
         stats = self._engine.stats
         n_sequences = stats.running + stats.paused if stats is not None else 0
         at = {layers: len(hosts) for layers, hosts in self._layers.layout.ranges if number in hosts}
@@ -169,6 +163,17 @@ class LocalFleet:
                 for layers, n in at.items()
             ],
         }
+
+    def _room(self, number: int, pid: int | None) -> tuple[int | None, int | None, float | None]:
+        """Return memory, what is free of it, and the share of a processor that a host got, on its own machine."""
+        lent = self._hosts.elsewhere().get(number)
+        if lent is not None and not lent.stood_in:
+            return _said_of(lent)
+        total, free = memory()
+        if number and self._operator.settings.memory_gib:
+            total = min(total, int(self._operator.settings.memory_gib * GIB))
+            free = min(free, total)
+        return total, free, self._shares.of(pid)
 
 
 def _said_of(lent: LentMachine) -> tuple[int | None, int | None, float | None]:
