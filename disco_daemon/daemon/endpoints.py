@@ -16,7 +16,7 @@ from ..config.layers import KeyRefusedError, cache_path, server_api_key
 from ..config.schema import AdapterSettings, Config, DeviceSettings
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
-from ..endpoints.fleet_device import FleetDevice
+from ..endpoints.fleet_device import FleetDevice, FleetStatus
 from ..endpoints.off import Off
 from ..endpoints.shaper import Shape, Shaped
 from ..endpoints.split_device import SplitDevice
@@ -72,11 +72,15 @@ def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
             return new
     if not (new.engine.config == old.engine.config and old.may_serve()):
         return new
-    if isinstance(new, FleetDevice) and isinstance(old, FleetDevice) and new.fleet.may_borrow != old.fleet.may_borrow:
+    if isinstance(new, FleetDevice) and isinstance(old, FleetDevice) and not _has_same_hosts(new.fleet, old.fleet):
         return new
     if isinstance(new, SplitDevice) and isinstance(old, SplitDevice):
         old.rules = new.rules
     return old
+
+
+def _has_same_hosts(one: FleetStatus, other: FleetStatus) -> bool:
+    return (one.may_borrow, one.n_hosts) == (other.may_borrow, other.n_hosts)
 
 
 def _whole_of(device: SplitDevice) -> EngineConfig | None:

@@ -39,11 +39,15 @@ NOT_MEASURED = (
 def n_hosts(config: Config, members: FleetMembers | None) -> int:
     """Return the number of hosts: those of this machine, then one for each other machine; or as the cuts say.
 
-    A host that is no machine's yet is a process of this one. Without any the device is whole.
+    A host that is no machine's yet is a process of this one. Without any the device is whole. A machine for which the
+    cuts have no layers is a host as well where some may move to it.
     """
+    n_places = members.n_places() if members is not None else 0
+    n = config.fleet.hosts + n_places
     if config.fleet.cuts:
-        return len(config.fleet.cuts) - 1
-    return config.fleet.hosts + (members.n_places() if members is not None else 0)
+        may_get_some = config.fleet.mode == "auto" and n_places
+        return max(len(config.fleet.cuts) - 1, n if may_get_some else 0)
+    return n
 
 
 def make_fleet(
@@ -55,14 +59,15 @@ def make_fleet(
     """
     model, n = whole.model_path, n_hosts(config, members)
     head, header = read_head(model)
-    given = plan_input(config, model, header, n)
+    # An engine that has begun without another machine has perhaps computed private texts: it stays without.
+    lenders = members if members is not None and members.n_places() else None
+    n_lent = 0 if lenders is None else min(lenders.n_places(), max(0, n - config.fleet.hosts))
+    given = plan_input(config, model, header, n, n_lent)
     layout = first_layout(config, model, given)
     _require_ranges(model, head, header, layout)
     layers = FleetLayers(model, segment_files(), layout)
 
-    # An engine that has begun without another machine has perhaps computed private texts: it stays without.
-    lenders = members if members is not None and members.n_places() else None
-    hosts = HostProcesses(n, layers.write, config.fleet.hosts, layers.files_of, lenders)
+    hosts = HostProcesses(n, layers.write, config.fleet.hosts, layers.files_of, lenders, layers.coming_to)
     engine = Engine(_home_config(config, whole, layers.range_files(layout)), clock, hosts=hosts)
     fleet = LocalFleet(engine, hosts, layers, given, config)
     return FleetDevice(engine, fleet, name, tuple(config.device.adapters))
@@ -78,8 +83,11 @@ def plan(config: Config) -> FleetPlan:
     return plan_fleet(given, layout if config.fleet.enabled else None)
 
 
-def plan_input(config: Config, model: Path, header: Header, n: int) -> FleetPlanInput:
-    """Return what a plan for this machine and `n` hosts rests on. Raises ConfigError if they cannot serve the model."""
+def plan_input(config: Config, model: Path, header: Header, n: int, n_lent: int = 0) -> FleetPlanInput:
+    """Return what a plan for this machine and `n` hosts rests on, of which other machines lend `n_lent`.
+
+    Raises ConfigError if they cannot serve the model.
+    """
     modules = modules_of(header, require_layers(model.name, header, n))
     knobs, measured_s = knobs_for(config, model), token_s(config, model)
     return FleetPlanInput(
@@ -92,6 +100,7 @@ def plan_input(config: Config, model: Path, header: Header, n: int) -> FleetPlan
         "" if measured_s else NOT_MEASURED,
         n,
         n_cores(),
+        n_lent,
     )
 
 

@@ -25,10 +25,11 @@ from ..fleet.layout import FleetLayout, PlacedRange
 from ..fleet.steps import BATCH_KINDS, FleetStep, StepKind
 from ..types import Outcome, Side
 from .fleet_costs import CostBook, condensed
+from .fleet_elsewhere import MachineBook
 from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers
 from .fleet_monitor import FleetMonitor, MachineLoad
-from .fleet_plan import FleetPlanInput, PlannedStep, host_name
+from .fleet_plan import HOME, FleetPlanInput, PlannedStep
 from .fleet_seen import FleetMoment, seen_of
 
 log = logging.getLogger("disco.fleet")
@@ -67,7 +68,8 @@ class FleetOperator:
         self, engine: Engine, hosts: HostProcesses, layers: FleetLayers, given: FleetPlanInput, config: Config
     ) -> None:
         self._engine, self._hosts, self._layers, self._given = engine, hosts, layers, given
-        self._monitor, self._controller, self._book = FleetMonitor(), FleetController(), CostBook()
+        self._monitor, self._controller = FleetMonitor(), FleetController()
+        self._book, self._machines = CostBook(), MachineBook()
         self._rate = SeenRate()
         self._samples_of: wire.Stats | None = None
         self.paused = False
@@ -148,8 +150,7 @@ class FleetOperator:
     async def look(self) -> None:
         """Look once, and take the step that is decided on, if there is one."""
         now = self._engine.clock.now()
-        # Another machine has the files of its own layers only: with one nothing moves by itself.
-        rests = self.paused or self._hosts.may_borrow or now < self._rests_until_s
+        rests = self.paused or now < self._rests_until_s
         may_scale = self.settings.mode == "auto" and not rests
         moment, pids = self._moment(now), self._pids()
         seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale)
@@ -180,19 +181,25 @@ class FleetOperator:
         n_active = 0 if stats is None else stats.running + stats.paused + stats.swapped + stats.waiting
         context = 1.0 if stats is None else max(1.0, stats.cells_used / max(1, n_active))
         load = FleetLoad(max(1.0, float(n_active)), context)
+        machines = self._hosts.elsewhere()
         if stats is not None and stats is not self._samples_of and stats.fleet is not None:
-            self._book.observe(stats.fleet.samples)
+            others = [number for number, one in machines.items() if one is not None and not one.stood_in]
+            self._book.observe(one for one in stats.fleet.samples if one.host not in others)
+            self._machines.observe(now, stats.fleet.samples, stats.fleet.ways, others)
             layout = self._follow_home(stats.fleet)
         self._samples_of = stats
+        measured = self._book.costs(layout)
+        costs, unit = (condensed(self._given.costs, layout), 1.0) if measured is None else (measured, self._given.speed)
         rate = self._rate.observe(now, stats, n_active)
         self._compare(rate, load, n_active)
         if not self._limit:
             self._full_batch = max(1, min(n_active, info.n_seqs if info is not None else n_active))
         n_answers, n_late, self._n_answers, self._n_late = self._n_answers, self._n_late, 0, 0
         return FleetMoment(
-            layout, self._given, self.settings, self._book.costs(layout) or condensed(self._given.costs, layout), load,
+            layout, self._given, self.settings, costs, load,
             info.n_cells if info is not None else self._given.n_cells, self._limit or self._full_batch,
             self._full_batch, self._offloaded, self.drained, rate, n_answers, n_late,
+            self._machines.hosts(machines, self._given, costs, unit),
         )  # fmt: skip
 
     def _follow_home(self, told: wire.FleetUsage) -> FleetLayout:
@@ -229,29 +236,55 @@ class FleetOperator:
         elif step.kind not in BATCH_KINDS:
             self.n_moves += 1
         why = f"{step.why}; it came to nothing: {error}" if error else step.why
+        self._controller.carried_out(self._engine.clock.now())
         self._steps.append((at_s, self._shown(step, why, self._engine.clock.now() - began, moved.pause_s)))
 
     def _shown(self, step: FleetStep, why: str, seconds: float, pause_s: float) -> PlannedStep:
         first, last = self._layers.layout.layers_of(step)
-        source, target = (None if host is None else host_name(host) for host in (step.source, step.target))
+        source, target = (None if host is None else self._name_of(host) for host in (step.source, step.target))
         return PlannedStep(
             step.kind.value, first, last, source, target, why, round(step.predicted, 3), None, round(seconds, 4),
             round(pause_s, 4),
         )  # fmt: skip
+
+    def _name_of(self, number: int) -> str:
+        return self._hosts.name_of(self._hosts.hosts[number - 1]) if number else HOME
 
     async def _move(self, step: FleetStep) -> wire.LayersMoved:
         """Stage files, and let the engine move layers; nothing has changed where the report has an error."""
         try:
             layout = self._layers.layout.after(step.apply(self._layers.layout.placement))
             ranges = await asyncio.to_thread(self._layers.stage, layout)
-            if self._engine.state is not EngineState.READY:  # it was while it was decided
-                return wire.LayersMoved(id="", error="the engine has stopped")
-            moved = await self._engine.fleet.move(ranges)
+            with self._layers.moving_to(layout):
+                await self._stage_elsewhere()
+                if self._engine.state is not EngineState.READY:  # it was while it was decided
+                    return wire.LayersMoved(id="", error="the engine has stopped")
+                moved = await self._engine.fleet.move(ranges)
+                if not moved.error:
+                    self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
         except (ConfigError, EndpointError, OSError, ValueError) as e:
             return wire.LayersMoved(id="", error=str(e))
-        if not moved.error:
-            self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
         return moved
+
+    async def _stage_elsewhere(self) -> None:
+        """Let other machines fetch what is to come to them, as long as nobody wants something else.
+
+        Raises OSError if one of them does not get it.
+        """
+        staging, wanted = asyncio.ensure_future(self._hosts.stage()), self._wishes()
+        try:
+            while not (await asyncio.wait((staging,), timeout=LOOK_S))[0]:
+                if self._wishes() != wanted:
+                    raise OSError("owners want something else by now")
+            staging.result()
+        finally:
+            staging.cancel()
+            await asyncio.gather(staging, return_exceptions=True)
+
+    def _wishes(self) -> tuple[object, ...]:
+        """Return what owners want, and whether the engine is there: a change of it breaks a fetch of files off."""
+        leaving = [n for n, one in self._hosts.elsewhere().items() if one is not None and one.said and one.said.leaving]
+        return self.drained, self.paused, self.settings, leaving, self._engine.state
 
     def _limit_answers(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
         """Let fewer answers run at a time, or more again; those that wait may leave the KV cache."""

@@ -13,12 +13,12 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..engine.host_door import GRANTED, MAX_TEXT
 from ..errors import ConfigError
 from ..process import drain, end, spawn
-from .fleet_places import Borrower, Lenders, LentLife, RangePath
+from .fleet_places import Borrower, Lenders, LentLife, LentMachine, RangePath
 from .fleet_plan import host_name
 
 log = logging.getLogger("disco.fleet")
@@ -60,8 +60,8 @@ class HostProcesses:
     """The hosts 1 to `n` of one engine; `write` writes the files of all ranges, if they are missing.
 
     The hosts above `n_local` are of other machines, by their places, where there are `lenders`; `files` are the layers
-    of a host, by its number, with their files. All mutable state: the door to the present engine process, and each
-    host's life.
+    of a host, by its number, with their files, and `coming` those that it will have when a move has ended. All mutable
+    state: the door to the present engine process, and each host's life.
     """
 
     def __init__(
@@ -71,10 +71,11 @@ class HostProcesses:
         n_local: int | None = None,
         files: Callable[[int], Sequence[RangePath]] = lambda _: (),
         lenders: Lenders | None = None,
+        coming: Callable[[int], Sequence[RangePath]] = lambda _: (),
     ) -> None:
         self.hosts = [HostLife(number) for number in range(1, n + 1)]
         self._n_local = n if n_local is None or lenders is None else n_local
-        self._write, self._files, self._lenders = write, files, lenders
+        self._write, self._files, self._coming, self._lenders = write, files, coming, lenders
         self._ending: Callable[[Borrower], None] | None = None
         self._door: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -97,8 +98,37 @@ class HostProcesses:
                 process.kill()
 
     def files_of(self, place: int) -> Sequence[RangePath]:
-        """Return the layers of the machine at a place, with their files."""
-        return self._files(self._n_local + 1 + place)
+        """Return the layers that the machine at a place has, and those that are to come to it, with their files."""
+        number = self._n_local + 1 + place
+        present = list(self._files(number))
+        return [*present, *(one for one in self._coming(number) if one not in present)]
+
+    async def stage(self) -> None:
+        """Let other machines fetch what will be theirs when the move that is under way has ended.
+
+        Raises OSError if one of them does not get it; a machine for which a process stands in gets nothing.
+        """
+        for number, machine in self.elsewhere().items():
+            names = [path.name for _, path in self._coming(number)]
+            if not set(names) - {path.name for _, path in self._files(number)}:
+                continue
+            if machine is None or machine.stood_in or self._lenders is None:
+                msg = f"{self.name_of(self.hosts[number - 1])} is not there just now"
+                raise OSError(msg)
+            await self._lenders.stage(number - self._n_local - 1, names)
+
+    def elsewhere(self) -> dict[int, LentMachine | None]:
+        """Return the machines of hosts that are not this one's, by the hosts' numbers; None of one that is not there.
+
+        There are none where nothing is borrowed.
+        """
+        if self._lenders is None:
+            return {}
+        found = dict[int, LentMachine | None]()
+        for host in self.hosts[self._n_local :]:
+            machine = self._lenders.machine_at(host.number - self._n_local - 1)
+            found[host.number] = machine and replace(machine, stood_in=host.pid is not None)
+        return found
 
     def name_of(self, host: HostLife) -> str:
         """Return what a host is called: by its number, or by the machine that has its layers."""
@@ -194,7 +224,11 @@ class HostProcesses:
         if self._lenders is None or host.number <= self._n_local:
             return None
         place = host.number - self._n_local - 1
-        taken = await self._lenders.take(place, [path.name for _, path in self.files_of(place)])
+        present = self._files(host.number)
+        taken = await self._lenders.take(place, [path.name for _, path in present])
+        if taken is None and not present and self._coming(host.number):
+            msg = f"{self.name_of(host)} is not there just now"  # nothing moves to what would stand in for it
+            raise OSError(msg)
         if taken is None:
             log.info("host %d of the fleet: a process of this machine stands in", host.number)
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..engine import wire
@@ -13,12 +15,13 @@ from .fleet_places import RangePath
 class FleetLayers:
     """The present `layout` of a model, whose ranges are in `files`.
 
-    All mutable state: the layout, which changes when a move has been carried out.
+    All mutable state: the layout, which changes when a move has been carried out, and the one to which a move leads.
     """
 
     def __init__(self, model: Path, files: SegmentFiles, layout: FleetLayout) -> None:
         self._model, self._files = model, files
         self.layout = layout
+        self._coming: FleetLayout | None = None
 
     def range_files(self, layout: FleetLayout) -> tuple[wire.RangeFile, ...]:
         """Return the ranges with their files as the engine takes them. Raises OSError if the model is gone."""
@@ -30,8 +33,20 @@ class FleetLayers:
 
     def files_of(self, number: int) -> list[RangePath]:
         """Return the present layers of a host, by its number, with their files."""
-        found = [layers for layers, hosts in self.layout.ranges if number in hosts]
-        return list(zip(found, self._files.paths(self._model, found), strict=True))
+        return self._files_in(self.layout, number)
+
+    def coming_to(self, number: int) -> list[RangePath]:
+        """Return the layers that a host will have after the move that is under way; none while nothing moves."""
+        return [] if self._coming is None else self._files_in(self._coming, number)
+
+    @contextmanager
+    def moving_to(self, layout: FleetLayout) -> Iterator[None]:
+        """Let hosts have the files of another layout as well, until the move there has ended, either way."""
+        self._coming = layout
+        try:
+            yield
+        finally:
+            self._coming = None
 
     def write(self) -> None:
         """Write the present ranges' files, if they are missing. Raises ConfigError, OSError."""
@@ -48,3 +63,7 @@ class FleetLayers:
         present = [layers for layers, _ in self.layout.ranges]
         self._files.write(self._model, [*present, *(layers for layers, _ in layout.ranges if layers not in present)])
         return self.range_files(layout)
+
+    def _files_in(self, layout: FleetLayout, number: int) -> list[RangePath]:
+        found = layout.on(number)
+        return list(zip(found, self._files.paths(self._model, found), strict=True))

@@ -23,19 +23,22 @@ from msgspec.structs import replace
 
 from ..config.layers import data_path
 from ..errors import ConfigError
-from ..peer.control import HomeEnded, HomeReached, HostOffered, LendHosts, LinkDown, RelayEvent
+from ..peer.control import HomeEnded, HomeReached, HostOffered, LendHosts, LinkDown, RelayEvent, TellHome
 from ..peer.daemon_side import RelayLost, RelayProcess
-from ..peer.first_frames import OfferHost, SegmentFact, TheSegments, is_segment_name
+from ..peer.first_frames import N_REASON, OfferHost, SegmentFact, TellLoad, TheSegments, is_segment_name
 from ..peer.join import ask_segments, fetch
 from ..peer.pairing import Membership, PairedPartner
 from ..peer.pairing_code import PairingError
 from ..process import drain, end, spawn
 from .fleet_hosts import ENDED_S, MODULE, N_STDERR_LINES
+from .fleet_monitor import FleetMonitor
 from .fleet_offers import own_llama
 from .owner import OwnerTerms
 
 log = logging.getLogger("disco.fleet")
 
+SAY_S = 2.0  # between two times that home hears how this machine is
+LEAVE_S = 15.0  # for home to move its layers away, after the owner has wanted that nothing is lent any more
 LOOK_S = 5.0  # between two looks whether the owner lends anything just now
 AGAIN_S = 1.0  # between two questions to home, which layers are whose
 AGAIN_MAX_S = 15.0  # the longest pause between two of them while home does not answer
@@ -59,8 +62,8 @@ class FleetLending:
 
     `ray` is the version of the Ray that this machine is a node of, "" if it is of none; home only shows it.
 
-    All mutable state: the relay, the tasks of hosts' processes, what says that a life's connection has ended, and
-    whether home is to be asked again.
+    All mutable state: the relay, the tasks of hosts' processes, what says that a life's connection has ended, whether
+    home is to be asked again, and what home is told of this machine.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class FleetLending:
         self._asks = asyncio.Event()
         self._over = ""
         self._said = ""
+        self._monitor, self._looking = FleetMonitor(), asyncio.Lock()
+        self._pids, self._leaving = set[int](), ""
 
     async def run(self) -> str:
         """Lend until it is cancelled, or until home refuses for good; return why. Raises ConfigError, OSError."""
@@ -81,12 +86,14 @@ class FleetLending:
         with await _alone(self._folder):
             self._relay.start()
             self._asks.set()
+            telling = asyncio.create_task(self._keep_telling(), name="how this machine is")
             try:
                 return await self._follow()
             finally:
+                telling.cancel()
                 await self._relay.close()
                 self._end_lives()
-                await asyncio.gather(*self._hosts, return_exceptions=True)
+                await asyncio.gather(telling, *self._hosts, return_exceptions=True)
 
     async def _follow(self) -> str:
         """Do as owner and home say, until that is over."""
@@ -94,6 +101,8 @@ class FleetLending:
         while not self._over:
             why_not = await asyncio.to_thread(self._terms.why_not)
             if why_not:
+                if is_lent and not await self._is_left(why_not):
+                    continue
                 if is_lent:
                     self._relay.stop()
                     is_lent = False
@@ -101,7 +110,9 @@ class FleetLending:
             elif self._asks.is_set() or not is_lent:
                 self._asks.clear()
                 try:
-                    await self._offer()
+                    if not await self._offer_if_allowed():
+                        self._asks.set()
+                        continue
                     is_lent, pause_s = True, AGAIN_S
                 except PairingError as e:
                     if e.reason in ENDS_IT:
@@ -114,6 +125,66 @@ class FleetLending:
                 async with asyncio.timeout(LOOK_S):
                     await self._asks.wait()
         return self._over
+
+    async def _is_left(self, why: str) -> bool:
+        """Let home move its layers away, since the owner wants this machine back; return whether they do still.
+
+        What has not left within LEAVE_S is computed elsewhere again: home replaces a host that has gone.
+        """
+        self._tell(f"its layers leave this machine: {why}")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LEAVE_S
+        self._leaving = why[:N_REASON]
+        try:
+            await self._tell_home()
+            while loop.time() < deadline:
+                await asyncio.sleep(AGAIN_S)  # home cannot say by itself that nothing is left
+                if not await asyncio.to_thread(self._terms.why_not):
+                    return False
+                if not (await ask_segments(self._home)).segments:
+                    break
+        except PairingError:
+            return True  # home has gone
+        finally:
+            self._leaving = ""
+        return bool(await asyncio.to_thread(self._terms.why_not))
+
+    async def _keep_telling(self) -> None:
+        """Let home know how this machine is, for as long as it lends."""
+        async with self._looking:
+            await asyncio.to_thread(self._monitor.look, {})  # shares are of the time since the look before
+        while True:
+            await asyncio.sleep(SAY_S)
+            await self._tell_home()
+
+    async def _tell_home(self) -> None:
+        async with self._looking:
+            machine = await asyncio.to_thread(self._monitor.look, {pid: pid for pid in self._pids})
+        hosts = machine.processes.values()
+        load = TellLoad(
+            n_cpus=machine.n_cpus, others_share=machine.others_share, memory_bytes=machine.memory_bytes,
+            memory_free_bytes=machine.memory_free_bytes, cpu_got=sum(one.cpu_got for one in hosts),
+            cpu_wanted=sum(one.cpu_wanted for one in hosts), rss_bytes=sum(one.rss_bytes for one in hosts),
+            leaving=self._leaving,
+        )  # fmt: skip
+        if self._relay.pid is not None:
+            self._relay.send(TellHome(load=load))
+
+    async def _offer_if_allowed(self) -> bool:
+        """Offer a host with the layers that are ours; return False if the owner wants this machine back meanwhile.
+
+        To fetch them may take long. Raises PairingError.
+        """
+        offering = asyncio.create_task(self._offer(), name="offer")
+        try:
+            while not (await asyncio.wait((offering,), timeout=LOOK_S))[0]:
+                if await asyncio.to_thread(self._terms.why_not):
+                    return False
+            offering.result()
+            return True
+        finally:
+            offering.cancel()
+            await asyncio.gather(offering, return_exceptions=True)
 
     async def _offer(self) -> None:
         """Ask home which layers are ours, fetch what is missing, and offer a host with them. Raises PairingError."""
@@ -209,6 +280,7 @@ class FleetLending:
             except OSError as e:
                 self._tell(f"no process of a host can be started: {e}")
                 return
+        self._pids.add(process.pid)
         said: deque[str] = deque(maxlen=N_STDERR_LINES)
         reading = asyncio.create_task(drain(process.stderr, said), name="host's stderr")
         serving, ended = asyncio.create_task(self._serve(process)), asyncio.create_task(over.wait())
@@ -220,6 +292,7 @@ class FleetLending:
                 async with asyncio.timeout(ENDED_S):
                     await process.wait()
             await end(process)
+            self._pids.discard(process.pid)
             await asyncio.gather(serving, reading, return_exceptions=True)
         if process.returncode:
             self._tell(f"a host has ended ({process.returncode}){f': {said[-1]}' if said else ''}")

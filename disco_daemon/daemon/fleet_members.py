@@ -26,6 +26,7 @@ from ..peer.control import (
     HomeReached,
     HostEnded,
     HostOffered,
+    MachineTold,
     Member,
     OfferFile,
     PairAsked,
@@ -38,7 +39,7 @@ from ..peer.daemon_side import RelayLost
 from ..peer.first_frames import TheSegments
 from ..peer.messages import Build, Welcome
 from .fleet_offers import HostOffers, MemberPlaces, own_llama
-from .fleet_places import Borrower, LentLife, files_of
+from .fleet_places import Borrower, LentLife, LentMachine, files_of
 from .fleet_ray import HomeRay
 from .member_service import MemberService
 from .split import checksum
@@ -136,6 +137,15 @@ class FleetMembers(MemberService):
         machine = self.name_of(place)
         return await self._offers.take(machine, names) if machine else None
 
+    async def stage(self, place: int, names: Collection[str]) -> None:
+        """Let the machine at a place fetch these files; return when it has them. Raises OSError if it does not."""
+        await self._offers.stage(self.name_of(place), names)
+
+    def machine_at(self, place: int) -> LentMachine | None:
+        """Return what is known of the machine at a place; None if it is not there."""
+        name = self.name_of(place)
+        return self._offers.machine(name) if name else None
+
     def name_of(self, place: int) -> str:
         """Return the name of the machine at a place; "" if there is none."""
         return self._places.name_of(place)
@@ -208,9 +218,18 @@ class FleetMembers(MemberService):
                     CutsAnswer(n=n, message="that machine is the home of a fleet: join it by `disco fleet join`")
                 )
             case HostEnded():
-                self._offers.end(event)
+                self._offers.end(event, is_let_go=not self._has_layers(event.name))
+            case MachineTold(name=name, load=load):
+                self._offers.hear(name, load)
             case RelayLost():
                 self._offers.clear()
+
+    def _has_layers(self, name: str) -> bool:
+        """Whether a machine has layers, or is to get some; one without is let go."""
+        try:
+            return bool(files_of(self._borrowers, self._places.load().get(name)))
+        except OSError:  # the model's file has gone
+            return True
 
     async def _grant(self, asked: PairAsked) -> bool:
         has_joined = await super()._grant(asked)

@@ -17,15 +17,20 @@ from .. import process
 from ..config.layers import write_private
 from ..errors import ConfigError
 from ..peer.control import HostEnded, HostOffered
+from ..peer.first_frames import TellLoad
 from ..peer.messages import Build
 from .fleet_hosts import MODULE
-from .fleet_places import LentLife
+from .fleet_places import LentLife, LentMachine
 
 COMES_S = 1.0  # that an engine waits for the next host of a machine that was there just now: it offers one at once
 COMES_AGAIN_S = 0.3  # after one that fell silent: a machine that is there connects again within two round trips
 USEFUL_BYTES = 1024  # came of a host that has computed anything: less than one row has, more than it says at its begin
 MAX_BAD = 2  # lives in a row that computed nothing; then the machine is left alone
 ALONE_S = 30.0  # for which it is
+STAGE_S = 600.0  # for a machine to fetch layers that are to come to it: gigabytes by a slow line
+GONE_S = 15.0  # without a host that waits or computes, after which a machine that is to fetch something has gone
+SENT_AGAIN_S = 60.0  # after which a machine is told once more to fetch the same
+SAID_S = 10.0  # for which what a machine has said of itself counts: it does so every two seconds
 BUILD_S = 60.0  # to ask llama.cpp for its version: half a second, on a machine that is busy with everything else
 
 
@@ -89,6 +94,8 @@ class HostOffers:
         self._n_bad: dict[str, int] = {}
         self._left_alone: dict[str, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
+        self._sent: dict[str, tuple[frozenset[str], float]] = {}  # machines that were sent to fetch what they lack
+        self._said: dict[str, tuple[TellLoad, float]] = {}
 
     def add(self, offered: HostOffered, sock: socket.socket) -> None:
         """Take an offer, in place of one that waits."""
@@ -102,8 +109,22 @@ class HostOffers:
         if offered.name not in self._left_alone:
             self._free(offered.name)
 
-    def end(self, ended: HostEnded) -> None:
-        """A host has ended, taken or not."""
+    def hear(self, name: str, load: TellLoad) -> None:
+        """Take what a machine says of itself."""
+        self._said[name] = load, asyncio.get_running_loop().time()
+
+    def machine(self, name: str) -> LentMachine | None:
+        """Return what is known of a machine; None if it is not there, or is left alone."""
+        offered = self._latest.get(name)
+        if offered is None or name in self._left_alone or not self._is_connected(name):
+            return None
+        said, at_s = self._said.get(name, (None, 0.0))
+        is_fresh = said is not None and asyncio.get_running_loop().time() - at_s < SAID_S
+        offer = offered.offer
+        return LentMachine(name, offer.n_threads, offer.memory_bytes, said if is_fresh else None)
+
+    def end(self, ended: HostEnded, *, is_let_go: bool = False) -> None:
+        """A host has ended, taken or not; `is_let_go`: home has no layers for it any more."""
         offered, _ = self._waiting.get(ended.name, (None, None))
         if offered is not None and offered.life == ended.life:
             self._drop(ended.name)
@@ -114,10 +135,10 @@ class HostOffers:
         loop = asyncio.get_running_loop()
         self._ended_at[ended.name] = loop.time()
         self._comes_s[ended.name] = COMES_S
-        if ended.given_up:  # whatever was offered before is no more alive than that: a new offer shows who is there
+        if ended.given_up and not is_let_go:  # what was offered before is no more alive than that: a new offer is
             self._comes_s[ended.name] = COMES_AGAIN_S
             self._drop(ended.name)
-        is_bad = ended.n_bytes < USEFUL_BYTES
+        is_bad = ended.n_bytes < USEFUL_BYTES and not is_let_go
         self._n_bad[ended.name] = self._n_bad.get(ended.name, 0) + 1 if is_bad else 0
         if self._n_bad[ended.name] >= MAX_BAD and ended.name not in self._left_alone:
             self._left_alone[ended.name] = loop.call_later(ALONE_S, self._try_again, ended.name)
@@ -145,14 +166,38 @@ class HostOffers:
         return name in self._waiting and name not in self._left_alone
 
     def has(self, name: str, files: Collection[str]) -> bool:
-        """Whether a host of that machine waits, which has the files; one that lacks some is sent to fetch them."""
+        """Whether a host of that machine waits, which has the files; one that lacks some is sent to fetch them.
+
+        It is sent once: it offers a host again at once, and another one when it has them.
+        """
         offered, _ = self._waiting.get(name, (None, None))
         if offered is None:
             return False
-        if set(files) <= set(offered.offer.has):
+        lacking, now = frozenset(files) - set(offered.offer.has), asyncio.get_running_loop().time()
+        if not lacking:
+            self._sent.pop(name, None)
             return True
-        self._drop(name)
+        before, at_s = self._sent.get(name, (frozenset[str](), 0.0))
+        if lacking != before or now - at_s > SENT_AGAIN_S:
+            self._sent[name] = lacking, now
+            self._drop(name)
         return False
+
+    async def stage(self, name: str, files: Collection[str]) -> None:
+        """Let that machine fetch files, and wait until it has them. Raises OSError if it does not get them."""
+        try:
+            async with asyncio.timeout(STAGE_S):
+                while not self.has(name, files):
+                    changed = self._changed
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(GONE_S):
+                            await changed.wait()
+                    if not self._is_connected(name):
+                        msg = f"{name} has gone"
+                        raise OSError(msg)
+        except TimeoutError as e:
+            msg = f"{name} has not fetched its layers within {STAGE_S:g} s"
+            raise OSError(msg) from e
 
     async def take(self, name: str, files: Collection[str]) -> tuple[LentLife, socket.socket] | None:
         """Return a host of that machine, which has the files; waits for one that was there just now."""
@@ -175,11 +220,10 @@ class HostOffers:
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return what is known of a machine: whether it is there, what it allows, and by what it computes."""
-        is_lent = any(machine == name for machine, _ in self._lives)
         offered = self._latest.get(name)
         return {
-            "connected": is_lent or name in self._waiting,
-            "lent": is_lent,
+            "connected": self._is_connected(name),
+            "lent": self._is_lent(name),
             "left_alone": name in self._left_alone,
             "address": offered.address if offered else None,
             "n_threads": offered.offer.n_threads if offered else None,
@@ -190,6 +234,12 @@ class HostOffers:
             "ray": offered.offer.ray if offered else None,
             "ahead_s": self._ahead_s.get(name),
         }
+
+    def _is_lent(self, name: str) -> bool:
+        return any(machine == name for machine, _ in self._lives)
+
+    def _is_connected(self, name: str) -> bool:
+        return self._is_lent(name) or name in self._waiting
 
     def _drop(self, name: str) -> None:
         if (waiting := self._waiting.pop(name, None)) is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ..peer.first_frames import SegmentFact
+from ..peer.first_frames import SegmentFact, TellLoad
 from ..types import LayerRange
 
 RangePath = tuple[LayerRange, Path]
@@ -30,11 +30,25 @@ class LentLife:
         return self.over.is_set()
 
 
+@dataclass(frozen=True, slots=True)
+class LentMachine:
+    """What is known of a machine that lends a host: what its owner allows, and what it has said of itself of late.
+
+    `memory_bytes` 0 = as much as it has. While it is `stood_in` for, a process of this machine computes its layers.
+    """
+
+    name: str
+    n_threads: int
+    memory_bytes: int
+    said: TellLoad | None = None
+    stood_in: bool = False
+
+
 class Borrower(Protocol):
     """The hosts of one engine, as those who lend some need them."""
 
     def files_of(self, place: int) -> Sequence[RangePath]:
-        """Return the layers of the machine at a place, with their files."""
+        """Return the layers that the machine at a place has, and those that are to come to it, with their files."""
         ...
 
     def stay_here(self) -> None:
@@ -59,6 +73,14 @@ class Lenders(Protocol):
 
     async def take(self, place: int, names: Collection[str]) -> tuple[LentLife, socket.socket] | None:
         """Return a host of the machine at a place, if it is there and has the files; waits for a moment."""
+        ...
+
+    async def stage(self, place: int, names: Collection[str]) -> None:
+        """Let the machine at a place fetch these files; return when it has them. Raises OSError if it does not."""
+        ...
+
+    def machine_at(self, place: int) -> LentMachine | None:
+        """Return what is known of the machine at a place; None if it is not there."""
         ...
 
     def name_of(self, place: int) -> str:

@@ -63,7 +63,8 @@ class FleetPlanInput:
     """What a plan rests on: the whole model's time for a token, s, the threads for it and for each process of a fleet.
 
     `n_cells` tokens are in the KV cache, and the machine has `machine_bytes` of memory and `n_cores` processors (0 = as
-    many as are wanted) for home and `n_hosts`. `assumed` says what was not measured.
+    many as are wanted) for home and `n_hosts`, of which `n_lent` are other machines'. `assumed` says what was not
+    measured.
     """
 
     model: ModelModules
@@ -75,11 +76,12 @@ class FleetPlanInput:
     assumed: str = ""
     n_hosts: int = 1
     n_cores: int = 0
+    n_lent: int = 0
 
     @property
     def speed(self) -> float:
         """What each process of a fleet computes of what the whole model in one process would, all of them at work."""
-        n_wanted = (self.n_hosts + 1) * self.n_threads_each
+        n_wanted = (self.n_hosts - self.n_lent + 1) * self.n_threads_each
         return self.n_threads_each / self.n_threads * min(1.0, (self.n_cores or n_wanted) / n_wanted)
 
     @property

@@ -1,8 +1,9 @@
-"""What a controller is shown of a fleet whose hosts are processes of this machine. Pure."""
+"""What a controller is shown of a fleet, whose hosts are processes of this machine or of others. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ..config.schema import FleetSettings
 from ..engine.fleet_wire import FLIGHTS
@@ -12,7 +13,9 @@ from ..fleet.forecast import FleetLoad, FleetModel
 from ..fleet.layout import FleetLayout
 from ..fleet.placement import FleetHost
 from ..fleet.reduction import ReducedState
+from ..peer.first_frames import TellLoad
 from .fleet_monitor import MachineLoad, ProcessLoad
+from .fleet_places import LentMachine
 from .fleet_plan import FleetPlanInput, host_name
 
 GIB = 2.0**30
@@ -21,11 +24,30 @@ NO_ROOM = 1.0  # byte, of a host that may have nothing
 
 
 @dataclass(frozen=True, slots=True)
+class HostElsewhere:
+    """A host that is of another machine; `machine` is None while that is not there.
+
+    `compute` is its speed as `FleetHost` has it, `delay_s` (one way) and `bytes_per_s` are of the way there.
+    """
+
+    machine: LentMachine | None
+    compute: float = 0.0
+    delay_s: float = 0.0
+    bytes_per_s: float = float("inf")
+
+    @property
+    def computes(self) -> LentMachine | None:
+        """The machine, if it computes what is there, or would."""
+        return None if self.machine is None or self.machine.stood_in else self.machine
+
+
+@dataclass(frozen=True, slots=True)
 class FleetMoment:
-    """A fleet at one moment, but for the machine: its layers, its load, and what its owner wants.
+    """A fleet at one moment, but for this machine: its layers, its load, what its owner wants, and other machines.
 
     Of the `n_answers` that ended since the last look `n_late` were later than their readers expect. `batch` answers
-    run at a time, of `full_batch` without a reduction. Hosts `drained` are to be without layers.
+    run at a time, of `full_batch` without a reduction. Hosts `drained` are to be without layers; those `elsewhere` are
+    of other machines.
     """
 
     layout: FleetLayout
@@ -41,46 +63,136 @@ class FleetMoment:
     tokens_per_s: float = 0.0
     n_answers: int = 0
     n_late: int = 0
+    elsewhere: Mapping[int, HostElsewhere] = field(default_factory=dict)
 
 
 def seen_of(moment: FleetMoment, machine: MachineLoad) -> FleetSeen:
-    """Return what a controller is shown."""
-    settings, given = moment.settings, moment.given
+    """Return what a controller is shown; what is not known of another machine counts as taken."""
+    given = moment.given
     modules, placement = moment.layout.modules(given.model, moment.n_cells), moment.layout.placement
-    numbers = range(given.n_hosts + 1)
-    leaving = moment.drained | (frozenset(numbers[1:]) if is_closed(settings, machine) else frozenset())
-    allowed = settings.memory_gib * GIB
-    machine_share = 1 - machine.memory_free_bytes / max(1, machine.memory_bytes)
-    hosts, cpu, memory, excess = [], [], [], []
-    for number in numbers:
-        load, needs = machine.processes.get(number, ProcessLoad()), placement.weights_on(number, modules)
-        others = machine.memory_bytes - machine.memory_free_bytes - load.rss_bytes
-        room = settings.memory_share * machine.memory_bytes - max(0.0, others) - PROCESS_BYTES
-        if not number and settings.keep_home:
-            room -= sum(weight for weight, mask in zip(modules.weights, placement.masks, strict=True) if not mask & 1)
-        memory_share = machine_share / settings.memory_share
-        if number and allowed:
-            room = min(room, allowed - PROCESS_BYTES)
-            memory_share = max(memory_share, (PROCESS_BYTES + needs) / allowed)
-        threads = given.n_threads_each
-        hosts.append(
-            FleetHost(
-                host_name(number), given.speed, max(NO_ROOM, room), cpu_used=machine.others_share,
-                accepts=number not in leaving, cpu_share=settings.cpu_share, memory_share=1.0,
-            )
-        )  # fmt: skip
-        cpu.append(min(1.0, max(load.cpu_got / threads + machine.others_share, load.cpu_wanted / threads)))
-        memory.append(min(1.0, memory_share))
-        excess.append(max(0.0, needs - room))
-    fleet = FleetModel(tuple(hosts), modules, moment.costs, moment.load, frozenset((0, modules.head)), FLIGHTS)
+    leaving, found = leaving_of(moment, machine), list[_SeenHost]()
+    for number in range(given.n_hosts + 1):
+        needs, other = placement.weights_on(number, modules), moment.elsewhere.get(number)
+        if other is not None and other.computes is not None:
+            found.append(_lent(moment, number, other, other.computes, needs))
+        else:
+            found.append(_own(moment, number, machine, needs))
+    hosts = tuple(
+        replace(one.host, accepts=one.host.accepts and number not in leaving) for number, one in enumerate(found)
+    )
+    fleet = FleetModel(hosts, modules, moment.costs, moment.load, frozenset((0, modules.head)), FLIGHTS)
     state = ReducedState(placement, moment.batch, moment.offloaded)
     return FleetSeen(
-        fleet, state, moment.full_batch, tuple(cpu), tuple(memory), moment.n_answers, moment.n_late,
-        moment.tokens_per_s, leaving, tuple(excess),
+        fleet, state, moment.full_batch, tuple(one.cpu for one in found), tuple(one.memory for one in found),
+        moment.n_answers, moment.n_late, moment.tokens_per_s, leaving, tuple(one.excess for one in found),
     )  # fmt: skip
+
+
+def leaving_of(moment: FleetMoment, machine: MachineLoad) -> frozenset[int]:
+    """Return the hosts that owners want to be left.
+
+    Another machine's owner is heeded where layers come back by themselves. Else a process stands in while it is away.
+    """
+    settings = moment.settings
+    found = set(moment.drained)
+    if is_closed(settings, machine):
+        found.update(set(range(1, moment.given.n_hosts + 1)) - moment.elsewhere.keys())
+    if settings.mode == "auto":
+        found.update(number for number, other in moment.elsewhere.items() if _said_leaving(other))
+    return frozenset(found)
 
 
 def is_closed(settings: FleetSettings, machine: MachineLoad) -> bool:
     """Whether the owner's settings let no host compute at present; unknown counts as at work."""
     is_disturbing = settings.only_idle and machine.owner_at_work is not False
     return is_disturbing or (settings.only_mains and not machine.on_mains)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenHost:
+    """A host, the shares of processors and memory in use there, and the bytes beyond what its owner allows."""
+
+    host: FleetHost
+    cpu: float
+    memory: float
+    excess: float
+
+
+def _own(moment: FleetMoment, number: int, machine: MachineLoad, needs: float) -> _SeenHost:
+    """Return home, or a host of this machine; one that stands in for another machine's gets nothing.
+
+    That has no more than the other machine's owner allows, if it is there: it could not have its layers back.
+    """
+    settings, given, other = moment.settings, moment.given, moment.elsewhere.get(number)
+    load, allowed = machine.processes.get(number, ProcessLoad()), settings.memory_gib * GIB if number else 0.0
+    if other is not None and other.machine is not None:
+        allowed = _least(allowed, other.machine.memory_bytes)
+    room = _room(settings, machine, load)
+    if not number and settings.keep_home:
+        modules, masks = moment.layout.modules(given.model, moment.n_cells), moment.layout.placement.masks
+        room -= sum(weight for weight, mask in zip(modules.weights, masks, strict=True) if not mask & 1)
+    host = FleetHost(
+        host_name(number), given.speed, max(NO_ROOM, _within(room, allowed)), cpu_used=machine.others_share,
+        accepts=other is None, cpu_share=settings.cpu_share, memory_share=1.0,
+    )  # fmt: skip
+    return _seen(host, machine, load, given.n_threads_each, _taken(settings, machine, needs, allowed), needs)
+
+
+def _lent(moment: FleetMoment, number: int, other: HostElsewhere, machine: LentMachine, needs: float) -> _SeenHost:
+    """Return a host that another machine lends; one that has said nothing of itself lately gets nothing."""
+    settings, said = moment.settings, machine.said
+    allowed = _least(settings.memory_gib * GIB, machine.memory_bytes)
+    room = needs if said is None else _room(settings, load_of(said), _process_of(said))
+    host = FleetHost(
+        host_name(number), other.compute, max(NO_ROOM, _within(room, allowed)),
+        cpu_used=0.0 if said is None else said.others_share, delay_s=other.delay_s, bytes_per_s=other.bytes_per_s,
+        accepts=said is not None and not said.leaving, cpu_share=settings.cpu_share, memory_share=1.0,
+    )  # fmt: skip
+    if said is None:
+        # Nothing of it is vacant, and yet it is not the first one that gives way where answers are late.
+        return _SeenHost(host, settings.cpu_share, 1.0, max(0.0, needs - host.memory_bytes))
+    taken = _taken(settings, load_of(said), needs, allowed)
+    return _seen(host, load_of(said), _process_of(said), machine.n_threads, taken, needs)
+
+
+def load_of(said: TellLoad) -> MachineLoad:
+    """Return another machine as this one is seen."""
+    return MachineLoad(said.n_cpus, said.others_share, said.memory_bytes, said.memory_free_bytes)
+
+
+def _process_of(said: TellLoad) -> ProcessLoad:
+    return ProcessLoad(said.cpu_got, said.cpu_wanted, said.rss_bytes)
+
+
+def _seen(
+    host: FleetHost, machine: MachineLoad, load: ProcessLoad, n_threads: int, memory: float, needs: float
+) -> _SeenHost:
+    threads = max(1, n_threads)
+    cpu = max(load.cpu_got / threads + machine.others_share, load.cpu_wanted / threads)
+    return _SeenHost(host, min(1.0, cpu), min(1.0, memory), max(0.0, needs - host.memory_bytes))
+
+
+def _room(settings: FleetSettings, machine: MachineLoad, load: ProcessLoad) -> float:
+    """Return what a process may have on a machine, bytes, besides itself."""
+    others = machine.memory_bytes - machine.memory_free_bytes - load.rss_bytes
+    return settings.memory_share * machine.memory_bytes - max(0.0, others) - PROCESS_BYTES
+
+
+def _taken(settings: FleetSettings, machine: MachineLoad, needs: float, allowed: float) -> float:
+    """Return the share of the memory that is in use of that which may be."""
+    share = (1 - machine.memory_free_bytes / max(1, machine.memory_bytes)) / settings.memory_share
+    return max(share, (PROCESS_BYTES + needs) / allowed) if allowed else share
+
+
+def _within(room: float, allowed: float) -> float:
+    """Return the room where so much is allowed; 0 = no less than there is."""
+    return min(room, allowed - PROCESS_BYTES) if allowed else room
+
+
+def _least(one: float, other: float) -> float:
+    """Return the smaller of two bounds, of which 0 is none."""
+    return min(one or other, other or one)
+
+
+def _said_leaving(other: HostElsewhere) -> bool:
+    return other.computes is not None and other.computes.said is not None and bool(other.computes.said.leaving)

@@ -13,6 +13,7 @@ from .fleet_control import FleetOperator
 from .fleet_hosts import HostLife, HostProcesses
 from .fleet_layers import FleetLayers
 from .fleet_monitor import memory
+from .fleet_places import LentMachine
 from .fleet_plan import HOME, FleetPlanInput
 from .fleet_seen import GIB
 
@@ -103,6 +104,11 @@ class LocalFleet:
         return self._operator.n_moves
 
     @property
+    def n_hosts(self) -> int:
+        """How many hosts there may be, with and without layers."""
+        return len(self._hosts.hosts)
+
+    @property
     def may_borrow(self) -> bool:
         """Whether rows may reach another machine, now or during the next answer."""
         return self._hosts.may_borrow
@@ -139,10 +145,7 @@ class LocalFleet:
         return self._member(self._hosts.name_of(host), host.number, state, host.epoch, host.pid)
 
     def _member(self, name: str, number: int, state: str, epoch: int, pid: int | None) -> dict[str, Any]:
-        total, free = memory()
-        if number and self._operator.settings.memory_gib:
-            total = min(total, int(self._operator.settings.memory_gib * GIB))
-            free = min(free, total)
+        total, free, share = self._room(number, pid)
         stats = self._engine.stats
         n_sequences = stats.running + stats.paused if stats is not None else 0
         at = {layers: len(hosts) for layers, hosts in self._layers.layout.ranges if number in hosts}
@@ -151,7 +154,7 @@ class LocalFleet:
             "state": state,
             "epoch": epoch,
             "exact": self._engine.config.exact,
-            "cpu_share": self._shares.of(pid),
+            "cpu_share": share,
             "memory_bytes": total,
             "memory_free_bytes": free,
             "cells_used": stats.cells_used if stats is not None else 0,
@@ -160,3 +163,23 @@ class LocalFleet:
                 for layers, n in at.items()
             ],
         }
+
+    def _room(self, number: int, pid: int | None) -> tuple[int | None, int | None, float | None]:
+        """Return memory, what is free of it, and the share of a processor that a host got, on its own machine."""
+        lent = self._hosts.elsewhere().get(number)
+        if lent is not None and not lent.stood_in:
+            return _said_of(lent)
+        total, free = memory()
+        if number and self._operator.settings.memory_gib:
+            total = min(total, int(self._operator.settings.memory_gib * GIB))
+            free = min(free, total)
+        return total, free, self._shares.of(pid)
+
+
+def _said_of(lent: LentMachine) -> tuple[int | None, int | None, float | None]:
+    """Return what another machine's owner allows of its memory, what is free of it, and its hosts' processors."""
+    allowed = lent.memory_bytes or None
+    if (said := lent.said) is None:
+        return allowed, None, None
+    total = min(said.memory_bytes, allowed or said.memory_bytes)
+    return total, min(total, said.memory_free_bytes), round(said.cpu_got, 3)

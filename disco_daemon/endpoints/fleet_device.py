@@ -23,6 +23,11 @@ class FleetStatus(Protocol):
     """What a fleet says of itself, and how it is steered."""
 
     @property
+    def n_hosts(self) -> int:
+        """How many hosts there may be, with and without layers."""
+        ...
+
+    @property
     def may_borrow(self) -> bool:
         """Whether rows may reach another machine, now or during the next answer."""
         ...

@@ -99,9 +99,21 @@ class RunSample(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class WaySample(msgspec.Struct, frozen=True, kw_only=True):
+    """The quickest way of a flight with so many `rows` to a host and back since the last Stats, without its time there.
+
+    An upper bound of what the way takes: home may have been busy when the rows came.
+    """
+
+    host: int
+    rows: int
+    seconds: float
+
+
 class FleetUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What home and its hosts computed, and where the inner layers are: from, up to (exclusive), and at which hosts."""
 
     hosts: tuple[HostUsage, ...]
     samples: tuple[RunSample, ...]
     legs: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    ways: tuple[WaySample, ...] = ()

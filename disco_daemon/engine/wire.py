@@ -20,6 +20,7 @@ from .fleet_wire import Message as Message
 from .fleet_wire import MoveLayers as MoveLayers
 from .fleet_wire import RangeFile as RangeFile
 from .fleet_wire import RunSample as RunSample
+from .fleet_wire import WaySample as WaySample
 from .load_wire import AdapterFile as AdapterFile
 from .load_wire import Disk as Disk
 from .load_wire import ExitCalibration as ExitCalibration

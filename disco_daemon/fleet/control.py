@@ -113,6 +113,7 @@ class FleetController:
     _came: dict[tuple[int, int], _Hold] = field(default_factory=dict)
     _lowered: _Hold | None = None
     _looked_s: float = float("-inf")
+    _done_s: float = float("-inf")
 
     def decide(self, now: float, seen: FleetSeen, *, may_scale: bool = True) -> list[FleetStep]:
         """Return the step to take now: one, or none. It counts as taken.
@@ -120,7 +121,7 @@ class FleetController:
         Unless it `may_scale`, only what owners call for is done.
         """
         self._observe(now, seen)
-        is_cool = not self.records or now >= self.records[-1].at_s + COOLDOWN_S
+        is_cool = not self.records or now >= self._calm_s()
         step = next((step for step in _called_for(seen) if is_cool or self.records[-1].step != step), None)
         if step is None and is_cool and may_scale:
             step = next((step for step in self._wanted(now, seen) if self._may(now, step)), None)
@@ -128,6 +129,15 @@ class FleetController:
             return []
         self._remember(now, step, seen)
         return [step]
+
+    def carried_out(self, now: float) -> None:
+        """Note that the latest step has come to its end, which may be long after it was decided on."""
+        self._done_s = now
+        self._answers.clear()
+
+    def _calm_s(self) -> float:
+        """Return when the latest step was so long ago that its effect can be seen."""
+        return max(self.records[-1].at_s, self._done_s) + COOLDOWN_S
 
     @property
     def n_counted(self) -> int:
@@ -152,7 +162,7 @@ class FleetController:
                 self._vacant_since.setdefault(host, now)
             elif vacancy < self.vacancy - BAND:
                 self._vacant_since.pop(host, None)
-        if self.records and self.records[-1].measured is None and now >= self.records[-1].at_s + COOLDOWN_S:
+        if self.records and self.records[-1].measured is None and now >= self._calm_s():
             last = self.records[-1]
             if last.rate_before > 0:
                 self.records[-1] = replace(last, measured=seen.tokens_per_s / last.rate_before)

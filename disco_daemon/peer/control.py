@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-from .first_frames import OfferHost, TheCuts, TheRay, TheSegments
+from .first_frames import OfferHost, TellLoad, TheCuts, TheRay, TheSegments
 from .messages import Build, Hello, Welcome
 
 LENGTH = struct.Struct("<I")
@@ -87,6 +87,12 @@ class LendHosts(ControlMessage, frozen=True, kw_only=True):
     name: str
     addresses: tuple[Address, ...]
     offer: OfferHost
+
+
+class TellHome(ControlMessage, frozen=True, kw_only=True):
+    """Say to home how this machine is, as long as it lends hosts."""
+
+    load: TellLoad
 
 
 class StopRole(ControlMessage, frozen=True, kw_only=True):
@@ -246,6 +252,13 @@ class HostOffered(ControlMessage, frozen=True, kw_only=True):
     offer: OfferHost
 
 
+class MachineTold(ControlMessage, frozen=True, kw_only=True):
+    """A member has said how its machine is."""
+
+    name: str
+    load: TellLoad
+
+
 class HostEnded(ControlMessage, frozen=True, kw_only=True):
     """The connection to a host that was offered has ended, and why; `n_bytes` came by it.
 
@@ -276,6 +289,7 @@ ToRelay = (
     ServeMembers
     | JoinPartner
     | LendHosts
+    | TellHome
     | StopRole
     | EngineSocket
     | OfferFile
@@ -285,7 +299,7 @@ ToRelay = (
     | SegmentsAnswer
 )
 Asked = PairAsked | FileAsked | CutsAsked | MemberLeaves | SegmentsAsked
-OfHosts = HostOffered | HostEnded | HomeReached | HomeEnded
+OfHosts = HostOffered | HostEnded | HomeReached | HomeEnded | MachineTold
 RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | Asked | OfHosts
 
 _encoder = msgspec.msgpack.Encoder()

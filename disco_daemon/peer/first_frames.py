@@ -19,6 +19,9 @@ MAX_FIRST = 1 << 16  # bytes of a first message: a request for a certificate has
 MEASURED_MAX = 16  # times that one connection may measure the way
 MEASURED_BYTES = 4 << 20  # that are sent one way to measure it: 0.3 s at 100 Mbit/s
 N_VERSION = 64  # characters of a version: it is shown to the owner, and no version is as long
+N_REASON = 200  # characters of why a machine's owner lends nothing
+MAX_CPUS = 1 << 16  # processors of a machine, or of a process: more is no number that home may reckon with
+MAX_MEMORY = 1 << 50  # bytes of a machine's memory
 
 
 class BindRows(PeerMessage, frozen=True, kw_only=True):
@@ -195,12 +198,34 @@ class OfferHost(PeerMessage, frozen=True, kw_only=True):
     now: float = 0.0
 
 
+Processors = Annotated[float, Meta(ge=0.0, le=MAX_CPUS)]
+MemoryBytes = Annotated[int, Meta(ge=0, le=MAX_MEMORY)]
+
+
+class TellLoad(PeerMessage, frozen=True, kw_only=True):
+    """A member of a fleet says how its machine is; it goes on to do so by the same connection, and is not answered.
+
+    It has `n_cpus` processors, of which others than its hosts took `others_share`; its hosts got `cpu_got` of them and
+    would have taken `cpu_wanted`, and have `rss_bytes` of its memory. `leaving` says why its owner wants no layers
+    there any more; "" as long as they may stay.
+    """
+
+    n_cpus: Annotated[int, Meta(ge=1, le=MAX_CPUS)]
+    others_share: Annotated[float, Meta(ge=0.0, le=1.0)]
+    memory_bytes: MemoryBytes
+    memory_free_bytes: MemoryBytes
+    cpu_got: Processors = 0.0
+    cpu_wanted: Processors = 0.0
+    rss_bytes: MemoryBytes = 0
+    leaving: Annotated[str, Meta(max_length=N_REASON)] = ""
+
+
 class HostAccepted(PeerMessage, frozen=True, kw_only=True):
     """Home takes the host when it needs one; until then nothing comes."""
 
 
 # By a member that wants no link.
-Asked = AskFile | AskCuts | MeasureLink | LeavePartner | AskSegments | OfferHost | AskRay
+Asked = AskFile | AskCuts | MeasureLink | LeavePartner | AskSegments | OfferHost | AskRay | TellLoad
 First = Hello | BindRows | AskAuthority | AskPair | Asked
 FirstReply = (
     Welcome

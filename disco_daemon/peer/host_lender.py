@@ -28,19 +28,21 @@ from .connector import (
     connect_first,
 )
 from .control import HomeEnded, HomeReached, LendHosts, LinkDown
-from .first_frames import HostAccepted, first_frame
+from .first_frames import HostAccepted, TellLoad, first_frame
 from .frame_stream import FrameStream
 from .host_pipe import Report, carry
 from .refusals import RETRIED, LinkEndedError
 
 MAX_LIVES = 3  # hosts at a time: one of an engine that ends, one of that which follows it, and one that waits
+TELL_AGAIN_S = 5.0  # after the connection by which home hears of this machine has broken
 UNUSED_S = 1.0  # a host that home gave back sooner counts as an attempt that failed
 
 
 class HostLender:
     """Keeps a connection at home that waits to be taken, as `config` says; `run` it until it is cancelled.
 
-    All mutable state: the addresses, the latest one first, and the connections that stand.
+    All mutable state: the addresses, the latest one first, the connections that stand, and what home is to hear of
+    this machine.
     """
 
     def __init__(self, report: Report, config: LendHosts) -> None:
@@ -51,6 +53,13 @@ class HostLender:
         self._lives = itertools.count(1)
         self._standing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._load: TellLoad | None = None
+        self._has_news = asyncio.Event()
+
+    def tell(self, load: TellLoad) -> None:
+        """Say to home how this machine is; what it has not been told yet is replaced."""
+        self._load = load
+        self._has_news.set()
 
     def use(self, config: LendHosts) -> bool:
         """Offer what this says from now on; return whether that is possible, since only the offer has changed."""
@@ -66,6 +75,7 @@ class HostLender:
         """Connect, wait until home takes the host, and connect again."""
         loop = asyncio.get_running_loop()
         pause_s, refused_s, told = RETRY_FIRST_S, RETRY_REFUSED_S, ""
+        telling = asyncio.create_task(self._keep_telling(), name="how this machine is")
         try:
             while True:
                 began, stream = loop.time(), None
@@ -90,9 +100,26 @@ class HostLender:
                 else:
                     pause_s = min(2 * pause_s, RETRY_MAX_S)
         finally:
-            for life in self._standing:
-                life.cancel()
-            await asyncio.gather(*self._standing, return_exceptions=True)
+            for task in (telling, *self._standing):
+                task.cancel()
+            await asyncio.gather(telling, *self._standing, return_exceptions=True)
+
+    async def _keep_telling(self) -> None:
+        """Say to home how this machine is whenever there is news, by a connection of its own."""
+        while True:
+            await self._has_news.wait()
+            with suppress(LinkEndedError):
+                stream, _ = await connect_first(self._addresses, self._context, tls.tls_name(self._config.name))
+                try:
+                    while True:
+                        await self._has_news.wait()
+                        self._has_news.clear()
+                        assert self._load is not None
+                        stream.write(first_frame(self._load))
+                        await stream.drain()
+                finally:
+                    stream.abort()
+            await asyncio.sleep(TELL_AGAIN_S)
 
     async def _rest(self, pause_s: float) -> bool:
         """Wait before the next attempt; return whether there is something else to offer, at once."""

@@ -35,6 +35,7 @@ from .first_frames import (
     MeasureLink,
     OfferHost,
     RowsBound,
+    TellLoad,
     TheAuthority,
     decode_first,
     first_frame,
@@ -48,7 +49,7 @@ FIRST_S = 3.0  # for the first message of a connection
 BIND_S = 5.0  # for the second connection of a link, and for the end of the link before
 STRANGERS_MAX = 32  # connections that have not shown yet that they are of members
 STRANGERS_OF_HOST_MAX = 16  # of one address: one machine alone keeps nobody else out
-PER_MEMBER_MAX = 6  # connections of one member: a link, its successor and two files
+PER_MEMBER_MAX = 8  # connections of one member: three hosts, two files, a question, and how its machine is
 BACKLOG = 64  # connections that wait to be taken
 COUNTS_S = 1.0  # between two reports of what was refused
 NO_DESCRIPTORS_S = 0.2  # pause if no connection can be taken, such as for want of file descriptors
@@ -266,7 +267,10 @@ class MemberListener:
                 if waiting is None or name != link or waiting.done():
                     raise LinkEndedError("late", "no link of this name waits for its second connection", tell=True)
                 waiting.set_result(stream)  # the link has it from here on
-            case AskFile() | AskCuts() | MeasureLink() | LeavePartner() | AskSegments() | OfferHost() | AskRay():
+            case (
+                AskFile() | AskCuts() | MeasureLink() | LeavePartner()
+                | AskSegments() | OfferHost() | AskRay() | TellLoad()
+            ):  # fmt: skip
                 task = asyncio.current_task()
                 assert task is not None
                 self._serving[task] = member.name

@@ -15,6 +15,7 @@ from .control import (
     CutsAnswer,
     CutsAsked,
     FileAsked,
+    MachineTold,
     MemberLeaves,
     OfferFile,
     PairAnswer,
@@ -35,12 +36,14 @@ from .first_frames import (
     AskRay,
     AskSegments,
     FileFollows,
+    First,
     LeavePartner,
     LinkMeasured,
     MeasureLink,
     MemberLeft,
     OfferHost,
     PairGranted,
+    TellLoad,
     TheRay,
     decode_first,
     first_frame,
@@ -56,6 +59,9 @@ TAKE_S = 30.0  # for a member to take a piece of a file
 CUTS_S = 60.0  # for the daemon to read the model's header, and once the whole file for its checksum
 FILE_PIECE = 1 << 18  # bytes of a file that are read at once
 FILES_OF_MEMBER = 2  # files that one member fetches at a time
+MAX_FILES = 64  # that are kept open for whoever asks next: layers that move are in ever other files
+TOLD_S = 30.0  # in which a machine says again how it is: it does so every few seconds
+TOLD_LEAST_S = 0.5  # between two times that it is listened to
 MAX_ASKING = 8  # questions of one kind that the daemon is asked at a time, such as a stranger's code
 Answer = TypeVar("Answer", PairAnswer, CutsAnswer, SegmentsAnswer)
 
@@ -112,7 +118,10 @@ class Offers:
     def offer(self, message: OfferFile, descriptor: int) -> None:
         """Take a file, in place of a former one with these layers."""
         layers = message.first, message.cut, message.member
+        self._files.pop(layers, None)
         file = self._files[layers] = OfferedFile(descriptor, message.n_bytes, message.sha256)
+        if len(self._files) > MAX_FILES:
+            del self._files[next(iter(self._files))]  # the daemon is asked for it again
         if (waiting := self._wanted.pop(layers, None)) is not None and not waiting.done():
             waiting.set_result(file)
 
@@ -170,6 +179,8 @@ class Offers:
                 await self._send_segments(stream, name)
             case OfferHost():
                 await self._hosts.serve(stream, asked, name, self.welcome, self.only_llama)
+            case TellLoad():
+                await self._hear_loads(stream, asked, name)
             case AskRay():
                 stream.write(first_frame(self.ray or TheRay()))
                 await stream.drain()
@@ -178,6 +189,18 @@ class Offers:
                 await stream.drain()
                 await stream.close()  # before the daemon hears of it: with the last member this process ends
                 self._report(MemberLeaves(name=name))
+
+    async def _hear_loads(self, stream: FrameStream, load: TellLoad, name: str) -> None:
+        """Pass on how a member's machine is, as long as it says so. Raises LinkEndedError."""
+        while True:
+            self._report(MachineTold(name=name, load=load))
+            await asyncio.sleep(TOLD_LEAST_S)
+            again = await _further(stream, TOLD_S)
+            if again is None:
+                return
+            if not isinstance(again, TellLoad):
+                raise LinkEndedError("malformed", f"{type(again).__name__} does not say how a machine is", tell=True)
+            load = again
 
     async def _send_cuts(self, stream: FrameStream, name: str) -> None:
         """Say where the model may be cut. Raises LinkEndedError."""
@@ -259,6 +282,18 @@ async def _measure(stream: FrameStream, asked: MeasureLink, build: Build | None)
             raise LinkEndedError("malformed", f"{type(again).__name__} does not measure a link", tell=True)
         asked = again
     raise LinkEndedError("flood", f"a link is measured {MEASURED_MAX} times at most", tell=True)
+
+
+async def _further(stream: FrameStream, patience_s: float) -> First | None:
+    """Return what comes by a connection after its first message; None at its end. Raises LinkEndedError."""
+    try:
+        async with asyncio.timeout(patience_s):
+            body = await _next(stream)
+        return None if body is None else decode_first(body)
+    except TimeoutError as e:
+        raise LinkEndedError("late", f"nothing more came within {patience_s:g} s", tell=True) from e
+    except BadFrameError as e:
+        raise LinkEndedError("malformed", str(e), tell=True) from e
 
 
 async def _next(stream: FrameStream) -> bytes | None:

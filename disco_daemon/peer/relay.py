@@ -35,6 +35,7 @@ from .control import (
     SegmentsAnswer,
     ServeMembers,
     StopRole,
+    TellHome,
 )
 from .control_socket import ControlClosedError, ControlSocket
 from .engine_hub import EngineHub
@@ -111,6 +112,9 @@ class RelayService:
                 await self._serve(message)
             case JoinPartner() | LendHosts():
                 await self._join(message)
+            case TellHome(load=load):
+                if self._lender is not None:
+                    self._lender.tell(load)
             case StopRole():
                 await self._stop()
             case EngineSocket():

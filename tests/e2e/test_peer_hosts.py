@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from disco_daemon.peer import tls
+from disco_daemon.peer.connector import connect
 from disco_daemon.peer.control import (
     Address,
     HomeEnded,
@@ -23,16 +25,28 @@ from disco_daemon.peer.control import (
     LendHosts,
     LinkDown,
     Listening,
+    MachineTold,
     SegmentsAnswer,
     SegmentsAsked,
+    TellHome,
 )
 from disco_daemon.peer.daemon_side import RelayProcess
-from disco_daemon.peer.first_frames import OfferHost, SegmentFact, TheSegments
+from disco_daemon.peer.first_frames import (
+    AskRay,
+    OfferHost,
+    SegmentFact,
+    TellLoad,
+    TheSegments,
+    decode_reply,
+    first_frame,
+)
 from disco_daemon.peer.join import ask_segments
+from disco_daemon.peer.messages import Refused
 from disco_daemon.peer.pairing import PairedPartner
 from tests.fixtures.peers import BUILD, HOST, SOON_S, WELCOME, Machine, Pairs
 
 OFFER = OfferHost(build=BUILD, has=("a.gguf",), n_threads=2)
+LOAD = TellLoad(n_cpus=2, others_share=0.1, memory_bytes=1 << 30, memory_free_bytes=1 << 29)
 SIGN = b"here"  # what a host's process says first; relays know no more of it than that it is something
 
 
@@ -216,6 +230,35 @@ async def test_a_machine_is_told_which_layers_are_its_own(tmp_path: Path) -> Non
         home.machine.relay.serve(home.pairs.serve())
         name, own, told = await layers_of(home, identity)
         assert (name, told) == ("cellar", own)
+
+
+async def test_home_hears_how_a_machine_is_that_lends(tmp_path: Path) -> None:
+    async with at_home(tmp_path) as home, machine() as attic:
+        identity = home.pairs.member("cellar")
+        home.machine.relay.serve(home.pairs.serve())
+        attic.relay.send(TellHome(load=LOAD))  # nobody is there yet to hear it
+        attic.relay.join(home.role(identity))
+        for load in (replace(LOAD, others_share=0.5), replace(LOAD, leaving="somebody works there")):
+            attic.relay.send(TellHome(load=load))
+            assert await home.machine.wait(MachineTold) == MachineTold(name="cellar", load=load)
+
+
+async def test_a_machine_that_says_something_else_in_between_is_refused(tmp_path: Path) -> None:
+    async with at_home(tmp_path) as home:
+        identity = home.pairs.member("cellar")
+        home.machine.relay.serve(home.pairs.serve())
+        address = Address(host=HOST, port=home.port)
+        for wrong in (AskRay(), replace(LOAD, n_cpus=0)):
+            stream = await connect(address, tls.client_context(identity), tls.tls_name(home.pairs.name))
+            stream.write(first_frame(LOAD))
+            await home.machine.wait(MachineTold)
+            stream.write(first_frame(wrong))
+            async with asyncio.timeout(SOON_S):
+                body, _, _ = await stream.read()
+            reply = decode_reply(body)
+            assert isinstance(reply, Refused)
+            assert reply.reason == "malformed"
+            await stream.close()
 
 
 async def test_a_host_is_offered_once_its_process_has_said_something(tmp_path: Path) -> None:

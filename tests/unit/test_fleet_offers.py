@@ -16,7 +16,7 @@ from disco_daemon.daemon import fleet_offers
 from disco_daemon.daemon.endpoints import reuse_device
 from disco_daemon.daemon.fleet_hosts import HostProcesses
 from disco_daemon.daemon.fleet_offers import HostOffers, MemberPlaces
-from disco_daemon.daemon.fleet_places import Borrower, LentLife
+from disco_daemon.daemon.fleet_places import Borrower, LentLife, LentMachine
 from disco_daemon.endpoints.fleet_device import PRIVATE, FleetDevice
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine, EngineState
@@ -124,6 +124,12 @@ class Elsewhere:
     async def take(self, place: int, names: Collection[str]) -> tuple[LentLife, socket.socket] | None:
         raise AssertionError((place, names))
 
+    async def stage(self, place: int, names: Collection[str]) -> None:
+        raise AssertionError((place, names))
+
+    def machine_at(self, place: int) -> LentMachine | None:
+        return LentMachine("attic", 2, 0)
+
     def name_of(self, place: int) -> str:
         return "attic"
 
@@ -136,6 +142,10 @@ class View:
 
     def __init__(self, hosts: HostProcesses) -> None:
         self._hosts = hosts
+
+    @property
+    def n_hosts(self) -> int:
+        return len(self._hosts.hosts)
 
     @property
     def may_borrow(self) -> bool:
@@ -196,6 +206,7 @@ def test_a_fleet_with_another_machine_is_another_device_than_one_without() -> No
     assert reuse_device(lent, own) is lent, "what was private in the old one never gets there"
     assert reuse_device(own, lent) is own
     assert reuse_device(device(HostProcesses(1, print)), own) is own
+    assert reuse_device(device(HostProcesses(2, print)), own) is not own, "another machine may get layers, too"
 
 
 async def test_what_a_machine_says_of_itself_is_described_with_how_far_its_clock_is() -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -56,6 +57,49 @@ def test_rows_are_there_by_segment_and_flight(ends: tuple[socket.socket, socket.
     assert home.busy_s == pytest.approx(0.2)
 
 
+def test_the_way_of_rows_is_what_is_left_of_their_time_without_that_at_the_host(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, host = linked(ends)
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    given = np.ones((2, N_EMBD), np.float32)
+
+    def fly(flight: int, seconds: float, held_s: float) -> None:
+        home.send(0, flight, [(0, 0), (1, 0)], given)
+        now[0] += seconds
+        host.send(RowsComputed(segment=0, flight=flight, n_batch=2, took_s=0.1, held_s=held_s), rows(2))
+        home.wait(lambda: (0, flight) in home.rows)
+
+    fly(1, 1.0, 0.25)
+    fly(2, 0.5, 0.375)
+    fly(3, 0.2, 0.9)  # what a host says of itself makes no time go backwards
+    assert home.ways.take() == [(2, 0.0)]
+    assert home.ways.take() == []
+    fly(4, 1.0, 0.25)
+    fly(5, 0.5, 0.375)
+    assert home.ways.take() == [(2, 0.125)]
+    fly(6, 0.5, 0.0)
+    [(n, seconds)] = home.ways.take()
+    assert (n, round(seconds, 6)) == (2, 0.4), "one that does not say for how long it held them"
+    home.send(0, 7, [(0, 0)], given[:1])
+    home.drop(0, 7)
+    host.send(RowsComputed(segment=0, flight=7, n_batch=1, took_s=0.1), rows(1))
+    fly(8, 1.0, 0.5)
+    assert [n for n, _ in home.ways.take()] == [2], "a flight that was dropped says nothing"
+
+
+@pytest.mark.parametrize(
+    "damage", [{"n_batch": 0}, {"took_s": float("nan")}, {"took_s": -1.0}, {"held_s": float("inf")}]
+)
+def test_times_that_are_none_end_the_host(ends: tuple[socket.socket, socket.socket], damage: dict[str, float]) -> None:
+    home, host = linked(ends)
+    message = RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1)
+    host.send(msgspec.structs.replace(message, **damage), rows(1))
+    with pytest.raises(HostGoneError, match="no message from a host"):
+        home.wait(lambda: bool(home.rows))
+
+
 @pytest.mark.parametrize("behind", [rows(1, float("nan")), rows(1, float("inf")), b"12345"])
 def test_what_is_no_row_ends_the_host(ends: tuple[socket.socket, socket.socket], behind: bytes) -> None:
     home, host = linked(ends)
@@ -97,6 +141,20 @@ def test_a_host_that_ends_within_a_frame_is_gone(ends: tuple[socket.socket, sock
     host.sock.close()
     with pytest.raises(HostGoneError):
         home.wait(lambda: False)
+
+
+def test_a_line_that_is_full_takes_no_more_until_the_other_end_has_read(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    home, host = linked(ends)
+    assert home.takes_more()
+    ends[0].setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            ends[0].send(bytes(1 << 16))
+    assert not home.takes_more()
+    while not home.takes_more():
+        host.sock.recv(1 << 16)
 
 
 def test_frames_come_in_any_pieces() -> None:

@@ -10,13 +10,14 @@ from ...types import LayerRange
 from ..llama.layer_states import LayerState, StateFormatError, is_state_of, joined, state_head, unpacked
 from ..llama.refusals import ModelError
 from .cell_memory import CellMemory, SavedCells, SharedCells, bytes_of, new_memory
-from .joining import JoiningLeg, Span
+from .joining import COPIED_ROWS, JoiningLeg, Span
 from .legs import AnySegment, HomeSegment, Leg
 from .link import HostGoneError, HostLink
 from .loading import BrokenOffError
 from .remote import RemoteHost, RemoteSegment
 
 ASKED_ROWS = 1024  # cells that are asked for and not there yet; whatever new tokens add is less, or it would not end
+FAR_ROWS = 32  # cells that go to another machine at a time: what a slow line does not take holds home up
 LEFT_ROWS = 128  # cells that may be left to copy to each leg while no answer is computed: some ms
 
 
@@ -112,8 +113,8 @@ class CellCopies:
     def progress(self, spans: Sequence[Span]) -> bool:
         """Go on as far as can be done without waiting; return whether little is left. Raises BrokenOffError."""
         while True:
-            self.take()
-            left = [(joining, span) for joining in self.joining for span in joining.missing(spans)]
+            self.take(waits=False)
+            left = [(one, span) for one in self.joining for span in one.missing(spans, _rows_at_a_time(one))]
             if sum(end - start for _, (start, end, _) in left) <= LEFT_ROWS * len(self.joining):
                 return not self._copies  # the last ones are still on their way
             n_asked = sum(copy.end - copy.start for copy in self._copies)
@@ -127,7 +128,7 @@ class CellCopies:
     def ask_all(self, spans: Sequence[Span]) -> None:
         """Ask for all that is missing. Raises BrokenOffError."""
         for joining in self.joining:
-            for span in list(joining.missing(spans)):
+            for span in list(joining.missing(spans, _rows_at_a_time(joining))):
                 self._ask(joining, span)
 
     def _ask(self, joining: JoiningLeg, span: Span) -> None:
@@ -145,9 +146,14 @@ class CellCopies:
             copy.parts.append(_part(leg.place(seq), layers, seq, (start, end), self._memory))
         joining.asked.update(dict.fromkeys(owners, end))
 
-    def take(self) -> None:
-        """Put what has come into the new legs, in the order in which it was asked for. Raises BrokenOffError."""
+    def take(self, *, waits: bool = True) -> None:
+        """Put what has come into the new legs, in the order in which it was asked for. Raises BrokenOffError.
+
+        Unless it `waits` for a line that takes no more at present, what is for that stays here for now.
+        """
         while self._copies and self._copies[0].is_there:
+            if not waits and not all(map(_takes_more, self._copies[0].target.leg.replicas)):
+                return
             copy = self._copies[0]  # under way until it has been put together, so that it is dropped where that fails
             target = copy.target
             saved = copy.state(self._memory)
@@ -220,3 +226,19 @@ def _part(
     except HostGoneError as e:
         segment.host.lose(e)
         raise BrokenOffError(str(e)) from e
+
+
+def _rows_at_a_time(joining: JoiningLeg) -> int:
+    """Return how many cells of a sequence go to a leg at a time."""
+    return FAR_ROWS if any(map(_is_far, joining.leg.replicas)) else COPIED_ROWS
+
+
+def _is_far(segment: AnySegment) -> bool:
+    return isinstance(segment, RemoteSegment) and not segment.host.shares_memory
+
+
+def _takes_more(segment: AnySegment) -> bool:
+    """Whether cells can be sent there without waiting."""
+    if not isinstance(segment, RemoteSegment) or segment.host.link is None or segment.host.shares_memory:
+        return True
+    return segment.host.link.takes_more()

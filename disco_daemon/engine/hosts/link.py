@@ -35,6 +35,7 @@ from .messages import (
     decode_from_host,
 )
 from .segment_runs import SegmentRuns
+from .way_times import WayTimes
 
 SILENT_S = 3.5  # a host that gives no sign of life for so long is gone
 START_S = 30.0  # in which a new process has to give its first sign: a busy machine takes seconds to start one
@@ -68,6 +69,8 @@ class HostLink:
         self._slots: dict[int, tuple[CellMemory, int] | None] = {}  # of copies to come: where those in a memory go
         self._unwanted = set[tuple[int, int]]()  # segments and flights whose rows come yet
         self.runs = SegmentRuns[int]()  # of its segments, by their numbers
+        self.ways = WayTimes()
+        self._sent_at: dict[tuple[int, int], float] = {}  # of flights that are under way
         self.confined = tuple[str, ...]()  # the rights that it has given up
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
         self._has_spoken = False  # one of another machine has by now: before that it is not offered
@@ -78,6 +81,10 @@ class HostLink:
     def fileno(self) -> int:
         """Return the socket's number, for select."""
         return self._socket.sock.fileno()
+
+    def takes_more(self) -> bool:
+        """Whether something can be sent without waiting for the line; a host that has gone takes anything."""
+        return bool(select.select([], [self], [], 0.0)[1])
 
     def tell(self, message: ToHost, behind: bytes | memoryview = b"") -> None:
         """Send an order, which is not answered."""
@@ -127,6 +134,8 @@ class HostLink:
     ) -> None:
         """Send a flight's rows to a segment."""
         message = ComputeRows(segment=segment, flight=flight, places=tuple(places), answered=answered)
+        if answered:
+            self._sent_at[segment, flight] = time.perf_counter()
         self.tell(message, np.ascontiguousarray(rows, np.float32).data.cast("B"))
 
     def save(
@@ -154,6 +163,7 @@ class HostLink:
 
     def drop(self, segment: int, flight: int) -> None:
         """Forget a flight's rows, also if they come yet."""
+        self._sent_at.pop((segment, flight), None)
         if self.rows.pop((segment, flight), None) is None:
             self._unwanted.add((segment, flight))
 
@@ -245,6 +255,8 @@ class HostLink:
             self._unwanted.discard(key)
         else:
             self.rows[key] = rows
+        if (sent_at := self._sent_at.pop(key, None)) is not None:
+            self.ways.add(len(rows), time.perf_counter() - sent_at - max(message.held_s, message.took_s))
         self.n_rows += len(rows)
         self.busy_s += message.took_s * len(rows) / message.n_batch
         self.runs.add(message.segment, message.n_batch, message.took_s)

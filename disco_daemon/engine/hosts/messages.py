@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +18,10 @@ from ..wire import Load
 
 MAX_BEHIND = 1 << 30  # bytes behind a message: the cells of a long text
 SENT_AT_ONCE = 1 << 16  # bytes; less is copied behind its message, which is cheaper than another system call
+
+
+MAX_SECONDS = 86400.0  # a day: what takes longer is no time that home may reckon with
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_SECONDS)]
 
 
 class HostMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -81,12 +86,16 @@ class ComputeRows(HostMessage, frozen=True, kw_only=True):
 
 
 class RowsComputed(HostMessage, frozen=True, kw_only=True):
-    """What came of a flight's rows, behind this message. They were computed in a batch of `n_batch`, in `took_s`."""
+    """What came of a flight's rows, behind this message. They were computed in a batch of `n_batch`, in `took_s`.
+
+    For `held_s` they were at the host, from when they had come until this was sent.
+    """
 
     segment: int
     flight: int
-    n_batch: int
-    took_s: float
+    n_batch: Annotated[int, msgspec.Meta(ge=1)]
+    took_s: Seconds
+    held_s: Seconds = 0.0
 
 
 class ForgetCells(HostMessage, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
 MAX_DESCRIPTORS = 8  # that come with one piece of the stream: home sends one with a message
 
 Order = tuple[ToHost, bytes]
+CameAt = float  # time.perf_counter() when an order had come
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Host:
 
     home: HostSocket
     lent: LentHost | None = None
-    orders: queue.SimpleQueue[Order | SegmentReady] = field(default_factory=queue.SimpleQueue)
+    orders: queue.SimpleQueue[tuple[Order, CameAt] | SegmentReady] = field(default_factory=queue.SimpleQueue)
     _segments: dict[int, SegmentModel] = field(default_factory=dict)
     _released: set[int] = field(default_factory=set)  # while they are loaded
     _memories: dict[int, int] = field(default_factory=dict)  # descriptors by the number of the memory
@@ -96,42 +97,45 @@ class Host:
                 waiting.append(self.orders.get())
             self.carry_out(waiting)
 
-    def carry_out(self, orders: Sequence[Order | SegmentReady]) -> None:
+    def carry_out(self, orders: Sequence[tuple[Order, CameAt] | SegmentReady]) -> None:
         """Carry out all that waits, in its order. Raises ModelError."""
-        waiting: list[tuple[ComputeRows, bytes]] = []
+        waiting: list[tuple[ComputeRows, bytes, CameAt]] = []
         for order in orders:
             if isinstance(order, SegmentReady):
                 self._compute(waiting)
                 waiting = []
                 self._take_over(order)
                 continue
-            message, behind = order
+            (message, behind), came_at = order
             if isinstance(message, ComputeRows):
-                n = len(message.places) + sum(len(flight.places) for flight, _ in waiting)
+                n = len(message.places) + sum(len(flight.places) for flight, _, _ in waiting)
                 if waiting and (waiting[0][0].segment != message.segment or n > N_BATCH):
                     self._compute(waiting)
                     waiting = []
-                waiting.append((message, behind))
+                waiting.append((message, behind, came_at))
                 continue
             self._compute(waiting)
             waiting = []
             self._obey(message, behind)
         self._compute(waiting)
 
-    def _compute(self, flights: Sequence[tuple[ComputeRows, bytes]]) -> None:
+    def _compute(self, flights: Sequence[tuple[ComputeRows, bytes, CameAt]]) -> None:
         if not flights:
             return
         number = flights[0][0].segment
         segment = self._segments[number]
-        rows: list[Row] = [(0, position, seq, False) for flight, _ in flights for position, seq in flight.places]
+        rows: list[Row] = [(0, position, seq, False) for flight, _, _ in flights for position, seq in flight.places]
         began = time.perf_counter()
-        given = np.frombuffer(b"".join(behind for _, behind in flights), np.float32)
+        given = np.frombuffer(b"".join(behind for _, behind, _ in flights), np.float32)
         computed = segment.run(rows, given.reshape(len(rows), segment.n_embd))
         took_s, at = time.perf_counter() - began, 0
-        for flight, _ in flights:
+        for flight, _, came_at in flights:
             n = len(flight.places)
             if flight.answered:
-                message = RowsComputed(segment=number, flight=flight.flight, n_batch=len(rows), took_s=took_s)
+                held_s = time.perf_counter() - came_at
+                message = RowsComputed(
+                    segment=number, flight=flight.flight, n_batch=len(rows), took_s=took_s, held_s=held_s
+                )
                 self.home.send(message, computed[at : at + n].tobytes())
             at += n
 
@@ -252,7 +256,7 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
                     case TakeMemory(memory=memory):
                         host.take_memory(memory, descriptors.popleft())
                     case _:
-                        host.orders.put(order)
+                        host.orders.put((order, time.perf_counter()))
         except (BadFrameError, OSError, IndexError) as e:
             os.write(2, f"the connection to home ends: {e}\n".encode())
         os._exit(0)

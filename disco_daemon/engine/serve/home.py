@@ -133,11 +133,13 @@ class HomeBatcher(Batcher):
         """Return what hosts computed, and how long runs of ranges took since the last call."""
         home = self._home
         found = [(0, *one) for one in self._times.take()]
-        hosts = list[wire.HostUsage]()
+        hosts, ways = list[wire.HostUsage](), list[wire.WaySample]()
         for number, host in home.hosts.items():
             rows, busy_s = host.computed()
             confined = () if host.link is None else host.link.confined
             hosts.append(wire.HostUsage(number=number, rows=rows, busy_s=busy_s, lost=host.n_lost, confined=confined))
+            for n_rows, seconds in () if host.link is None else host.link.ways.take():
+                ways.append(wire.WaySample(host=number, rows=n_rows, seconds=seconds))
             for segment, batch, n, seconds in () if host.link is None else host.link.runs.take():
                 if segment in host.segments:  # else it was released since
                     found.append((number, host.segments[segment].layers, batch, n, seconds))
@@ -148,7 +150,7 @@ class HomeBatcher(Batcher):
             for host, layers, batch, n, seconds in found
         )
         legs = ((layers.first, layers.last, tuple(max(0, host) for host in at)) for layers, at in home.cut)
-        return wire.FleetUsage(hosts=tuple(hosts), samples=samples, legs=tuple(legs))
+        return wire.FleetUsage(hosts=tuple(hosts), samples=samples, legs=tuple(legs), ways=tuple(ways))
 
     # --- orders: none of them finds a sequence in the air ---------------------------------------------------------
 

@@ -1,0 +1,151 @@
+"""Layers that move to another machine and back while answers are written. The home's daemon is this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_daemon.clock import SystemClock
+from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings, PeerSettings
+from disco_daemon.daemon import fleet_offers
+from disco_daemon.daemon.fleet import make_fleet
+from disco_daemon.daemon.fleet_members import FleetMembers
+from disco_daemon.endpoints.fleet_device import FleetDevice
+from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine.supervisor import Engine
+from disco_daemon.fleet.control import FleetController, FleetSeen
+from disco_daemon.fleet.steps import FleetStep, StepKind
+from disco_daemon.models.default import default_model_path
+from tests.e2e.test_engine import question, told
+from tests.e2e.test_fleet import PROMPTS
+from tests.fixtures.machines import lending
+from tests.fixtures.ports import free_port
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
+]
+
+MODEL = default_model_path()
+HERE, ATTIC = 1, 2  # numbers of the hosts
+FIRST = 5  # inner layer; module 1 of a step
+
+
+async def answers(engine: Engine) -> list[str]:
+    found = await asyncio.gather(*(told(engine.open(question(prompt, max_tokens=20))) for prompt in PROMPTS))
+    return [text for text, _ in found]
+
+
+async def answers_of_one_process() -> list[str]:
+    engine = Engine(EngineConfig(MODEL, 512, 1, n_cells=1024, exact=True), SystemClock())
+    engine.start()
+    try:
+        await engine.ready(120.0)
+        return await answers(engine)
+    finally:
+        await engine.close()
+
+
+def move(first: int, last: int, source: int, target: int) -> FleetStep:
+    return FleetStep(StepKind.MOVE, first - FIRST + 1, last - FIRST + 1, source, target, why="tried out")
+
+
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> list[FleetStep]:
+    """Steps that a controller decides on, in place of what this busy machine would make it want; drains are real."""
+    steps, decide = list[FleetStep](), FleetController.decide
+
+    def scripted(self: FleetController, now: float, seen: FleetSeen, **_: Any) -> list[FleetStep]:
+        return [steps.pop(0)] if steps else decide(self, now, seen, may_scale=False)
+
+    monkeypatch.setattr(FleetController, "decide", scripted)
+    return steps
+
+
+@asynccontextmanager
+async def fleet_of(config: Config, members: FleetMembers) -> AsyncIterator[FleetDevice]:
+    fleet = make_fleet(config, EngineConfig(MODEL, 512, 1, n_cells=1024), "", SystemClock(), members)
+    fleet.engine.start()
+    caring = asyncio.create_task(fleet.fleet.run())
+    try:
+        await fleet.engine.ready(120.0)
+        yield fleet
+    finally:
+        caring.cancel()
+        await asyncio.gather(caring, return_exceptions=True)
+        await fleet.engine.close()
+
+
+def host(fleet: FleetDevice, number: int) -> tuple[str, str, list[tuple[int, int]]]:
+    found = fleet.fleet.document()["hosts"][number]
+    return found["name"], found["state"], [(one["first"], one["last"]) for one in found["segments"]]
+
+
+def has_stepped(fleet: FleetDevice, n_before: int) -> Callable[[], bool]:
+    return lambda: len(fleet.fleet.document()["last_steps"]) > n_before
+
+
+@pytest.mark.timeout(300)
+async def test_layers_move_to_another_machine_and_back_and_no_word_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[FleetStep]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    expected = await answers_of_one_process()
+    config = Config(
+        device=DeviceSettings(model=str(MODEL), n_ctx=512, n_cells=1024, n_threads=1),
+        peer=PeerSettings(port=free_port()),
+        fleet=FleetSettings(enabled=True, hosts=1, cuts=(FIRST, 12, 22), listen="127.0.0.1", ray="off", mode="auto"),
+    )
+    members = FleetMembers(tmp_path / "issuer")
+    await members.follow(config)
+    try:
+        code = (await members.new("127.0.0.1"))["code"]
+        async with lending(tmp_path / "attic", code) as attic, fleet_of(config, members) as fleet:
+
+            async def until(true: Callable[[], bool]) -> None:
+                """Let answers be drawn until that is so."""
+                async with asyncio.timeout(120.0):
+                    while True:
+                        assert await answers(fleet.engine) == expected
+                        if true():
+                            return
+
+            await until(lambda: host(fleet, ATTIC) == ("attic", "up", [(12, 22)]))
+            for step, here, there in (
+                (move(8, 12, HERE, ATTIC), [(5, 8)], [(8, 22)]),
+                (move(8, 22, ATTIC, HERE), [(5, 22)], []),
+                (move(15, 22, HERE, ATTIC), [(5, 15)], [(15, 22)]),
+            ):
+                n_steps = len(fleet.fleet.document()["last_steps"])
+                wanted.append(step)
+                await until(has_stepped(fleet, n_steps))
+                [*_, last] = fleet.fleet.document()["last_steps"]
+                assert fleet.fleet.n_moves == n_steps + 1, last
+                assert (host(fleet, HERE)[-1], host(fleet, ATTIC)[-1]) == (here, there)
+                assert "attic" in (last["source"], last["target"])
+            assert await answers(fleet.engine) == expected
+            assert host(fleet, ATTIC) == ("attic", "up", [(15, 22)])
+
+            fleet.fleet.drain("attic")
+            await until(lambda: host(fleet, ATTIC) == ("attic", "drained", []))
+            fleet.fleet.resume()
+
+            monkeypatch.setattr(fleet_offers, "GONE_S", 1.0)
+            n_steps = len(fleet.fleet.document()["last_steps"])
+            layers = [host(fleet, number)[-1] for number in (0, HERE)]
+            wanted.append(move(6, 9, HERE, ATTIC))
+            while wanted:
+                await asyncio.sleep(0.05)
+            attic.process.kill()  # in the middle of a move
+            await until(has_stepped(fleet, n_steps))
+            [*_, last] = fleet.fleet.document()["last_steps"]
+            assert "it came to nothing: attic" in last["why"]
+            assert [host(fleet, number)[-1] for number in (0, HERE)] == layers
+            assert await answers(fleet.engine) == expected
+    finally:
+        await members.close()
