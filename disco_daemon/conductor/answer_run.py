@@ -232,12 +232,4 @@ class AnswerRun:
 
     def left_s(self) -> float:
         """Return how long it will still take, s, by other answers of its length."""
-        answer, max_tokens, pace_tps = self._answer, self._request.sampling.max_tokens, self._delivery.pace_tps
-        left = self._context.planner.knowledge.outputs.expected_remaining(answer.n_generated, self._prompt.n_tokens)
-        if max_tokens is not None:
-            left = min(left, max(0, max_tokens - answer.n_generated))
-        source = self._runs.of(answer.source)
-        tps = source.tps if source is not None else None
-        if tps is None or self._delivery.mode is Delivery.PACED:
-            tps = min(tps or pace_tps, pace_tps)
-        return left / tps
+        return self._moves.left_s()

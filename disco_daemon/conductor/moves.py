@@ -41,7 +41,8 @@ class MoveAdvisor:
             self.next_check = NOT_AGAIN
             return None
         view = self._view(answer.source.other)
-        reserve = None if self._lacks_room(view) else mover.advise(view)
+        affordable = self._runs.affords(view.target, view.generated)
+        reserve = mover.advise(view) if affordable and not self._lacks_room(view) else None
         answer.buffer.reserve = reserve or 0
         if reserve is None:
             self.next_check = mover.next_check(view.generated)
@@ -54,7 +55,7 @@ class MoveAdvisor:
     def may_leave(self, source: Side) -> bool:
         """Whether budget, caps and the target itself allow a move away from a silent source."""
         context, target, n_made = self._context, source.other, self._answer.n_generated
-        if target not in context.endpoints:
+        if target not in context.endpoints or not self._runs.affords(target, n_made):
             return False
         planner, readiness = context.planner, context.endpoints[target].readiness()
         if readiness.down_s > 0 or (planner.policy.learns and not planner.allows(target, self._prompt.n_tokens)):
@@ -80,6 +81,18 @@ class MoveAdvisor:
             return False
         view = replace(self._view(run.side), cached=run.n_prefilled)
         return not self._lacks_room(view) and self._context.mover.foresees(view)
+
+    def left_s(self) -> float:
+        """Return how long the answer will still take, s, by other answers of its length."""
+        answer, max_tokens, pace_tps = self._answer, self._request.sampling.max_tokens, self._delivery.pace_tps
+        left = self._context.planner.knowledge.outputs.expected_remaining(answer.n_generated, self._prompt.n_tokens)
+        if max_tokens is not None:
+            left = min(left, max(0, max_tokens - answer.n_generated))
+        source = self._runs.of(answer.source)
+        tps = source.tps if source is not None else None
+        if tps is None or self._delivery.mode is Delivery.PACED:
+            tps = min(tps or pace_tps, pace_tps)
+        return left / tps
 
     def _lacks_room(self, view: View) -> bool:
         rest = self._context.planner.knowledge.outputs.expected_remaining(view.generated, view.prompt)
