@@ -68,7 +68,7 @@ class EndpointError(DiscoError):
         if your_fault:
             self.status = 400
             self.type = "invalid_request_error"
-        elif reason == "cap_reached":
+        elif reason in ("cap_reached", "max_cost_reached"):
             self.status = 429
             self.type = "insufficient_quota"
         elif reason == "rate_limited":

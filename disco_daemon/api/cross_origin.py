@@ -50,7 +50,7 @@ def is_granted(request: web.Request) -> bool:
 
 def preflight(request: web.Request) -> web.Response:
     """Return the answer to a preflight of an origin that is let in; `tell` adds the origin."""
-    headers = {
+    headers: dict[str, str] = {
         hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST",
         hdrs.ACCESS_CONTROL_MAX_AGE: str(MAX_AGE_S),
     }

@@ -17,7 +17,7 @@ from .connections import peer_of
 from .peers import Peer, Whose
 from .scrape import Handler
 
-OPEN = frozenset({"/", "/health", "/metrics"})  # for every user of this machine
+OPEN = frozenset({"/health", "/metrics"})  # for every user of this machine
 WITHOUT_KEY = frozenset({"/", "/health"})
 OWN_SITES = frozenset({"same-origin", "none"})  # Sec-Fetch-Site: the request is not from another site's page
 _FETCH_HEADERS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Sec-Fetch-Dest", "Sec-Fetch-User")

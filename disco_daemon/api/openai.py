@@ -17,6 +17,7 @@ MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire for
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
 MAX_STOP = 4  # stop sequences, as OpenAI
 MAX_DEPTH = 64  # objects and arrays within each other: readers further on recurse
+MAX_COST_USD = 1e6  # of one answer; more is a mistake
 MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
 COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 NO_LIMIT = -1  # of max_tokens, as llama-server has it
@@ -36,6 +37,7 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     delivery: Literal["reserve", "paced", "off"] | None = None
     pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
     sides: bool = False
+    max_cost_usd: Annotated[float, Meta(ge=0, le=MAX_COST_USD)] | None = None
     split_mode: SplitMode | None = None
     theta: Annotated[float, Meta(gt=0, le=1)] | None = None
 
@@ -295,6 +297,7 @@ def to_generation(
         private=request.options.private,
         split=SplitWish(request.options.split_mode, request.options.theta),
         prefers=_preferred(request.options),
+        max_cost_usd=request.options.max_cost_usd,
     )
 
 
@@ -319,6 +322,7 @@ def to_raw_generation(
         private=request.options.private,
         split=SplitWish(request.options.split_mode, request.options.theta),
         prefers=_preferred(request.options),
+        max_cost_usd=request.options.max_cost_usd,
     )
 
 

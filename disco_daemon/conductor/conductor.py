@@ -11,6 +11,7 @@ from ..money.spending import CostBound
 from ..types import Embedding, GenerationRequest, LedgerEntry, Outcome, Side
 from .answer_run import AnswerRun
 from .context import AnswerContext, Sink
+from .cost_limit import CostLimit
 from .eligible import eligible
 from .embedding import EmbeddingRun
 from .in_flight import InFlight
@@ -59,6 +60,7 @@ class Conductor:
             # Which sides does no cap close?
             bound = CostBound.of(request, length.tokens)
             available = context.spending.affordable(available, bound, context.clock.wall())
+            available = CostLimit(request, context.spending).within(available, request, length)
             # Answer it, unless the daemon is being stopped by now.
             self.in_flight.check_open()
             answer_run = AnswerRun(context, request, sink, available, length, model)

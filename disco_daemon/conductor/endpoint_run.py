@@ -10,6 +10,13 @@ from ..errors import EndpointError
 from ..money.spending import Reservation
 from ..types import PromptLength, Readiness, Side, Usage
 
+# A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
+UNBILLED = frozenset(
+    {
+        "unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation",
+        "redirected", "overloaded",
+    }
+)  # fmt: skip
 MIN_RATE_TOKENS = 8  # fewer tokens than this tell no decode speed
 
 
@@ -19,7 +26,8 @@ class EndpointRun:
 
     In the `shadow` it has lost the race and runs on to its first token only, which is measured and thrown away. Parked,
     it has lost too, but its prefill is kept for a handoff. `lost_at` is when it lost: it had no first token by then.
-    `whole`: the endpoint came to its own end. `grant` is what it may spend, `hedge_grant` what a second request may.
+    `whole`: the endpoint came to its own end. `grant` is what it may spend, `hedge_grant` what a second request may;
+    with `max_cost_usd` they may cost `most_usd` and `hedge_most_usd`, and `limit` tokens were sent along.
     Its last event came at `heard_at`, its last token at `last_at`; `paused` it lets the answer wait by itself, and has
     for `paused_s` in all. `held_up`: it had to wait for a slow reader.
     """
@@ -46,6 +54,14 @@ class EndpointRun:
     whole: bool = False
     grant: Reservation | None = None
     hedge_grant: Reservation | None = None
+    limit: int | None = None
+    most_usd: float = 0.0
+    hedge_most_usd: float = 0.0
+
+    @property
+    def turned_away(self) -> bool:
+        """Whether the endpoint failed before it began; a server bills nothing for that."""
+        return self.error is not None and self.error.reason in UNBILLED and not self.usage.completion_tokens
 
     @property
     def n_prefilled(self) -> int:
@@ -81,6 +97,11 @@ class PromptSize:
 
     def __init__(self, length: PromptLength) -> None:
         self.n_tokens, self.counted = length.tokens, length.counted
+
+    @property
+    def length(self) -> PromptLength:
+        """The length as it is known now."""
+        return PromptLength(self.n_tokens, counted=self.counted)
 
     def measure(self, run: EndpointRun) -> None:
         """Take the length from a run that has read the whole prompt."""

@@ -64,7 +64,8 @@ class MoveAdvisor:
             self.next_check = NOT_AGAIN
             return None
         view = self._view(target)
-        reserve = None if self._lacks_room(view) else mover.advise(view)
+        affordable = self._runs.affords(target, view.generated)
+        reserve = mover.advise(view) if affordable and not self._lacks_room(view) else None
         answer.buffer.reserve = reserve or 0
         if reserve is None:
             self.next_check = mover.next_check(view.generated)
@@ -79,9 +80,9 @@ class MoveAdvisor:
         return self._may_ask(source.other)
 
     def _may_ask(self, target: Side) -> bool:
-        """Whether budget, caps and the target itself allow to ask it to go on."""
+        """Whether budget, caps, the request's bound and the target itself allow to ask it to go on."""
         context, n_made = self._context, self._answer.n_generated
-        if target not in context.endpoints:
+        if target not in context.endpoints or not self._runs.affords(target, n_made):
             return False
         planner, readiness = context.planner, context.endpoints[target].readiness()
         if readiness.down_s > 0 or (planner.policy.learns and not planner.allows(target, self._prompt.n_tokens)):

@@ -20,14 +20,6 @@ from .endpoint_run import EndpointRun, PromptSize
 from .plan import reason_of
 from .runs import EndpointRuns
 
-# A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
-UNBILLED = frozenset(
-    {
-        "unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation",
-        "redirected", "overloaded",
-    }
-)  # fmt: skip
-
 
 class Recorder:
     """Settles one answer when it has ended, and makes its outcome; `began` is when it did, s."""
@@ -173,8 +165,7 @@ def attempt_of(
     first_at = run.first_at if run.lost_at is None else None  # a parked loser's first token is of the handoff
     end = next((t for t in (first_at, run.lost_at, run.ended_at) if t is not None), context.clock.now())
     usage = replace(run.usage)
-    turned_away = run.error is not None and run.error.reason in UNBILLED and not usage.completion_tokens
-    asked = run.side is Side.SERVER and not turned_away
+    asked = run.side is Side.SERVER and not run.turned_away
     if asked and usage.prompt_tokens + usage.cached_tokens == 0:
         usage.prompt_tokens = length + run.n_before
     attempt = Attempt(
@@ -211,6 +202,8 @@ def _unseen(run: EndpointRun, context: AnswerContext, length: int, max_tokens: i
         return 0
     made = run.n_before + run.usage.completion_tokens
     left = context.planner.knowledge.outputs.expected_remaining(made, length)
+    if run.limit is not None:
+        left = min(left, max(0, run.limit - run.usage.completion_tokens))
     return round(left if max_tokens is None else min(left, max(0, max_tokens - made)))
 
 

@@ -15,6 +15,7 @@ from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
 from .context import AnswerContext
+from .cost_limit import CostLimit
 from .endpoint_run import EndpointRun, PromptSize
 from .inbox import EventInbox
 from .journal import Journal
@@ -41,6 +42,7 @@ class EndpointRuns:
         self._current: dict[Side, EndpointRun] = {}
         self._parked: EndpointRun | None = None
         self._n_held_back = 0  # tokens of the budget that moves hold
+        self._cost_limit = CostLimit(request, context.spending)
 
     # --- for reading ---------------------------------------------------------------------------------------------
 
@@ -56,6 +58,10 @@ class EndpointRuns:
         """Return the run of this side that has lost, and whose prefill is still kept."""
         parked = self._parked
         return parked if parked is not None and parked.side is side and parked.ended_at is None else None
+
+    def affords(self, side: Side, n_made: int) -> bool:
+        """Whether the client's limit of the cost allows a start of `side` behind `n_made` tokens of the answer."""
+        return side is Side.DEVICE or self._cost_limit.allows(self._request, self._prompt.length, n_made, self.all)
 
     def overlap(self, side: Side, text: str) -> str | None:
         """Return what `side` would repeat of the client's beginning of the answer and `text`."""
@@ -82,6 +88,11 @@ class EndpointRuns:
         if context.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
             self._inbox.post(Broke(side, EndpointError(side, "private", PRIVATE)))
             return
+        asked = self._continued(effect) if effect.answer_so_far else self._request
+        request = self._cost_limit.admit(run, asked, self._prompt.length, self.all)
+        if request is None:
+            self._inbox.post(Broke(side, self._cost_limit.reached()))
+            return
         wanted = CostBound.of(self._request, self._prompt.n_tokens, effect.n_tokens)
         grant = context.spending.reserve(side, wanted, context.clock.wall())
         if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
@@ -89,10 +100,8 @@ class EndpointRuns:
             return
         run.grant = grant
         self.all.append(run)
-        request = self._request
         if effect.answer_so_far:
             self._hold_budget(side, planned)
-            request = self._continued(effect)
         if side is Side.DEVICE:
             request = replace(request, expected_rest=context.planner.knowledge.outputs.rest(self._prompt.n_tokens))
         run.task = group.create_task(self._pump(run, endpoint, request))
@@ -106,7 +115,7 @@ class EndpointRuns:
         context, hedges = self._context, self._context.planner.hedges
         if context.private or self.is_stale(run) or not context.endpoints[run.side].readiness().hedgeable:
             return False
-        if not hedges.allows(planned.length):
+        if not hedges.allows(planned.length) or not self._cost_limit.admit_again(run, self.all):
             return False
         wanted = CostBound.of(self._request, self._prompt.n_tokens)
         grant = context.spending.reserve(run.side, wanted, context.clock.wall())

@@ -6,7 +6,7 @@ than a byte, or a hundred thousand of them in a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -129,6 +129,11 @@ def _cost(told: object) -> float | None:
 def finds(parameters: Json) -> int:
     """The number of parameters with which a server looks things up: that may cost more than tokens."""
     return sum(key in parameters for key in _FINDS)
+
+
+def is_open_ended(parameters: Json, messages: Sequence[Json]) -> bool:
+    """Whether a server may bill more than text: it looks things up, or reads images and documents."""
+    return finds(parameters) > 0 or any(map(_n_found, messages))
 
 
 def _n_found(message: Json) -> int:

@@ -72,7 +72,7 @@ class GenerationRequest:
     Endpoints are told all three, and `expected_rest` (`types.rest`). `adapter` is the name of a LoRA adapter of the
     device; no other endpoint is allowed then. What is `private` stays on this machine, and of its keys and values
     nothing goes to disk. `split` is for a device over two machines. The side that it `prefers` begins alone, and the
-    other one takes over only where that fails.
+    other one is there if that fails; servers may bill `max_cost_usd` for it.
     """
 
     request_id: str
@@ -94,6 +94,7 @@ class GenerationRequest:
     split: SplitWish = AS_SET
     prefers: Side | None = None
     drawing: Drawing = AS_USUAL
+    max_cost_usd: float | None = None
 
     @property
     def template_args(self) -> dict[str, Any]:

@@ -82,6 +82,21 @@ async def test_the_other_side_takes_over_where_the_preferred_one_fails(
     assert body["disco"]["endpoints"]["server"]["error"]
 
 
+async def test_a_limit_of_the_cost_keeps_the_server_out_and_is_an_error_where_nobody_is_left(
+    daemon: DaemonProcess, upstream: Upstream
+) -> None:
+    before = len(upstream.exchanges)
+    headers, body = await told(daemon, disco={"route": "prefer-server", "max_cost_usd": 1e-9})
+    assert (headers["X-Disco-Route"], body["disco"]["reason"]) == ("device", "only")
+    dear = {"model": "gpt-4o", "messages": [{"role": "user", "content": "x"}], "disco": {"max_cost_usd": 1e-9}}
+    async with daemon.session.post(f"{daemon.url}/chat/completions", json=dear) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (429, "max_cost_reached")
+    assert len(upstream.exchanges) == before
+    _, body = await told(daemon, "gpt-4o", max_tokens=None, disco={"max_cost_usd": 0.001})
+    assert 0 < body["disco"]["server_usd"] <= 0.001
+    assert 0 < upstream.exchanges[-1].body["max_tokens"] < 2000
+
+
 async def test_a_wish_that_is_none_is_refused_with_those_there_are(daemon: DaemonProcess) -> None:
     body = {"model": "disco", "messages": [{"role": "user", "content": "x"}], "disco": {"route": "prefer-cloud"}}
     async with daemon.session.post(f"{daemon.url}/chat/completions", json=body) as response:

@@ -20,7 +20,8 @@ pytestmark = [as_root, pytest.mark.asyncio(loop_scope="module")]
 CHAT = json.dumps({"model": "disco", "messages": [{"role": "user", "content": "Whose am I?"}]}).encode()
 CLOSED = [("GET", "/v1/models", None), ("POST", "/v1/chat/completions", CHAT), ("POST", "/v1/completions", CHAT),
           ("POST", "/v1/embeddings", CHAT), ("GET", "/disco/v1/state", None), ("GET", "/disco/v1/settings", None),
-          ("POST", "/disco/v1/reload", b"{}"), ("GET", "/v1/nothing", None), ("GET", "//health", None)]  # fmt: skip
+          ("POST", "/disco/v1/reload", b"{}"), ("GET", "/v1/nothing", None), ("GET", "//health", None),
+          ("GET", "/", None)]  # fmt: skip
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -47,6 +48,13 @@ async def test_another_user_is_turned_away_and_told_how_to_be_let_in(
     assert "api.key" in reply.error["message"]
     assert "api.any_user" in reply.error["message"]
     assert len(upstream.exchanges) == before
+
+
+async def test_an_app_of_another_user_is_turned_away_before_it_may_ask(daemon: DaemonProcess) -> None:
+    asked = message("OPTIONS", "/v1/models", Origin="app://obsidian.md", Access_Control_Request_Method="GET")
+    reply = await replied(daemon.url, asked, uid=NOBODY)
+    assert (reply.status, reply.error["code"]) == (403, "other_user")
+    assert "access-control-allow-methods" not in reply.headers
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])

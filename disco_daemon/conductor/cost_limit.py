@@ -1,0 +1,97 @@
+"""Keeps what servers may bill for one answer below the `max_cost_usd` of its request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from ..endpoints.bill import is_open_ended
+from ..errors import EndpointError
+from ..money.cost_limit import BYTES_PER_TOKEN, billed, fit
+from ..money.spending import CostBound, Spending
+from ..types import GenerationRequest, PromptLength, Side
+from .endpoint_run import EndpointRun
+
+
+class CostLimit:
+    """The limit of one answer; each start at a server takes the most that it may cost from it. Without one, all may."""
+
+    def __init__(self, request: GenerationRequest, spending: Spending) -> None:
+        self._max_usd, self._spending = request.max_cost_usd, spending
+
+    def within(self, sides: frozenset[Side], request: GenerationRequest, length: PromptLength) -> frozenset[Side]:
+        """Return those of the sides that may begin the answer. Raises EndpointError (429) if none is left."""
+        if Side.SERVER not in sides or self._fit(request, length, 0, self._max_usd or 0.0) is not None:
+            return sides
+        if sides == {Side.SERVER}:
+            raise self.reached()
+        return sides - {Side.SERVER}
+
+    def admit(
+        self, run: EndpointRun, request: GenerationRequest, length: PromptLength, runs: Sequence[EndpointRun]
+    ) -> GenerationRequest | None:
+        """Return the request of a start at a server with the limit that it needs, None where it does not fit.
+
+        What it may cost is held from then on; `runs` are the starts before it.
+        """
+        if self._max_usd is None or run.side is not Side.SERVER:
+            return request
+        bound = self._fit(request, length, run.n_before, self._left_usd(runs))
+        if bound is None:
+            return None
+        run.most_usd, run.limit = billed(self._spending.price, bound), bound.max_tokens
+        return replace(request, sampling=replace(request.sampling, max_tokens=bound.max_tokens))
+
+    def allows(
+        self, request: GenerationRequest, length: PromptLength, n_before: int, runs: Sequence[EndpointRun]
+    ) -> bool:
+        """Whether a server could be started behind `n_before` tokens of the answer."""
+        return self._fit(request, length, n_before, self._left_usd(runs)) is not None
+
+    def admit_again(self, run: EndpointRun, runs: Sequence[EndpointRun]) -> bool:
+        """Whether the request of a run may be sent a second time; what that may cost is held, too."""
+        if self._max_usd is None:
+            return True
+        if run.most_usd > self._left_usd(runs):
+            return False
+        run.hedge_most_usd = run.most_usd
+        return True
+
+    def reached(self) -> EndpointError:
+        """Return the error where the limit is in the way."""
+        why = "prompt and max_tokens may cost more" if self._spending.price.known else "the server's price is not known"
+        message = (
+            f"disco.max_cost_usd = {self._max_usd:g} does not allow to ask the server: {why}. Allow more, ask for "
+            "less, or set server.input_usd_per_mtok and server.output_usd_per_mtok."
+        )
+        return EndpointError(Side.SERVER, "max_cost_reached", message, param="disco.max_cost_usd")
+
+    def _left_usd(self, runs: Sequence[EndpointRun]) -> float:
+        held = (run.most_usd + run.hedge_most_usd for run in runs if not run.turned_away or run.hedge_most_usd)
+        return (self._max_usd or 0.0) - math.fsum(held)
+
+    def _fit(
+        self, request: GenerationRequest, length: PromptLength, n_before: int, left_usd: float
+    ) -> CostBound | None:
+        if self._max_usd is None:
+            return CostBound(length.tokens)
+        if is_open_ended(request.extra, request.messages):
+            return None
+        choices = CostBound.of(request, 0).choices
+        n_prompt = _most_prompt(request, length) + n_before
+        return fit(self._spending.price, CostBound(n_prompt, request.sampling.max_tokens, choices), left_usd)
+
+
+def _most_prompt(request: GenerationRequest, length: PromptLength) -> int:
+    """Return the tokens that the prompt has at most, by the device's tokenizer where that has counted it.
+
+    Of what it has not counted, by bytes: a schema or tools are read by a server as well.
+    """
+    n_bytes = len(msgspec.json.encode(request.extra)) if request.extra else 0
+    if not length.counted:
+        n_bytes += len(msgspec.json.encode(request.messages)) + len(request.answer_so_far.encode())
+    by_bytes = math.ceil(n_bytes / BYTES_PER_TOKEN)
+    return length.tokens + by_bytes if length.counted else max(length.tokens, by_bytes)
