@@ -62,17 +62,15 @@ class Sampling:
 class GenerationRequest:
     """One question, endpoint-neutral.
 
-    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. `extra` holds the parameters
-    that a server gets as they are (tools, response_format, …), and `drawing` what they say of drawing tokens, for the
-    device; `types.fields` has what becomes of each. `answer_so_far` is what the reader already has: an endpoint must
-    continue right after it, never repeat it. `answer_ids` are its token ids by the device's tokenizer, if known.
-    `max_tokens_key` is the client's name for the limit: some servers know only one. `prompt`, of a raw completion,
-    stands in place of `messages`: text, or token ids of the device's model. `delivery` and `pace_tps` are what the
-    client asks for; `None` is the configured default. The reader expects the first token after `expected_ttft_s`, s.
-    Endpoints are told all three, and `expected_rest` (`types.rest`). `adapter` is the name of a LoRA adapter of the
-    device; no other endpoint is allowed then. What is `private` stays on this machine, and of its keys and values
-    nothing goes to disk. `split` is for a device over two machines. The side that it `prefers` begins alone, and the
-    other one is there if that fails; servers may bill `max_cost_usd` for it.
+    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. A server gets `extra` as it is
+    (tools, response_format, …); `drawing` is what that says of drawing tokens, for the device (`types.fields`). An
+    endpoint must continue right after `answer_so_far`, which the reader has; `answer_ids` are its ids by the device's
+    tokenizer, if known. `max_tokens_key` is the client's name for the limit: some servers know only one. `prompt`, of a
+    raw completion, stands in place of `messages`: text, or token ids of the device's model. Of `delivery` and `pace_tps`
+    `None` is the configured default; the first token is expected after `expected_ttft_s`, s, the rest by
+    `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the device, the only endpoint then. What is `private`
+    stays on this machine, and not on its disk. `split` is for a device over two machines. The side that it `prefers`
+    begins alone, the other one is there if that fails; servers may bill `max_cost_usd` for it.
     """
 
     request_id: str
