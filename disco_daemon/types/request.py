@@ -62,12 +62,12 @@ class Sampling:
 class GenerationRequest:
     """One question, endpoint-neutral.
 
-    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. A server gets `extra` as it is
-    (tools, response_format, …); `drawing` is what that says of drawing tokens, for the device (`types.fields`). An
+    `messages` are OpenAI chat messages; `text_only` says that every content is plain text. A server gets `extra` as it
+    is (tools, response_format, …); `drawing` is what that says of drawing tokens, for the device (`types.fields`). An
     endpoint must continue right after `answer_so_far`, which the reader has; `answer_ids` are its ids by the device's
     tokenizer, if known. `max_tokens_key` is the client's name for the limit: some servers know only one. `prompt`, of a
-    raw completion, stands in place of `messages`: text, or token ids of the device's model. Of `delivery` and `pace_tps`
-    `None` is the configured default; the first token is expected after `expected_ttft_s`, s, the rest by
+    raw completion, stands in place of `messages`: text, or token ids of the device's model. Of `delivery` and
+    `pace_tps` `None` is the configured default; the first token is expected after `expected_ttft_s`, s, the rest by
     `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the device, the only endpoint then. What is `private`
     stays on this machine, and not on its disk. `split` is for a device over two machines. The side that it `prefers`
     begins alone, the other one is there if that fails; servers may bill `max_cost_usd` for it.
