@@ -53,7 +53,7 @@ def _get(args: argparse.Namespace) -> int:
 
 def _set(args: argparse.Namespace) -> int:
     from ..config.layers import config_path, get_value, set_values
-    from ..config.schema import LIVE, SECRET_KEYS
+    from ..config.schema import FOR_LIFE, LIVE, SECRET_KEYS
 
     path = config_path()
     value = get_value(set_values(path, {args.key: args.value}), args.key)
@@ -64,7 +64,9 @@ def _set(args: argparse.Namespace) -> int:
     if args.json:
         _print({args.key: shown}, as_json=True)
         return 0
-    later = "a daemon reads it at its next start, or `disco config reload`"
+    later = "a daemon reads it at its next start"
+    if not args.key.startswith(FOR_LIFE):
+        later += ", or `disco config reload`"
     when = "the running daemon goes by it from now on" if taken_up else later
     print(f"{args.key} = {json.dumps(shown)} in {path}; {when}")
     return 0

@@ -375,6 +375,7 @@ LIVE = frozenset(
 )  # fmt: skip
 
 
+FOR_LIFE = ("api.", "history.")  # settings that hold for the life of a daemon's process
 # What the partner's side of a running daemon follows at a reload; no answer of its own is touched.
 HOSTING = ("partner.", "peer.", "fleet.listen", "fleet.ray")
 

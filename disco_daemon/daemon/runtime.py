@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
-from ..config.schema import HOSTING, LIVE, Config, keys
+from ..config.schema import FOR_LIFE, HOSTING, LIVE, Config, keys
 from ..endpoints.base import Endpoint
 from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.split_device import SplitDevice
@@ -25,7 +25,6 @@ from .tasks import cancel_all
 
 log = logging.getLogger("disco.daemon")
 
-FIXED = ("api.", "history.")  # settings that hold for the life of the process
 T = TypeVar("T")
 
 
@@ -126,7 +125,7 @@ class Runtime:
             require_complete(config)
             config = await asyncio.to_thread(bind_key, config, self._path, self.config.server.key_origin)
             changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
-            restart = {key for key in changed if key.startswith(FIXED)}
+            restart = {key for key in changed if key.startswith(FOR_LIFE)}
             config = with_values(config, {key: get_value(self.config, key) for key in restart})
             taken_up = changed - restart
             if taken_up and all(key in LIVE or key.startswith(HOSTING) for key in taken_up):
@@ -241,5 +240,6 @@ def _how_to_set(key: str) -> str:
     if key.startswith("server."):
         way = "`disco setup` sets a server with its key"
     else:
-        way = f"`disco config set {key} VALUE` writes it into config.toml, for the next start or `disco config reload`"
+        when = "the next start" if key.startswith(FOR_LIFE) else "the next start or `disco config reload`"
+        way = f"`disco config set {key} VALUE` writes it into config.toml, for {when}"
     return f"{key} is not changed over HTTP, only what a running daemon takes up is: {way}."

@@ -461,3 +461,24 @@ def test_setting_another_server_says_that_the_key_is_not_its(
     assert "hush-hush" not in said
     assert main(["config", "set", "server.key_origin", B]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "by_reload"),
+    [("api.aliases", '{"gpt-4o" = "disco"}', False), ("history.path", "off", False), ("device.n_ctx", "2048", True)],
+)
+def test_setting_says_what_a_running_daemon_needs_for_it(
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    value: str,
+    by_reload: bool,
+) -> None:
+    from disco_daemon.cli.main import main
+
+    monkeypatch.setenv("DISCO_CONFIG", str(path))
+    assert main(["config", "set", key, value]) == 0
+    said = capsys.readouterr().out
+    assert "at its next start" in said
+    assert ("disco config reload" in said) == by_reload
