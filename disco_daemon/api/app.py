@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from ..conductor import Conductor, planned_quality
+from ..conductor import Conductor, ignored_by, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import BOTH, Delivery, GenerationRequest, Side, ignored
+from ..types import BOTH, Delivery, GenerationRequest, Side
 from . import documents, embeddings, fleet, openai, partner, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
@@ -140,10 +140,7 @@ async def _answer(
     wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
-        unheeded = {
-            side: ignored(generation.extra, on_device=side is Side.DEVICE, is_raw=generation.prompt is not None)
-            for side in Side
-        }
+        unheeded = {side: ignored_by(endpoint, generation) for side, endpoint in conductor.context.endpoints.items()}
         stream = sse.StreamSink(
             request, shape, request_id, include_usage=usage, token_ids=wanted, sides=sides, quality=quality,
             ignored=unheeded,
