@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from ..conductor import Conductor, planned_quality
+from ..conductor import Conductor, ignored_by, planned_quality
 from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import Delivery, GenerationRequest, Side, ignored
+from ..types import Delivery, GenerationRequest, Side
 from . import cross_origin, documents, embeddings, fleet, openai, partner, servers, sse, trace
 from .connections import body, bounded
 from .documents import Documents
@@ -138,10 +138,7 @@ async def _answer(
     wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
-        unheeded = {
-            side: ignored(generation.extra, on_device=side is Side.DEVICE, is_raw=generation.prompt is not None)
-            for side in Side
-        }
+        unheeded = {side: ignored_by(endpoint, generation) for side, endpoint in conductor.context.endpoints.items()}
         stream = sse.StreamSink(
             request,
             shape,

@@ -2,7 +2,16 @@
 
 from .conductor import Conductor
 from .context import AnswerContext, DeliveryDefaults, Privacy, Sink
-from .eligible import planned_quality
+from .eligible import ignored_by, planned_quality
 from .keeper import Keeper
 
-__all__ = ["AnswerContext", "Conductor", "DeliveryDefaults", "Keeper", "Privacy", "Sink", "planned_quality"]
+__all__ = [
+    "AnswerContext",
+    "Conductor",
+    "DeliveryDefaults",
+    "Keeper",
+    "Privacy",
+    "Sink",
+    "ignored_by",
+    "planned_quality",
+]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..endpoints.base import Graded
+from ..endpoints.base import Endpoint, Graded, Selective
 from ..errors import RequestError, Unavailable
-from ..types import GenerationRequest, Refusal, Side
+from ..types import GenerationRequest, Refusal, Side, ignored, is_for_a_server
 from .context import AnswerContext
 
 
@@ -33,6 +33,18 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
         param = next(named, next((need for need in request.needs if need in why), None))
         raise RequestError(why, code="unsupported", param=param)
     return request, sides
+
+
+def ignored_by(endpoint: Endpoint | None, request: GenerationRequest) -> list[str]:
+    """Return the fields that an answer by an endpoint does not heed."""
+    if isinstance(endpoint, Selective):
+        return endpoint.ignores(request)
+    return ignored(request.extra, on_device=False, is_raw=False)
+
+
+def is_left_alone(endpoint: Endpoint, request: GenerationRequest) -> bool:
+    """Whether an endpoint is not asked while the other one can be: a field may mean what it does not know."""
+    return isinstance(endpoint, Selective) and is_for_a_server(request.extra)
 
 
 def planned_quality(request: GenerationRequest, context: AnswerContext) -> str | None:

@@ -13,8 +13,9 @@ from ..answer import Answer, AskAgain, Move, Rest
 from ..dispatch.mover import View
 from ..endpoints.base import Resumption
 from ..money.spending import CostBound
-from ..types import Delivery, GenerationRequest, Side, is_for_a_server
+from ..types import Delivery, GenerationRequest, Side
 from .context import AnswerContext, CurrentDelivery
+from .eligible import is_left_alone
 from .endpoint_run import EndpointRun, PromptSize
 from .plan import lacks_room
 from .runs import EndpointRuns
@@ -59,8 +60,9 @@ class MoveAdvisor:
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
         target = answer.source.other
-        is_held = self._delivery.mode is Delivery.OFF or self._request.prefers is not None
-        if is_held or (target is Side.DEVICE and is_for_a_server(self._request.extra)):
+        endpoint = self._context.endpoints.get(target)
+        is_barred = endpoint is not None and is_left_alone(endpoint, self._request)
+        if self._delivery.mode is Delivery.OFF or self._request.prefers is not None or is_barred:
             self.next_check = NOT_AGAIN
             return None
         view = self._view(target)

@@ -7,18 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..endpoints.base import Endpoint
-from ..types import (
-    BOTH,
-    Continuation,
-    GenerationRequest,
-    Plan,
-    PromptLength,
-    Readiness,
-    Reason,
-    Side,
-    is_for_a_server,
-)
+from ..types import BOTH, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Reason, Side
 from .context import AnswerContext
+from .eligible import is_left_alone
 from .endpoint_run import EndpointRun
 
 CHARS_PER_TOKEN = 4  # English text, for a prompt length while no tokenizer is loaded
@@ -57,7 +48,7 @@ def fitted(
     n_given = length + -(-len(request.answer_so_far) // CHARS_PER_TOKEN)
     rest = context.planner.knowledge.outputs.expected_remaining(0, length)
     no_room = lacks_room(readiness[Side.DEVICE], n_given, rest, request.sampling.max_tokens, 0)
-    if no_room or is_for_a_server(request.extra):
+    if no_room or is_left_alone(context.endpoints[Side.DEVICE], request):
         return plan if readiness[Side.SERVER].down_s > 0 else NOT_THE_DEVICE
     server = context.endpoints[Side.SERVER]
     if request.answer_so_far and (

@@ -14,8 +14,9 @@ from ..dispatch.planner import Planned
 from ..endpoints.hedge import RequestAccount
 from ..errors import DiscoError, EndpointError
 from ..money.spending import Reservation
-from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Reason, Side, ignored
+from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Reason, Side
 from .context import AnswerContext, CurrentDelivery, Sink
+from .eligible import ignored_by
 from .endpoint_run import EndpointRun, PromptSize
 from .plan import reason_of
 from .runs import EndpointRuns
@@ -77,13 +78,17 @@ class Recorder:
             delivery=delivery.mode,
             arrivals_s=arrivals,
             reason=self._why,
-            ignored=ignored(
-                request.extra, on_device=answer.tokens.get(Side.DEVICE, 0) > 0, is_raw=request.prompt is not None
-            ),
+            ignored=self._ignored(),
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)
         return outcome
+
+    def _ignored(self) -> list[str]:
+        """Return the fields that some part of the answer does not heed."""
+        sides = [side for side, n in self._answer.tokens.items() if n] or [Side.SERVER]
+        endpoints = (self._context.endpoints.get(side) for side in sides)
+        return sorted({name for endpoint in endpoints for name in ignored_by(endpoint, self._request)})
 
     def trace(self, outcome: Outcome) -> Trace:
         """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""

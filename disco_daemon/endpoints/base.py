@@ -65,6 +65,15 @@ class Graded(Protocol):
         ...
 
 
+@runtime_checkable
+class Selective(Protocol):
+    """An endpoint that heeds the fields that it knows; others pass on what they do not know."""
+
+    def ignores(self, request: GenerationRequest) -> list[str]:
+        """Return the fields that ask for something, and are not heeded here."""
+        ...
+
+
 class Endpoint(Protocol):
     """A place where answers come from. A new one is one file that implements this."""
 

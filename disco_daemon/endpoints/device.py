@@ -28,6 +28,7 @@ from ..types import (
     Treatment,
     Usage,
     form_parameter,
+    ignored,
     named,
     response_format,
     text_of,
@@ -73,6 +74,10 @@ class Device:
         if request.split.mode not in (None, "exact") or request.split.theta is not None:
             return Refusal("split_mode and theta are for a device over two machines, and this one is whole", "disco")
         return _refused_field(request) or _refused_form(request)
+
+    def ignores(self, request: GenerationRequest) -> list[str]:
+        """Return the fields that the engine does not know, or that nobody heeds."""
+        return ignored(request.extra, on_device=True, is_raw=request.prompt is not None)
 
     def may_serve(self) -> bool:
         """Whether the engine is up, loading or about to be."""

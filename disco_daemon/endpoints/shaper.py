@@ -74,6 +74,10 @@ class Shaped:
         """Return that of the endpoint behind."""
         return self._inner.refuses(request)
 
+    def ignores(self, request: GenerationRequest) -> list[str]:
+        """Return that of the endpoint behind."""
+        return self._inner.ignores(request)
+
     def may_serve(self) -> bool:
         """Return that of the endpoint behind."""
         return self._inner.may_serve()

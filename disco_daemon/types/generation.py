@@ -83,10 +83,7 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The regular end of an answer. `reason` as in OpenAI's `finish_reason`.
-
-    `full`: nobody wanted an end there, the endpoint's context has no room for more.
-    """
+    """The regular end of an answer; `reason` as in OpenAI's `finish_reason`. `full`: its context has no more room."""
 
     reason: str
     full: bool = False

@@ -31,6 +31,18 @@ BAD: dict[str, tuple[Any, int, str | None]] = {
     ),
     "a temperature out of range": ({"model": "disco", "messages": HELLO, "temperature": 9}, 400, "temperature"),
     "max_tokens of 0": ({"model": "disco", "messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
+    "a response format that is no object": (
+        {"model": "disco", "messages": HELLO, "response_format": "json"},
+        400,
+        "response_format",
+    ),
+    "tools that are no list": ({"model": "disco", "messages": HELLO, "tools": {}}, 400, "tools"),
+    "biases that are no object": ({"model": "disco", "messages": HELLO, "logit_bias": [1]}, 400, "logit_bias"),
+    "no content parts": (
+        {"model": "disco", "messages": [{"role": "user", "content": []}]},
+        400,
+        "messages[0].content",
+    ),
     "an unknown delivery": ({"model": "disco", "messages": HELLO, "disco": {"delivery": "x"}}, 400, "disco.delivery"),
     "a pace of 0": ({"model": "disco", "messages": HELLO, "disco": {"pace_tps": 0}}, 400, "disco.pace_tps"),
     "a limit of cost": ({"model": "disco", "messages": HELLO, "disco": {"max_cost_usd": 1}}, 400, "disco"),

@@ -126,7 +126,8 @@ async def test_control_tokens_spelled_in_a_prompt_are_only_text(device: DaemonPr
         ({"prompt": [2**31 - 1]}, None),
         ({"prompt": "word " * 600}, None),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format"),
-        ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
+        ({"prompt": "a", "top_k": "many"}, "top_k"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(more: Any, param: str | None, device: DaemonProcess) -> None:

@@ -21,7 +21,7 @@ from disco_daemon.engine.speculation.speculate import Drafting, Speculator
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLoad
-from disco_daemon.types import Delivery, GenerationRequest, Sampling
+from disco_daemon.types import Delivery, Drawing, GenerationRequest, Sampling
 from tests.e2e.test_engine_exact import N_CELLS, Core, assert_no_cell_lost, phrase, random_steps
 
 LIST = "red lamp, green chair, blue table, white shelf, red mirror, green carpet, blue clock, white door"
@@ -37,6 +37,13 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "frequency_penalty": 0.3, "presence_penalty": 0.1},
     {"temperature": 0.4, "seed": 7},
     {"temperature": 0, "response_format": {"type": "json_object"}},
+    {
+        "temperature": 0.5,
+        "seed": 7,
+        "drawing": Drawing(top_k=20, xtc_probability=0.2, repeat_penalty=1.1, repeat_last_n=9),
+    },
+    {"temperature": 0, "drawing": Drawing(dry_multiplier=0.5, dry_allowed_length=9, min_tokens=30)},
+    {"temperature": 0.5, "seed": 7, "drawing": Drawing(mirostat=2)},
 )
 
 

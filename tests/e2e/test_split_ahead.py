@@ -14,7 +14,7 @@ from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.peer.messages import DraftVerdict, JudgeDrafts, SendRows
-from disco_daemon.types import GenerationRequest, LayerRange
+from disco_daemon.types import Drawing, GenerationRequest, LayerRange
 from tests.e2e.test_split_engines import Pair, config, exit_segment, paired, question, told
 
 pytestmark = [
@@ -57,6 +57,8 @@ def requests() -> list[GenerationRequest]:
         count,
         story,
         replace(story, sampling=penalties),
+        replace(story, drawing=Drawing(top_k=9, xtc_probability=0.3, repeat_penalty=1.3, dry_multiplier=1.0)),
+        replace(count, drawing=Drawing(repeat_penalty=1.1, repeat_last_n=-1, min_tokens=18, logit_bias=((30, 9.0),))),
         replace(question("Yes or no?", 16), extra={"response_format": schema}),
         replace(count, sampling=replace(count.sampling, stop=("seven", "7"))),
     ]

@@ -15,6 +15,7 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.conductor import plan as planning
 from disco_daemon.endpoints.continuation import chat, completion
 from disco_daemon.endpoints.device import Device
+from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.endpoints.split_device import SplitDevice
 from disco_daemon.endpoints.split_rules import SplitRules
 from disco_daemon.engine import wire
@@ -352,20 +353,23 @@ class PlanContext:
                 def expected_remaining(made: int, length: int) -> float:
                     return 10.0
 
-    endpoints = {side: cast("Any", None) for side in Side}  # noqa: RUF012
+    def __init__(self, device: object) -> None:
+        self.endpoints = {Side.DEVICE: device, Side.SERVER: None}
 
 
 @pytest.mark.parametrize("row", EACH)
 def test_what_the_device_does_not_know_keeps_it_away_while_a_server_can_be_asked(row: Field) -> None:
     request, both = asked(**{row.name: ASKS[row.name]}), Plan(0.0, 0.5)
     here = {side: Readiness() for side in Side}
-    context = cast("Any", PlanContext())
+    context = cast("Any", PlanContext(device()))
     away = row.device is Treatment.AWAY or row.ids
     assert planning.fitted(both, request, 5, here, context) == (planning.NOT_THE_DEVICE if away else both)
     down = here | {Side.SERVER: Readiness(down_s=9.0)}
     assert planning.fitted(both, request, 5, down, context) == both
     alone = {Side.DEVICE: Readiness()}
     assert planning.fitted(both, request, 5, alone, context).device_s == 0
+    local = Server(ServerConfig("http://127.0.0.1:1/v1", "m", ""), Side.DEVICE)
+    assert planning.fitted(both, request, 5, here, cast("Any", PlanContext(local))) == both, "it passes on what it gets"
 
 
 def test_the_header_of_ignored_fields_is_safe_whatever_they_are_called() -> None:
