@@ -53,6 +53,56 @@ def test_a_template_has_what_real_ones_use() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("tojson", '{"b": "<a & \'é\'>", "a": [1, true, null]}'),
+        ("tojson(ensure_ascii=true)", '{"b": "<a & \'\\u00e9\'>", "a": [1, true, null]}'),
+        ("tojson(sort_keys=true)", '{"a": [1, true, null], "b": "<a & \'é\'>"}'),
+        ("tojson(separators=(',', ':'))", '{"b":"<a & \'é\'>","a":[1,true,null]}'),
+        ("tojson(indent=1)", '{\n "b": "<a & \'é\'>",\n "a": [\n  1,\n  true,\n  null\n ]\n}'),
+    ],
+)
+def test_json_is_written_as_transformers_writes_it(call: str, expected: str) -> None:
+    given = {"b": "<a & 'é'>", "a": [1, True, None]}
+    template = ChatTemplate("{{ messages[0].content | " + call + " }}", "", "")
+    assert template.render([{"role": "user", "content": given}]) == expected
+
+
+def test_what_trainers_mark_as_an_assistants_is_text_like_any_other() -> None:
+    source = (
+        "{% set x = 'out' %}{% for m in messages %}{% generation %}{% set x = 'in' %}{{ x }} {{ m.role }}"
+        "{{ loop.index }}{% endgeneration %}{{ x }}{% endfor %}"
+    )
+    assert render(source) == "in user1out"
+
+
+STRICT = (  # as those of Mistral and Llama 2 are
+    "{% for m in messages %}{% if m.role == 'developer' or (m.role == 'system' and not loop.first) %}"
+    "{{ raise_exception('only one system message, at the begin') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+)
+
+
+def test_instructions_that_a_template_refuses_become_one_system_message() -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "developer", "content": f"Be brief. {START}"},
+        {"role": "user", "content": "Well?"},
+    ]
+    strict = ChatTemplate(STRICT, "", "")
+    expected = f"[system] Be kind.\n\nBe brief. {START}\n[user] Hi\n[user] Well?\n"
+    assert strict.render(messages) == expected
+    parts = strict.segments(messages, CONTROL)
+    assert "".join(text for text, _ in parts) == expected
+    assert [is_template for text, is_template in parts if START in text] == [False], "still no control token"
+    as_they_are = ChatTemplate("{% for m in messages %}{{ m.role }} {% endfor %}", "", "").render(messages)
+    assert as_they_are == "system user developer user ", "where the template takes them"
+    with pytest.raises(TemplateError, match="no messages at all"):
+        ChatTemplate("{{ raise_exception('no messages at all') }}", "", "").render(messages)
+
+
 def test_a_plain_conversation_is_one_part() -> None:
     template = ChatTemplate(CHATML, "", "")
     assert template.segments(HI, CONTROL) == [(template.render(HI), True)]

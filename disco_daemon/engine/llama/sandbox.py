@@ -8,12 +8,15 @@ are far above the needs of templates: that of Llama 3.1 takes 30 steps a message
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Namespace, pass_context
@@ -46,6 +49,20 @@ class TooMuch(jinja2.TemplateRuntimeError):
     """A template takes more steps, time or memory than any template needs."""
 
 
+class Generation(Extension):
+    """`{% generation %}`, by which trainers find what an assistant said; in a prompt its body is text like any other.
+
+    Source: the `AssistantTracker` of Hugging Face Transformers; as there, what is set inside is not seen outside.
+    """
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        """Return the body, in a scope of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with a budget for each rendering; `begin` fills it. For one thread at a time."""
 
@@ -53,9 +70,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self._count_output,
-            optimized=False, cache_size=0,
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation],
+            finalize=self._count_output, optimized=False, cache_size=0,
         )  # fmt: skip
+        self.filters["tojson"] = _to_json
         for name in _UNWANTED:
             self.filters.pop(name, None)
         self.filters = {name: self._as_step(name, run) for name, run in self.filters.items()}
@@ -240,6 +258,20 @@ class _Watched(NodeTransformer):
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Filter:  # noqa: N802
         """Text outside of all braces."""
         return _through("_text", nodes.Const(node.data, lineno=node.lineno))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as templates expect it: keys in their order, and nothing escaped for web pages, as Jinja's own would.
+
+    Source: `chat_template_utils` of Hugging Face Transformers.
+    """
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _hook(run: Callable[[Any], Any]) -> Callable[..., Any]:

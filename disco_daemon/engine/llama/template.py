@@ -26,6 +26,7 @@ _FAULTS = (
 )  # fmt: skip
 
 
+INSTRUCTIONS = frozenset({"system", "developer"})  # roles
 MAX_DATE = 200  # characters of a format for the date
 _SAMPLE = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
 _NO_ARGS: Mapping[str, Any] = {}
@@ -60,7 +61,21 @@ class ChatTemplate:
         self._bos, self._eos = bos, eos
 
     def render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] = _NO_ARGS) -> str:
-        """Render the prompt, up to where the answer begins; `args` are for the template. Raises TemplateError."""
+        """Render the prompt, up to where the answer begins; `args` are for the template. Raises TemplateError.
+
+        Where the template refuses instructions that are not one system message at the begin, they are made that.
+        """
+        try:
+            return self._render(messages, args)
+        except TemplateUnfit:
+            raise
+        except TemplateError:
+            merged = with_one_system(messages)
+            if merged is None:
+                raise
+        return self._render(merged, args)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any]) -> str:
         try:
             with self._turn:
                 self._sandbox.begin()
@@ -107,6 +122,19 @@ class ChatTemplate:
         for mark, content in marks.items():
             parts = [piece for part in parts for piece in _split(part, mark, content)]
         return [part for part in parts if part[0]]
+
+
+def with_one_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """Return the messages with all instructions in one system message at the begin; None if they are so already.
+
+    Clients put several there, and `developer` ones between the turns.
+    """
+    said = [m for m in messages if m.get("role") in INSTRUCTIONS]
+    if not said or (len(said) == 1 and messages[0].get("role") == "system"):
+        return None
+    texts = [content for m in said if isinstance(content := m.get("content"), str)]
+    rest = [m for m in messages if m.get("role") not in INSTRUCTIONS]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *rest]
 
 
 def _split(part: tuple[str, bool], mark: str, content: str) -> list[tuple[str, bool]]:
