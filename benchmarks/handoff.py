@@ -1,11 +1,12 @@
 """Real handoffs between a real engine and a real second server: is the text whole, and does it flow.
 
-    python -m benchmarks.handoff [--count 40] [--server disco|llama-server|URL] [--json]
+    python -m benchmarks.handoff [--count 40] [--server disco|llama-server|URL] [--pause] [--json]
 
 Three processes: a daemon that is the server (device only), a daemon that has a device and that server, and this one,
 the reader. Every answer is moved once, after a number of tokens that differs from answer to answer. What it says is
 held against the answer that the same model gives unbroken; where two models take part, against what each of them says
 alone: the first part must begin the source's own answer, the second be the target's own continuation of the first.
+With --pause: what it saves, by the ledger, that the source rests until the target comes (`handoff.pause`).
 """
 
 from __future__ import annotations
@@ -13,71 +14,48 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import platform
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import tomlkit
 
-from disco_daemon.bench.child import LOG_TAIL, BenchError, child
+from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
-from disco_daemon.bench.demo import PASSAGE, PRICES, WATTS
 from disco_daemon.models.default import fetch_default_model
-from disco_daemon.program import verb
 
 from . import llama_server
+from .handoff_daemons import (
+    CONCURRENT,
+    LIVE_ANSWERS,
+    LLAMA,
+    N_PROMPTS,
+    OWN,
+    SERVER_TPS,
+    Setup,
+    ask,
+    body_of,
+    daemon_argv,
+    prompts,
+    serving,
+)
+from .handoff_pause import bench_pause, pause_table
 from .seams import PACE_TPS, Compared, Heard, compare, figures_of
 
 REQUEST_S = 300.0
-OWN, LLAMA = "disco", "llama-server"  # servers that the benchmark starts itself
-N_PROMPTS = 40
 MAX_TOKENS = 64
 LONGEST = 512  # tokens of an answer on a busy machine, where shorter ones are over before the target is ready
 MAX_TRIES = 10  # answers for each handoff wanted
-CUTS = (3, 12)  # tokens after which an answer is moved
-CONCURRENT = 1  # several at once change how tokens are batched, and with it roundings
-SERVER_TPS = 60.0  # of our own server, as hosted models have it: an engine beside another has as much as it has cores
-# The server stands for another machine: what it computes must not keep the daemon and the reader off their cores. Its
-# engine lowers itself by 5 more; at the very bottom it would get nothing at all beside two other busy processes.
-ELSEWHERE = ("nice", "-n", "5")
-PATIENCE_S = 120.0  # for a token, on a machine that has other work
-LIVE_ANSWERS, LIVE_TOKENS = 12, 160  # of the run whose ledger shows the saving
+LIVE_TOKENS = 160  # of an answer of the run whose ledger shows the saving
 N_KNOWN = 6  # short answers of the server first: nobody moves to a server whose time to first token is unknown
 DEAR_KWH = 100.0  # $/kWh at which the device's tokens cost more than gpt-4o-mini's
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The measurement: `count` handoffs each way, by `method`, with a `server`: our own, llama-server, or a URL.
-
-    `server_model` is another GGUF for the first two; `trace` replays TTFTs at our own.
-    """
-
-    count: int = 100
-    method: str = "token_ids"
-    server: str = OWN
-    server_model: Path | None = None
-    trace: Path | None = None
-    concurrent: int = CONCURRENT
-    delivery: str = "paced"
-    live: int = LIVE_ANSWERS
-    ways: tuple[str, ...] = ("to_device", "to_server")
-
-    @property
-    def same_model(self) -> bool:
-        """Whether both sides run the same weights, so that one unbroken answer is the reference."""
-        return self.server_model is None
 
 
 async def bench_handoff(setup: Setup, progress: Progress) -> dict[str, Any]:
@@ -86,13 +64,13 @@ async def bench_handoff(setup: Setup, progress: Progress) -> dict[str, Any]:
     try:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-handoff-")))
-            server = await stack.enter_async_context(_server(folder, setup, model))
+            server = await stack.enter_async_context(serving(folder, setup, model))
             timeout = aiohttp.ClientTimeout(total=REQUEST_S)
             session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, read_bufsize=2**20))
             figures = {}
             for name in setup.ways:
                 policy = "all-server" if name == "to_device" else "all-device"
-                argv = _daemon(folder, name, setup, server, model, policy, force=True)
+                argv = daemon_argv(folder, name, setup, server, model, policy, force=True)
                 async with child(argv, folder, name) as url:
                     figures[name] = await _one_way(session, url, name, setup, progress)
             live = await _live(session, folder, setup, server, model, progress) if setup.live else {}
@@ -109,94 +87,6 @@ async def bench_handoff(setup: Setup, progress: Progress) -> dict[str, Any]:
         "server_tps": SERVER_TPS if setup.server == OWN else None,
         "host": {"python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count()},
     }
-
-
-# --- processes ----------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _server(folder: Path, setup: Setup, model: Path) -> AsyncIterator[str]:
-    """The other side: what the user runs, llama.cpp's server, or ours behind the shaper."""
-    if setup.server not in (OWN, LLAMA):
-        yield setup.server
-        return
-    if setup.server == LLAMA:
-        argv = llama_server.argv(setup.server_model or model)
-    else:
-        shape = ["--shape-tps", str(SERVER_TPS), *(["--shape-ttft", str(setup.trace)] if setup.trace else [])]
-        settings = {"device": {"rounding": "exact"}}
-        argv = _up(
-            folder, "server", settings, setup.server_model or model, "--policy", "all-device", "--device-only", *shape
-        )
-    async with child([*ELSEWHERE, *argv], folder, "server") as url:
-        yield url
-
-
-def _daemon(
-    folder: Path, name: str, setup: Setup, server: str, model: Path, policy: str, *, force: bool, **changes: Any
-) -> list[str]:
-    settings: dict[str, Any] = {
-        "server": {"base_url": server, "model": "disco/device", "continuation": setup.method, "probe": False}
-        | {"first_token_timeout_s": PATIENCE_S, "token_timeout_s": PATIENCE_S}
-        | PRICES,
-        "device": {"watts": WATTS},
-        "handoff": {"for_cost": True},
-        "policy": {"shadow": False},
-    }
-    for key, value in changes.items():
-        settings[key] = settings.get(key, {}) | value
-    forced = ["--force-handoff", f"{CUTS[0]}-{CUTS[1]}"] if force else []
-    return _up(folder, name, settings, model, "--policy", policy, *forced)
-
-
-def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, *more: str) -> list[str]:
-    config = folder / f"{name}.toml"
-    config.write_text(tomlkit.dumps(settings), encoding="utf-8")
-    threads = max(1, (os.cpu_count() or 2) // 2)  # two engines compute at once: half of the cores each
-    return [
-        *verb("up"), "--port", "0", "--json", "--until-eof", "--config", str(config),
-        "--history", str(folder / f"{name}.sqlite"), "--model", str(model), "--threads", str(threads),
-        "--log-level", "warning", *more,
-    ]  # fmt: skip
-
-
-# --- one answer ---------------------------------------------------------------------------------------------------
-
-
-async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Heard:
-    """Stream one answer; the times are those of the pieces' arrival here."""
-    heard = Heard()
-    asked = body | {"stream": True, "temperature": 0}
-    async with session.post(f"{url}/chat/completions", json=asked, allow_redirects=False) as response:
-        if response.status != 200:
-            msg = f"{body['model']} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
-            raise BenchError(msg)
-        async for line in response.content:
-            now = time.perf_counter()
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                continue
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                msg = f"{body['model']}: the stream carried an error: {chunk['error']}"
-                raise BenchError(msg)
-            for choice in chunk["choices"]:
-                heard.finish = choice["finish_reason"] or heard.finish
-                if text := choice["delta"].get("content"):
-                    heard.text += text
-                    heard.times.append(now)
-            heard.disco = chunk.get("disco", heard.disco)
-    return heard
-
-
-def prompts() -> list[str]:
-    """Short and middling questions, each of its own words: a few sentences of a passage at a time."""
-    words = PASSAGE.split()
-    asks = ("Write a story that begins like this:", "Explain what this is about:", "Go on with this text:", "Rewrite:")
-    return [f"{asks[i % 4]} {' '.join(words[5 * i : 5 * i + 8 + 5 * (i % 3)])}" for i in range(N_PROMPTS)]
-
-
-def _body(prompt: str, model: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **more}
 
 
 # --- one direction ------------------------------------------------------------------------------------------------
@@ -217,14 +107,14 @@ async def _one_way(
     whole: dict[str, str] = {}
 
     async def ask_unbroken(length: int) -> dict[str, str]:
-        heard = [(p, await _ask(session, url, _body(p, source, length))) for p in whole or asked]
+        heard = [(p, await ask(session, url, body_of(p, source, length))) for p in whole or asked]
         found = {p: h.text for p, h in heard if h.finish == "length"}  # others end before anybody can take over
         progress(f"{name}: {len(found)} unbroken answers of {length} tokens")
         return found
 
     async def one(prompt: str) -> tuple[str, Heard]:
         async with turnstile:
-            heard = await _ask(session, url, _body(prompt, "disco", length, disco=manner))
+            heard = await ask(session, url, body_of(prompt, "disco", length, disco=manner))
         answers.append(heard)
         if len(answers) % 50 == 0:
             n_moved = sum(h.move is not None for h in answers)
@@ -261,7 +151,7 @@ async def _compare(
     before = heard.text[:at]
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": before}]
     body = {"model": target, "messages": messages, "max_tokens": length, "continue_final_message": True}
-    rest = (await _ask(session, url, body)).text if before else whole
+    rest = (await ask(session, url, body)).text if before else whole
     return compare(heard.text, at, whole, rest)
 
 
@@ -277,12 +167,12 @@ async def _live(
         for moving in (False, True):
             changes = {"device": {"usd_per_kwh": price}, "handoff": {"for_cost": moving}}
             label = f"live-{name}-{'moving' if moving else 'staying'}"
-            argv = _daemon(folder, label, setup, server, model, policy, force=False, **changes)
+            argv = daemon_argv(folder, label, setup, server, model, policy, force=False, changes=changes)
             async with child(argv, folder, label) as url:
                 for prompt in prompts()[:N_KNOWN]:
-                    await _ask(session, url, _body(prompt, "disco/server", 2))
+                    await ask(session, url, body_of(prompt, "disco/server", 2))
                 asked = prompts()[: setup.live]
-                answers = [await _ask(session, url, _body(prompt, "disco", LIVE_TOKENS)) for prompt in asked]
+                answers = [await ask(session, url, body_of(prompt, "disco", LIVE_TOKENS)) for prompt in asked]
             spent[label] = sum(h.disco["cost_usd"] for h in answers)
             n_moved = sum(h.move is not None for h in answers)
             progress(f"{label}: {n_moved} of {len(answers)} moved, ${spent[label]:.3g}")
@@ -347,13 +237,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--live", type=at_least(0), default=LIVE_ANSWERS, help="answers that show the saving (default: %(default)s)"
     )
+    parser.add_argument(
+        "--pause", action="store_true", help="only: what `handoff.pause` saves, by the ledger, and its gaps"
+    )
     args = parser.parse_args(argv)
     if args.server == LLAMA:
         llama_server.require()
     setup = Setup(
         args.count, args.method, args.server, args.server_model, args.shape_ttft, args.concurrent, args.delivery,
-        args.live, (args.way,) if args.way else ("to_device", "to_server"),
+        args.live, (args.way,) if args.way else ("to_device", "to_server"), args.pause,
     )  # fmt: skip
+    if args.pause:
+        return print_figures(run_measurement(bench_pause(setup, progress)), pause_table, as_json=args.json)
     return print_figures(run_measurement(bench_handoff(setup, progress)), table, as_json=args.json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from .migrate import (
     Costs,
     Prospect,
     catch_up_s,
+    gain,
     is_worthwhile,
     margin,
     next_check,
@@ -112,8 +114,7 @@ class CostMover:
             return None
         if view.target is Side.DEVICE and not self._stops_billing:
             return None
-        device = self._planner.knowledge.device
-        costs = self._costs(device.prefill_tps, self.decode_tps[Side.DEVICE])
+        costs = self._prices()
         if costs.cheaper is not view.target:
             return None
         least = margin(view.handoffs)
@@ -135,7 +136,13 @@ class CostMover:
         return reserve(view.pace_tps, self._prefill_s(view, last_step=view.follows)[1])
 
     def stock_to_rest(self, view: View) -> float:
-        """See `stock_to_rest` above; infinite where the target would never come."""
+        """See `stock_to_rest` above; infinite where it gains nothing that the source rests, or the target never comes.
+
+        A server that rests for an instant saves less than it costs, now and then, to have it read the prompt again.
+        """
+        costs = self._prices()
+        if gain(self.resting(view), costs) <= gain(self.prospect(view), costs):
+            return math.inf
         wait95_s = self._prefill_s(replace(view, source_tps=0.0))[1]
         return stock_to_rest(view.pace_tps, wait95_s, self._again95_s(view))
 
@@ -172,6 +179,9 @@ class CostMover:
 
     def _source_tps(self, view: View) -> float:
         return view.source_tps if view.source_tps is not None else self.decode_tps[view.target.other]
+
+    def _prices(self) -> Costs:
+        return self._costs(self._planner.knowledge.device.prefill_tps, self.decode_tps[Side.DEVICE])
 
     def _again95_s(self, view: View) -> float:
         """The 95th percentile of the time in which a source that rests has a first token, s."""

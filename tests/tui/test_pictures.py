@@ -192,6 +192,20 @@ def test_the_story_of_an_answer_that_moved() -> None:
     assert "." in curve.plain
 
 
+def test_the_story_of_an_answer_whose_source_rested_says_so() -> None:
+    moved = recorded("moved")
+    row = next(row for row in moved["history"] if row["handoffs"])
+    (move,) = moved["answer"]["moves"]
+
+    def told(**how: bool | str) -> str:
+        return "\n".join(words(TimelineModel.of(moved["answer"] | {"moves": [move | how]}, row)))
+
+    assert "took 1.10 s; the server rested\n" in told(paused=True, asked_again=False)
+    late = told(paused=True, asked_again=True, dropped="timeout")
+    assert "dropped: timeout; the server rested and was asked again\n" in late
+    assert "rested" not in told(paused=False, asked_again=False)
+
+
 def test_the_story_of_an_answer_over_two_machines_has_its_round_trips() -> None:
     moved = recorded("moved")
     split = {

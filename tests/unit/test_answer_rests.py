@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from disco_daemon.answer import GO_WITHIN, Cancel, Complete, Deliver, Ended, Event, Feed, Followed, Note, Start, State
+from disco_daemon.answer import (
+    GO_WITHIN,
+    Cancel,
+    Complete,
+    Deliver,
+    Ended,
+    Event,
+    Feed,
+    Followed,
+    Move,
+    Note,
+    Start,
+    State,
+)
 from disco_daemon.types import Delivery, Finish, Token
 from tests.fixtures.answer import (
     ASK_AGAIN,
@@ -109,7 +122,7 @@ def test_without_a_handoff_or_a_source_there_is_nothing_to_stop(event: Event) ->
 
 
 def test_a_source_that_is_silent_does_not_rest() -> None:
-    stalled = type(TO_SERVER)(SERVER, "stall")
+    stalled = Move(SERVER, "stall")
     first = (said(DEVICE, "Once upon a time there was a fox"), stalled, REST)
     assert played(*first, delivery=Delivery.PACED)[1] == []
 

@@ -194,8 +194,16 @@ def test_a_move_to_a_server_waits_until_the_source_may_rest_at_once() -> None:
 
 
 def test_the_stock_shrinks_as_a_follower_catches_up() -> None:
-    stocks = [mover().stock_to_rest(replace(TO_DEVICE, prompt=2000, cached=n)) for n in range(0, 2001, 500)]
+    stocks = [mover().stock_to_rest(replace(TO_DEVICE, prompt=2000, cached=n)) for n in range(0, 1501, 500)]
     assert all(more > less for more, less in pairwise(stocks))
+
+
+def test_a_server_does_not_rest_for_an_instant_since_it_might_have_to_read_the_prompt_again() -> None:
+    nearly = replace(TO_DEVICE, prompt=4000, cached=4019)
+    assert mover(HOME).stock_to_rest(nearly) == math.inf
+    assert mover(HOME).stock_to_rest(replace(nearly, cached=0)) < math.inf
+    instant = mover(AWAY, learned(ttft_s=0.01))
+    assert instant.stock_to_rest(replace(TO_SERVER, prompt=4000)) < math.inf, "a device has its cells yet"
 
 
 def test_a_source_that_rests_makes_nothing_meanwhile_and_a_server_perhaps_reads_again() -> None:

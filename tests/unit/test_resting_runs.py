@@ -11,6 +11,7 @@ import pytest
 
 from disco_daemon.conductor import AnswerContext
 from disco_daemon.conductor.moves import MAX_PARKED_BESIDE
+from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.dispatch.mover import CostMover, Forced
 from disco_daemon.endpoints.base import Controls, Resumption
 from disco_daemon.errors import EndpointError
@@ -36,6 +37,7 @@ N_WORDS = 120
 WHOLE = "".join(f"{i} " for i in range(N_WORDS))
 PACE_TPS = 50.0  # of a reader
 STEP_S = 0.002  # between the words of a source, ten times as fast as they are read
+COSTS = Costs(device_prefill=1e-9, device_decode=2e-8, server_prefill=1.5e-7, server_decode=6e-7)
 TTFT_S, DEVICE_TPS = 0.4, 400.0  # what is known of the server, and of the device
 
 
@@ -109,7 +111,7 @@ def pair(source: Side, *, pause: bool = True) -> tuple[AnswerContext, Counting, 
     for _ in range(200):
         on.planner.knowledge.server.add(TTFT_S, censored=False)
     on.planner.knowledge.use_measured_speed(DEVICE_TPS)
-    on.mover = Forced(CostMover(on.planner, lambda *_: pytest.fail("nobody asks for prices")), 3, 3)
+    on.mover = Forced(CostMover(on.planner, lambda *_: COSTS), 3, 3)
     on.mover.observe(DEVICE, 1000.0)
     return on, begins, target
 

@@ -51,7 +51,7 @@ class TimelineAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TimelineMove:
-    """A handoff at token `at`; `dropped` says why it did not happen, if so."""
+    """A handoff at token `at`; `dropped` says why it did not happen, if so, and `rest` whether its source rested."""
 
     at: int
     source: str
@@ -59,6 +59,7 @@ class TimelineMove:
     reason: str
     took_s: float
     dropped: str | None
+    rest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,12 @@ def _attempt(name: str, a: Json) -> TimelineAttempt:
 
 
 def _move(move: Json) -> TimelineMove:
-    return TimelineMove(move["at"], move["source"], move["target"], move["reason"], move["took_s"], move["dropped"])
+    rest = ""
+    if move.get("paused"):  # rows of older versions do not say
+        rest = f"; the {move['source']} rested" + (" and was asked again" if move["asked_again"] else "")
+    return TimelineMove(
+        move["at"], move["source"], move["target"], move["reason"], move["took_s"], move["dropped"], rest
+    )
 
 
 def _of_row(row: Json) -> TimelineModel:
@@ -203,10 +209,10 @@ def _plan_text(side: str, start: float | None) -> str:
 
 def _move_text(move: TimelineMove) -> str:
     if move.dropped is not None:
-        return (
-            f"handoff {move.source} to {move.target} ({move.reason}) begun at token {move.at}, dropped: {move.dropped}"
-        )
-    return f"handoff {move.source} to {move.target} at token {move.at} ({move.reason}), took {seconds(move.took_s)}"
+        way = f"handoff {move.source} to {move.target} ({move.reason})"
+        return f"{way} begun at token {move.at}, dropped: {move.dropped}{move.rest}"
+    way = f"handoff {move.source} to {move.target} at token {move.at} ({move.reason})"
+    return f"{way}, took {seconds(move.took_s)}{move.rest}"
 
 
 # --- as a picture -------------------------------------------------------------------------------------------------
