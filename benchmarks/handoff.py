@@ -167,7 +167,7 @@ async def _live(
         for moving in (False, True):
             changes = {"device": {"usd_per_kwh": price}, "handoff": {"for_cost": moving}}
             label = f"live-{name}-{'moving' if moving else 'staying'}"
-            argv = daemon_argv(folder, label, setup, server, model, policy, force=False, **changes)
+            argv = daemon_argv(folder, label, setup, server, model, policy, force=False, changes=changes)
             async with child(argv, folder, label) as url:
                 for prompt in prompts()[:N_KNOWN]:
                     await ask(session, url, body_of(prompt, "disco/server", 2))

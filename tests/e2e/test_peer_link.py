@@ -229,7 +229,7 @@ async def test_a_revoked_machine_is_cut_off_at_once_and_for_good(tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "reason", "says"),
     [
-        ({"build": msgspec.structs.replace(BUILD, protocol=2, disco="0.2.0")}, "protocol", "which has 0.1.0"),
+        ({"build": msgspec.structs.replace(BUILD, protocol=99, disco="0.2.0")}, "protocol", "which has 0.1.0"),
         ({"build": msgspec.structs.replace(BUILD, protocol=0, disco="0.0.9")}, "protocol", "which has 0.0.9"),
         ({"build": msgspec.structs.replace(BUILD, model="b" * 64)}, "model", "b" * 16),
         ({"cut": 12}, "cut", "at layer 24"),
