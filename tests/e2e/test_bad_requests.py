@@ -45,7 +45,8 @@ BAD: dict[str, tuple[Any, int, str | None]] = {
     ),
     "an unknown delivery": ({"model": "disco", "messages": HELLO, "disco": {"delivery": "x"}}, 400, "disco.delivery"),
     "a pace of 0": ({"model": "disco", "messages": HELLO, "disco": {"pace_tps": 0}}, 400, "disco.pace_tps"),
-    "a limit of cost": ({"model": "disco", "messages": HELLO, "disco": {"max_cost_usd": -1}}, 400, "disco.max_cost_usd"),
+    "an unknown wish": ({"model": "disco", "messages": HELLO, "disco": {"max_cost": 1}}, 400, "disco"),
+    "a cost below 0": ({"model": "disco", "messages": HELLO, "disco": {"max_cost_usd": -1}}, 400, "disco.max_cost_usd"),
     "a prefix that is no text": (
         {"model": "disco", "messages": [*HELLO, {"role": "assistant", "content": [{"type": "x"}], "prefix": True}]},
         400,
