@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-<<<<<<< HEAD
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-=======
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
->>>>>>> help-a
 from typing import Any
 
 import aiohttp
@@ -88,10 +81,6 @@ async def serving(folder: Path, setup: Setup, model: Path) -> AsyncIterator[str]
 
 
 def daemon_argv(
-<<<<<<< HEAD
-    folder: Path, name: str, setup: Setup, server: str, model: Path, policy: str, *, force: bool, **changes: Any
-) -> list[str]:
-=======
     folder: Path,
     name: str,
     setup: Setup,
@@ -103,7 +92,6 @@ def daemon_argv(
     changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[str]:
     """Return how to start the daemon; with `force` it moves each answer. `changes` are settings by section."""
->>>>>>> help-a
     settings: dict[str, Any] = {
         "server": {"base_url": server, "model": "disco/device", "continuation": setup.method, "probe": False}
         | {"first_token_timeout_s": PATIENCE_S, "token_timeout_s": PATIENCE_S}
@@ -113,11 +101,7 @@ def daemon_argv(
         "policy": {"shadow": False},
     }
     for key, value in changes.items():
-<<<<<<< HEAD
-        settings[key] = settings.get(key, {}) | value
-=======
         settings[key] = settings.get(key, {}) | dict(value)
->>>>>>> help-a
     forced = ["--force-handoff", f"{CUTS[0]}-{CUTS[1]}"] if force else []
     return _up(folder, name, settings, model, "--policy", policy, *forced)
 

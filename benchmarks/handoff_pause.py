@@ -78,11 +78,7 @@ async def _run(
     own.mkdir()
     manner = {"delivery": "paced", "pace_tps": PACE_TPS}
     async with serving(own, setup, model) as server:
-<<<<<<< HEAD
-        argv = daemon_argv(own, label, setup, server, model, policy, force=False, **changes)
-=======
         argv = daemon_argv(own, label, setup, server, model, policy, force=False, changes=changes)
->>>>>>> help-a
         async with child(argv, own, label) as url:
             for first, side in ((1000, "server"), (2000, "device")) if moves else ():
                 for prompt in long_prompts(first, N_KNOWN):
