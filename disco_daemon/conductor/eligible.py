@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..endpoints.base import Endpoint, Graded, Selective
+from ..endpoints.base import Graded, Selective
 from ..errors import RequestError, Unavailable
 from ..types import GenerationRequest, Refusal, Side, ignored, is_for_a_server
 from .context import AnswerContext
@@ -35,14 +35,14 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
     return request, sides
 
 
-def ignored_by(endpoint: Endpoint | None, request: GenerationRequest) -> list[str]:
+def ignored_by(endpoint: object, request: GenerationRequest) -> list[str]:
     """Return the fields that an answer by an endpoint does not heed."""
     if isinstance(endpoint, Selective):
         return endpoint.ignores(request)
     return ignored(request.extra, on_device=False, is_raw=False)
 
 
-def is_left_alone(endpoint: Endpoint, request: GenerationRequest) -> bool:
+def is_left_alone(endpoint: object, request: GenerationRequest) -> bool:
     """Whether an endpoint is not asked while the other one can be: a field may mean what it does not know."""
     return isinstance(endpoint, Selective) and is_for_a_server(request.extra)
 

@@ -60,8 +60,7 @@ class MoveAdvisor:
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
         target = answer.source.other
-        endpoint = self._context.endpoints.get(target)
-        is_barred = endpoint is not None and is_left_alone(endpoint, self._request)
+        is_barred = is_left_alone(self._context.endpoints.get(target), self._request)
         if self._delivery.mode is Delivery.OFF or self._request.prefers is not None or is_barred:
             self.next_check = NOT_AGAIN
             return None

@@ -71,23 +71,28 @@ async def test_an_answer_does_not_end_before_it_may(device: DaemonProcess, more:
 async def test_repetitions_are_less_likely_and_chance_leaves_the_likeliest_out(device: DaemonProcess) -> None:
     again = [{"role": "user", "content": "Repeat this three times: red lamp, green chair, blue table."}]
     usual = await said(device, messages=again, max_tokens=30)
-    for more in (
+    wishes: tuple[dict[str, Any], ...] = (
         {"repeat_penalty": 1.8}, {"repetition_penalty": 1.8}, {"dry_multiplier": 3.0},
         {"xtc_probability": 1.0, "xtc_threshold": 0.05}, {"temperature": 1.0, "mirostat": 2, "seed": 3},
-    ):  # fmt: skip
+    )  # fmt: skip
+    for more in wishes:
         assert await said(device, messages=again, max_tokens=30, **more) != usual
 
 
 async def test_an_answer_is_one_of_the_texts_to_choose_from(device: DaemonProcess) -> None:
-    for more in ({"guided_choice": ["sea fog", "lamp"]}, {"structured_outputs": {"choice": ["sea fog", "lamp"]}}):
-        assert await said(device, **more) in ("sea fog", "lamp")
+    texts = ["sea fog", "lamp"]
+    assert await said(device, guided_choice=texts) in texts
+    assert await said(device, structured_outputs={"choice": texts}) in texts
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    for more in ({"json_schema": schema}, {"guided_json": schema}, {"structured_outputs": {"json": schema}}):
+    names: list[dict[str, Any]] = [
+        {"json_schema": schema}, {"guided_json": schema}, {"structured_outputs": {"json": schema}},
+    ]  # fmt: skip
+    for more in names:
         assert isinstance(json.loads(await said(device, max_tokens=40, **more))["x"], int)
 
 
 async def test_a_raw_prompt_is_gone_on_with_by_the_same_rules(device: DaemonProcess) -> None:
-    raw = {"path": "completions", "prompt": "Once upon a time", "return_token_ids": True}
+    raw: dict[str, Any] = {"path": "completions", "prompt": "Once upon a time", "return_token_ids": True}
     ids = (await asked(device, **raw))["choices"][0]["token_ids"]
     forced = (await asked(device, **raw, logit_bias={str(ids[1]): 100}))["choices"][0]["token_ids"]
     assert set(forced) == {ids[1]}
@@ -114,7 +119,7 @@ async def test_what_the_device_cannot_keep_is_an_error_that_names_the_field(
 
 
 async def test_what_nobody_heeds_is_named_in_body_chunk_and_header(device: DaemonProcess) -> None:
-    more = {"brand_new": 1, "timeout": 3, "user": "me", "top_k": 3}
+    more: dict[str, Any] = {"brand_new": 1, "timeout": 3, "user": "me", "top_k": 3}
     whole = await asked(device, **more)
     assert (whole["disco"]["ignored"], whole["header"]) == (["brand_new", "timeout"], "brand_new, timeout")
     assert (await asked(device))["disco"]["ignored"] == []
