@@ -165,7 +165,7 @@ async def _live(
     spent: dict[str, float] = {}
     for name, policy, price in (("to_device", "all-server", 0.30), ("to_server", "all-device", DEAR_KWH)):
         for moving in (False, True):
-            changes = {"device": {"usd_per_kwh": price}, "handoff": {"for_cost": moving}}
+            changes: dict[str, dict[str, Any]] = {"device": {"usd_per_kwh": price}, "handoff": {"for_cost": moving}}
             label = f"live-{name}-{'moving' if moving else 'staying'}"
             argv = daemon_argv(folder, label, setup, server, model, policy, force=False, changes=changes)
             async with child(argv, folder, label) as url:

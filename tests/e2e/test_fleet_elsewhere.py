@@ -116,6 +116,7 @@ async def test_layers_move_to_another_machine_and_back_and_no_word_is_another_on
                             return
 
             await until(lambda: host(fleet, ATTIC) == ("attic", "up", [(12, 22)]))
+            await until(lambda: fleet.fleet.document()["hosts"][ATTIC]["cpu_share"] is not None)  # by its own word
             for step, here, there in (
                 (move(8, 12, HERE, ATTIC), [(5, 8)], [(8, 22)]),
                 (move(8, 22, ATTIC, HERE), [(5, 22)], []),
