@@ -55,7 +55,7 @@ class Generation(Extension):
     Source: the `AssistantTracker` of Hugging Face Transformers; as there, what is set inside is not seen outside.
     """
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - Jinja has it so
 
     def parse(self, parser: Parser) -> nodes.Scope:
         """Return the body, in a scope of its own."""
