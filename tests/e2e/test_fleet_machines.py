@@ -37,8 +37,11 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
         expected = await answers(daemon)
         async with lending(tmp_path / "attic", await home.code()) as attic:
             assert attic.joined["name"] == "attic"
-            await home.until_member(lambda one: one["lent"])
+            await home.until_member(lambda one: one["connected"])
             await daemon.device_ready()
+            async with asyncio.timeout(PATIENCE_S):  # a process here stands in until it has its layers
+                while not any(one["lent"] for one in await home.members()):
+                    assert await answers(daemon, PROMPTS[:1]) == expected[:1]
             assert await answers(daemon) == expected
 
             [_, host] = (await home.json("fleet", "status"))["hosts"]
