@@ -116,11 +116,13 @@ async def test_layers_move_to_another_machine_and_back_and_no_word_is_another_on
                             return
 
             await until(lambda: host(fleet, ATTIC) == ("attic", "up", [(12, 22)]))
+            await until(lambda: fleet.fleet.document()["hosts"][ATTIC]["cpu_share"] is not None)  # by its own word
             for step, here, there in (
                 (move(8, 12, HERE, ATTIC), [(5, 8)], [(8, 22)]),
                 (move(8, 22, ATTIC, HERE), [(5, 22)], []),
                 (move(15, 22, HERE, ATTIC), [(5, 15)], [(15, 22)]),
             ):
+                await until(lambda: members.machine_at(0) is not None)
                 n_steps = len(fleet.fleet.document()["last_steps"])
                 wanted.append(step)
                 await until(has_stepped(fleet, n_steps))
