@@ -71,7 +71,7 @@ class HostProcesses:
         n_local: int | None = None,
         files: Callable[[int], Sequence[RangePath]] = lambda _: (),
         lenders: Lenders | None = None,
-        coming: Callable[[int], Sequence[RangePath]] = lambda _: (),
+        coming: Callable[[int], Sequence[RangePath] | None] = lambda _: None,
     ) -> None:
         self.hosts = [HostLife(number) for number in range(1, n + 1)]
         self._n_local = n if n_local is None or lenders is None else n_local
@@ -101,7 +101,13 @@ class HostProcesses:
         """Return the layers that the machine at a place has, and those that are to come to it, with their files."""
         number = self._n_local + 1 + place
         present = list(self._files(number))
-        return [*present, *(one for one in self._coming(number) if one not in present)]
+        return [*present, *(one for one in self._coming(number) or () if one not in present)]
+
+    def keeps(self, place: int) -> bool:
+        """Whether the machine at a place has layers, also when the move that is under way has ended."""
+        number = self._n_local + 1 + place
+        coming = self._coming(number)
+        return bool(self._files(number) if coming is None else coming)
 
     async def stage(self) -> None:
         """Let other machines fetch what will be theirs when the move that is under way has ended.
@@ -109,7 +115,7 @@ class HostProcesses:
         Raises OSError if one of them does not get it; a machine for which a process stands in gets nothing.
         """
         for number, machine in self.elsewhere().items():
-            names = [path.name for _, path in self._coming(number)]
+            names = [path.name for _, path in self._coming(number) or ()]
             if not set(names) - {path.name for _, path in self._files(number)}:
                 continue
             if machine is None or machine.stood_in or self._lenders is None:

@@ -35,9 +35,9 @@ class FleetLayers:
         """Return the present layers of a host, by its number, with their files."""
         return self._files_in(self.layout, number)
 
-    def coming_to(self, number: int) -> list[RangePath]:
-        """Return the layers that a host will have after the move that is under way; none while nothing moves."""
-        return [] if self._coming is None else self._files_in(self._coming, number)
+    def coming_to(self, number: int) -> list[RangePath] | None:
+        """Return the layers that a host will have after the move that is under way; None while nothing moves."""
+        return None if self._coming is None else self._files_in(self._coming, number)
 
     @contextmanager
     def moving_to(self, layout: FleetLayout) -> Iterator[None]:

@@ -218,16 +218,17 @@ class FleetMembers(MemberService):
                     CutsAnswer(n=n, message="that machine is the home of a fleet: join it by `disco fleet join`")
                 )
             case HostEnded():
-                self._offers.end(event, is_let_go=not self._has_layers(event.name))
+                self._offers.end(event, is_let_go=not self._keeps_layers(event.name))
             case MachineTold(name=name, load=load):
                 self._offers.hear(name, load)
             case RelayLost():
                 self._offers.clear()
 
-    def _has_layers(self, name: str) -> bool:
-        """Whether a machine has layers, or is to get some; one without is let go."""
+    def _keeps_layers(self, name: str) -> bool:
+        """Whether a machine has layers that do not leave it just now; one without is let go."""
+        place = self._places.load().get(name)
         try:
-            return bool(files_of(self._borrowers, self._places.load().get(name)))
+            return place is not None and any(borrower.keeps(place) for borrower in self._borrowers)
         except OSError:  # the model's file has gone
             return True
 

@@ -51,6 +51,10 @@ class Borrower(Protocol):
         """Return the layers that the machine at a place has, and those that are to come to it, with their files."""
         ...
 
+    def keeps(self, place: int) -> bool:
+        """Whether the machine at a place has layers, also when the move that is under way has ended."""
+        ...
+
     def stay_here(self) -> None:
         """Borrow nothing any more: what this engine computes from now on is private."""
         ...

@@ -122,6 +122,7 @@ async def test_layers_move_to_another_machine_and_back_and_no_word_is_another_on
                 (move(8, 22, ATTIC, HERE), [(5, 22)], []),
                 (move(15, 22, HERE, ATTIC), [(5, 15)], [(15, 22)]),
             ):
+                await until(lambda: members.machine_at(0) is not None)
                 n_steps = len(fleet.fleet.document()["last_steps"])
                 wanted.append(step)
                 await until(has_stepped(fleet, n_steps))

@@ -238,8 +238,10 @@ async def test_a_machine_may_fetch_what_is_to_come_to_it_until_the_move_has_ende
     assert numbers(hosts.files_of(0)) == [(3, 5)]
     with layers.moving_to(FleetLayout.of_cuts((1, 5), 8)):
         assert numbers(hosts.files_of(0)) == [(3, 5)]
+        assert not hosts.keeps(0), "its process is let go as soon as its layers have left, before anybody is told"
+    assert hosts.keeps(0)
     layers.layout = FleetLayout.of_cuts((1, 5), 8)
-    assert numbers(hosts.files_of(0)) == []
+    assert (numbers(hosts.files_of(0)), hosts.keeps(0)) == ([], False)
 
 
 async def test_layers_are_fetched_before_they_move_and_only_where_the_machine_is_there(tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ async def test_layers_are_fetched_before_they_move_and_only_where_the_machine_is
     with layers.moving_to(FleetLayout.of_cuts((1, 3, 5), 8)):
         places.fetched.set()
         await hosts.stage()
-        assert places.staged == [{path.name for _, path in layers.coming_to(2)}]
+        assert places.staged == [{path.name for _, path in layers.coming_to(2) or ()}]
         places.machine = None
         with pytest.raises(OSError, match="attic is not there just now"):
             await hosts.stage()
@@ -392,7 +394,7 @@ async def test_a_fetch_that_takes_long_gives_way_to_what_owners_want(
     report = await moving
     assert "owners want something else" in report.error
     assert moved.ranges == []
-    assert numbers(operator._layers.coming_to(2)) == []
+    assert operator._layers.coming_to(2) is None
 
 
 async def test_a_step_fetches_then_moves_and_the_layout_is_the_new_one(
