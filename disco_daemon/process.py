@@ -11,6 +11,7 @@ import subprocess
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -134,3 +135,15 @@ async def drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:
             return
         # llama.cpp repeats what it reads in the model file.
         lines.append(plain(line.decode("utf-8", "replace").rstrip()))
+
+
+def waited_s(task: Path) -> float:
+    """Return how long a thread was ready to run and had no processor, s, since it began.
+
+    `task` is its folder in /proc, or that of a process for its main thread. It is 0 where the kernel does not say, as
+    Linux does, and for one that has ended.
+    """
+    try:
+        return 1e-9 * int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0

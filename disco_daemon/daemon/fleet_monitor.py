@@ -8,11 +8,13 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from ..process import waited_s
 from .tasks.idle import is_on_mains
 
 OWNER_S = 10.0  # between two looks for who works here: it starts a program
@@ -94,18 +96,10 @@ def _process(pid: int) -> tuple[float, float, int] | None:
         times, rss = process.cpu_times(), process.memory_info().rss
     except psutil.Error:
         return None
-    return times.user + times.system, _waited_s(pid), int(rss)
-
-
-def _waited_s(pid: int) -> float:
-    """Return for how long a process's threads waited for a processor, s; 0 where the system does not tell."""
-    waited_ns = 0
-    try:
-        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            waited_ns += int(path.read_text("ascii").split()[1])
-    except (OSError, ValueError, IndexError):  # a thread has ended meanwhile, or there is no such file
-        return waited_ns / 1e9
-    return waited_ns / 1e9
+    threads_waited_s = 0.0
+    with suppress(OSError):  # it has ended meanwhile
+        threads_waited_s = sum(map(waited_s, Path(f"/proc/{pid}/task").iterdir()))
+    return times.user + times.system, threads_waited_s, int(rss)
 
 
 def _busy_s() -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..process import waited_s
 from . import wire
 
 HANG_S = 15.0  # an engine that owes answers and is silent; a decode takes less than 1 s, a chunk a few at most
@@ -56,8 +57,7 @@ def look_at(pid: int) -> HeldUp:
     """
     folder = Path(f"/proc/{pid}")
     try:
-        waited_ns = (folder / "schedstat").read_text(encoding="ascii").split()[1]
         state = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-        return HeldUp(1e-9 * int(waited_ns), by_disk=state == "D")
-    except (OSError, ValueError, IndexError):
+    except (OSError, IndexError):
         return HeldUp()
+    return HeldUp(waited_s(folder), by_disk=state == "D")
