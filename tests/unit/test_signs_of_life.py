@@ -207,9 +207,8 @@ async def test_signs_between_many_tokens_cut_none_of_them(serve: Serve, session:
     assert told.count(KEEP_ALIVE) >= 4
 
 
-async def test_a_client_that_leaves_while_it_waits_ends_the_answer(
-    serve: Serve, session: aiohttp.ClientSession
-) -> None:
+def silence() -> tuple[Callable[[StreamSink], Awaitable[Outcome]], asyncio.Event]:
+    """An answer that says nothing and does not end by itself, and what tells that it was ended."""
     ended = asyncio.Event()
 
     async def run(sink: StreamSink) -> Outcome:
@@ -219,6 +218,13 @@ async def test_a_client_that_leaves_while_it_waits_ends_the_answer(
             ended.set()
         raise AssertionError
 
+    return run, ended
+
+
+async def test_a_client_that_leaves_while_it_waits_ends_the_answer(
+    serve: Serve, session: aiohttp.ClientSession
+) -> None:
+    run, ended = silence()
     async with session.get(await serve(run)) as response:
         await response.content.readuntil(b"\n\n")
     await ended.wait()
@@ -232,15 +238,7 @@ async def test_a_reader_that_takes_no_sign_is_cut_off_and_its_answer_ends(
             return b":" * (64 << 20)  # more than sockets hold
 
     monkeypatch.setattr(sse, "READER_TIMEOUT_S", INTERVAL_S)
-    ended = asyncio.Event()
-
-    async def run(sink: StreamSink) -> Outcome:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-        raise AssertionError
-
+    run, ended = silence()
     async with session.get(await serve(run, LoudShape)) as response:
         await ended.wait()
         with pytest.raises(aiohttp.ClientError):
