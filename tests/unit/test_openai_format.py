@@ -13,8 +13,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from disco_daemon.api import openai
 from disco_daemon.api.chat_messages import ROLES
-from disco_daemon.api.shapes import AnswerShape, ChatShape, TextShape, error_body
-from disco_daemon.api.sse import BodySink, comment, event
+from disco_daemon.api.events import comment, event
+from disco_daemon.api.shapes import ChatShape, OpenAIShape, TextShape, error_body
+from disco_daemon.api.sse import BodySink
 from disco_daemon.engine import framing, wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
 from disco_daemon.types import BOTH, Attempt, Delivery, GenerationRequest, Outcome, Plan, Side, Token, Usage, is_text
@@ -464,7 +465,7 @@ def test_only_the_first_chunk_has_a_role() -> None:
 
 
 @pytest.mark.parametrize("shape", [CHAT, TEXT])
-def test_token_ids_are_given_where_they_are_asked_for_and_known(shape: AnswerShape) -> None:
+def test_token_ids_are_given_where_they_are_asked_for_and_known(shape: OpenAIShape) -> None:
     tokens = [Token("On", ids=(3,)), Token("", ids=()), Token("ce", 2, ids=(4, 5))]
     shown = {}
     for wanted in (True, False):
