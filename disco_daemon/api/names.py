@@ -8,7 +8,7 @@ from typing import Any
 
 from ..conductor import Conductor
 from ..errors import RequestError
-from ..types import BOTH, Side
+from ..types import BOTH, Side, together
 
 ADAPTER = f"disco/{Side.DEVICE}:"  # before an adapter's name
 ANY = "*"  # in an alias: any characters, or none
@@ -51,12 +51,12 @@ class ModelNames:
     def card(self, name: str) -> dict[str, Any]:
         """Return the document of a model. Raises RequestError.
 
-        `created` is the date of the newest model that may answer, `context_length` the most of all that may, if each
-        one's is known.
+        `created` is the date of the newest model that may answer; lengths and `capabilities` are those of all that may
+        together, as far as they are known.
         """
         found = self.find(name)
         endpoints = [e for side, e in self._conductor.endpoints.items() if side in found.sides]
-        lengths = [endpoint.readiness().n_ctx for endpoint in endpoints]
+        able = together(endpoint.capabilities for endpoint in endpoints)
         card = {
             "id": name,
             "object": "model",
@@ -65,8 +65,9 @@ class ModelNames:
         }
         if found.target != name:
             card["alias_of"] = found.target
-        known = [length for length in lengths if length is not None]
-        return card | {"context_length": max(known)} if known and len(known) == len(lengths) else card
+        lengths = {"context_length": able.context_length, "max_output": able.max_output}
+        known = {name: length for name, length in lengths.items() if length is not None}
+        return card | known | {"capabilities": able.to_json()}
 
     def cards(self) -> list[dict[str, Any]]:
         """Return the documents of the models that may be asked for now."""

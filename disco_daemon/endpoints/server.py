@@ -9,11 +9,16 @@ from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import openai
+
 from ..clock import Clock, SystemClock
 from ..continuations import METHODS, RAW_METHODS
 from ..errors import EndpointError
 from ..net import is_plain, without_credentials
 from ..types import (
+    UNKNOWN,
+    Capabilities,
     CaughtUp,
     Continuation,
     Finish,
@@ -24,14 +29,17 @@ from ..types import (
     Side,
     Token,
     Usage,
+    wanted,
 )
+from . import told
 from .base import Controls, Resumption
 from .bill import Bill, finds
 from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words
 from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
+from .server_capabilities import ServerCapabilities
 from .server_client import ServerClient, look_up_private
-from .server_errors import ServerErrors
+from .server_errors import HTTP_ERRORS, ServerErrors
 from .stream import Bytes, EventStream, Patience, Reader, most_bytes
 
 __all__ = ["Server", "ServerConfig"]
@@ -51,7 +59,10 @@ Render = Callable[[GenerationRequest], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/handoff.md."""
+    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/handoff.md.
+
+    The user has `chosen` what it can do, and price lists have it as `listed`, each as far as it is known.
+    """
 
     base_url: str
     model: str
@@ -61,6 +72,8 @@ class ServerConfig:
     continuation: str = "auto"
     stream_usage: bool = True
     insecure: bool = False  # the key may go to any host by plain http
+    chosen: Capabilities = UNKNOWN
+    listed: Capabilities = UNKNOWN
 
 
 class Server:
@@ -85,6 +98,7 @@ class Server:
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0
+        self._known = ServerCapabilities(self._clock, config.chosen, config.listed)
         self._doubted = False  # whether a bill of this server has been doubted in the log
         self.adapters: dict[str, str] = {}  # a server has models, and its own names for them
         self._tokens = tokens
@@ -157,6 +171,39 @@ class Server:
             client, self._client = self._client, None
             await client.close()
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """All that is known of it."""
+        continues = Capabilities(continuation=self._way.method != "none" if self._way.known else None)
+        return self._known.known.over(continues)
+
+    @property
+    def should_inquire(self) -> bool:
+        """Whether it has not told what it can do, or long ago."""
+        return self._known.is_due
+
+    async def inquire(self) -> None:
+        """Ask what it tells of its model: its list of models, llama-server's properties. Nothing of it is an error."""
+        if self._client is None:
+            return
+        base_url, found = self.config.base_url.rstrip("/"), UNKNOWN
+        try:
+            entry = await asyncio.to_thread(told.entry_of, await self._client.get(f"{base_url}/models"), self.model)
+            found = UNKNOWN if entry is None else told.of_entry(entry)
+            if entry is not None and told.is_llama_server(entry):
+                root = base_url.removesuffix("/v1")
+                found = told.of_props(await self._client.get(f"{root}/props")).over(found)
+        except (openai.APIConnectionError, *HTTP_ERRORS) as e:  # a TimeoutError is an OSError
+            log.debug("the %s cannot be asked what it can do: %s", self.side, type(e).__name__)
+            return
+        except (openai.OpenAIError, msgspec.MsgspecError, ValueError) as e:
+            log.debug("the %s does not tell what it can do: %s", self.side, type(e).__name__)
+        self._known.tell(found)
+
+    def forget(self) -> None:
+        """Forget what it refused: it is asked again for all of it."""
+        self._known.forget()
+
     def refuses(self, request: GenerationRequest) -> str | None:
         """A server takes every chat, except to continue where it has no way to."""
         if request.prompt is not None:
@@ -171,7 +218,8 @@ class Server:
 
     def readiness(self) -> Readiness:
         """Nothing to load; down for as long as it asked to be left alone, and asked once only for a day after a 429."""
-        return Readiness(down_s=self._errors.down_s, hedgeable=self._errors.hedgeable)
+        n_ctx = self.capabilities.context_length
+        return Readiness(down_s=self._errors.down_s, n_ctx=n_ctx, hedgeable=self._errors.hedgeable)
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Unknown: servers do not tell before they bill."""
@@ -190,6 +238,7 @@ class Server:
             "failures": self.n_failures,
             "down_s": round(self.readiness().down_s, 1),
             "last_error": self.last_error,
+            **self._known.status(),
         }
 
     # --- one answer ----------------------------------------------------------------------------------------------
@@ -206,7 +255,7 @@ class Server:
         self, request: GenerationRequest, usage: Usage, method: str | None = None, *, noted: bool = False
     ) -> ServerEvents:
         """Generate with a continuation method to try; a failure is not `noted`. For the probe."""
-        with self._note_failure() if noted else nullcontext(), self._errors.translate():
+        with self._note_failure(request) if noted else nullcontext(), self._errors.translate():
             refusal = self.refuses(request) if method is None else None
             if refusal is not None:
                 raise self._errors.error("no_continuation", refusal)
@@ -308,11 +357,29 @@ class Server:
             log.warning("the %s's usage is not taken as it says: %s (told once)", self.side, odd)
 
     @contextmanager
-    def _note_failure(self) -> Iterator[None]:
+    def _note_failure(self, request: GenerationRequest) -> Iterator[None]:
         try:
             yield
         except EndpointError as e:
+            if isinstance(said := e.__cause__, openai.APIStatusError) and (lack := self._learn(said, e, request)):
+                raise lack from said
             if not e.your_fault:
                 self.n_failures += 1
                 self.last_error = str(e)
+            if e.reason == "unreachable":  # it may be another one when it is back
+                self._known.forget()
             raise
+
+    def _learn(
+        self, said: openai.APIStatusError, error: EndpointError, request: GenerationRequest
+    ) -> EndpointError | None:
+        """Return the error for a refusal that says what the server lacks, which is remembered; None for others."""
+        asked = wanted(request)
+        understood = self._known.learn(said.status_code, said.body, str(error), request)
+        if understood is None:
+            return None
+        capability = understood.capability
+        if capability is None:
+            return EndpointError(self.side, "context_length_exceeded", str(error), your_fault=True, param="messages")
+        message = f"the {self.side} does not support {capability.words} ('{asked[capability]}'): {error}"
+        return EndpointError(self.side, "unsupported", message, your_fault=True, param=asked[capability])
