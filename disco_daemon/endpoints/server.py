@@ -9,9 +9,6 @@ from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-import openai
-
 from ..clock import Clock, SystemClock
 from ..continuations import METHODS, RAW_METHODS
 from ..errors import EndpointError
@@ -39,7 +36,7 @@ from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
 from .server_capabilities import ServerCapabilities
 from .server_client import ServerClient, look_up_private
-from .server_errors import HTTP_ERRORS, ServerErrors
+from .server_errors import ServerErrors, refusal_of
 from .stream import Bytes, EventStream, Patience, Reader, most_bytes
 
 __all__ = ["Server", "ServerConfig"]
@@ -47,6 +44,8 @@ __all__ = ["Server", "ServerConfig"]
 log = logging.getLogger("disco.server")
 
 USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
+# What was wrong when a server has no list of models, or none that can be read.
+TELLS_NOTHING = ("not_found", "refused", "unauthorized", "redirected", "garbage", "endless")
 MAX_REASON = 32  # characters of a finish_reason; OpenAI's longest has 14
 
 Chunks = AsyncIterator[dict[str, Any]]
@@ -186,19 +185,25 @@ class Server:
         """Ask what it tells of its model: its list of models, llama-server's properties. Nothing of it is an error."""
         if self._client is None:
             return
-        base_url, found = self.config.base_url.rstrip("/"), UNKNOWN
         try:
-            entry = await asyncio.to_thread(told.entry_of, await self._client.get(f"{base_url}/models"), self.model)
-            found = UNKNOWN if entry is None else told.of_entry(entry)
-            if entry is not None and told.is_llama_server(entry):
-                root = base_url.removesuffix("/v1")
-                found = told.of_props(await self._client.get(f"{root}/props")).over(found)
-        except (openai.APIConnectionError, *HTTP_ERRORS) as e:  # a TimeoutError is an OSError
-            log.debug("the %s cannot be asked what it can do: %s", self.side, type(e).__name__)
-            return
-        except (openai.OpenAIError, msgspec.MsgspecError, ValueError) as e:
-            log.debug("the %s does not tell what it can do: %s", self.side, type(e).__name__)
+            with self._errors.translate():
+                found = await self._ask_models(self._client)
+        except EndpointError as e:
+            log.debug("the %s does not tell what it can do: %s", self.side, e.reason)
+            if e.reason not in TELLS_NOTHING:
+                return  # it may later
+            found = UNKNOWN
         self._known.tell(found)
+
+    async def _ask_models(self, client: ServerClient) -> Capabilities:
+        base_url = self.config.base_url.rstrip("/")
+        entry = await asyncio.to_thread(told.entry_of, await client.get(f"{base_url}/models"), self.model)
+        if entry is None:
+            return UNKNOWN
+        if not told.is_llama_server(entry):
+            return told.of_entry(entry)
+        props = await client.get(f"{base_url.removesuffix('/v1')}/props")
+        return told.of_props(props).over(told.of_entry(entry))
 
     def forget(self) -> None:
         """Forget what it refused: it is asked again for all of it."""
@@ -361,8 +366,8 @@ class Server:
         try:
             yield
         except EndpointError as e:
-            if isinstance(said := e.__cause__, openai.APIStatusError) and (lack := self._learn(said, e, request)):
-                raise lack from said
+            if (lack := self._learn(e, request)) is not None:
+                raise lack from e
             if not e.your_fault:
                 self.n_failures += 1
                 self.last_error = str(e)
@@ -370,16 +375,15 @@ class Server:
                 self._known.forget()
             raise
 
-    def _learn(
-        self, said: openai.APIStatusError, error: EndpointError, request: GenerationRequest
-    ) -> EndpointError | None:
+    def _learn(self, error: EndpointError, request: GenerationRequest) -> EndpointError | None:
         """Return the error for a refusal that says what the server lacks, which is remembered; None for others."""
-        asked = wanted(request)
-        understood = self._known.learn(said.status_code, said.body, str(error), request)
+        status, document = refusal_of(error)
+        understood = self._known.learn(status, document, str(error), request)
         if understood is None:
             return None
         capability = understood.capability
         if capability is None:
             return EndpointError(self.side, "context_length_exceeded", str(error), your_fault=True, param="messages")
-        message = f"the {self.side} does not support {capability.words} ('{asked[capability]}'): {error}"
-        return EndpointError(self.side, "unsupported", message, your_fault=True, param=asked[capability])
+        param = wanted(request)[capability]
+        message = f"the {self.side} does not support {capability.words} ('{param}'): {error}"
+        return EndpointError(self.side, "unsupported", message, your_fault=True, param=param)

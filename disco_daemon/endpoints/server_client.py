@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 from ..net import hostname, is_address, is_loopback
 from .plainhttp import PrivateResolver, confine
 from .server_errors import HTTP_ERRORS, connection_drop
-from .stream import Bytes
+from .stream import Bytes, Endless
 
 log = logging.getLogger("disco.server")
 
@@ -70,7 +70,7 @@ class ServerClient:
         return response.aiter_bytes() if coded else response.aiter_raw()
 
     async def get(self, url: str) -> bytes:
-        """Return what is at a page of the server, bounded in size and time. Raises the client's errors, and OSError."""
+        """Return what is at a page of the server, bounded in size and time. Raises its client's errors."""
         async with asyncio.timeout(ASK_TIMEOUT_S):
             stream = await self._client.get(url, cast_to=object, stream=True, stream_cls=_CHUNKS)
             try:
@@ -79,7 +79,7 @@ class ServerClient:
                     told += part
                     if len(told) > MAX_TOLD:
                         msg = f"more than {MAX_TOLD} bytes"
-                        raise OSError(msg)
+                        raise Endless(msg)
                 return bytes(told)
             finally:
                 await _close(stream)
