@@ -381,9 +381,9 @@ class Server:
         understood = self._known.learn(status, document, str(error), request)
         if understood is None:
             return None
-        capability = understood.capability
-        if capability is None:
-            return EndpointError(self.side, "context_length_exceeded", str(error), your_fault=True, param="messages")
-        param = wanted(request)[capability]
-        message = f"the {self.side} does not support {capability.words} ('{param}'): {error}"
-        return EndpointError(self.side, "unsupported", message, your_fault=True, param=param)
+        if understood.capability is None:
+            message, param, code = str(error), "messages", "context_length_exceeded"
+        else:
+            param, code = wanted(request)[understood.capability], "unsupported"
+            message = f"the {self.side} does not support {understood.capability.words} ('{param}'): {error}"
+        return EndpointError(self.side, "refused", message, your_fault=True, param=param, code=code)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast, get_args, get_type_hints
 
@@ -15,10 +18,12 @@ from disco_daemon.conductor.context import AnswerContext
 from disco_daemon.conductor.eligible import eligible, roomy
 from disco_daemon.conductor.plan import NOT_THE_DEVICE, NOT_THE_SERVER, fitted
 from disco_daemon.config.schema import ServerSettings
+from disco_daemon.daemon.tasks.prober import Prober
 from disco_daemon.endpoints import told
 from disco_daemon.endpoints.refused import Understood, understand
+from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.endpoints.server_capabilities import REMEMBERED_S, ServerCapabilities
-from disco_daemon.errors import ConfigError, RequestError
+from disco_daemon.errors import ConfigError, EndpointError, RequestError
 from disco_daemon.money.catalog import parse
 from disco_daemon.types import (
     BOTH,
@@ -33,11 +38,13 @@ from disco_daemon.types import (
     Readiness,
     Side,
     Tools,
+    Usage,
     lacking,
     together,
     wanted,
 )
 from tests.fixtures.clock import StoppedClock
+from tests.fixtures.upstream import Upstream
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -349,3 +356,84 @@ def test_a_reload_forgets_refusals() -> None:
     known.forget()
     assert known.known == UNKNOWN
     assert known.is_due, "it may be another server"
+
+
+# --- the server ---------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def served(base_url: str) -> AsyncIterator[Server]:
+    server = Server(ServerConfig(base_url, "m", ""))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def refusal(server: Server, request: GenerationRequest) -> EndpointError:
+    try:
+        async with aclosing(server.generate(request, Usage())) as events:
+            return pytest.fail(f"it was answered with {await anext(events)}")
+    except EndpointError as e:
+        return e
+
+
+async def test_a_refusal_that_is_learned_from_is_a_refusal_like_any_other() -> None:
+    async with Upstream() as upstream, served(upstream.url) as server:
+        with upstream.status(400, document("this model does not support tools")):
+            error = await refusal(server, asked(tools=[TOOL]))
+        assert (error.reason, error.code, error.param, error.status) == ("refused", "unsupported", "tools", 400)
+        assert server.capabilities.tools is Tools.NONE
+        with upstream.status(400, document("maximum context length is 64 tokens")):
+            error = await refusal(server, asked())
+        assert (error.reason, error.code) == ("refused", "context_length_exceeded")
+        assert server.readiness().n_ctx == 64
+        assert server.n_failures == 0, "it is not the server's fault"
+
+
+async def test_a_server_that_was_away_may_be_another_one() -> None:
+    async with Upstream() as upstream, served(upstream.url) as server:
+        with upstream.status(400, document("this model does not support tools")):
+            await refusal(server, asked(tools=[TOOL]))
+        async with upstream.refuse():
+            assert (await refusal(server, asked())).reason == "unreachable"
+        assert server.capabilities.tools is None
+
+
+@pytest.mark.parametrize(("status", "is_known"), [(200, True), (404, True), (401, True), (500, False), (503, False)])
+async def test_a_server_is_asked_again_what_it_can_do_where_it_could_not_say(status: int, is_known: bool) -> None:
+    async with Upstream() as upstream, served(upstream.url) as server:
+        with upstream.status(status, {"data": [{"id": "m", "max_model_len": 7}]}):
+            await server.inquire()
+    assert server.should_inquire is not is_known
+    assert server.capabilities.context_length == (7 if status == 200 else None)
+
+
+@pytest.mark.parametrize(("enabled", "may_ask", "n_inquiries"), [(True, True, 2), (True, False, 0), (False, True, 0)])
+async def test_a_server_is_asked_what_it_can_do_at_the_start_and_later_unless_nothing_may_leave(
+    enabled: bool, may_ask: bool, n_inquiries: int
+) -> None:
+    inquired = asyncio.Semaphore(0)
+
+    async def inquire() -> None:
+        inquired.release()
+
+    server: Any = SimpleNamespace(should_inquire=True, should_probe=False, profile=None, inquire=inquire)
+    prober = Prober(
+        server, cast("Any", None), StoppedClock(), enabled=enabled, affordable=lambda: may_ask, book=lambda _: None
+    )  # fmt: skip
+    task = asyncio.create_task(prober.run())
+    attempt = SimpleNamespace(side=Side.SERVER, censored=False, error=None)
+    if n_inquiries:
+        await inquired.acquire()
+    for _ in range(9):  # turns of the loop
+        await asyncio.sleep(0)
+    prober.observe(cast("Any", SimpleNamespace(attempts=[attempt])))
+    if n_inquiries:
+        await inquired.acquire()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert inquired.locked()
+    await prober.stop()
+    task.cancel()
