@@ -54,10 +54,13 @@ _LACKS = {
 }
 _NO_PICTURES = re.compile(r"is not a multimodal model|at most 0 images?\b", re.IGNORECASE)  # vLLM
 _LENGTH = re.compile(
-    r"(?:maximum context length|context (?:length|size|window))\D{0,24}?(\d[\d,_]*)(?! in)|> (\d+) maximum",
+    r"(?:maximum context length|context (?:length|size|window)|configured limit of)\D{0,24}?(\d[\d,_]*)"
+    r"|> (\d+) maximum",
     re.IGNORECASE,
 )
-_IS_TOO_LONG = re.compile(r"maximum context length|exceeds? .{0,32}context|prompt is too long", re.IGNORECASE)
+_IS_TOO_LONG = re.compile(
+    r"maximum context length|exceeds? .{0,32}context|prompt is too long|input tokens exceed", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,6 +315,7 @@ def test_a_request_that_is_wrong_by_itself_says_nothing_of_the_server(said: str)
         ("This model's maximum context length is 4097 tokens. However, you requested 5000 tokens", 4097),
         ("prompt is too long: 213000 tokens > 200000 maximum", 200_000),
         ({"type": "exceed_context_size_error", "message": "the request exceeds", "n_ctx": 512}, 512),
+        ("Input tokens exceed the configured limit of 272,000 tokens. Your messages resulted in 297,006.", 272_000),
         ("the request exceeds the available context size (2048 tokens), try increasing it", 2048),
         ({"code": "context_length_exceeded", "message": "Please reduce the length of the messages."}, 0),
         ({"code": "context_length_exceeded", "message": "the context length 3 is too short", "n_ctx": True}, 0),
