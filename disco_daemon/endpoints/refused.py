@@ -13,7 +13,7 @@ from typing import Any
 
 from ..types import Capability
 
-STATUSES = (400, 404, 422)
+STATUSES = (400, 404, 422, 500, 501)  # llama-server has a 500 for an image that it cannot see
 MAX_SAID = 4096  # characters of a refusal that are looked at
 _CODES = ("unsupported_parameter", "unknown_parameter")
 _TOO_LONG = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI's code, llama-server's type

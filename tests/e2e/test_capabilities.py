@@ -10,8 +10,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from disco_daemon.endpoints.server import Server, ServerConfig
+from disco_daemon.errors import EndpointError
+from disco_daemon.types import GenerationRequest, Usage
 from tests.e2e.test_cli import disco
 from tests.fixtures.daemon import DaemonProcess, running
+from tests.fixtures.servers import llama_server
 from tests.fixtures.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]
 
 
 class Telling(Upstream):
@@ -65,8 +70,7 @@ async def test_a_model_has_what_the_server_tells_of_it(daemon: DaemonProcess) ->
         card = await response.json()
     assert (card["context_length"], card["max_output"]) == (2048, 512)
     assert card["capabilities"] == {"images": False, "continuation": True}
-    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
-    status, body = await asked(daemon, messages=picture)
+    status, body = await asked(daemon, messages=[{"role": "user", "content": PICTURE}])
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported", "messages")
     assert "does not support images" in body["error"]["message"]
 
@@ -105,6 +109,26 @@ async def test_where_nobody_can_it_is_a_400_that_names_the_capability(
     assert upstream.n_requests == n_before, "the second one did not reach the server"
     await reloaded(daemon)
     assert (await asked(daemon, tools=[TOOL]))[0] == 200
+
+
+async def test_a_real_llama_server_tells_its_context_and_refuses_what_it_lacks(tmp_path: Path) -> None:
+    async with llama_server(tmp_path) as url:
+        server = Server(ServerConfig(url, "default", ""))
+        await server.start()
+        try:
+            await server.inquire()
+            told = server.capabilities
+            assert told.context_length is not None
+            assert told.images is False
+            too_long = "word " * told.context_length * 2
+            for content, code in ((too_long, "context_length_exceeded"), (PICTURE, "unsupported")):
+                message = {"role": "user", "content": content}
+                request = GenerationRequest("r", (message,), text_only=content is too_long)
+                with pytest.raises(EndpointError) as refused:
+                    await anext(server.generate(request, Usage()))
+                assert (refused.value.code, refused.value.status) == (code, 400)
+        finally:
+            await server.close()
 
 
 async def test_embeddings_name_the_model_that_made_them(daemon: DaemonProcess) -> None:
