@@ -55,7 +55,8 @@ class ModelNames:
         together, as far as they are known.
         """
         found = self.find(name)
-        endpoints = [e for side, e in self._conductor.endpoints.items() if side in found.sides]
+        sides = found.sides & self._here or found.sides
+        endpoints = [e for side, e in self._conductor.endpoints.items() if side in sides]
         able = together(endpoint.capabilities for endpoint in endpoints)
         card = {
             "id": name,
@@ -71,8 +72,12 @@ class ModelNames:
 
     def cards(self) -> list[dict[str, Any]]:
         """Return the documents of the models that may be asked for now."""
-        here = {Side.DEVICE} if self._conductor.context.private else BOTH
-        return [self.card(name) for name in self if self.find(name).sides & here]
+        return [self.card(name) for name in self if self.find(name).sides & self._here]
+
+    @property
+    def _here(self) -> frozenset[Side]:
+        """The sides that may be asked now."""
+        return frozenset({Side.DEVICE}) if self._conductor.context.private else BOTH
 
     def _aliased(self, name: str) -> str:
         """Return what an alias stands for: the name itself, or the most exact pattern; else the name."""

@@ -111,6 +111,8 @@ def test_a_card_has_a_date_and_the_context_where_that_is_known() -> None:
     large = names(server=Capabilities(128_000, 16_384, tools=Tools.NATIVE, images=False)).card("disco")
     assert (large["context_length"], large["max_output"]) == (128_000, 16_384)
     assert large["capabilities"] == {"tools": "native", "json_schema": True, "images": False}
+    private = names(private=True, server=Capabilities(128_000, tools=Tools.NATIVE)).card("disco")
+    assert (private["context_length"], private["capabilities"]["tools"]) == (4096, "none"), "only the device may answer"
     assert names().card("claude-opus-9")["id"] == "claude-opus-9", "one that only a pattern has"
 
 
