@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..clock import Clock, SystemClock
@@ -173,8 +173,8 @@ class Server:
     @property
     def capabilities(self) -> Capabilities:
         """All that is known of it."""
-        continues = Capabilities(continuation=self._way.method != "none" if self._way.known else None)
-        return self._known.known.over(continues)
+        known = self._known.known
+        return replace(known, continuation=self._way.method != "none") if self._way.known else known
 
     @property
     def should_inquire(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +27,9 @@ class Remembered:
 class ServerCapabilities:
     """The capabilities of one server. What the user has `chosen` goes before its refusals, those before what it tells.
 
-    All mutable state: what it `told`, and its refusals. None of it is kept on disk: after a restart one request more is
-    refused, and goes to the device if that can take it. A server that may have been started anew is asked anew.
+    All mutable state: what it told, its refusals, and all that is known together, until one of them ends. None of it
+    is kept on disk: after a restart one request more is refused, and goes to the device if that can take it. A server
+    that may have been started anew is asked anew.
     """
 
     clock: Clock
@@ -36,11 +38,18 @@ class ServerCapabilities:
     _told: Capabilities = UNKNOWN
     _told_at: float | None = None
     _refusals: dict[str, Remembered] = field(default_factory=dict)
+    _known: Capabilities = UNKNOWN
+    _known_until: float = -math.inf
 
     @property
     def known(self) -> Capabilities:
-        """All that is known now."""
-        return self.chosen.over(self._refused()).over(self._told).over(self.listed)
+        """All that is known now; each request asks for it some times."""
+        now = self.clock.now()
+        if now >= self._known_until:
+            self._refusals = {name: kept for name, kept in self._refusals.items() if kept.until > now}
+            self._known = self.chosen.over(self._refused()).over(self._told).over(self.listed)
+            self._known_until = min((kept.until for kept in self._refusals.values()), default=math.inf)
+        return self._known
 
     @property
     def is_due(self) -> bool:
@@ -49,7 +58,7 @@ class ServerCapabilities:
 
     def tell(self, told: Capabilities) -> None:
         """Take what the server tells."""
-        self._told, self._told_at = told, self.clock.now()
+        self._told, self._told_at, self._known_until = told, self.clock.now(), -math.inf
 
     def learn(self, status: int, document: object, said: str, request: GenerationRequest) -> Understood | None:
         """Remember what a refusal says of the server, and return it; None if it says nothing that is sure.
@@ -60,12 +69,13 @@ class ServerCapabilities:
         if understood is not None and (understood.capability or understood.context_length):
             name = understood.capability.value if understood.capability else "context_length"
             self._refusals[name] = Remembered(understood, said, self.clock.now() + REMEMBERED_S)
+            self._known_until = -math.inf
         return understood
 
     def forget(self) -> None:
         """Forget all refusals, and have what it tells asked for again."""
         self._refusals.clear()
-        self._told_at = None
+        self._told_at, self._known_until = None, -math.inf
 
     def status(self) -> dict[str, Any]:
         """Return `capabilities`, and with `refused` what is false because of a refusal, and for how long, s."""
@@ -76,14 +86,12 @@ class ServerCapabilities:
             "refused": [
                 {"what": name, "said": kept.said, "for_s": round(kept.until - now)}
                 for name, kept in self._refusals.items()
-                if kept.until > now
             ],
         }
 
     def _refused(self) -> Capabilities:
-        """Return what refusals that still count say."""
-        now = self.clock.now()
-        live = [kept.understood for kept in self._refusals.values() if kept.until > now]
+        """Return what the refusals say."""
+        live = [kept.understood for kept in self._refusals.values()]
         lacks = frozenset(one.capability for one in live if one.capability is not None)
         length = next((one.context_length for one in live if one.context_length), None)
         return Capabilities.of(dict.fromkeys(lacks, False), context_length=length, refused=lacks)
