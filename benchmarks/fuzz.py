@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from disco_daemon.api import openai
+from disco_daemon.api import openai, wishes
 from disco_daemon.config import layers as config
 from disco_daemon.endpoints import stream
 from disco_daemon.engine import framing, schema, wire
@@ -193,7 +193,7 @@ def _read_sse(data: bytes) -> None:
 
 
 def _read_bodies(data: bytes) -> None:
-    for parse in (openai.parse, openai.parse_completion, openai.parse_adjustment, openai.parse_server):
+    for parse in (openai.parse, openai.parse_completion, wishes.parse_adjustment, wishes.parse_server):
         with suppress(DiscoError):
             parse(data)
 

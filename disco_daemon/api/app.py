@@ -76,11 +76,12 @@ async def _embed(request: web.Request) -> web.StreamResponse:
     if Side.DEVICE not in model.sides or model.adapter:
         msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
-    request_id, vectors = new_id(), embeddings.Vectors(asked, len(texts))
-    async with aclosing(request.app[CONDUCTOR].embed(texts, asked.model, request_id)) as found:
+    request_id, vectors, conductor = new_id(), embeddings.Vectors(asked, len(texts)), request.app[CONDUCTOR]
+    device = conductor.endpoints.get(Side.DEVICE)
+    async with aclosing(conductor.embed(texts, asked.model, request_id)) as found:
         async for embedding in found:
             vectors.add(embedding)
-    headers = sse.headers(request_id, Side.DEVICE)
+    headers = sse.headers(request_id, Side.DEVICE, model=device.model if device else None)
     return web.Response(body=vectors.body(), headers=headers, content_type="application/json")
 
 

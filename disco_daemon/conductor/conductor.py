@@ -12,7 +12,7 @@ from ..types import Embedding, GenerationRequest, LedgerEntry, Outcome, Side
 from .answer_run import AnswerRun
 from .context import AnswerContext, Sink
 from .cost_limit import CostLimit
-from .eligible import eligible
+from .eligible import eligible, roomy
 from .embedding import EmbeddingRun
 from .in_flight import InFlight
 from .keeper import Keeper
@@ -57,8 +57,9 @@ class Conductor:
             length = length or estimated(request)
             if context.private:  # perhaps only since then
                 request, available = eligible(request, context)
-            # Which sides does no cap close?
+            # Where does it fit, and which sides does no cap close?
             bound = CostBound.of(request, length.tokens)
+            available = roomy(available, request, length, context)
             available = context.spending.affordable(available, bound, context.clock.wall())
             available = CostLimit(request, context.spending).within(available, request, length)
             # Answer it, unless the daemon is being stopped by now.

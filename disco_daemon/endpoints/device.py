@@ -13,6 +13,7 @@ from ..engine import schema, wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import EndpointError
 from ..types import (
+    Capabilities,
     CaughtUp,
     Continuation,
     Embedding,
@@ -25,6 +26,7 @@ from ..types import (
     Refusal,
     Side,
     Token,
+    Tools,
     Treatment,
     Usage,
     form_parameter,
@@ -36,6 +38,11 @@ from ..types import (
 from .base import Controls, Resumption
 
 Event = Token | CaughtUp | Paused | Finish
+# What the engine can do with any model.
+ENGINE = Capabilities(
+    tools=Tools.NONE, forced_tools=False, json_schema=True, images=False, logprobs=False, n=False, fim=False,
+    continuation=True,
+)  # fmt: skip
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
 
 
@@ -65,8 +72,13 @@ class Device:
         """The engine that computes."""
         return self._engine
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """The engine's, with the context that its model has."""
+        return replace(ENGINE, context_length=self.n_ctx, max_output=self.n_ctx)
+
     def refuses(self, request: GenerationRequest) -> str | None:
-        """Text in, text or JSON out: no tools, images or log-probabilities yet."""
+        """Text in, text or JSON out, and the fields that `types.fields` has it take."""
         if not request.text_only:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):

@@ -1,5 +1,6 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
+from .capabilities import UNKNOWN, Capabilities, Capability, Tools, together
 from .content import is_text, text_of
 from .drawing import AS_USUAL, Drawing, WishError, drawing_of
 from .embedding import Embedding
@@ -23,14 +24,18 @@ from .outcome import (
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
 from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
+from .wanted import lacking, wanted
 
 __all__ = [
     "AS_USUAL",
     "BOTH",
     "FIELDS",
     "GENERATED",
+    "UNKNOWN",
     "Append",
     "Attempt",
+    "Capabilities",
+    "Capability",
     "CaughtUp",
     "Continuation",
     "Delivery",
@@ -62,6 +67,7 @@ __all__ = [
     "SplitMode",
     "SplitWish",
     "Token",
+    "Tools",
     "Treatment",
     "Usage",
     "WishError",
@@ -72,8 +78,11 @@ __all__ = [
     "ignored",
     "is_for_a_server",
     "is_text",
+    "lacking",
     "named",
     "response_format",
     "rest_at",
     "text_of",
+    "together",
+    "wanted",
 ]
