@@ -40,7 +40,7 @@ from disco_daemon.types import Side
 
 SELECT = ("bfcl/*", "llmdrift/*")  # of the table of all traces those whose halves have rows enough to be cut again
 KAPPAS = (0.0, 0.02, 0.04, KAPPA, 0.08, 0.12, 0.2)
-TAIL_SHARES = (0.01, TAIL_SHARE, 0.02)
+TAIL_SHARES = (0.01, 0.0133, TAIL_SHARE, 0.03)
 ASKED = {"mean_ttft_s": 2.0, "p99_ttft_s": 6.0, "cvar_ttft_s": 7.0}  # %, lower than the tuned peer
 BUDGETS = (0.1, 0.3, 0.5)
 N_FOLDS = 5

@@ -51,4 +51,4 @@ def test_a_fold_is_judged_by_what_the_others_choose() -> None:
     assert (chosen["kappa"], chosen["tail_share"]) == (0.2, TAIL_SHARE)
     assert [fold["kappa"] for fold in chosen["folds"]] == [KAPPA, 0.2, 0.2, 0.2, 0.2]
     assert chosen["held_out"] == pytest.approx(4 / 5)
-    assert "best: 0.2, share 0.0133: -1.000" in tables(chosen)
+    assert "best: 0.2, share 0.02: -1.000" in tables(chosen)
