@@ -514,7 +514,8 @@ def test_a_prediction_is_what_the_planner_then_gets(side: Side) -> None:
     assert cell.mean_ttft_s == pytest.approx(np.mean([o.ttft_s for o in really]), rel=0.05)
     bill = sum(PRICES.bill_usd(a) for o in really for a in o.attempts)
     assert cell.server_usd == pytest.approx(bill, rel=0.10)
-    assert cell.device_wh == pytest.approx(sum(o.energy_j for o in really) / 3600, rel=0.10)
+    # The replay's device has no noise, so it wins and loses close races otherwise: its energy is the least certain.
+    assert cell.device_wh == pytest.approx(sum(o.energy_j for o in really) / 3600, rel=0.20)
 
 
 def lived(rows: list[tuple[int, int, float, float]], side: Side, budget: float) -> list[Outcome]:
