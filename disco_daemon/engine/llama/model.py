@@ -22,6 +22,7 @@ from .hidden import FloatRows, HiddenRows
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
 from .refusals import FormatError, ModelError
+from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sampler import Sampler
 from .sequences import N_SEQS_MAX, Sequences
@@ -76,7 +77,7 @@ class Llama(Sequences):
         quiet()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
-        params.use_extra_bufts = load.repack
+        params.use_extra_bufts = use_extra_buffers(load)
         if not load.n_gpu_layers and (why := _too_large(load.model_path)):
             msg = f"{load.model_path}: {why}"
             raise ModelError(msg)
