@@ -31,7 +31,7 @@ from ..types import (
 from . import told
 from .base import Controls, Resumption
 from .bill import Bill, finds
-from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words
+from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
 from .server_capabilities import ServerCapabilities
@@ -111,7 +111,7 @@ class Server:
     @property
     def name(self) -> str:
         """The key of a profile: address and model, no credentials."""
-        return f"{without_credentials(self.config.base_url)} {self.model}"
+        return profile_name(self.config.base_url, self.model)
 
     @property
     def continuation(self) -> Continuation:
@@ -121,10 +121,7 @@ class Server:
     @property
     def resumption(self) -> Resumption:
         """Sure where its exact way to continue was tried here, or is the user's word."""
-        proven = self.profile is not None or self.config.continuation != "auto"
-        if not proven or self._way.trust is not Continuation.EXACT:
-            return Resumption.UNSURE
-        return Resumption.HELPED if self._way.fallback == "none" else Resumption.ALONE
+        return resumption(self._way, is_tried=self.profile is not None or self.config.continuation != "auto")
 
     @property
     def should_probe(self) -> bool:
