@@ -188,6 +188,8 @@ class Host:
             self.orders.put(SegmentReady(order.segment, None))
             return
         if self._moves_states is None:
+            self._moves_states = order.moves_states
+        if self._moves_states is None:
             self._moves_states = moves_states(segment)
         self.orders.put(SegmentReady(order.segment, segment))
 
