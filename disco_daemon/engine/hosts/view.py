@@ -78,5 +78,5 @@ class HomeView(Llama):
 
     @property
     def cut(self) -> list[tuple[LayerRange, tuple[int, ...]]]:
-        """The legs as they are: their layers and hosts."""
-        return [(leg.layers, tuple(map(number_of, leg.replicas))) for leg in self._legs]
+        """The legs as they are: their layers and hosts, each once, also where home has two copies."""
+        return [(leg.layers, tuple(dict.fromkeys(map(number_of, leg.replicas)))) for leg in self._legs]
