@@ -40,7 +40,7 @@ async def ends(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ends]:
 
 def scripted(*deltas: dict[str, Any], reason: str = "tool_calls") -> str:
     """A server's stream of these deltas."""
-    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": reason})
     return (b"".join(sse({"choices": [choice]}) for choice in choices) + DONE).decode()
 
