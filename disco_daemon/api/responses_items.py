@@ -124,10 +124,11 @@ class Messages:
 
     def instruct(self, text: str) -> None:
         """Add an instruction. Those before all else are one message: many templates know no more than one."""
-        last = self.messages[-1] if self.messages else None
-        if last is not None and len(self.messages) == 1 and last["role"] == "system":
-            last["content"] += f"\n\n{text}"
-        elif text:
+        if not text:
+            return
+        if len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] += f"\n\n{text}"
+        else:
             self.messages.append({"role": "system", "content": text})
 
     def _say(self, said: GivenMessage, where: str) -> None:

@@ -49,7 +49,8 @@ def test_a_text_is_a_question_and_instructions_stand_before_it() -> None:
 def test_instructions_before_all_else_are_one_message_and_those_between_turns_stay_there() -> None:
     """Many chat templates know one system message, at the head."""
     heard = messages(
-        said("developer", "One."), said("system", "Two."), said("user", "Hi"), said("developer", "Three."),
+        said("developer", "One."), said("developer", ""), said("system", "Two."), said("user", "Hi"),
+        said("developer", "Three."),
         said("user", "Go"), instructions="Zero.",
     )  # fmt: skip
     assert [(m["role"], m["content"]) for m in heard] == [
