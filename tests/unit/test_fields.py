@@ -12,6 +12,7 @@ import pytest
 from disco_daemon.api import openai
 from disco_daemon.api.sse import MAX_NAMED, headers
 from disco_daemon.clock import SystemClock
+from disco_daemon.conductor import ignored_by
 from disco_daemon.conductor import plan as planning
 from disco_daemon.endpoints.continuation import chat, completion
 from disco_daemon.endpoints.device import Device
@@ -407,3 +408,10 @@ def test_the_header_of_ignored_fields_is_safe_whatever_they_are_called() -> None
 def test_a_field_of_another_spelling_is_not_in_the_table() -> None:
     assert field_of("Top_K").device is Treatment.AWAY
     assert field_of("guided_new").device is Treatment.FORM
+
+
+@pytest.mark.parametrize("side", Side)
+def test_what_a_translation_has_left_out_is_named_whoever_answers(side: Side) -> None:
+    endpoint = device() if side is Side.DEVICE else Server(ServerConfig("http://127.0.0.1:1/v1", "m", ""))
+    told = GenerationRequest("r", tuple(HI), extra={"base_url": "http://else"}, left_out=("tools.web_search",))
+    assert ignored_by(endpoint, told) == ["base_url", "tools.web_search"]
