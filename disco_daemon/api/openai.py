@@ -112,7 +112,6 @@ class CompletionRequest(AnswerRequest, kw_only=True):
     prompt: Any
     max_tokens: Limit | None = COMPLETION_TOKENS
     echo: Any = None
-    logprobs: Any = None
     best_of: Any = None
     suffix: Any = None
 
@@ -125,7 +124,6 @@ _PREFER = "prefer-"
 # Parameters of text completions that no endpoint here honours, with the values that ask for nothing.
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
-    "logprobs": (None, False),
     "best_of": (None, 1),
     "suffix": (None, ""),
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DiscoError
-from ..types import Outcome, Side, Token
+from ..types import Outcome, Side, TextLogprobs, Token
 
 Ids = Sequence[int]
 
@@ -79,12 +79,19 @@ class TextShape(AnswerShape):
 
     prefix, piece, whole = "cmpl-", "text_completion", "text_completion"
 
+    def __init__(self, request_id: str, created: int, model: str) -> None:
+        super().__init__(request_id, created, model)
+        self._logprobs = TextLogprobs()
+
     def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
         del first
-        return {"index": 0, "text": token.text, "logprobs": None, "finish_reason": None}
+        logprobs = self._logprobs.of(token.logprobs) if token.logprobs else None
+        return {"index": 0, "text": token.text, "logprobs": logprobs, "finish_reason": None}
 
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": None}
+        told = _joined_logprobs(tokens)
+        logprobs = self._logprobs.of(told) if told else None
+        return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": logprobs}
 
 
 class ChatShape(AnswerShape):
@@ -102,16 +109,19 @@ class ChatShape(AnswerShape):
 
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(t.text for t in tokens)}
-        logprobs: list[Any] = []
         for token in tokens:
             if token.delta:
                 _merge(message, copy.deepcopy(dict(token.delta)))  # tokens are frozen, and merging writes
-            if token.logprobs:
-                logprobs += token.logprobs.get("content") or []
         if message.get("tool_calls"):
             message["tool_calls"] = [{k: v for k, v in c.items() if k != "index"} for c in message["tool_calls"]]
             message["content"] = message["content"] or None
-        return {"index": 0, "message": message, "logprobs": {"content": logprobs} if logprobs else None}
+        return {"index": 0, "message": message, "logprobs": _joined_logprobs(tokens)}
+
+
+def _joined_logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:
+    """Return the log-probabilities of all tokens in a chat's shape; None if none has any."""
+    found = [one for token in tokens if token.logprobs for one in token.logprobs.get("content") or ()]
+    return {"content": found} if found else None
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:

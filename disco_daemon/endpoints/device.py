@@ -27,6 +27,7 @@ from ..types import (
     Token,
     Treatment,
     Usage,
+    chat_logprobs,
     form_parameter,
     ignored,
     named,
@@ -66,7 +67,7 @@ class Device:
         return self._engine
 
     def refuses(self, request: GenerationRequest) -> str | None:
-        """Text in, text or JSON out: no tools, images or log-probabilities yet."""
+        """Text in, text or JSON out: no tools or images yet."""
         if not request.text_only:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
@@ -145,12 +146,11 @@ class Device:
                             usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
                             if progress.caught_up and answer.up_to_date:
                                 yield CaughtUp()
-                        case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought, alone=alone):
-                            usage.completion_tokens += n_tokens
-                            usage.reasoning_tokens += n_tokens * thought
+                        case wire.TextPiece() as piece:
+                            usage.completion_tokens += piece.n_tokens
+                            usage.reasoning_tokens += piece.n_tokens * piece.thought
                             if not answer.outdated:
-                                token = _thought_token(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
-                                yield msgspec.structs.replace(token, alone=True) if alone else token
+                                yield _token(piece)
                         case wire.PauseChange(paused=paused):
                             yield Paused(paused)
                         case wire.Done(reason=reason):
@@ -255,9 +255,12 @@ def _at_once() -> float:
     return 0.0
 
 
-def _thought_token(text: str, n_tokens: int) -> Token:
-    """Return a thought that precedes the answer, in the form of llama-server and DeepSeek."""
-    return Token("", n_tokens, {"reasoning_content": text})
+def _token(piece: wire.TextPiece) -> Token:
+    """Return a piece of an answer; a thought that precedes it has the form of llama-server and DeepSeek."""
+    if piece.thought:
+        return Token("", piece.n_tokens, {"reasoning_content": piece.text}, alone=piece.alone)
+    logprobs = chat_logprobs(piece.likelihoods) if piece.likelihoods else None
+    return Token(piece.text, piece.n_tokens, None, logprobs, piece.ids, piece.alone)
 
 
 def _readable(request: GenerationRequest) -> GenerationRequest:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError, EndpointError
-from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish, Usage
+from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish, Usage, top_logprobs
 from .base import Controls, Endpoint
 from .device import Device, Event
 from .split_rules import SplitRules, resolve, why_not
@@ -140,7 +140,8 @@ class SplitDevice(Device):
 
     def _whole_for(self, request: GenerationRequest) -> Device | None:
         """Return the whole model, if it is here and the request is for it."""
-        whole = self.whole if request.private or request.adapter else None
+        needs_whole = request.private or request.adapter or top_logprobs(request.extra) is not None
+        whole = self.whole if needs_whole else None
         return None if whole is None or whole.engine.state is EngineState.FAILED else whole
 
     @property
@@ -168,6 +169,9 @@ class SplitDevice(Device):
             return found
         if request.drawing.mirostat:
             return Refusal("mirostat goes by all that it drew, and here two machines draw: leave it out", "mirostat")
+        if top_logprobs(request.extra) is not None:
+            msg = "logprobs are the whole model's, and this machine has a part of it: ask one that has all of it"
+            return Refusal(msg, "logprobs")
         return super().refuses(replace(request, split=SplitWish()))
 
     def prepare(self, request: GenerationRequest) -> GenerationRequest:

@@ -6,6 +6,7 @@ from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
+from .likelihood import Likelihood, TextLogprobs, chat_logprobs, top_logprobs
 from .needs import Refusal, form_parameter, ignored, is_for_a_server, named, response_format
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import (
@@ -47,6 +48,7 @@ __all__ = [
     "Json",
     "LayerRange",
     "LedgerEntry",
+    "Likelihood",
     "Order",
     "Outcome",
     "Pace",
@@ -61,10 +63,12 @@ __all__ = [
     "Side",
     "SplitMode",
     "SplitWish",
+    "TextLogprobs",
     "Token",
     "Treatment",
     "Usage",
     "WishError",
+    "chat_logprobs",
     "drawing_of",
     "field_of",
     "finite",
@@ -76,4 +80,5 @@ __all__ = [
     "response_format",
     "rest_at",
     "text_of",
+    "top_logprobs",
 ]

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from .fields import Json
+from .likelihood import MAX_TOP
 from .needs import forms, schema_of
 
 MAX_COUNT = 2**31 - 1  # llama.cpp's integers have 32 bits
@@ -30,6 +31,7 @@ Window = Annotated[int, Meta(ge=ALL, le=MAX_COUNT)]
 Factor = Annotated[float, Meta(gt=0, le=100)]
 Strength = Annotated[float, Meta(ge=0, le=100)]
 Base = Annotated[float, Meta(ge=1, le=100)]
+Top = Annotated[int, Meta(ge=0, le=MAX_TOP)]
 Ids = Annotated[tuple[Count, ...], Meta(max_length=MAX_IDS)]
 Bias = tuple[Count, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]]
 Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER)]
@@ -157,8 +159,8 @@ class Wishes(msgspec.Struct):
     tool_choice: str | dict[str, Any] | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: Count | None = None
+    logprobs: bool | Top | None = None
+    top_logprobs: Top | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -182,6 +184,8 @@ def drawing_of(parameters: Json) -> Drawing:
     """
     wishes = msgspec.convert(dict(parameters), Wishes)
     _check_forms(parameters, wishes)
+    if wishes.top_logprobs and wishes.logprobs in (None, False):
+        raise WishError("'top_logprobs' needs 'logprobs': set it to true.", "top_logprobs")
     found: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(wishes, name)) is not None}
     found["typical_p"] = _one(wishes, "typical_p", "typ_p")
     found["repeat_penalty"] = _one(wishes, "repeat_penalty", "repetition_penalty")

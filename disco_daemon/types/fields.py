@@ -114,13 +114,18 @@ _TABLE = (
     *_all("chat_template_kwargs reasoning_effort enable_thinking think", _H, renders=True),
     Field("reasoning", _H, renders=True, note="`effort` and `enabled`; other keys keep the device away"),
     Field("thinking", _H, renders=True, note="`type`; other keys keep the device away"),
+    # What is told of the tokens.
+    Field(
+        "logprobs", _H, stays=True, nothing=(False,),
+        note="of the model's own distribution, before anything that draws tokens by it; a device over two machines "
+        "refuses it, unless it has the whole model too",
+    ),
+    Field("top_logprobs", _H, stays=True, nothing=(0,), note="with `logprobs`; up to 20"),
     # What the device cannot do.
     Field("tools", _R, nothing=([],), note='harmless with `tool_choice: "none"`'),
     Field("tool_choice", _R, nothing=("none", "auto")),
     Field("functions", _R, nothing=([],), note='harmless with `function_call: "none"`'),
     Field("function_call", _R, nothing=("none", "auto")),
-    Field("logprobs", _R, nothing=(False,)),
-    Field("top_logprobs", _R, nothing=(0,)),
     Field("prompt_logprobs", _R, nothing=(False,)),
     Field("modalities", _R, nothing=(["text"], [])),
     *_all("audio web_search_options", _R, nothing=(False,)),

@@ -17,7 +17,19 @@ from disco_daemon.api.shapes import AnswerShape, ChatShape, TextShape, error_bod
 from disco_daemon.api.sse import BodySink, comment, event
 from disco_daemon.engine import framing, wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
-from disco_daemon.types import BOTH, Attempt, Delivery, GenerationRequest, Outcome, Plan, Side, Token, Usage, is_text
+from disco_daemon.types import (
+    BOTH,
+    Attempt,
+    Delivery,
+    GenerationRequest,
+    Outcome,
+    Plan,
+    Side,
+    Token,
+    Usage,
+    is_text,
+    top_logprobs,
+)
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = ChatShape("1", 1_700_000_000, "disco")
@@ -287,8 +299,8 @@ def test_a_text_completion_is_for_the_device_alone(prompt: Any, read: Any) -> No
         ({"prompt": [2**31]}, "prompt"),
         ({"prompt": {"text": "Once"}}, "prompt"),
         ({"prompt": "Once", "echo": True}, "echo"),
-        ({"prompt": "Once", "logprobs": 0}, "logprobs"),
-        ({"prompt": "Once", "logprobs": 3}, "logprobs"),
+        ({"prompt": "Once", "logprobs": -1}, "logprobs"),
+        ({"prompt": "Once", "logprobs": 21}, "logprobs"),
         ({"prompt": "Once", "best_of": 2}, "best_of"),
         ({"prompt": "Once", "best_of": True}, "best_of"),
         ({"prompt": "Once", "suffix": "end"}, "suffix"),
@@ -307,7 +319,8 @@ def test_a_text_completion_that_cannot_be_honoured_is_refused(more: dict[str, An
 
 def test_a_text_completion_may_name_what_it_does_not_use() -> None:
     found = raw(prompt="Once", echo=False, logprobs=None, best_of=1, suffix="", n=1, user="me", max_tokens=-1)
-    assert found.extra == {"user": "me"}
+    assert found.extra == {"user": "me", "logprobs": None}
+    assert top_logprobs(found.extra) is None
     assert found.sampling.max_tokens is None, "as many as there will be"
     with pytest.raises(RequestError, match="device only"):
         openai.to_raw_generation(
