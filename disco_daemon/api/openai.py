@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import RequestError
-from ..types import Delivery, Drawing, GenerationRequest, Sampling, Side, SplitMode, SplitWish
+from ..types import Delivery, Drawing, GenerationRequest, Sampling, Side, SplitMode, SplitWish, n_choices
 from ..types.drawing import WishError, drawing_of
 from .chat_messages import begun_text, check_message, flattened, has_text_only
 
@@ -79,7 +79,6 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
     return_token_ids: bool | None = False
     disco: DiscoOptions | UnsetType = UNSET
 
@@ -241,8 +240,6 @@ def _decode_request(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
     """Return a request, and its fields that this daemon does not read."""
     raw = decoded(body)
     request = convert(raw, kind)
-    if request.n not in (None, 1):
-        raise RequestError("Only n = 1 is supported: a race has one winner.", param="n", code="unsupported_value")
     if len(_stop(request)) > MAX_STOP:
         msg = f"At most {MAX_STOP} stop sequences are supported, got {len(_stop(request))}."
         raise RequestError(msg, param="stop")
@@ -280,6 +277,8 @@ def to_generation(
         answer_so_far = begun_text(messages.pop())
         if not messages:
             raise RequestError("There is no message before the one to continue.", param="messages")
+        if n_choices(extra) > 1:
+            raise RequestError("An answer that is begun is gone on with once: 'n' must be 1.", param="n")
     return GenerationRequest(
         request_id=request_id,
         messages=tuple(messages),

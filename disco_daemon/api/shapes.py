@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import DiscoError
@@ -28,12 +29,17 @@ class AnswerShape(ABC):
     def __init__(self, request_id: str, created: int, model: str) -> None:
         self._head = {"id": self.prefix + request_id, "created": created, "model": model}
         self._piece = self._head | {"object": self.piece}
+        self._begun, self._ended = set[int](), set[int]()  # choices of the stream
 
     def chunk(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> dict[str, Any]:
         """Return one token of a stream, with its `ids` and the `side` that made it where the client wants them.
 
         `ids` are None where they are not known. With the side goes whether it was made by a part of a model alone.
         """
+        first = first or bool(self._begun and token.index not in self._begun)
+        self._begun.add(token.index)
+        if token.ended is not None:
+            self._ended.add(token.index)
         choice = self._choice(token, first=first)
         if ids is not None:
             choice["token_ids"] = ids
@@ -43,19 +49,23 @@ class AnswerShape(ABC):
         return made | {"disco": {"side": side, "alone": True} if token.alone else {"side": side}}
 
     def end(self, finish_reason: str) -> dict[str, Any]:
-        """Return the last chunk with a choice."""
-        return self._piece | {"choices": [self._choice(Token("", 0), first=False) | {"finish_reason": finish_reason}]}
+        """Return the last chunk with choices: those that have not ended yet."""
+        ended = [Token("", 0, index=i, ended=finish_reason) for i in sorted((self._begun or {0}) - self._ended)]
+        return self._piece | {"choices": [self._choice(token, first=False) for token in ended]}
 
     def bill(self, outcome: Outcome) -> dict[str, Any]:
         """Return the chunk after the last, with the usage block."""
         return self._piece | {"choices": [], "usage": _usage(outcome)}
 
-    def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
-        """Return a whole answer."""
-        choice = self._join(tokens) | {"finish_reason": outcome.finish_reason or "stop"}
-        if ids is not None:
-            choice["token_ids"] = ids
-        found = self._head | {"object": self.whole, "choices": [choice]}
+    def body(self, tokens: Sequence[Token], ids: Mapping[int, Ids], outcome: Outcome) -> dict[str, Any]:
+        """Return a whole answer; `ids` are there of choices of which they are known and wanted."""
+        choices = []
+        for index in sorted({token.index for token in tokens} or {0}):
+            own = [token for token in tokens if token.index == index]
+            ended = next((token.ended for token in own if token.ended is not None), outcome.finish_reason or "stop")
+            told = {"token_ids": ids[index]} if index in ids else {}
+            choices.append({"index": index} | self._join(own) | {"finish_reason": ended} | told)
+        found = self._head | {"object": self.whole, "choices": choices}
         return found | {"usage": _usage(outcome), "disco": outcome.to_json()}
 
     def sign_of_life(self) -> bytes:
@@ -71,7 +81,7 @@ class AnswerShape(ABC):
 
     @abstractmethod
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """Return all tokens as the choice of a body."""
+        """Return all tokens of a choice as that of a body, without its index."""
 
 
 class TextShape(AnswerShape):
@@ -81,17 +91,17 @@ class TextShape(AnswerShape):
 
     def __init__(self, request_id: str, created: int, model: str) -> None:
         super().__init__(request_id, created, model)
-        self._logprobs = TextLogprobs()
+        self._logprobs = defaultdict[int, TextLogprobs](TextLogprobs)
 
     def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
         del first
-        logprobs = self._logprobs.of(token.logprobs) if token.logprobs else None
-        return {"index": 0, "text": token.text, "logprobs": logprobs, "finish_reason": None}
+        logprobs = self._logprobs[token.index].of(token.logprobs) if token.logprobs else None
+        return {"index": token.index, "text": token.text, "logprobs": logprobs, "finish_reason": token.ended}
 
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         told = _joined_logprobs(tokens)
-        logprobs = self._logprobs.of(told) if told else None
-        return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": logprobs}
+        logprobs = TextLogprobs().of(told) if told else None
+        return {"text": "".join(t.text for t in tokens), "logprobs": logprobs}
 
 
 class ChatShape(AnswerShape):
@@ -105,7 +115,7 @@ class ChatShape(AnswerShape):
             delta["content"] = token.text
         if token.delta:
             delta |= token.delta
-        return {"index": 0, "delta": delta, "logprobs": token.logprobs, "finish_reason": None}
+        return {"index": token.index, "delta": delta, "logprobs": token.logprobs, "finish_reason": token.ended}
 
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(t.text for t in tokens)}
@@ -115,7 +125,7 @@ class ChatShape(AnswerShape):
         if message.get("tool_calls"):
             message["tool_calls"] = [{k: v for k, v in c.items() if k != "index"} for c in message["tool_calls"]]
             message["content"] = message["content"] or None
-        return {"index": 0, "message": message, "logprobs": _joined_logprobs(tokens)}
+        return {"message": message, "logprobs": _joined_logprobs(tokens)}
 
 
 def _joined_logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:

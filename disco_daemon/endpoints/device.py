@@ -28,15 +28,17 @@ from ..types import (
     Treatment,
     Usage,
     chat_logprobs,
+    choice_of,
     form_parameter,
     ignored,
+    n_choices,
     named,
     response_format,
     text_of,
 )
 from .base import Controls, Resumption
+from .choices import Event, several
 
-Event = Token | CaughtUp | Paused | Finish
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
 
 
@@ -128,11 +130,19 @@ class Device:
         """Goes right on."""
         del request
 
-    async def generate(
+    def generate(
         self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Run the answer on the engine; waits for the rest of a load first."""
+        """Run the answer on the engine, or several; waits for the rest of a load first."""
         controls = controls or Controls()
+        if (n := n_choices(request.extra)) > 1:
+            ask = lambda index, own, orders: self._answer(choice_of(request, index), own, orders)  # noqa: E731
+            return several(n, ask, usage, controls)
+        return self._answer(request, usage, controls)
+
+    async def _answer(
+        self, request: GenerationRequest, usage: Usage, controls: Controls
+    ) -> AsyncGenerator[Event, None]:
         with self._note_failure():
             if not self.ready:
                 await self._wait_for_load(usage)

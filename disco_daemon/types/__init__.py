@@ -1,5 +1,6 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
+from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of
 from .drawing import AS_USUAL, Drawing, WishError, drawing_of
 from .embedding import Embedding
@@ -69,6 +70,7 @@ __all__ = [
     "Usage",
     "WishError",
     "chat_logprobs",
+    "choice_of",
     "drawing_of",
     "field_of",
     "finite",
@@ -76,6 +78,8 @@ __all__ = [
     "ignored",
     "is_for_a_server",
     "is_text",
+    "most_tokens",
+    "n_choices",
     "named",
     "response_format",
     "rest_at",

@@ -21,6 +21,7 @@ MAX_IDS = 1024  # token ids in one list: each is looked up for every token; Open
 MAX_BIAS = 100.0  # OpenAI's; beyond it a token is banned or forced in any case
 MAX_BREAKERS = 16  # sequence breakers of DRY; llama.cpp has 4, and looks each up in the vocabulary, in 3 ms
 MAX_BREAKER = 40  # characters, as llama.cpp
+MAX_CHOICES = 8  # answers to one request
 ALL = -1  # tokens: all there are
 REPEAT_WINDOW = 64  # tokens that `repeat_penalty` looks back on, as in llama.cpp
 BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
@@ -150,6 +151,7 @@ class Wishes(msgspec.Struct):
     ignore_eos: bool | None = None
     stop_token_ids: Ids | None = None
     logit_bias: dict[str, float | bool] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     response_format: FormWish | None = None
     json_schema: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None

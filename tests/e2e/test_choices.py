@@ -91,3 +91,56 @@ async def test_a_raw_completion_tells_them_in_its_own_shape(device: DaemonProces
     assert (await device.client.completions.create(**asked)).choices[0].logprobs is None
     with pytest.raises(openai.BadRequestError, match="logprobs"):
         await device.client.completions.create(**asked, logprobs=21)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_choices_are_repeatable_share_their_prompt_and_begin_as_the_answer_alone(device: DaemonProcess) -> None:
+    hills: list[Any] = [{"role": "user", "content": "Tell me a story about the hills."}]
+    asked: dict[str, Any] = {"model": "disco", "messages": hills, "max_tokens": 10, "temperature": 1.5, "seed": 7}
+    before = (await device.state())["endpoints"]["device"]["engine"]
+    whole = await device.client.chat.completions.create(**asked, n=3)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    alone = await device.client.chat.completions.create(**asked)
+    assert alone.choices[0].message.content == texts[0]
+    assert alone.usage is not None
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert whole.usage.completion_tokens > 2 * alone.usage.completion_tokens
+    disco = (whole.model_extra or {})["disco"]
+    assert (
+        disco["endpoints"]["device"]["completion_tokens"] == disco["tokens"]["device"] == whole.usage.completion_tokens
+    )
+    streamed, reasons = ["", "", ""], dict[int, str]()
+    async for chunk in await device.client.chat.completions.create(**asked, n=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                assert choice.index not in reasons
+                reasons[choice.index] = choice.finish_reason
+    assert streamed == texts
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    n_made = 2 * whole.usage.completion_tokens + alone.usage.completion_tokens + before["completion_tokens"]
+    state = await device.until(lambda s: s["endpoints"]["device"]["engine"]["completion_tokens"] >= n_made)
+    n_read = state["endpoints"]["device"]["engine"]["prompt_tokens"] - before["prompt_tokens"]
+    assert n_read < 2 * whole.usage.prompt_tokens, "once, but for its last token"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_raw_prompt_has_choices_too_and_who_leaves_ends_them_all(device: DaemonProcess) -> None:
+    raw = await device.client.completions.create(
+        model="disco", prompt="Once upon a time", n=2, max_tokens=6, temperature=1.5, seed=3, logprobs=0
+    )
+    assert [choice.index for choice in raw.choices] == [0, 1]
+    for choice in raw.choices:
+        assert choice.logprobs is not None
+        assert "".join(choice.logprobs.tokens or []) == choice.text
+    stream = await device.client.chat.completions.create(model="disco", messages=STORY, n=8, stream=True)
+    async with stream:
+        async for chunk in stream:
+            if any(choice.index for choice in chunk.choices):
+                break
+    await device.until(lambda s: s["endpoints"]["device"]["in_flight"] == 0)
+    with pytest.raises(openai.BadRequestError, match="n"):
+        await device.client.chat.completions.create(model="disco", messages=STORY, n=9)

@@ -33,9 +33,12 @@ from disco_daemon.types import (
     Refusal,
     Side,
     Treatment,
+    choice_of,
     field_of,
     ignored,
     is_for_a_server,
+    most_tokens,
+    n_choices,
     response_format,
 )
 from disco_daemon.types.drawing import BREAKERS, MAX_IDS, Wishes
@@ -122,7 +125,7 @@ def test_a_raw_continuation_has_the_fields_that_say_how_tokens_are_drawn(row: Fi
     assert sent.get(row.name) == (ASKS[row.name] if row.draws else None)
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"model", "prompt", "stream", "stream_options", "disco", "n"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"model", "prompt", "stream", "stream_options", "disco"}))
 def test_what_this_daemon_reads_reaches_the_server_too(name: str) -> None:
     said = {"role": "assistant", "content": "Once"}
     more = {"messages": [*HI, said]} if name == "continue_final_message" else {}
@@ -160,7 +163,7 @@ def test_the_device_makes_of_a_field_what_the_table_says(row: Field) -> None:
     assert is_for_a_server(request.extra) == (row.device is Treatment.AWAY or row.ids)
     assert (row.name in request.needs) == row.binds
     changed = at_engine(request) != at_engine(asked(**together))
-    assert changed == (row.device is Treatment.HONOURED)
+    assert changed == (row.device is Treatment.HONOURED and row.name != "n")  # n such requests
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty"])
@@ -239,15 +242,17 @@ def test_a_device_over_two_machines_draws_without_mirostat() -> None:
     assert refusal.param == "mirostat"
 
 
-def test_of_a_device_over_two_machines_only_the_whole_model_tells_log_probabilities() -> None:
+def test_of_a_device_over_two_machines_only_the_whole_model_gives_choices_and_log_probabilities() -> None:
     config = SimpleNamespace(exit=None, model_path=Path("none.gguf"))
     engine = SimpleNamespace(config=config, clock=SystemClock(), state=None)
     split = SplitDevice(cast("Any", engine), cast("Any", None), "m", (4, 4), rules=SplitRules())
-    refusal = split.refuses(asked(logprobs=True))
-    assert isinstance(refusal, Refusal)
-    assert refusal.param == "logprobs"
+    wishes: tuple[dict[str, Any], ...] = ({"logprobs": True}, {"n": 2})
+    for wish in wishes:
+        refusal = split.refuses(asked(**wish))
+        assert isinstance(refusal, Refusal)
+        assert [refusal.param] == [*wish]
     split.whole = Device(cast("Any", engine), "m")
-    assert split.refuses(asked(logprobs=True)) is None
+    assert all(split.refuses(asked(**wish)) is None for wish in wishes)
 
 
 @pytest.mark.parametrize(
@@ -315,6 +320,17 @@ def test_log_probabilities_are_told_as_many_as_are_asked_for(more: dict[str, Any
     assert at_engine(continued(**more)).top_logprobs == n
 
 
+def test_the_first_choice_is_the_answer_itself_and_the_others_have_seeds_of_its() -> None:
+    one, three = asked(seed=5), asked(seed=5, n=3)
+    assert (n_choices(one.extra), n_choices(three.extra)) == (1, 3)
+    choices = [choice_of(three, i) for i in range(3)]
+    assert choices[0] == one
+    assert len({choice.sampling.seed for choice in choices}) == 3
+    assert choices == [choice_of(three, i) for i in range(3)], "it is the same again"
+    assert [choice_of(asked(n=3), i) for i in range(3)] == [asked()] * 3, "by chance"
+    assert (most_tokens(three), most_tokens(asked(n=3, max_tokens=4))) == (None, 12)
+
+
 # --- bad values ---------------------------------------------------------------------------------------------------
 
 BAD: dict[str, list[Any]] = {
@@ -327,6 +343,7 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": [1, "yes"], "stop_token_ids": [3, [-1], ["a"], [0] * (MAX_IDS + 1)],
     "logit_bias": [[1], {"a": 1}, {"1": "x"}, {"1": True}, {"-1": 1}, {"1": None}, {str(2**31): 1},
                    {str(i): 1 for i in range(MAX_IDS + 1)}],
+    "n": [0, 9, -1, 1.5, "2"],
     "response_format": ["json", {}, [], {"type": 3}], "json_schema": ["x", True], "guided_json": [3, "{", "3"],
     "guided_choice": ["yes", [], [1], [""]],
     "structured_outputs": ["x", [1], {"choice": []}, {"json": 3}, {"json": "["}, {"json_object": 1}],

@@ -94,12 +94,12 @@ def test_both_shapes_are_what_openais_client_reads() -> None:
     chat, text = ChatShape("r", 1, "m"), TextShape("r", 1, "m")
     assert isinstance(ended, Outcome)
     chunk = ChatCompletionChunk.model_validate(chat.chunk(token, None, first=True)).choices[0].logprobs
-    body = ChatCompletion.model_validate(chat.body([token], None, ended)).choices[0].logprobs
+    body = ChatCompletion.model_validate(chat.body([token], {}, ended)).choices[0].logprobs
     for logprobs in (chunk, body):
         assert logprobs is not None
         assert logprobs.content is not None
         assert logprobs.content[0].bytes == [72, 105]
         assert [one.logprob for one in logprobs.content[0].top_logprobs] == [-0.25, -1.5]
-    raw = Completion.model_validate(text.body([token], None, ended)).choices[0].logprobs
+    raw = Completion.model_validate(text.body([token], {}, ended)).choices[0].logprobs
     assert raw is not None
     assert (raw.tokens, raw.token_logprobs, raw.top_logprobs) == (["Hi"], [-0.25], [{"Hi": -0.25, "Ho": -1.5}])
