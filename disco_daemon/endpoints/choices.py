@@ -87,7 +87,9 @@ class _Choices:
                 return [] if are is were else [Paused(are)]
             case Finish(reason=reason):
                 self._open.discard(index)
-                return [Token("", 0, {}, index=index, ended=reason)] if self._open else [Finish(reason)]
+                if self._open:
+                    return [Token("", 0, {}, index=index, ended=reason)]
+                return [Token("", 0, {}, index=index), Finish(reason)]  # it may have said nothing
             case CaughtUp():
                 return []
 

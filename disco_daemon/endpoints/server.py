@@ -300,7 +300,7 @@ class Server:
                 bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
             if choice.get("finish_reason"):
-                yield reader.end(choice, self._errors.show(str(choice["finish_reason"]), MAX_REASON))
+                yield from reader.end(choice, self._errors.show(str(choice["finish_reason"]), MAX_REASON))
 
     def _doubt(self, bill: Bill) -> None:
         """Log once what of a bill cannot be true."""

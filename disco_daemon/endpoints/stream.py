@@ -223,12 +223,14 @@ class Reader:
             self.ending = "tool_calls"
         return found if self._is_one else structs.replace(found, index=_index(choice), delta=found.delta or {})
 
-    def end(self, choice: dict[str, Any], reason: str) -> Token | Finish:
+    def end(self, choice: dict[str, Any], reason: str) -> list[Token | Finish]:
         """Return the end of a choice, which is that of the answer if it is the last one. Raises TypeError."""
         if self._is_one:
-            return Finish(reason)
+            return [Finish(reason)]
         self._open.discard(index := _index(choice))
-        return Token("", 0, {}, index=index, ended=reason) if self._open else Finish(reason)
+        if self._open:
+            return [Token("", 0, {}, index=index, ended=reason)]
+        return [Token("", 0, {}, index=index), Finish(reason)]  # it may have said nothing
 
     def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
         """The same with its ids."""

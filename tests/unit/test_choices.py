@@ -68,6 +68,7 @@ async def test_the_others_begin_with_the_first_ones_token_and_all_are_counted() 
     ends = {t.index: t.ended for t in tokens if t.ended}
     (left,) = {0, 1, 2} - ends.keys()
     assert ends | {left: last.reason} == {0: "length", 1: "stop", 2: "stop"}
+    assert {token.index for token in tokens} == {0, 1, 2}, "also one that says nothing"
     assert sorted(engine.log[-3:]) == ["end 0", "end 1", "end 2"]
     assert engine.orders == [(i, Pace(3.0)) for i in range(3)]
     assert (engine.usage.prompt_tokens, engine.usage.cached_tokens) == (9, 1), "the prompt is there once"
@@ -96,15 +97,15 @@ def chunk(index: Any, text: str = "", reason: str | None = None) -> dict[str, An
 def test_a_servers_choices_keep_their_numbers() -> None:
     reader = Reader(n_choices=2)
     assert reader.token(chunk(1, "b")) == Token("b", 1, {}, index=1)
-    assert reader.end(chunk(1, reason="length"), "length") == Token("", 0, {}, index=1, ended="length")
+    assert reader.end(chunk(1, reason="length"), "length") == [Token("", 0, {}, index=1, ended="length")]
     assert reader.token(chunk(0, "a")) == Token("a", 1, {})
-    assert reader.end(chunk(0, reason="stop"), "stop") == Finish("stop")
+    assert reader.end(chunk(0, reason="stop"), "stop") == [Token("", 0, {}), Finish("stop")]
     for index in (None, -1, 8, True, "0"):
         with pytest.raises(TypeError):
             reader.token(chunk(index, "x"))
     one = Reader()
     assert one.token(chunk(None, "a")) == Token("a")
-    assert one.end(chunk(None), "stop") == Finish("stop")
+    assert one.end(chunk(None), "stop") == [Finish("stop")]
 
 
 TOKENS = (Token("a", 1, {}, ids=(1,)), Token("c", 1, {}, ids=(3,), index=1), Token("b", 1, {}, ids=(2,)),
