@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,6 +17,9 @@ from disco_daemon.endpoints.choices import Event, several
 from disco_daemon.endpoints.stream import Reader
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Finish, Pace, Paused, Side, Token, Usage
+from tests.faults.test_server import serving
+from tests.unit.test_answer_run import Scripted, context, played
+from tests.unit.test_fields import asked
 from tests.unit.test_openai_format import outcome
 
 
@@ -106,6 +110,61 @@ def test_a_servers_choices_keep_their_numbers() -> None:
     one = Reader()
     assert one.token(chunk(None, "a")) == Token("a")
     assert one.end(chunk(None), "stop") == [Finish("stop")]
+
+
+SAID = [chunk(0, "a"), chunk(1, "c"), chunk(1, reason="length"), chunk(0, "b"), chunk(0, reason="stop")]
+
+
+async def test_a_server_gets_n_as_it_is_and_its_choices_are_relayed() -> None:
+    heard: list[Any] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        (length,) = (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
+        heard.append(json.loads(await reader.readexactly(length)))
+        events = [{"choices": [one]} for one in SAID]
+        events[-1]["usage"] = {"prompt_tokens": 7, "completion_tokens": 3}
+        body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        await writer.drain()
+
+    async with serving(answer) as server:
+        usage, request = Usage(), asked(n=2, max_tokens=2, seed=1)
+        events = [event async for event in server.generate(request, usage)]
+    assert (heard[0]["n"], heard[0]["seed"]) == (2, 1)
+    tokens = [event for event in events if isinstance(event, Token)]
+    assert ["".join(t.text for t in tokens if t.index == i) for i in range(2)] == ["ab", "c"]
+    assert [t.ended for t in tokens if t.index == 1] == [None, "length"]
+    assert events[-1] == Finish("stop")
+    assert (usage.prompt_tokens, usage.completion_tokens) == (7, 3)
+
+
+CHOICES: list[Any] = [
+    Token("a ", 1, {}), Token("b ", 1, {}, index=1), Token("c ", 1, {}), Token("d", 1, {}, index=1),
+]  # fmt: skip
+
+
+async def test_an_answer_with_choices_has_one_record_with_the_tokens_of_all_and_teaches_no_length() -> None:
+    on = context(Scripted(Side.DEVICE, [*CHOICES, Finish("length")]), Scripted(Side.SERVER, []))
+    expected = on.planner.knowledge.outputs.expected_remaining(0, 10)
+    request = asked(n=2, max_tokens=2)
+    text, record = await played(on, request)
+    assert text == "a b c d"
+    assert (record.tokens[Side.DEVICE], record.finish_reason, record.choices) == (4, "length", 2)
+    assert on.planner.knowledge.outputs.expected_remaining(0, 10) == expected
+    on.keep_text = True
+    assert (await played(on, request))[1].answer == "a c \n\nb d"
+
+
+async def test_choices_stay_on_the_side_that_began_them() -> None:
+    gone = EndpointError(Side.DEVICE, "engine_gone", "gone")
+    server = Scripted(Side.SERVER, [Token("x", 1, {}), Finish("stop")])
+    text, record = await played(context(Scripted(Side.DEVICE, [*CHOICES, gone]), server), asked(n=2))
+    assert (text, record.error, server.asked) == ("a b c d", "engine_gone", [])
+    text, record = await played(context(Scripted(Side.DEVICE, [gone]), server), asked(n=2))
+    assert (text, record.winner) == ("x", Side.SERVER), "before the first token the other side may begin"
 
 
 TOKENS = (Token("a", 1, {}, ids=(1,)), Token("c", 1, {}, ids=(3,), index=1), Token("b", 1, {}, ids=(2,)),
