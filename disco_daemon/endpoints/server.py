@@ -26,6 +26,8 @@ from ..types import (
     Side,
     Token,
     Usage,
+    most_tokens,
+    n_choices,
     wanted,
 )
 from . import told
@@ -262,7 +264,7 @@ class Server:
             if refusal is not None:
                 raise self._errors.error("no_continuation", refusal)
             began = self._clock.now()
-            limit = request.sampling.max_tokens
+            limit = most_tokens(request)
             patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
             async with AsyncExitStack() as stack:
                 stack.callback(patience.close)
@@ -272,7 +274,7 @@ class Server:
                 stream = EventStream(body, patience, most_bytes(limit))
                 chunks = await stack.enter_async_context(aclosing(stream.objects()))
                 bill = Bill(usage, asked.body, limit)
-                reader = Reader(ids_back="return_token_ids" in asked.body)
+                reader = Reader(ids_back="return_token_ids" in asked.body, n_choices=n_choices(request.extra))
                 async for chunk in chunks:
                     for event in self._read(chunk, bill, reader, began):
                         if isinstance(event, Finish):
@@ -307,7 +309,7 @@ class Server:
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
         # With stop strings a server may hold text back whose ids it has told already.
-        ids_back = self._way.vocab and not request.sampling.stop
+        ids_back = self._way.vocab and not request.sampling.stop and n_choices(request.extra) == 1
         if not request.answer_so_far:
             return chat(request, "none", ids_back=ids_back)
         chosen = method or self._way.method
@@ -349,7 +351,7 @@ class Server:
                 bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
             if choice.get("finish_reason"):
-                yield Finish(self._errors.show(str(choice["finish_reason"]), MAX_REASON))
+                yield from reader.end(choice, self._errors.show(str(choice["finish_reason"]), MAX_REASON))
 
     def _doubt(self, bill: Bill) -> None:
         """Log once what of a bill cannot be true."""
