@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from .format import Arguments, CallBegun, CallEnded, Event, Text, Thought, Tool
@@ -124,9 +124,32 @@ class CallReader:
             self._gap, self._at = "", to
 
     def _thought_read(self, to: int) -> None:
+        """Let text up to a place pass as a thought."""
         if to > self._at:
             self._events.append(Thought(self._text[self._at : to]))
             self._at = to
+
+    def _string_read(self, to: int) -> None:
+        """Say text up to a place as part of a JSON string in the arguments."""
+        text, self._at = self._text[self._at : to], to
+        self.argue(quoted(text))
+
+    def _until(self, passes: Callable[[int], None], *marks: str) -> Steps[str]:
+        """Let text pass up to the first of some marks, as it arrives; return the mark, which is read, or "" at the end.
+
+        The longer one of two marks that begin at one place has to be named first.
+        """
+        mark = re.compile("|".join(map(re.escape, marks)))
+        while not (found := mark.search(self._text, self._at)):
+            if self._has_ended:
+                passes(len(self._text))
+                return ""
+            passes(len(self._text) - _begun(self._text[self._at :], marks))
+            yield
+        n = len(found[0])
+        passes(found.start())
+        self._at += n
+        return found[0]
 
     # --- calls ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,138 @@
+"""The format of gpt-oss: messages in channels; thoughts in `analysis`, calls to `functions.NAME`. Pure.
+
+Source: openai/harmony, docs/format.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .format import Tool, ToolParser, WrittenCall
+from .grammar import Either, Grammar, JsonValue, Literal, Node, in_order, optional
+from .json_calls import as_json
+from .reading import CallReader, NoCall, Steps
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+TO = " to=functions."
+
+MAX_MESSAGE_HEADER = 400  # characters; a name has 64 at most
+_HEADER = re.compile(
+    r"(?:<\|start\|>assistant)?(?: ?to=(?P<role_to>[\w.-]+))?"
+    r"(?:<\|channel\|>commentary(?: to=assistant)?(?=<\|channel\|>))?"  # stray, as gpt-oss-20b has it now and then
+    r"(?:<\|channel\|>(?P<channel>analysis|commentary|final)(?: to=(?P<to>[\w.-]+))?)?"
+    r" ?(?:(?:<\|constrain\|>)?[\w-]+)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GptOss:
+    """Behind `<|start|>assistant`: ` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>`."""
+
+    name: str = "gpt-oss"
+    marks: tuple[str, ...] = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+    opening: tuple[str, ...] = (f"{START}assistant{TO}", f"{CHANNEL}commentary{TO}", f"{CHANNEL}analysis{TO}")
+    opening_at_start: tuple[str, ...] = (TO,)
+
+    def begin(self, tools: Sequence[Tool]) -> str:
+        return f"{TO}{tools[0].name}{CHANNEL}commentary json{MESSAGE}" if len(tools) == 1 else TO
+
+    def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:
+        """A turn has one call: `<|call|>` ends it."""
+        json = Either((Literal(" json"), Literal(f" {CONSTRAIN}json")))
+        in_role: list[Node] = [in_order(tool.name, f"{CHANNEL}commentary", *_body(json, tool)) for tool in tools]
+        in_channel: list[Node] = [in_order(tool.name, *_body(optional(json), tool)) for tool in tools]
+        channel = Either((Literal("commentary"), Literal("analysis")))
+        return Grammar(
+            Either((
+                in_order(optional(Literal(f"{START}assistant")), TO, Either(tuple(in_role))),
+                in_order(CHANNEL, channel, TO, Either(tuple(in_channel))),
+            ))
+        )  # fmt: skip
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        return _GptOssReader(tools, ())
+
+    def write(self, calls: Sequence[WrittenCall]) -> str:
+        return f"{START}assistant".join(
+            f"{TO}{call.name}{CHANNEL}commentary json{MESSAGE}{as_json(call.arguments)}{CALL}" for call in calls
+        )
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        return ""
+
+
+def _body(constraint: Node, tool: Tool) -> tuple[Node, ...]:
+    return (constraint, Literal(MESSAGE), JsonValue(tool.parameters))
+
+
+class _GptOssReader(CallReader):
+    """Reads message after message; the answer begins behind the prompt's `<|start|>assistant`."""
+
+    def _answer(self) -> Steps[None]:
+        while not (self._has_ended and self._at == len(self._text)):
+            self._kept = self._at
+            n_before = self._n_calls
+            try:
+                yield from self._message()
+            except NoCall:
+                self._at = self._kept
+                if self._n_calls == n_before:
+                    self._text_read(min(self._at + 1, len(self._text)))
+                yield from self._plain_text()
+            self._kept = self._open = None
+            if self._at == len(self._text) and not self._has_ended:
+                yield
+
+    def _plain_text(self) -> Steps[None]:
+        """Let text pass that is in no channel, up to where a message may begin."""
+        self._kept = None
+        if mark := (yield from self._until(self._text_read, CHANNEL, START, MESSAGE)):
+            self._at -= len(mark)
+
+    def _message(self) -> Steps[None]:
+        """Read a header and what it is of. Raises NoCall."""
+        header = yield from self._header()
+        found = _HEADER.fullmatch(header)
+        if found is None:
+            raise NoCall
+        to = found["role_to"] or found["to"]
+        if to and to != "assistant":
+            yield from self._call_of(to)
+        else:
+            self._kept = None
+            yield from self._body(self._thought_read if found["channel"] == "analysis" else self._text_read)
+
+    def _header(self) -> Steps[str]:
+        """Read up to what a message says, as long as this may be a header. Raises NoCall."""
+        begins = (f"{START}assistant", CHANNEL, MESSAGE, " to=")
+        for begin in begins:
+            if (yield from self._has(begin)):
+                break
+        else:
+            raise NoCall
+        while (n := self._text.find(MESSAGE, self._at)) < 0:
+            if len(self._text) - self._at > MAX_MESSAGE_HEADER:
+                raise NoCall
+            yield from self._wait()
+        header, self._at = self._text[self._at : n], n + len(MESSAGE)
+        return header
+
+    def _body(self, passes: Callable[[int], None]) -> Steps[None]:
+        if (mark := (yield from self._until(passes, END, CALL, RETURN, START, CHANNEL))) in (START, CHANNEL):
+            self._at -= len(mark)
+
+    def _call_of(self, to: str) -> Steps[None]:
+        """Read the arguments of a call; one of a tool that was not given, such as a built-in one, is text."""
+        place, _, name = to.partition(".")
+        yield from self.space()
+        if place != "functions" or name not in self.tools or (yield from self.peek()) != "{":
+            raise NoCall
+        self.begin(name)
+        yield from self.json_value(is_argument=True)
+        self.end()
+        for mark in (CALL, END, RETURN):
+            if (yield from self.close(mark)):
+                return
