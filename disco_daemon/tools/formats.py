@@ -13,6 +13,7 @@ from .qwen_coder import QwenCoder
 GENERIC: ToolFormat = Generic()
 LFM2: ToolFormat = Lfm2()
 FORMATS: tuple[ToolFormat, ...] = (
-    Hermes(), QwenCoder(), Llama3(), MistralList(), Mistral(), Mistral("mistral-id", has_id=True), Gemma(), GptOss(), LFM2,
+    Hermes(), QwenCoder(), Llama3(), MistralList(), Mistral(), Mistral("mistral-id", has_id=True), Gemma(), GptOss(),
+    LFM2,
 )  # fmt: skip
 BY_NAME = {known.name: known for known in (*FORMATS, GENERIC)}

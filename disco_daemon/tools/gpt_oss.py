@@ -5,9 +5,10 @@ Source: openai/harmony, docs/format.md.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import regex
 
 from .format import Tool, ToolParser, WrittenCall
 from .grammar import Either, Grammar, JsonValue, Literal, Node, in_order, optional
@@ -18,12 +19,11 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 TO = " to=functions."
 
-MAX_MESSAGE_HEADER = 400  # characters; a name has 64 at most
-_HEADER = re.compile(
-    r"(?:<\|start\|>assistant)?(?: ?to=(?P<role_to>[\w.-]+))?"
+_HEADER = regex.compile(
+    r"(?=<\|(?:start|channel|message)\|>| to=)(?:<\|start\|>assistant)?(?: to=(?P<role_to>[A-Za-z0-9_.-]{1,80}))?"
     r"(?:<\|channel\|>commentary(?: to=assistant)?(?=<\|channel\|>))?"  # stray, as gpt-oss-20b has it now and then
-    r"(?:<\|channel\|>(?P<channel>analysis|commentary|final)(?: to=(?P<to>[\w.-]+))?)?"
-    r" ?(?:(?:<\|constrain\|>)?[\w-]+)?"
+    r"(?:<\|channel\|>(?P<channel>analysis|commentary|final)(?: to=(?P<to>[A-Za-z0-9_.-]{1,80}))?)?"
+    r"(?: ?(?:<\|constrain\|>)?[a-z0-9_-]{1,40})?<\|message\|>"
 )
 
 
@@ -78,9 +78,7 @@ class _GptOssReader(CallReader):
             try:
                 yield from self._message()
             except NoCall:
-                self._at = self._kept
-                if self._n_calls == n_before:
-                    self._text_read(min(self._at + 1, len(self._text)))
+                self._give_back(has_begun=self._n_calls > n_before)
                 yield from self._plain_text()
             self._kept = self._open = None
             if self._at == len(self._text) and not self._has_ended:
@@ -94,42 +92,34 @@ class _GptOssReader(CallReader):
 
     def _message(self) -> Steps[None]:
         """Read a header and what it is of. Raises NoCall."""
-        header = yield from self._header()
-        found = _HEADER.fullmatch(header)
-        if found is None:
-            raise NoCall
+        while not (found := _HEADER.match(self._text, self._at, partial=True)) or found.partial:
+            if not found:
+                raise NoCall
+            yield from self._wait()
+        n = found.end() - self._at
+        self._at = found.end()
         to = found["role_to"] or found["to"]
         if to and to != "assistant":
-            yield from self._call_of(to)
+            yield from self._call_of(to, n)
         else:
             self._kept = None
             yield from self._body(self._thought_read if found["channel"] == "analysis" else self._text_read)
-
-    def _header(self) -> Steps[str]:
-        """Read up to what a message says, as long as this may be a header. Raises NoCall."""
-        begins = (f"{START}assistant", CHANNEL, MESSAGE, " to=")
-        for begin in begins:
-            if (yield from self._has(begin)):
-                break
-        else:
-            raise NoCall
-        while (n := self._text.find(MESSAGE, self._at)) < 0:
-            if len(self._text) - self._at > MAX_MESSAGE_HEADER:
-                raise NoCall
-            yield from self._wait()
-        header, self._at = self._text[self._at : n], n + len(MESSAGE)
-        return header
 
     def _body(self, passes: Callable[[int], None]) -> Steps[None]:
         if (mark := (yield from self._until(passes, END, CALL, RETURN, START, CHANNEL))) in (START, CHANNEL):
             self._at -= len(mark)
 
-    def _call_of(self, to: str) -> Steps[None]:
+    def _call_of(self, to: str, n_header: int) -> Steps[None]:
         """Read the arguments of a call; one of a tool that was not given, such as a built-in one, is text."""
         place, _, name = to.partition(".")
-        yield from self.space()
-        if place != "functions" or name not in self.tools or (yield from self.peek()) != "{":
-            raise NoCall
+        if place != "functions" or name not in self.tools or not (yield from self._has("{")):
+            self._at -= n_header
+            self._kept = None
+            self._text_read(self._at + n_header)
+            if mark := (yield from self._until(self._text_read, END, CALL, RETURN, START, CHANNEL)):
+                self._at -= len(mark)
+                self._text_read(self._at + len(mark) * (mark not in (START, CHANNEL)))
+            return
         self.begin(name)
         yield from self.json_value(is_argument=True)
         self.end()

@@ -11,6 +11,7 @@ from .format import Tool, ToolParser, WrittenCall
 from .grammar import SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, optional
 from .reading import CallReader, NoCall, Steps
 
+_OTHERS = ("id", "type")
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 says the latter
 
 
@@ -20,7 +21,8 @@ class ObjectReader(CallReader):
     def call_object(self, *, may_lack_arguments: bool) -> Steps[None]:
         """Read an object that is a call, which begins as soon as the name and a brace behind it are there.
 
-        Where the arguments come first, they are held back up to the name. Other members are skipped. Raises NoCall.
+        Where the arguments come first, they are held back up to the name. Members that say no more are skipped.
+        Raises NoCall.
         """
         name, held = "", ""
         yield from self.take("{")
@@ -47,8 +49,10 @@ class ObjectReader(CallReader):
                     self.end()
                 else:
                     held = yield from self.json_value(is_argument=False)
-            else:
+            elif begun or key in _OTHERS:
                 yield from self.json_value(is_argument=False)
+            else:
+                raise NoCall
             yield from self.space()
             if (yield from self.try_take("}")):
                 break

@@ -103,8 +103,9 @@ class _QwenCoderReader(CallReader):
             self.argue(f'{said}"{quoted(key)}": ')
             said = ", "
             yield from self._argument(kinds.get(key, TYPES))
-        if not (yield from self.close(END_FUNCTION)) and not (yield from self.follows(CLOSE)):
+        if not (yield from self.follows(END_FUNCTION, CLOSE)):
             raise NoCall
+        yield from self.try_take(END_FUNCTION)
         self.argue("}")
         self.end()
 
@@ -121,7 +122,7 @@ class _QwenCoderReader(CallReader):
             self.argue(_as_json(self._collected, kinds))
 
     def _text_of_argument(self, passes: Callable[[int], None]) -> Steps[None]:
-        """Let text pass up to the closing tag, which is one only if another tag follows, and read that. Raises NoCall."""
+        """Read text up to the closing tag, which is one only if another tag follows, and over it. Raises NoCall."""
         while mark := (yield from self._until(passes, f"\n{END_PARAMETER}", END_PARAMETER)):
             if (yield from self._tag_follows()):
                 return
