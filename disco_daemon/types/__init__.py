@@ -1,12 +1,12 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
 from .content import is_text, text_of
-from .drawing import AS_USUAL, Drawing, WishError, drawing_of
+from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
-from .needs import Refusal, form_parameter, ignored, is_for_a_server, named, response_format
+from .needs import Refusal, WishError, form_parameter, ignored, is_for_a_server, named, response_format
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import (
     Attempt,
@@ -23,6 +23,7 @@ from .outcome import (
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
 from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
+from .tools import ToolUse, refused_tools, tool_use
 
 __all__ = [
     "AS_USUAL",
@@ -62,6 +63,7 @@ __all__ = [
     "SplitMode",
     "SplitWish",
     "Token",
+    "ToolUse",
     "Treatment",
     "Usage",
     "WishError",
@@ -73,7 +75,9 @@ __all__ = [
     "is_for_a_server",
     "is_text",
     "named",
+    "refused_tools",
     "response_format",
     "rest_at",
     "text_of",
+    "tool_use",
 ]

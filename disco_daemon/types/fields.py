@@ -114,9 +114,14 @@ _TABLE = (
     *_all("chat_template_kwargs reasoning_effort enable_thinking think", _H, renders=True),
     Field("reasoning", _H, renders=True, note="`effort` and `enabled`; other keys keep the device away"),
     Field("thinking", _H, renders=True, note="`type`; other keys keep the device away"),
+    # Tools; the device refuses some: docs/tools.md.
+    Field("tools", _H, renders=True, stays=True, nothing=([],), note='functions; harmless with `tool_choice: "none"`'),
+    Field(
+        "tool_choice", _H, renders=True, stays=True, nothing=("none", "auto"),
+        note="also `required`, one function, `allowed_tools`; the device refuses others",
+    ),
+    Field("parallel_tool_calls", _H, renders=True, nothing=(True,)),
     # What the device cannot do.
-    Field("tools", _R, nothing=([],), note='harmless with `tool_choice: "none"`'),
-    Field("tool_choice", _R, nothing=("none", "auto")),
     Field("functions", _R, nothing=([],), note='harmless with `function_call: "none"`'),
     Field("function_call", _R, nothing=("none", "auto")),
     Field("logprobs", _R, nothing=(False,)),
@@ -129,7 +134,7 @@ _TABLE = (
     # What changes nothing of a device's answer.
     *_all(
         "metadata store service_tier prompt_cache_key prompt_cache_retention prompt_cache_options "
-        "safety_identifier prediction parallel_tool_calls cache_prompt id_slot timings_per_token return_progress "
+        "safety_identifier prediction cache_prompt id_slot timings_per_token return_progress "
         "provider models route transforms usage request_id keep_alive", _N,
     ),
     *_all("user priority", _N, draws=True),

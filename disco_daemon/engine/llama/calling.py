@@ -1,0 +1,117 @@
+"""How a model is told of tools, and how its calls are kept to their schemas and read: as its chat template has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...tools.detect import TemplateTools
+from ...tools.format import Tool, ToolError, WrittenCall
+from ...types import ToolUse
+from ..tool_rules import offered
+from .calls import CallingText, OpeningMark
+from .grammar import GrammarError, grammar_of_calls
+from .refusals import ToolsError
+from .text import TextStream
+
+Message = Mapping[str, Any]
+
+
+class Calling:
+    """The tools of requests, by the format of one model's chat template."""
+
+    def __init__(self, template: TemplateTools) -> None:
+        self._template, self._form = template, template.format
+
+    @property
+    def name(self) -> str:
+        """The name of the format."""
+        return self._form.name
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that have to be seen even where they are control tokens."""
+        return self._form.marks
+
+    # --- the prompt ----------------------------------------------------------------------------------------------
+
+    def shown(self, use: ToolUse | None) -> list[dict[str, Any]] | None:
+        """Return the tools for the chat template, None if it knows none."""
+        return list(use.tools) if use is not None and self._template.shows_tools else None
+
+    def messages(self, messages: Sequence[Message], use: ToolUse | None) -> list[Message]:
+        """Return the messages as the template can show them. Raises ToolsError."""
+        found = list(self._written(messages))
+        told = self._form.instructions(self._offered(use)) if use is not None else ""
+        return _with_instructions(found, told) if told else found
+
+    def _written(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Write calls, and results of calls, as text where the template does not."""
+        before: dict[str, Any] | None = None  # a message of results that may get more of them
+        for message in messages:
+            results, before = before, None
+            if message.get("tool_calls") and not self._template.writes_calls:
+                calls = [_written_call(call) for call in message["tool_calls"]]
+                text = "\n".join(filter(None, [message.get("content"), self._form.write(calls)]))
+                yield {"role": message["role"], "content": text}
+            elif message.get("role") == "tool" and not self._template.writes_results:
+                if results is None:
+                    results = {"role": "user", "content": ""}
+                    yield results
+                results["content"] = "\n".join(filter(None, [results["content"], _result(message)]))
+                before = results
+            else:
+                yield message
+
+    # --- the answer ----------------------------------------------------------------------------------------------
+
+    def grammar(self, use: ToolUse) -> str:
+        """Return the grammar of calls from an opening mark on. Raises ToolsError.
+
+        Where the model may also say something, a schema that no grammar can say leaves the arguments free.
+        """
+        calls = self._form.grammar(self._allowed(use), parallel=use.parallel)
+        try:
+            return grammar_of_calls(calls, lenient=not use.forced)
+        except GrammarError as e:
+            raise ToolsError(str(e)) from e
+
+    def text(self, use: ToolUse, inner: TextStream, stop: Sequence[str], given: str = "") -> CallingText:
+        """Make a stream that keeps calls apart from other text; `inner` makes text of bytes."""
+        return CallingText(inner, self._form.parser(self._allowed(use)), stop, given)
+
+    def mark(
+        self, use: ToolUse, stream: TextStream, piece: Callable[[int], bytes], tokens: Callable[[str], list[int]]
+    ) -> OpeningMark | None:
+        """Return what looks for the begin of a call; None where an answer has to be one."""
+        return None if use.forced else OpeningMark(self._form, stream, piece, tokens)
+
+    def _offered(self, use: ToolUse) -> tuple[Tool, ...]:
+        try:
+            return offered(use, self.name)
+        except ToolError as e:
+            raise ToolsError(str(e)) from e
+
+    def _allowed(self, use: ToolUse) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self._offered(use) if tool.name in use.allowed)
+
+
+def _with_instructions(messages: list[Message], told: str) -> list[Message]:
+    """Return the messages with instructions added to those of the system."""
+    if messages and messages[0].get("role") == "system":
+        first = {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{told}".lstrip()}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": told}, *messages]
+
+
+def _written_call(call: Message) -> WrittenCall:
+    function = call["function"]
+    arguments = function.get("arguments")
+    return WrittenCall(function["name"], arguments if isinstance(arguments, Mapping) else {"arguments": arguments})
+
+
+def _result(message: Message) -> str:
+    """Return a result as the user's text, as llama.cpp's server has it for such templates."""
+    told = {"tool": message.get("name") or message.get("tool_call_id") or "", "content": message.get("content")}
+    return json.dumps({"tool_response": told}, ensure_ascii=False)
