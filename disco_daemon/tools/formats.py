@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from .format import ToolFormat
-from .json_calls import Generic, Hermes
+from .gemma import Gemma
+from .gpt_oss import GptOss
+from .json_calls import Generic, Hermes, Llama3
+from .lfm2 import Lfm2
+from .mistral import Mistral, MistralList
+from .qwen_coder import QwenCoder
 
 GENERIC: ToolFormat = Generic()
-FORMATS: tuple[ToolFormat, ...] = (Hermes(),)
+LFM2: ToolFormat = Lfm2()
+FORMATS: tuple[ToolFormat, ...] = (
+    Hermes(), QwenCoder(), Llama3(), MistralList(), Mistral(), Mistral("mistral-id", has_id=True), Gemma(), GptOss(),
+    LFM2,
+)  # fmt: skip
 BY_NAME = {known.name: known for known in (*FORMATS, GENERIC)}

@@ -98,6 +98,21 @@ def calls(call: Node, *, parallel: bool, between: Node | None = None) -> Grammar
     return Grammar(Repeated(one, 1, None, between) if parallel else one, {one.name: call})
 
 
+def members(parts: Sequence[tuple[Node, bool]], rules: dict[str, Node], name: str, between: str) -> Node:
+    """Return parts in their order, each with whether it may be missing, and `between` between those that are there.
+
+    Adds rules whose names begin with `name`: two for each part, for whether another one stands before it.
+    """
+    first: Node = Literal("")
+    after: Node = Literal("")
+    for i, (part, may_miss) in reversed(list(enumerate(parts))):
+        here, behind = in_order(part, after), in_order(between, part, after)
+        rules[f"{name}-{i}-first"] = Either((here, first)) if may_miss else here
+        rules[f"{name}-{i}-after"] = Either((behind, after)) if may_miss else behind
+        first, after = RuleOf(f"{name}-{i}-first"), RuleOf(f"{name}-{i}-after")
+    return first
+
+
 def gbnf(grammar: Grammar, name_of: Callable[[Mapping[str, Any], str], str], prefix: str = "call") -> str:
     """Write a tree in GBNF: the rule `root`, and others whose names begin with `prefix`.
 

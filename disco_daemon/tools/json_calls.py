@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .format import Tool, ToolParser, WrittenCall
-from .grammar import SPACE, Either, Grammar, JsonValue, Node, calls, in_order
+from .grammar import SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, optional
 from .reading import CallReader, NoCall, Steps
 
+_OTHERS = ("id", "type")
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 says the latter
 
 
@@ -20,7 +21,8 @@ class ObjectReader(CallReader):
     def call_object(self, *, may_lack_arguments: bool) -> Steps[None]:
         """Read an object that is a call, which begins as soon as the name and a brace behind it are there.
 
-        Where the arguments come first, they are held back up to the name. Other members are skipped. Raises NoCall.
+        Where the arguments come first, they are held back up to the name. Members that say no more are skipped.
+        Raises NoCall.
         """
         name, held = "", ""
         yield from self.take("{")
@@ -47,8 +49,10 @@ class ObjectReader(CallReader):
                     self.end()
                 else:
                     held = yield from self.json_value(is_argument=False)
-            else:
+            elif begun or key in _OTHERS:
                 yield from self.json_value(is_argument=False)
+            else:
+                raise NoCall
             yield from self.space()
             if (yield from self.try_take("}")):
                 break
@@ -128,6 +132,53 @@ class _HermesReader(ObjectReader):
         yield from self.space()
         yield from self.call_object(may_lack_arguments=True)
         yield from self.close(CLOSE)
+
+
+# --- Llama 3 -----------------------------------------------------------------------------------------------------
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """`{"name": …, "parameters": {…}}` as the whole answer, perhaps behind `<|python_tag|>`.
+
+    Source: meta-llama/llama-models, models/llama3_2/text_prompt_format.md, "JSON based tool calling".
+    """
+
+    name: str = "llama-3"
+    marks: tuple[str, ...] = (PYTHON_TAG,)
+    opening: tuple[str, ...] = (PYTHON_TAG,)
+    opening_at_start: tuple[str, ...] = ('{"name": "',)
+
+    def begin(self, tools: Sequence[Tool]) -> str:
+        return header(tools)
+
+    def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:
+        """Its templates know one call a turn only."""
+        return Grammar(in_order(optional(Literal(PYTHON_TAG)), call_object(tools, "parameters")))
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        return _Llama3Reader(tools, self.opening, ("{",))
+
+    def write(self, calls: Sequence[WrittenCall]) -> str:
+        return "; ".join(written(call, "parameters") for call in calls)
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        return ""
+
+
+class _Llama3Reader(ObjectReader):
+    def _call(self) -> Steps[None]:
+        """Read one object, or several with semicolons between them, as Llama 3 writes them all the same."""
+        while True:
+            yield from self.try_take(PYTHON_TAG)
+            yield from self.space()
+            yield from self.call_object(may_lack_arguments=False)
+            if not (yield from self.follows(";", "{", PYTHON_TAG)):
+                return
+            yield from self.try_take(";")
+            yield from self.space()
 
 
 # --- models whose template knows no tools -------------------------------------------------------------------------

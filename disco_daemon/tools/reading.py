@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 from .format import Arguments, CallBegun, CallEnded, Event, Text, Thought, Tool
@@ -77,10 +78,18 @@ class CallReader:
             try:
                 yield from self._call()
             except NoCall:
-                self._at = self._kept
-                if self._n_calls == n_before:
-                    self._text_read(self._at + 1)
+                self._give_back(has_begun=self._n_calls > n_before)
             self._kept = self._open = None
+
+    def _give_back(self, *, has_begun: bool) -> None:
+        """Make text of what was read for a call that is none, at least its first character."""
+        if self._open is not None and self._has_ended:  # the call was cut: what is left of it is nothing else
+            self._at = len(self._text)
+            return
+        assert self._kept is not None
+        self._at = self._kept
+        if not has_begun:
+            self._text_read(min(self._at + 1, len(self._text)))
 
     # --- text ----------------------------------------------------------------------------------------------------
 
@@ -124,9 +133,33 @@ class CallReader:
             self._gap, self._at = "", to
 
     def _thought_read(self, to: int) -> None:
+        """Let text up to a place pass as a thought."""
         if to > self._at:
             self._events.append(Thought(self._text[self._at : to]))
             self._at = to
+
+    def _string_read(self, to: int) -> None:
+        """Say text up to a place as part of a JSON string in the arguments."""
+        text, self._at = self._text[self._at : to], to
+        self.argue(quoted(text))
+
+    def _until(self, passes: Callable[[int], None], *marks: str) -> Steps[str]:
+        """Let text pass up to the first of some marks, as it arrives; return the mark, which is read, or "" at the end.
+
+        The longer one of two marks that begin at one place has to be named first.
+        """
+        mark = re.compile("|".join(map(re.escape, marks)))
+        while not (found := mark.search(self._text, self._at)):
+            n_held = _begun(self._text[self._at :], marks)
+            if self._has_ended:  # in a call the beginning of a mark is one that was cut
+                passes(len(self._text) - (n_held if self._open is not None else 0))
+                return ""
+            passes(len(self._text) - n_held)
+            yield
+        n = len(found[0])
+        passes(found.start())
+        self._at += n
+        return found[0]
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -325,10 +358,15 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _begun(text: str, marks: Iterable[str]) -> int:
+def _begun(text: str, marks: tuple[str, ...]) -> int:
     """Return how many characters at the end of a text may be the beginning of a mark."""
-    longest = max(map(len, marks), default=0) - 1
-    return next((n for n in range(min(longest, len(text)), 0, -1) if any(m.startswith(text[-n:]) for m in marks)), 0)
+    begins, longest = _begins(marks)
+    return next((n for n in range(min(longest, len(text)), 0, -1) if text[-n:] in begins), 0)
+
+
+@lru_cache(256)
+def _begins(marks: tuple[str, ...]) -> tuple[frozenset[str], int]:
+    return frozenset(mark[:n] for mark in marks for n in range(1, len(mark))), max(map(len, marks), default=1) - 1
 
 
 def _joined(events: list[Event]) -> list[Event]:
