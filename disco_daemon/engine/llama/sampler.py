@@ -235,8 +235,11 @@ class Sampler:
         for token in tokens:
             if self._constraint is not None and not self._allows(self._constraint, token):
                 # llama.cpp would end the process
-                msg = f"The answer so far does not hold to {self._kind.whose}."
-                raise self._kind(msg)
+                if self.mark is None:
+                    msg = f"The answer so far does not hold to {self._kind.whose}."
+                    raise self._kind(msg)
+                self._remove(0)  # what began like a call is none
+                self._constraint = self.meter = None
             llama_cpp.llama_sampler_accept(self.chain, token)
             self.watch(token)
 
@@ -245,8 +248,7 @@ class Sampler:
 
         llama.cpp's own lazy grammar ends the process where the text behind a mark is none of the grammar's.
         """
-        text = self.mark.push(token) if self.mark is not None else ""
-        if not (text and self.mark):
+        if self.mark is None or self._constraint is not None or not (text := self.mark.push(token)):
             return
         constraint = self._new_constraint()
         for begun in self.mark.tokens(text):
@@ -255,7 +257,7 @@ class Sampler:
                 self.meter = None
                 return  # it is no call, and another one may begin
             llama_cpp.llama_sampler_accept(constraint, begun)
-        self._constraint, self.mark, self.greedy = constraint, None, False
+        self._constraint, self.greedy = constraint, False
         # A grammar goes first, and a chain only grows at its end.
         others = [
             llama_cpp.llama_sampler_chain_remove(self.chain, 0)
