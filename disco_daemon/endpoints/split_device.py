@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError, EndpointError
-from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish, Usage
+from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish, Usage, tool_use
 from .base import Controls, Endpoint
 from .device import Device, Event
 from .split_rules import SplitRules, resolve, why_not
@@ -168,6 +168,10 @@ class SplitDevice(Device):
             return found
         if request.drawing.mirostat:
             return Refusal("mirostat goes by all that it drew, and here two machines draw: leave it out", "mirostat")
+        if tool_use(request.extra) is not None:
+            return Refusal(
+                "calls of tools are for a device that has its whole model, and here two machines draw", "tools"
+            )
         return super().refuses(replace(request, split=SplitWish()))
 
     def prepare(self, request: GenerationRequest) -> GenerationRequest:

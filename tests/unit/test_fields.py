@@ -237,14 +237,15 @@ def test_parts_of_a_field_count_by_themselves() -> None:
     assert refusal.param == "structured_outputs.regex"
 
 
-def test_a_device_over_two_machines_draws_without_mirostat() -> None:
+def test_a_device_over_two_machines_draws_without_mirostat_and_calls_no_tools() -> None:
     config = SimpleNamespace(exit=None, model_path=Path("none.gguf"))
     engine = SimpleNamespace(config=config, clock=SystemClock())
     split = SplitDevice(cast("Any", engine), cast("Any", None), "m", (4, 4), rules=SplitRules())
     assert split.refuses(asked(top_k=3)) is None
-    refusal = split.refuses(asked(mirostat=1))
-    assert isinstance(refusal, Refusal)
-    assert refusal.param == "mirostat"
+    for name in ("mirostat", "tools"):
+        refusal = split.refuses(asked(**{name: ASKS[name]}))
+        assert isinstance(refusal, Refusal)
+        assert refusal.param == name
 
 
 @pytest.mark.parametrize(

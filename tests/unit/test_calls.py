@@ -1,0 +1,259 @@
+"""Calls of tools in an answer: what is shown as text, where a grammar begins, and what of a prompt is the client's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama.calling import Calling
+from disco_daemon.engine.llama.calls import CallingText, OpeningMark
+from disco_daemon.engine.llama.grammar import GrammarError, grammar_of_calls
+from disco_daemon.engine.llama.model import quiet
+from disco_daemon.engine.llama.refusals import ToolsError
+from disco_daemon.engine.llama.sampler import Sampler
+from disco_daemon.engine.llama.template import ChatTemplate
+from disco_daemon.engine.llama.text import TextStream
+from disco_daemon.engine.llama.thinking import ThinkingText
+from disco_daemon.engine.llama.vocabulary import Vocabulary
+from disco_daemon.models.default import default_model_path
+from disco_daemon.tools.detect import TemplateTools
+from disco_daemon.tools.format import Tool, WrittenCall, tools_of
+from disco_daemon.tools.formats import BY_NAME, GENERIC
+from disco_daemon.types import ToolUse
+
+HERMES = BY_NAME["hermes"]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+REQUESTED = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": CITY}}
+TOOLS = tools_of([REQUESTED])
+CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[Vocabulary]:
+    """The default model's tokens, without its weights."""
+    quiet()
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(default_model_path()).encode(), params)
+    assert model, f"{default_model_path()} is not there: `make model` fetches it"
+    yield Vocabulary(model)
+    llama_cpp.llama_model_free(model)
+
+
+def stream(*, thinks: bool = False, stop: Sequence[str] = (), begun: str = "") -> CallingText:
+    return CallingText(ThinkingText() if thinks else TextStream(), HERMES.parser(TOOLS), stop, begun)
+
+
+def read(text: CallingText, pieces: Sequence[bytes]) -> tuple[str, list[tuple[str, str]], str]:
+    """Return the text, the calls and the thoughts of an answer in these pieces."""
+    shown, thought, calls = "", "", dict[int, list[str]]()
+    for piece in (*pieces, None):
+        shown += text.flush() if piece is None else text.feed(piece)
+        thought += text.take_thought()
+        for number, name, arguments in text.take_calls():
+            call = calls.setdefault(number, ["", ""])
+            call[0] += name
+            call[1] += arguments
+    return shown, [(name, arguments) for name, arguments in calls.values()], thought
+
+
+# --- text and calls -----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 200)))
+@settings(max_examples=50)
+def test_an_answer_is_the_same_text_and_calls_however_its_bytes_are_cut(cuts: list[int]) -> None:
+    data = f"<think>\nHm…</think>\nLet me look 🔍. {CALL}".encode()
+    places = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+    pieces = [data[a:b] for a, b in itertools.pairwise(places)]
+    assert read(stream(thinks=True), pieces) == ("Let me look 🔍. ", [("look", '{"city": "Paris"}')], "Hm…")
+
+
+def test_arguments_are_shown_as_they_arrive() -> None:
+    text, at = stream(), CALL.index('"city"')
+    assert (text.feed(CALL[:at].encode()), text.take_calls()) == ("", [(0, "look", "{")])
+    assert (text.feed(b'"city": '), text.take_calls()) == ("", [(0, "", '"city": ')])
+    assert (text.feed(b'"Par'), text.take_calls()) == ("", [(0, "", '"Par')])
+
+
+def test_what_is_no_call_is_text_to_the_letter() -> None:
+    said = 'A <tool_call>{"name": "nobody"}</tool_call> is <tool'
+    assert read(stream(), [said[:20].encode(), said[20:].encode()]) == (said, [], "")
+
+
+def test_what_was_begun_is_not_shown_again() -> None:
+    assert read(stream(begun="Well, <tool"), [b"_box>"]) == ("_box>", [], "")
+    assert read(stream(begun=CALL[:40]), [CALL[40:].encode()]) == ("", [("look", '{"city": "Paris"}')], "")
+
+
+def test_stop_strings_count_in_the_text_and_not_in_a_call() -> None:
+    text = stream(stop=["Paris"])
+    assert read(text, [CALL.encode()])[1] == [("look", '{"city": "Paris"}')]
+    assert not text.stopped
+    assert read(text := stream(stop=["Paris"]), [b"Go to Paris"])[0] == "Go to "
+    assert text.stopped
+
+
+def test_ids_are_known_where_the_text_is_exactly_theirs() -> None:
+    text = stream()
+    text.feed(b"Sure")
+    assert text.whole
+    text.feed(b" <tool")
+    assert not text.whole
+    text.feed(b"box> ")
+    assert text.whole
+    text.feed(CALL.encode())
+    assert not text.whole
+
+
+# --- where a grammar begins ---------------------------------------------------------------------------------------
+
+
+def mark(vocabulary: Vocabulary, name: str = "hermes", *, thinks: bool = False) -> OpeningMark:
+    inner = ThinkingText() if thinks else TextStream()
+    return OpeningMark(BY_NAME[name], inner, vocabulary.piece, vocabulary.answer_tokens)
+
+
+def opened(found: OpeningMark, vocabulary: Vocabulary, text: str) -> list[str]:
+    return [begun for token in vocabulary.tokenize(text) if (begun := found.push(token))]
+
+
+def test_a_call_begins_at_its_mark_and_not_within_a_thought(vocabulary: Vocabulary) -> None:
+    assert "".join(opened(mark(vocabulary), vocabulary, "Well, <tool_call>")).startswith("<tool_call>")
+    thought = "<think>A <tool_call> may help.</think>\n"
+    assert opened(mark(vocabulary, thinks=True), vocabulary, thought + "No.") == []
+    assert len(opened(mark(vocabulary, thinks=True), vocabulary, thought + "<tool_call>")) == 1
+    assert opened(mark(vocabulary), vocabulary, "<tool_box> and <tool") == []
+
+
+def test_some_marks_count_at_the_begin_only(vocabulary: Vocabulary) -> None:
+    assert len(opened(mark(vocabulary, "generic"), vocabulary, '\n{"name": "look')) == 1
+    assert opened(mark(vocabulary, "generic"), vocabulary, 'It is {"name": "look') == []
+
+
+def lazy(vocabulary: Vocabulary, answer: str = "") -> Sampler:
+    use = ToolUse(tools=(REQUESTED,), allowed=("look",))
+    grammar = grammar_of_calls(HERMES.grammar(TOOLS, parallel=False))
+    return Sampler(
+        wire.Generate(id="r", messages=[], tools=use, temperature=0.0), vocabulary.n_tokens,
+        vocabulary.tokenize(answer), vocab=vocabulary.handle, grammar=grammar, mark=mark(vocabulary),
+    )  # fmt: skip
+
+
+def allows(sampler: Sampler, vocabulary: Vocabulary, text: str) -> bool:
+    """Whether a chain lets the first token of a text through."""
+    token = vocabulary.tokenize(text)[0]
+    data = (llama_cpp.llama_token_data * 1)(llama_cpp.llama_token_data(token, 0.0, 0.0))
+    one = llama_cpp.llama_token_data_array(data, 1, -1, False)
+    llama_cpp.llama_sampler_apply(sampler.chain, one)
+    return bool(data[0].logit > float("-inf"))
+
+
+def test_the_grammar_holds_from_the_mark_on(vocabulary: Vocabulary) -> None:
+    free, held = lazy(vocabulary, "Sure."), lazy(vocabulary, "Sure. <tool_call>\n")
+    assert free.greedy
+    assert allows(free, vocabulary, "nonsense")
+    assert not held.greedy
+    assert allows(held, vocabulary, "{")
+    assert not allows(held, vocabulary, "nonsense")
+    for sampler in (free, held):
+        sampler.close()
+
+
+@pytest.mark.parametrize("said", ["<tool_call>nonsense", '<tool_call>\n{"name": "nobody"', "<tool_call>" * 3])
+def test_what_begins_like_a_call_and_is_none_ends_no_process(vocabulary: Vocabulary, said: str) -> None:
+    sampler = lazy(vocabulary, said)
+    assert allows(sampler, vocabulary, "nonsense") or said.endswith("<tool_call>")
+    sampler.close()
+
+
+def test_a_second_mark_is_looked_for_where_the_first_one_was_none(vocabulary: Vocabulary) -> None:
+    sampler = lazy(vocabulary, "<tool_call>nonsense <tool_call>\n")
+    assert not allows(sampler, vocabulary, "nonsense")
+    sampler.close()
+
+
+# --- grammars of several tools ------------------------------------------------------------------------------------
+
+
+def tool(name: str, **properties: Any) -> Tool:
+    return tools_of([{"type": "function", "function": {"name": name, "parameters": {
+        "type": "object", "properties": properties, "required": list(properties), "$defs": {"of": {"enum": [name]}},
+    }}}])[0]  # fmt: skip
+
+
+def test_definitions_of_one_name_in_two_tools_are_two() -> None:
+    ref = {"$ref": "#/$defs/of"}
+    grammar = grammar_of_calls(HERMES.grammar([tool("a", x=ref), tool("b", x=ref)], parallel=False))
+    assert '"\\"a\\""' in grammar
+    assert '"\\"b\\""' in grammar
+
+
+def test_a_schema_that_no_grammar_can_say_leaves_the_arguments_free_unless_the_call_is_forced() -> None:
+    strange = [tool("a", x={"type": "nonsense"}), tool("b", x={"type": "integer"})]
+    with pytest.raises(GrammarError, match="cannot be turned into a grammar"):
+        grammar_of_calls(HERMES.grammar(strange, parallel=False))
+    loose = grammar_of_calls(HERMES.grammar(strange, parallel=False), lenient=True)
+    assert '"\\"x\\"" space ":" space integer' in loose
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"city": "Rome"}}}]},
+    {"role": "tool", "tool_call_id": "1", "name": "look", "content": "sunny"},
+    {"role": "tool", "tool_call_id": "2", "name": "look", "content": "rainy"},
+]  # fmt: skip
+BLIND = Calling(TemplateTools(GENERIC, shows_tools=False, writes_calls=False, writes_results=False))
+FORCED = ToolUse(tools=(REQUESTED,), allowed=("look",), forced=True)
+
+
+def test_a_template_that_knows_no_tools_gets_them_and_calls_and_results_as_text() -> None:
+    system, user, called, results = BLIND.messages(HISTORY, FORCED)
+    assert system["role"] == "system"
+    assert "look" in system["content"]
+    assert user == HISTORY[0]
+    assert called == {"role": "assistant", "content": GENERIC.write([WrittenCall("look", {"city": "Rome"})])}
+    assert results["role"] == "user"
+    assert [json.loads(line)["tool_response"]["content"] for line in results["content"].split("\n")] == [
+        "sunny",
+        "rainy",
+    ]
+    assert BLIND.shown(FORCED) is None
+    assert [m["role"] for m in BLIND.messages([{"role": "system", "content": "Be brief."}], FORCED)] == ["system"]
+
+
+def test_a_model_that_knows_no_tools_has_no_grammar_for_calls_of_its_own() -> None:
+    with pytest.raises(ToolsError, match="knows no tools"):
+        BLIND.grammar(ToolUse(tools=(REQUESTED,), allowed=("look",)))
+
+
+SHOWS = ChatTemplate(
+    "{{ tools | tojson }}{% for m in messages %}<|s|>{{ m.role }} {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}<|s|>", "", "",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(["<|s|>", "a", "<|", "s|>", '"', "é"]), max_size=5))
+@settings(max_examples=50)
+def test_neither_tools_nor_calls_nor_results_can_spell_a_control_token(parts: list[str]) -> None:
+    said = "".join(parts)
+    spoken = [
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"c " + said: [said]}}}]},
+        {"role": "tool", "content": said},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "look", "description": said}}]
+    found = SHOWS.segments(spoken, ["<|s|>"], tools=tools)
+    assert "".join(text for text, _ in found) == SHOWS.render(spoken, tools=tools)
+    assert sum(text.count("<|s|>") for text, is_template in found if is_template) == 3
