@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .format import Arguments, CallBegun, CallEnded, Tool, ToolFormat
-from .formats import FORMATS, GENERIC
+from .formats import BY_NAME, FORMATS, GENERIC, LFM2
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, Sequence[Mapping[str, Any]] | None], str]
@@ -31,6 +31,12 @@ _SAYS = {"role": "assistant", "content": _WORD}
 _CALLS = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _RESULT = "probed result"
 _ANSWERS = {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT}
+# What templates that write no calls say of tools: LFM2's list them so, others show an example.
+_TOLD = (
+    (LFM2, ("List of tools: ",)),
+    (BY_NAME["qwen3-coder"], ("<tool_call>", "<function=", "<parameter=")),
+    (BY_NAME["hermes"], ("<tool_call>", '{"name":', "</tool_call>")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +62,17 @@ def detect(render: Render) -> TemplateTools:
     results = _RESULT in _rendered(render, [_USER, _CALLS, _ANSWERS], [_REQUEST])
     call = _differing(called, said)
     found = next((known for known in FORMATS if _is_written_in(known, call)), None) if _VALUE in call else None
-    if found is None:
-        return TemplateTools(GENERIC, shows_tools=False, writes_calls=False, writes_results=results)
-    return TemplateTools(found, shows_tools=True, writes_calls=True, writes_results=results)
+    if found is not None:
+        return TemplateTools(found, shows_tools=True, writes_calls=True, writes_results=results)
+    told = None if _VALUE in call else _format_told(_differing(shown, _rendered(render, [_USER], None)))
+    if told is not None:
+        return TemplateTools(told, shows_tools=True, writes_calls=False, writes_results=results)
+    return TemplateTools(GENERIC, shows_tools=False, writes_calls=False, writes_results=results)
+
+
+def _format_told(tools: str) -> ToolFormat | None:
+    """Return the format that a template has by what it says of tools, where it writes no calls of the history."""
+    return next((known for known, words in _TOLD if all(word in tools for word in words)), None)
 
 
 def _rendered(render: Render, messages: Messages, tools: Sequence[Mapping[str, Any]] | None) -> str:

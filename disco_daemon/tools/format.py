@@ -121,7 +121,7 @@ class ToolFormat(Protocol):
         ...
 
     def begin(self, tools: Sequence[Tool]) -> str:
-        """Return the text that each forced call of these tools begins with; with one tool its name is in it."""
+        """Return a text with which a forced call of these tools may be begun; with one tool its name is in it."""
         ...
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:

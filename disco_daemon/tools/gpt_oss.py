@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import regex
 
 from .format import Tool, ToolParser, WrittenCall
-from .grammar import Either, Grammar, JsonValue, Literal, Node, in_order, optional
+from .grammar import Either, Grammar, JsonValue, Literal, Node, RuleOf, in_order, optional
 from .json_calls import as_json
 from .reading import CallReader, NoCall, Steps
 
@@ -41,31 +41,34 @@ class GptOss:
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:
         """A turn has one call: `<|call|>` ends it."""
-        json = Either((Literal(" json"), Literal(f" {CONSTRAIN}json")))
-        in_role: list[Node] = [in_order(tool.name, f"{CHANNEL}commentary", *_body(json, tool)) for tool in tools]
-        in_channel: list[Node] = [in_order(tool.name, *_body(optional(json), tool)) for tool in tools]
-        channel = Either((Literal("commentary"), Literal("analysis")))
+        rules: dict[str, Node] = {
+            "channel": Either((Literal("commentary"), Literal("analysis"))),
+            "says": in_order(optional(Either((Literal(" json"), Literal(f" {CONSTRAIN}json")))), MESSAGE),
+        }
+        in_role: list[Node] = []
+        in_channel: list[Node] = []
+        for tool in tools:
+            says = in_order(RuleOf("says"), JsonValue(tool.parameters))
+            in_role.append(in_order(tool.name, CHANNEL, RuleOf("channel"), says))
+            in_channel.append(in_order(tool.name, says))
         return Grammar(
             Either((
                 in_order(optional(Literal(f"{START}assistant")), TO, Either(tuple(in_role))),
-                in_order(CHANNEL, channel, TO, Either(tuple(in_channel))),
-            ))
+                in_order(CHANNEL, RuleOf("channel"), TO, Either(tuple(in_channel))),
+            )),
+            rules,
         )  # fmt: skip
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return _GptOssReader(tools, ())
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
-        return f"{START}assistant".join(
-            f"{TO}{call.name}{CHANNEL}commentary json{MESSAGE}{as_json(call.arguments)}{CALL}" for call in calls
+        return f"{CALL}{START}assistant".join(
+            f"{TO}{call.name}{CHANNEL}commentary json{MESSAGE}{as_json(call.arguments)}" for call in calls
         )
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         return ""
-
-
-def _body(constraint: Node, tool: Tool) -> tuple[Node, ...]:
-    return (constraint, Literal(MESSAGE), JsonValue(tool.parameters))
 
 
 class _GptOssReader(CallReader):

@@ -71,6 +71,7 @@ class RuleOf:
 
 
 Node = Literal | JsonValue | Until | OneOf | InOrder | Either | Repeated | RuleOf
+NOTHING = Literal("")
 SPACE = Repeated(OneOf("[ \\t\\n]"), 0, 4)
 
 
@@ -103,8 +104,8 @@ def members(parts: Sequence[tuple[Node, bool]], rules: dict[str, Node], name: st
 
     Adds rules whose names begin with `name`: two for each part, for whether another one stands before it.
     """
-    first: Node = Literal("")
-    after: Node = Literal("")
+    first: Node = NOTHING
+    after: Node = NOTHING
     for i, (part, may_miss) in reversed(list(enumerate(parts))):
         here, behind = in_order(part, after), in_order(between, part, after)
         rules[f"{name}-{i}-first"] = Either((here, first)) if may_miss else here

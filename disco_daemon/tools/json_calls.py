@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .format import Tool, ToolParser, WrittenCall
-from .grammar import SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, optional
+from .grammar import NOTHING, SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, optional
 from .reading import CallReader, NoCall, Steps
+from .schemas import python_words
 
 _OTHERS = ("id", "type")
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 says the latter
@@ -70,11 +71,20 @@ class ObjectReader(CallReader):
         self.end()
 
 
-def call_object(tools: Sequence[Tool], arguments: str = "arguments") -> Node:
-    """Return what the object of a call may be."""
+def call_object(tools: Sequence[Tool], arguments: str = "arguments", tail: Node = NOTHING) -> Node:
+    """Return what the object of a call may be; `tail` stands behind the arguments."""
     return Either(
-        tuple(in_order(f'{{"name": "{tool.name}", "{arguments}": ', JsonValue(tool.parameters), "}") for tool in tools)
+        tuple(
+            in_order(f'{{"name": "{tool.name}", "{arguments}": ', JsonValue(tool.parameters), tail, "}")
+            for tool in tools
+        )
     )
+
+
+def json_or_python(schema: Mapping[str, Any]) -> Node:
+    """Return what a value by a schema may be where a model may as well write `True`."""
+    words = [Literal(word) for word in python_words(schema)]
+    return Either((JsonValue(schema), *words)) if words else JsonValue(schema)
 
 
 def written(call: WrittenCall, arguments: str = "arguments") -> str:

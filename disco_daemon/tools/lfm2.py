@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .format import Tool, ToolParser, WrittenCall
-from .grammar import SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, members
+from .grammar import SPACE, Either, Grammar, Literal, Node, calls, in_order, members
+from .json_calls import json_or_python
 from .reading import CallReader, NoCall, Steps, quoted
 from .schemas import properties
 
@@ -37,12 +38,12 @@ class Lfm2:
         return f"{OPEN}[{tools[0].name}(" if len(tools) == 1 else f"{OPEN}["
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:
-        """Values are written as JSON, which Python's are but for three words."""
+        """Values inside of others are written as JSON, which Python's are but for three words."""
         rules: dict[str, Node] = {}
         named: list[Node] = []
         for n, tool in enumerate(tools):
             args: list[tuple[Node, bool]] = [
-                (in_order(f"{each.name}=", JsonValue(each.schema)), not each.is_required)
+                (in_order(f"{each.name}=", json_or_python(each.schema)), not each.is_required)
                 for each in properties(tool.parameters)
             ]
             named.append(in_order(f"{tool.name}(", members(args, rules, f"args-{n}", ", "), ")"))
@@ -54,12 +55,24 @@ class Lfm2:
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
         listed = [
-            f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})" for call in calls
+            f"{call.name}({', '.join(f'{key}={_written(value)}' for key, value in call.arguments.items())})"
+            for call in calls
         ]
         return f"{OPEN}[{', '.join(listed)}]{CLOSE}"
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         return ""
+
+
+def _written(value: object) -> str:
+    """Write a value of Python, its texts in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_written(key)}: {_written(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return repr(value)
 
 
 class _Lfm2Reader(CallReader):

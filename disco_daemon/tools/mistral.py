@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .format import Tool, ToolParser, WrittenCall
-from .grammar import Either, Grammar, JsonValue, Literal, Node, OneOf, Repeated, RuleOf, calls, in_order
+from .grammar import (
+    SPACE,
+    Either,
+    Grammar,
+    JsonValue,
+    Literal,
+    Node,
+    OneOf,
+    Repeated,
+    RuleOf,
+    calls,
+    in_order,
+    optional,
+)
 from .json_calls import ObjectReader, as_json, call_object, header, written
 from .reading import NoCall, Steps
 
@@ -31,8 +44,9 @@ class MistralList:
         return f"{OPEN}[{header(tools)}"
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:
-        one = calls(call_object(tools), parallel=parallel, between=Literal(", "))
-        return Grammar(in_order(f"{OPEN}[", one.root, "]"), one.rules)
+        one = calls(call_object(tools, tail=optional(RuleOf("id"))), parallel=parallel, between=Literal(", "))
+        call_id = in_order(', "id": "', Repeated(_ID_CHARACTER, N_ID, N_ID), '"')
+        return Grammar(in_order(OPEN, SPACE, "[", one.root, "]"), {**one.rules, "id": call_id})
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         return _MistralReader(tools, self.opening)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .format import Tool, ToolParser, WrittenCall
-from .grammar import SPACE, Either, Grammar, InOrder, JsonValue, Literal, Node, Until, calls, in_order, optional
-from .json_calls import CLOSE, OPEN, as_json
+from .grammar import SPACE, Either, Grammar, InOrder, Literal, Node, Until, calls, in_order, optional
+from .json_calls import CLOSE, OPEN, as_json, json_or_python
 from .reading import CallReader, NoCall, Steps, quoted
 from .schemas import TYPES, Property, properties, type_of, types_of
 
@@ -63,7 +63,7 @@ def _value(each: Property) -> Node:
         return in_order(Either(tuple(Literal(value) for value in values)), f"\n{END_PARAMETER}")
     if "string" in types_of(each.schema, each.schema):
         return Until(f"\n{END_PARAMETER}")
-    return in_order(JsonValue(each.schema), f"\n{END_PARAMETER}")
+    return in_order(json_or_python(each.schema), f"\n{END_PARAMETER}")
 
 
 def _written(call: WrittenCall) -> str:

@@ -68,6 +68,14 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
     return found or TYPES
 
 
+def python_words(schema: Mapping[str, Any]) -> list[str]:
+    """Return which of Python's words a value by a schema may be."""
+    if "enum" in schema or "const" in schema:
+        return []
+    kinds = types_of(schema, schema)
+    return ["True", "False"] * ("boolean" in kinds) + ["None"] * ("null" in kinds)
+
+
 def type_of(value: object) -> str:
     """Return JSON's name for the type of a value."""
     match value:
