@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -24,11 +25,12 @@ from disco_daemon.engine.llama.text import TextStream
 from disco_daemon.engine.llama.thinking import ThinkingText
 from disco_daemon.engine.llama.vocabulary import Vocabulary
 from disco_daemon.models.default import default_model_path
-from disco_daemon.tools.detect import TemplateTools
+from disco_daemon.tools.detect import TemplateTools, detect
 from disco_daemon.tools.format import Tool, WrittenCall, tools_of
 from disco_daemon.tools.formats import BY_NAME, GENERIC
 from disco_daemon.types import ToolUse
 
+TEMPLATES = Path(__file__).parents[1] / "fixtures/templates/tools"
 HERMES = BY_NAME["hermes"]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 REQUESTED = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": CITY}}
@@ -231,6 +233,22 @@ def test_a_template_that_knows_no_tools_gets_them_and_calls_and_results_as_text(
     ]
     assert BLIND.shown(FORCED) is None
     assert [m["role"] for m in BLIND.messages([{"role": "system", "content": "Be brief."}], FORCED)] == ["system"]
+
+
+def test_mistrals_templates_get_ids_of_nine_characters_and_calls_and_results_still_belong_together() -> None:
+    template = TEMPLATES / "mistralai-Mistral-Nemo-Instruct-2407.jinja"
+    chat = ChatTemplate(template.read_text(), "<s>", "</s>")
+    calling = Calling(detect(lambda messages, tools: chat.render(messages, tools=tools)))
+    long = "call_0123456789abcdef01234567"
+    call = {"id": long, "type": "function", "function": {"name": "look", "arguments": {"city": "Rome"}}}
+    said = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": long, "name": "look", "content": "sunny"},
+    ]
+    shown = calling.messages(said, FORCED)
+    assert shown[1]["tool_calls"][0]["id"] == shown[2]["tool_call_id"]
+    assert "sunny" in chat.render(shown, tools=calling.shown(FORCED))
 
 
 def test_a_model_that_knows_no_tools_has_no_grammar_for_calls_of_its_own() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ...tools.detect import TemplateTools
 from ...tools.format import Tool, ToolError, WrittenCall
+from ...tools.mistral import N_ID, Mistral, MistralList
 from ...types import ToolUse
 from ..tool_rules import offered
 from .calls import CallingText, OpeningMark
@@ -16,13 +20,15 @@ from .refusals import ToolsError
 from .text import TextStream
 
 Message = Mapping[str, Any]
+MAX_KNOWN = 8  # grammars; one of twenty tools takes 50 ms to make, and an agent asks with the same ones again and again
 
 
 class Calling:
-    """The tools of requests, by the format of one model's chat template."""
+    """The tools of requests, by the format of one model's chat template; knows the latest grammars."""
 
     def __init__(self, template: TemplateTools) -> None:
         self._template, self._form = template, template.format
+        self._grammars: dict[bytes, str] = {}
 
     @property
     def name(self) -> str:
@@ -43,6 +49,8 @@ class Calling:
     def messages(self, messages: Sequence[Message], use: ToolUse | None) -> list[Message]:
         """Return the messages as the template can show them. Raises ToolsError."""
         found = list(self._written(messages))
+        if isinstance(self._form, Mistral | MistralList):
+            found = [_with_short_ids(message) for message in found]
         told = self._form.instructions(self._offered(use)) if use is not None else ""
         return _with_instructions(found, told) if told else found
 
@@ -71,11 +79,18 @@ class Calling:
 
         Where the model may also say something, a schema that no grammar can say leaves the arguments free.
         """
+        key = msgspec.json.encode(use)
+        if (known := self._grammars.get(key)) is not None:
+            return known
         calls = self._form.grammar(self._allowed(use), parallel=use.parallel)
         try:
-            return grammar_of_calls(calls, lenient=not use.forced)
+            made = grammar_of_calls(calls, lenient=not use.forced)
         except GrammarError as e:
             raise ToolsError(str(e)) from e
+        if len(self._grammars) >= MAX_KNOWN:
+            del self._grammars[next(iter(self._grammars))]
+        self._grammars[key] = made
+        return made
 
     def text(self, use: ToolUse, inner: TextStream, stop: Sequence[str], given: str = "") -> CallingText:
         """Make a stream that keeps calls apart from other text; `inner` makes text of bytes."""
@@ -103,6 +118,22 @@ def _with_instructions(messages: list[Message], told: str) -> list[Message]:
         first = {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{told}".lstrip()}
         return [first, *messages[1:]]
     return [{"role": "system", "content": told}, *messages]
+
+
+def _with_short_ids(message: Message) -> Message:
+    """Return a message with ids of calls as Mistral's templates demand them: the same id gives the same one."""
+    made = dict(message)
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [{**call, "id": _short(call.get("id"))} for call in calls]
+    if "tool_call_id" in message:
+        made["tool_call_id"] = _short(message["tool_call_id"])
+    return made
+
+
+def _short(id_: object) -> str:
+    text = str(id_)
+    fits = len(text) == N_ID and text.isascii() and text.isalnum()
+    return text if fits else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:N_ID]
 
 
 def _written_call(call: Message) -> WrittenCall:

@@ -54,6 +54,8 @@ class Converter(SchemaConverter):  # type: ignore[misc]
         """Make the rules of one schema."""
         self._step(0)
         plain = self._plain(schema)
+        if isinstance(plain, dict) and [] in (plain.get("enum"), plain.get("anyOf"), plain.get("oneOf")):
+            raise GrammarError("The JSON schema has an 'enum' or 'anyOf' of no values: no answer could hold to it.")
         if name and isinstance(plain, dict) and not plain.keys() & _BINDS:
             self._add_primitive("value", PRIMITIVE_RULES["value"])
             return "value"
@@ -66,7 +68,10 @@ class Converter(SchemaConverter):  # type: ignore[misc]
         if not isinstance(schema, dict) or "$ref" in schema:
             return schema
         if parts := schema.get("allOf"):
-            schema = self._merged({k: v for k, v in schema.items() if k != "allOf"}, *parts)
+            base = {k: v for k, v in schema.items() if k != "allOf"}
+            if len(parts) == 1 and not base.keys() & _BINDS:
+                return self._plain(parts[0])
+            schema = self._merged(base, *parts)
         kind = "anyOf" if "anyOf" in schema else "oneOf"
         if kind in schema:
             base = {k: v for k, v in schema.items() if k != kind}
@@ -75,8 +80,8 @@ class Converter(SchemaConverter):  # type: ignore[misc]
             kinds = [_of_type(schema, kind) for kind in types]
             return {"anyOf": [kind for kind in kinds if kind.get("enum") != []]}
         missing = set(schema.get("required", ())) - schema.get("properties", {}).keys()
-        if missing and schema.get("type", "object") == "object":
-            rest = schema.get("additionalProperties", {})
+        rest = schema.get("additionalProperties", {})
+        if missing and rest is not False and schema.get("type", "object") == "object":
             more = {name: rest for name in schema["required"] if name in missing}
             return schema | {"properties": schema.get("properties", {}) | more}
         return schema
