@@ -116,6 +116,15 @@ def test_ids_are_known_where_the_text_is_exactly_theirs() -> None:
     assert not text.whole
 
 
+def test_thoughts_that_belong_to_the_format_are_kept_apart_without_tools_too() -> None:
+    calling = Calling(TemplateTools(BY_NAME["gpt-oss"], shows_tools=True, writes_calls=True, writes_results=True))
+    assert calling.reads(None)
+    assert not BLIND.reads(None)
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello"
+    assert read(calling.text(None, TextStream(), ()), [said[:30].encode(), said[30:].encode()]) == ("Hello", [], "Hm.")
+    assert read(calling.text(None, TextStream(), ()), [b'{"a": 1}']) == ('{"a": 1}', [], "")
+
+
 # --- where a grammar begins ---------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ...tools.detect import TemplateTools
 from ...tools.format import Tool, ToolError, WrittenCall
+from ...tools.gpt_oss import GptOss
 from ...tools.mistral import N_ID, Mistral, MistralList
 from ...types import ToolUse
 from ..tool_rules import offered
@@ -92,9 +93,13 @@ class Calling:
         self._grammars[key] = made
         return made
 
-    def text(self, use: ToolUse, inner: TextStream, stop: Sequence[str], given: str = "") -> CallingText:
+    def reads(self, use: ToolUse | None) -> bool:
+        """Whether an answer has to be read by the format: also without tools where that keeps thoughts apart."""
+        return use is not None or isinstance(self._form, GptOss)
+
+    def text(self, use: ToolUse | None, inner: TextStream, stop: Sequence[str], given: str = "") -> CallingText:
         """Make a stream that keeps calls apart from other text; `inner` makes text of bytes."""
-        return CallingText(inner, self._form.parser(self._allowed(use)), stop, given)
+        return CallingText(inner, self._form.parser(self._allowed(use) if use is not None else ()), stop, given)
 
     def mark(
         self, use: ToolUse, stream: TextStream, piece: Callable[[int], bytes], tokens: Callable[[str], list[int]]

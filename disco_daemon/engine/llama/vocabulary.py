@@ -188,12 +188,13 @@ class Vocabulary:
 
     def stream(self, request: Generate, prompt: Sequence[int], answer: str) -> TextStream:
         """Make a stream that turns the tokens behind `prompt` and the partial `answer` into text."""
-        stop = request.stop if request.tools is None else ()
+        reads = request.prompt is None and self.calling.reads(request.tools)
+        stop = () if reads else request.stop
         if request.prompt is not None or not self._thinks or (answer and not within(answer)):
             found = TextStream(stop)
         else:
             found = ThinkingText(stop, inside=bool(answer) or self._opens_thought(prompt))
-        if request.tools is None:
+        if not reads:
             return found
         return self.calling.text(request.tools, found, request.stop, "" if within(answer) else answer)
 
@@ -206,7 +207,8 @@ class Vocabulary:
 
     def shown_piece(self, request: Generate, token: int) -> bytes:
         """Return the bytes of one token of an answer: where there may be calls, with their marks."""
-        return self.piece(token) if request.tools is None else self.piece_with_marks(token)
+        reads = request.prompt is None and self.calling.reads(request.tools)
+        return self.piece_with_marks(token) if reads else self.piece(token)
 
     def piece_with_marks(self, token: int) -> bytes:
         """Return the bytes of one token, those of a mark of calls too."""
