@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
@@ -18,7 +18,7 @@ from disco_daemon.engine.llama.calling import Calling
 from disco_daemon.engine.llama.calls import CallingText, OpeningMark
 from disco_daemon.engine.llama.grammar import GrammarError, grammar_of_calls
 from disco_daemon.engine.llama.model import quiet
-from disco_daemon.engine.llama.refusals import ToolsError
+from disco_daemon.engine.llama.refusals import FormatError, ToolsError
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.template import ChatTemplate
 from disco_daemon.engine.llama.text import TextStream
@@ -214,6 +214,39 @@ def test_a_schema_that_no_grammar_can_say_leaves_the_arguments_free_unless_the_c
         grammar_of_calls(HERMES.grammar(strange, parallel=False))
     loose = grammar_of_calls(HERMES.grammar(strange, parallel=False), lenient=True)
     assert '"\\"x\\"" space ":" space integer' in loose
+
+
+WORDS = st.sampled_from(["a", "string", "x-y", 'q"', "é\n", "root", "", "\\\\", "[", "$defs", "日本"])
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(10**20), 10**20), WORDS)
+KINDS = st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array", "nonsense"])
+
+
+def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    named, several = st.dictionaries(WORDS, inner, max_size=3), st.lists(inner, max_size=3)
+    return st.fixed_dictionaries({}, optional={
+        "type": KINDS | st.lists(KINDS, max_size=3), "properties": named, "required": st.lists(WORDS, max_size=3),
+        "additionalProperties": st.booleans() | inner, "enum": st.lists(VALUES, max_size=3), "const": VALUES,
+        "anyOf": several, "oneOf": several, "allOf": several, "items": inner | several,
+        "$ref": st.sampled_from(["#/$defs/a", "#/properties/a", "#", "#/nowhere", "https://example.invalid/x"]),
+        "$defs": named, "minItems": st.integers(0, 3), "maxItems": st.integers(0, 3), "maxLength": st.integers(0, 9),
+        "pattern": st.sampled_from(["^a+$", "^(a|b{2,3})$", "a", "^[", "^\\\\d$", '^"$']),
+        "format": st.sampled_from(["date", "uuid", "email"]), "not": inner,
+    })  # fmt: skip
+
+
+@given(st.recursive(keywords(st.just({})), keywords, max_leaves=8))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+def test_whatever_schema_a_client_writes_is_a_grammar_or_refused(vocabulary: Vocabulary, of: dict[str, Any]) -> None:
+    odd = Tool("look", "", {"type": "object", "properties": {"x": of}, "required": ["x"], "$defs": of.get("$defs", {})})
+    try:
+        grammar = grammar_of_calls(HERMES.grammar([odd], parallel=True))
+        sampler = Sampler(
+            wire.Generate(id="r", messages=[]), vocabulary.n_tokens, vocab=vocabulary.handle, grammar=grammar
+        )
+    except (GrammarError, FormatError):
+        return
+    assert allows(sampler, vocabulary, "<tool_call>")
+    sampler.close()
 
 
 # --- prompts ------------------------------------------------------------------------------------------------------
