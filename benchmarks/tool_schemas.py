@@ -34,6 +34,7 @@ def _tool(name: str, description: str, parameters: Schema) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
+_BYTE = {"type": "integer", "minimum": 0, "maximum": 255}
 _ADDRESS = _object("street city", street=_text(), city=_text(), zip={"type": ["string", "null"], "maxLength": 8})
 _NODE = {
     "type": "object",
@@ -49,7 +50,8 @@ TOOLS: list[dict[str, Any]] = [
           _object("to subject body", to=_list(_text(most=12), minItems=1), subject=_text(), body=_text(most=30),
                   attachments=_list(_object("path", path=_text(), inline={"type": "boolean"}), 1))),
     _tool("read_file", "Read lines of a text file.",
-          _object("path", path=_text("Absolute path"), offset={"type": "integer"}, limit={"type": "integer"})),
+          _object("path", path=_text("Absolute path"), offset={"type": "integer", "minimum": 1},
+                  limit={"type": "integer", "minimum": 1, "maximum": 2000})),
     _tool("edit_file", "Replace texts in a file.",
           _object("path edits dry_run", path=_text(), dry_run={"type": "boolean"},
                   edits=_list(_object("old_text new_text", old_text=_text(), new_text=_text()), minItems=1))),
@@ -76,7 +78,7 @@ TOOLS: list[dict[str, Any]] = [
           {"$defs": {"node": _NODE}} | _object("where", where={"$ref": "#/$defs/node"})),
     _tool("set_light", "Set a lamp.",
           _object("entity", entity=_text(), color={"anyOf": [{"enum": ["warm", "cold"]}, _object("r g b",
-              r={"type": "integer"}, g={"type": "integer"}, b={"type": "integer"})]}, brightness={"type": "number"})),
+              r=_BYTE, g=_BYTE, b=_BYTE)]}, brightness={"type": "number", "minimum": 0, "maximum": 1})),
     _tool("refund", "Refund a payment.",
           _object("payment reason", payment={"type": "string", "pattern": "^pay_[a-z0-9]{6}$"},
                   reason={"enum": ["duplicate", "fraudulent", "requested_by_customer"]},
@@ -124,6 +126,8 @@ def problems(value: Any, schema: Any, root: Schema, where: str = "$") -> Iterato
     kinds = schema.get("type", list(_TYPES))
     if not any(_is_a(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
         yield f"{where} is no {kinds}"
+    if isinstance(value, int | float) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        yield f"{where} is {value}"
     if isinstance(value, dict):
         yield from _of_object(value, schema, root, where)
     if isinstance(value, list):

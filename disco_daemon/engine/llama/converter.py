@@ -1,8 +1,9 @@
 """llama.cpp's converter of JSON schemas to grammars, with bounds, and with what schemas of tools need.
 
-The converter leaves out what stands beside `anyOf` or a list of types, names a reference by its last word, lets line
-feeds stand in a string as they are, and knows no value without a type. All it writes is JSON that the schema allows,
-but for what no grammar counts here: `minimum`, `uniqueItems`, `not` and the like.
+The converter leaves out what stands beside `anyOf` or a list of types, and the bounds of numbers; it names a reference
+by its last word, lets line feeds stand in a string as they are, and knows no value without a type. All that this one
+writes is JSON that the schema allows, but for what no grammar counts here: `multipleOf`, `uniqueItems`, `not` and the
+like.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, PRIMITIVE_RULES, RESERVED_NAMES, BuiltinRule, SchemaConverter
 
 from .patterns import spell
+from .ranges import bounded, has_bounds
 
 MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cpp reads that in milliseconds
 MAX_STEPS = 10_000  # schemas and rules looked at: references may lead to the same ones again and again
@@ -27,6 +29,7 @@ _BINDS = frozenset({
     "$ref", "oneOf", "anyOf", "allOf", "type", "const", "enum", "properties", "required", "additionalProperties",
     "items", "prefixItems", "pattern", "format", "minLength", "maxLength",
 })  # fmt: skip
+_VALUES = frozenset({"$ref", "oneOf", "anyOf", "allOf", "const", "enum"})
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "boolean": (bool,), "null": (type(None),), "integer": (int,), "number": (int, float),
     "object": (dict,), "array": (list,),
@@ -59,7 +62,16 @@ class Converter(SchemaConverter):  # type: ignore[misc]
         if name and isinstance(plain, dict) and not plain.keys() & _BINDS:
             self._add_primitive("value", PRIMITIVE_RULES["value"])
             return "value"
+        if isinstance(plain, dict) and plain.get("type") in ("integer", "number") and not plain.keys() & _VALUES:
+            return self._number(plain, name) if has_bounds(plain) else super().visit(plain, name)
         return super().visit(plain, name)
+
+    def _number(self, schema: dict[str, Any], name: str) -> Any:
+        """Make the rule of a number within bounds."""
+        numbers = bounded(schema, is_integer=schema["type"] == "integer")
+        if not numbers:
+            raise GrammarError("The JSON schema has a 'minimum' above its 'maximum': no answer could hold to it.")
+        return self._add_rule(f"{name}-" if name in RESERVED_NAMES else name or "root", f"({numbers}) space")
 
     def _plain(self, schema: Any) -> Any:
         """Return a schema that says the same in words that the converter knows."""
