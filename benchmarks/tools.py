@@ -1,6 +1,6 @@
 """Whether forced calls of tools are calls: JSON, and as the tools' schemas say.
 
-    python -m benchmarks.tools [--answers 200] [--json]
+    python -m benchmarks.tools [--answers 200] [--first 0] [--json]
 
 A daemon with the embedded model, which knows no tools, is asked by the unmodified `openai` client to call each of
 twenty tools in turn, by a name or by `required`, with another seed each time, in one piece and streamed. Only form is
@@ -121,23 +121,23 @@ async def _device(folder: Path) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def measure(n_answers: int) -> dict[str, Any]:
-    """Ask for calls, each in one piece and streamed; return how many are as they should be, and the faults."""
+async def measure(n_answers: int, first: int = 0) -> dict[str, Any]:
+    """Ask for calls from number `first` on, each in one piece and streamed; return how many are as they should be."""
     faults: list[str] = []
     counts = {"whole": 0, "streamed": 0, "alike": 0}
     with tempfile.TemporaryDirectory(prefix="disco-tools-") as folder:
         async with _device(Path(folder)) as client:
-            for number in range((n_answers + 1) // 2):
+            for number in range(first, first + (n_answers + 1) // 2):
                 tool = TOOLS[number % len(TOOLS)]
                 both = {}
-                for kind in itertools.islice(("whole", "streamed"), n_answers - 2 * number):
+                for kind in itertools.islice(("whole", "streamed"), n_answers - 2 * (number - first)):
                     both[kind] = found = await ask(client, number, stream=kind == "streamed")
                     fault = found.fault(tool)
                     counts[kind] += fault is None
                     faults += [f"{number} {tool['function']['name']}, {kind}: {fault}"] if fault else []
                 counts["alike"] += len({(call.name, call.arguments) for call in both.values()}) == 1
                 if number % 10 == 9:
-                    progress(f"{2 * (number + 1)} answers, {len(faults)} at fault")
+                    progress(f"{2 * (number - first + 1)} answers, {len(faults)} at fault")
     return {
         "answers": n_answers, "calls": counts["whole"] + counts["streamed"], "pairs": (n_answers + 1) // 2, **counts,
         "faults": faults,
@@ -158,9 +158,10 @@ def main() -> int:
     """Measure by the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=at_least(1), default=200, help="how many calls (default: %(default)s)")
+    parser.add_argument("--first", type=at_least(0), default=0, help="the number of the first one, which is its seed")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     args = parser.parse_args()
-    return print_figures(run_measurement(measure(args.answers)), table, as_json=args.json)
+    return print_figures(run_measurement(measure(args.answers, args.first)), table, as_json=args.json)
 
 
 if __name__ == "__main__":
