@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from contextlib import aclosing
 from dataclasses import replace
 
 from aiohttp import web
 
-from ..conductor import Conductor, ignored_by, planned_quality
-from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import Delivery, GenerationRequest, Side
-from . import cross_origin, documents, embeddings, fleet, openai, partner, servers, sse, trace
+from ..conductor import Conductor
+from ..errors import RequestError
+from ..types import Delivery, Side
+from . import answering, cross_origin, documents, embeddings, fleet, openai, partner, servers, sse, trace
+from .answering import CONDUCTOR, TURNSTILE, Turnstile, answer, created, named, names, new_id, received
+from .bodies import decoded
 from .connections import body, bounded
 from .documents import Documents
 from .doors import DOOR, UnixDoor, check_control, fit
-from .failures import MAX_BODY, failure, json_response, shape_errors, signed, unexpected
+from .failures import MAX_BODY, json_response, shape_errors, signed
 from .guard import CONFIG, ApiConfig, check_caller
 from .metrics import Metrics
-from .names import ModelNames, NamedModel
 from .scrape import METRICS, counted, scraped
-from .shapes import AnswerShape, ChatShape, TextShape
-
-
-class Turnstile:
-    """Lets one new request in per turn of the event loop.
-
-    Starting an answer takes a millisecond or two; fifty at once would keep every running stream waiting for all of it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def enter(self) -> None:
-        """Wait for a turn of the loop."""
-        async with self._lock:
-            await asyncio.sleep(0)
-
-
-TURNSTILE = web.AppKey("turnstile", Turnstile)
-CONDUCTOR = web.AppKey("conductor", Conductor)
+from .shapes import ChatShape, TextShape
+from .wishes import parse_adjustment
 
 
 def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics: Metrics) -> web.Application:
@@ -73,33 +54,29 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions: Answer a conversation, streamed or whole, on the device, the server or both."""
-    chat, extra = openai.parse(await _body(request))
-    request_id = _new_id()
-    named = _named(request, chat.model)
-    generation = replace(openai.to_generation(chat, extra, request_id, named.sides), adapter=named.adapter)
-    return await _answer(request, chat, generation, ChatShape(request_id, _created(request), chat.model))
+    return await answering.chat(request, decoded(await received(request)), ChatShape)
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions: Continue a raw prompt, text or token ids, on the device."""
-    asked, extra = openai.parse_completion(await _body(request))
-    request_id = _new_id()
-    named = _named(request, asked.model)
+    asked, extra = openai.parse_completion(await received(request))
+    request_id = new_id()
+    model = named(request, asked.model)
     if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
         msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
-    generation = replace(openai.to_raw_generation(asked, extra, request_id, named.sides), adapter=named.adapter)
-    return await _answer(request, asked, generation, TextShape(request_id, _created(request), asked.model))
+    generation = replace(openai.to_raw_generation(asked, extra, request_id, model.sides), adapter=model.adapter)
+    return await answer(request, asked, generation, TextShape(request_id, created(request), asked.model))
 
 
 async def _embed(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings: Turn texts into vectors by the device's model: the mean of its last layer."""
-    asked, texts = embeddings.parse(await _body(request))
-    named = _named(request, asked.model)
-    if Side.DEVICE not in named.sides or named.adapter:
+    asked, texts = embeddings.parse(await received(request))
+    model = named(request, asked.model)
+    if Side.DEVICE not in model.sides or model.adapter:
         msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
-    request_id, vectors = _new_id(), embeddings.Vectors(asked, len(texts))
+    request_id, vectors = new_id(), embeddings.Vectors(asked, len(texts))
     async with aclosing(request.app[CONDUCTOR].embed(texts, asked.model, request_id)) as found:
         async for embedding in found:
             vectors.add(embedding)
@@ -107,86 +84,10 @@ async def _embed(request: web.Request) -> web.StreamResponse:
     return web.Response(body=vectors.body(), headers=headers, content_type="application/json")
 
 
-async def _body(request: web.Request) -> bytes:
-    received = await body(request)
-    await request.app[TURNSTILE].enter()
-    return received
-
-
-def _new_id() -> str:
-    return f"req-{secrets.token_hex(8)}"
-
-
-def _created(request: web.Request) -> int:
-    return int(request.app[CONDUCTOR].context.clock.wall())
-
-
-def _named(request: web.Request, model: str) -> NamedModel:
-    """Return what a model name stands for. Raises RequestError."""
-    return _names(request).find(model)
-
-
-def _names(request: web.Request) -> ModelNames:
-    return ModelNames(request.app[CONDUCTOR], request.app[CONFIG].aliases)
-
-
-async def _answer(
-    request: web.Request, asked: openai.AnswerRequest, generation: GenerationRequest, shape: AnswerShape
-) -> web.StreamResponse:
-    """Answer a request, as a stream or as one body."""
-    conductor, request_id = request.app[CONDUCTOR], generation.request_id
-    wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
-    if asked.stream:
-        usage, sides = asked.include_usage, asked.options.sides
-        unheeded = {side: ignored_by(endpoint, generation) for side, endpoint in conductor.context.endpoints.items()}
-        stream = sse.StreamSink(
-            request,
-            shape,
-            request_id,
-            conductor.context.clock,
-            include_usage=usage,
-            token_ids=wanted,
-            sides=sides,
-            quality=quality,
-            ignored=unheeded,
-        )
-        try:
-            outcome = await conductor.run(generation, asked.model, stream)
-            return await stream.finish(outcome)
-        except ReaderGone:
-            raise
-        except DiscoError as e:
-            if not stream.begun:
-                return failure(e, sse.headers(request_id, None))
-            return await stream.fail(e)
-        except Exception as e:
-            if not stream.begun:
-                raise
-            return await stream.fail(unexpected(e))
-        finally:
-            await stream.closed()
-    whole = sse.BodySink(shape, token_ids=wanted)
-    try:
-        outcome = await conductor.run(generation, asked.model, whole)
-    except DiscoError as e:
-        return failure(e, sse.headers(request_id, None))
-    if quality is not None:
-        quality = "whole" if outcome.split is None else str(outcome.split["quality"])
-    told = sse.headers(
-        request_id,
-        outcome.winner,
-        quality,
-        model=outcome.winner_model,
-        reason=outcome.reason,
-        ignored=outcome.ignored,
-    )
-    return json_response(whole.body(outcome), headers=told | sse.bill(outcome))
-
-
 async def _adjust(request: web.Request) -> web.Response:
     """POST /disco/v1/answers/ID: Change a running answer, by `{"pace_tps": 8}` or `{"delivery": "off"}`."""
     request_id = request.match_info["request_id"]
-    wish = openai.parse_adjustment(await body(request))
+    wish = parse_adjustment(await body(request))
     delivery = None if wish.delivery is None else Delivery(wish.delivery)
     if not request.app[CONDUCTOR].in_flight.adjust(request_id, pace_tps=wish.pace_tps, delivery=delivery):
         msg = f"No answer '{request_id}' is running."
@@ -196,12 +97,12 @@ async def _adjust(request: web.Request) -> web.Response:
 
 async def _models(request: web.Request) -> web.Response:
     """GET /v1/models: List the models that may be asked for now, aliases and their patterns too."""
-    return json_response({"object": "list", "data": _names(request).cards()})
+    return json_response({"object": "list", "data": names(request).cards()})
 
 
 async def _model(request: web.Request) -> web.Response:
     """GET /v1/models/NAME: Show one model, also one that only a pattern of an alias has."""
-    return json_response(_names(request).card(request.match_info["name"]))
+    return json_response(names(request).card(request.match_info["name"]))
 
 
 # --- the daemon itself --------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ import msgspec
 from aiohttp import web
 
 from ..errors import ConfigError, RequestError
-from . import openai
 from .connections import body
 from .doors import fit
+from .wishes import parse_settings
 
 MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
 TAIL_KNOBS = {
@@ -159,7 +159,7 @@ async def _settings(request: web.Request) -> web.Response:
 
 async def _change(request: web.Request) -> web.Response:
     """PATCH /disco/v1/settings: Write settings, such as `{"device.usd_per_kwh": 2.5}`: all that it names, or none."""
-    changes = openai.parse_settings(await body(request))
+    changes = parse_settings(await body(request))
     try:
         return as_json(await request.app[DOCUMENTS].change(changes))
     except ConfigError as e:

@@ -12,7 +12,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import RequestError
 from ..types import Embedding
-from .openai import MAX_INT, MAX_TOKEN_ID, DiscoOptions, convert, decoded
+from .bodies import convert, decoded
+from .openai import MAX_INT, MAX_TOKEN_ID, DiscoOptions
 
 MAX_INPUTS = 2048  # texts of one request, as OpenAI
 MAX_RESPONSE = 64 * 1024 * 1024  # bytes of one response; 2,048 vectors of 4,096 numbers in base64 are 45 million

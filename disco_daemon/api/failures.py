@@ -1,10 +1,11 @@
-"""Errors as responses: JSON in OpenAI's shape, with the right status."""
+"""Errors as responses: JSON in the shape of the API that was asked, with the right status."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,10 @@ from aiohttp import web
 from ..errors import DiscoError, ReaderGone, RequestError
 from .scrape import Handler
 from .shapes import error_body
+
+ErrorShape = Callable[[DiscoError], dict[str, Any]]
+# Of paths by their beginning, whose clients know another shape than OpenAI's.
+ERROR_SHAPES: dict[str, ErrorShape] = {}
 
 log = logging.getLogger("disco.api")
 
@@ -29,15 +34,22 @@ def json_response(payload: Any, status: int = 200, headers: dict[str, str] | Non
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-def failure(error: DiscoError, headers: dict[str, str] | None = None) -> web.Response:
-    """Return an error in OpenAI's shape; one that asks to come again has a Retry-After."""
+def error_shape(path: str) -> ErrorShape:
+    """Return the shape that errors have for clients of this path: OpenAI's, where no other API has it."""
+    return next((shape for begin, shape in ERROR_SHAPES.items() if path.startswith(begin)), error_body)
+
+
+def failure(
+    error: DiscoError, headers: dict[str, str] | None = None, *, shape: ErrorShape = error_body
+) -> web.Response:
+    """Return an error as a response; one that asks to come again has a Retry-After."""
     headers = dict(headers or {})
     retry_after_s = getattr(error, "retry_after_s", None)
     if error.status == 503 and (retry_after_s is None or not math.isfinite(retry_after_s)):
         retry_after_s = RETRY_S
     if retry_after_s is not None and math.isfinite(retry_after_s):
         headers["Retry-After"] = str(round(min(MAX_RETRY_S, max(1.0, retry_after_s))))
-    return json_response(error_body(error), error.status, headers)
+    return json_response(shape(error), error.status, headers)
 
 
 def unexpected(error: BaseException) -> DiscoError:
@@ -59,38 +71,39 @@ def too_large() -> RequestError:
 
 def of_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
     """Return an error that aiohttp raises by itself as one of ours."""
-    where = plain(f"{request.method} {request.path}")
+    where, shape = plain(f"{request.method} {request.path}"), error_shape(request.path)
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return failure(too_large())
+        return failure(too_large(), shape=shape)
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         msg = f"{plain(request.method)} is not allowed here; use {allowed}."
-        return failure(RequestError(msg, status=405), {"Allow": allowed})
+        return failure(RequestError(msg, status=405), {"Allow": allowed}, shape=shape)
     if isinstance(error, web.HTTPNotFound):
-        return failure(RequestError(f"Invalid URL ({where})", status=404, code="not_found"))
-    return failure(RequestError(f"{error.reason} ({where})", status=error.status))
+        return failure(RequestError(f"Invalid URL ({where})", status=404, code="not_found"), shape=shape)
+    return failure(RequestError(f"{error.reason} ({where})", status=error.status), shape=shape)
 
 
 @web.middleware
 async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every error OpenAI's shape, also an unexpected one."""
+    """Give every error the shape that its path's clients know, also an unexpected one."""
+    shape = error_shape(request.path)
     try:
         return await handler(request)
     except ReaderGone as e:
         raise asyncio.CancelledError from e  # as if aiohttp had noticed it first
     except DiscoError as e:
-        return failure(e)
+        return failure(e, shape=shape)
     except web.HTTPException as e:
         return of_http(e, request)
     except web.RequestPayloadError as e:
-        return failure(RequestError(f"The request body cannot be read: {plain(e)}"))
+        return failure(RequestError(f"The request body cannot be read: {plain(e)}"), shape=shape)
     except ConnectionError:
         raise  # the client has left: there is no response to write
     except Exception as e:
         if request.writer.output_size:  # the answer has begun: only its end can say that it is not whole
             unexpected(e)
             raise ConnectionResetError("the answer broke off") from e
-        return failure(unexpected(e))
+        return failure(unexpected(e), shape=shape)
 
 
 async def signed(_request: web.Request, response: web.StreamResponse) -> None:

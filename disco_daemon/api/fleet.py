@@ -10,10 +10,10 @@ from aiohttp import web
 from msgspec import Meta
 
 from ..errors import ConfigError, RequestError
+from .bodies import convert, decoded
 from .connections import body
 from .documents import DOCUMENTS, as_json
 from .member_routes import code_made, revoked
-from .openai import convert, decoded
 
 
 class DrainWish(msgspec.Struct, forbid_unknown_fields=True):

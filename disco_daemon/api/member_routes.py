@@ -10,9 +10,9 @@ from aiohttp import web
 from msgspec import Meta
 
 from ..errors import ConfigError, RequestError
+from .bodies import convert, decoded
 from .connections import body
 from .documents import as_json
-from .openai import convert, decoded
 
 
 class PairWish(msgspec.Struct, forbid_unknown_fields=True):

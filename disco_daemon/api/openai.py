@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -11,12 +10,12 @@ from msgspec import UNSET, Meta, UnsetType
 from ..errors import RequestError
 from ..types import Delivery, Drawing, GenerationRequest, Sampling, Side, SplitMode, SplitWish
 from ..types.drawing import WishError, drawing_of
+from .bodies import convert, decoded, invalid
 from .chat_messages import begun_text, check_message, flattened, has_text_only
 
 MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire format has them
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
 MAX_STOP = 4  # stop sequences, as OpenAI
-MAX_DEPTH = 64  # objects and arrays within each other: readers further on recurse
 MAX_COST_USD = 1e6  # of one answer; more is a mistake
 MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
 COMPLETION_TOKENS = 16  # OpenAI's default for text completions
@@ -40,30 +39,6 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     max_cost_usd: Annotated[float, Meta(ge=0, le=MAX_COST_USD)] | None = None
     split_mode: SplitMode | None = None
     theta: Annotated[float, Meta(gt=0, le=1)] | None = None
-
-
-class Adjustment(msgspec.Struct, forbid_unknown_fields=True):
-    """A reader's change to a running answer."""
-
-    delivery: Literal["reserve", "paced", "off"] | None = None
-    pace_tps: Annotated[float, Meta(gt=0, le=MAX_PACE_TPS)] | None = None
-
-
-class ServerWish(msgspec.Struct, forbid_unknown_fields=True):
-    """A server to check or to write down. Its key is never shown."""
-
-    base_url: Annotated[str, Meta(max_length=512)]
-    api_key: Annotated[str, Meta(max_length=4096)] | None = None
-    model: Annotated[str, Meta(max_length=512)] | None = None
-
-    def __repr__(self) -> str:
-        return f"ServerWish({self.base_url!r}, model={self.model!r})"
-
-
-class DeviceWish(msgspec.Struct, forbid_unknown_fields=True):
-    """One of the models on this machine, by name or path; empty is the default one."""
-
-    model: Annotated[str, Meta(max_length=4096)]
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True):
@@ -117,10 +92,7 @@ class CompletionRequest(AnswerRequest, kw_only=True):
     suffix: Any = None
 
 
-_decoder = msgspec.json.Decoder(dict[str, Any])
 _A = TypeVar("_A", bound=AnswerRequest)
-_S = TypeVar("_S", bound=msgspec.Struct)
-_TOO_DEEP = f"The request body is nested too deeply: more than {MAX_DEPTH} objects and arrays within each other."
 _PREFER = "prefer-"
 # Parameters of text completions that no endpoint here honours, with the values that ask for nothing.
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
@@ -135,8 +107,13 @@ _TRIVIAL: dict[str, tuple[Any, ...]] = {
 
 
 def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
-    """Decode and check a chat; return it with the parameters that a server gets as they are. Raises RequestError."""
-    request, extra = _decode_request(body, ChatRequest)
+    """Decode a chat, and check it. Raises RequestError."""
+    return parse_chat(decoded(body))
+
+
+def parse_chat(raw: dict[str, Any]) -> tuple[ChatRequest, dict[str, Any]]:
+    """Check a chat; return it with the parameters that a server gets as they are. Raises RequestError."""
+    request, extra = _read(raw, ChatRequest)
     for index, message in enumerate(request.messages):
         check_message(index, message)
     if request.continue_final_message and request.messages[-1]["role"] != "assistant":
@@ -149,7 +126,7 @@ def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
 
 def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
     """Decode and check a text completion, as `parse`. Raises RequestError."""
-    request, extra = _decode_request(body, CompletionRequest)
+    request, extra = _read(decoded(body), CompletionRequest)
     for name, trivial in _TRIVIAL.items():
         value = getattr(request, name)
         if not any(type(value) is type(nothing) and value == nothing for nothing in trivial):
@@ -158,90 +135,7 @@ def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
     return request, extra
 
 
-def parse_adjustment(body: bytes) -> Adjustment:
-    """Decode a change to a running answer. Raises RequestError, also for an empty one."""
-    found = convert(decoded(body), Adjustment)
-    if found == Adjustment():
-        raise RequestError("Nothing to change: give 'pace_tps' or 'delivery'.")
-    return found
-
-
-def parse_settings(body: bytes) -> dict[str, Any]:
-    """Decode changes of settings, `section.name` to value. Raises RequestError, also for none."""
-    changes = decoded(body)
-    if not changes:
-        raise RequestError('Nothing to change: give settings, such as {"device.usd_per_kwh": 2.5}.')
-    return changes
-
-
-def parse_device(body: bytes) -> str:
-    """Decode a choice among the models on this machine. Raises RequestError."""
-    return convert(decoded(body), DeviceWish).model.strip()
-
-
-def parse_server(body: bytes) -> ServerWish:
-    """Decode a server, without white space around its parts (a mistake of pasting). Raises RequestError."""
-    wish = convert(decoded(body), ServerWish)
-    return ServerWish(wish.base_url.strip(), (wish.api_key or "").strip(), (wish.model or "").strip())
-
-
-def decoded(body: bytes) -> dict[str, Any]:
-    """Decode a request's JSON object. Raises RequestError."""
-    try:
-        raw = _decoder.decode(body)
-    except msgspec.MsgspecError as e:
-        msg = f"We could not parse the JSON body of your request: {e}"
-        raise RequestError(msg) from e
-    except UnicodeDecodeError as e:
-        raise RequestError("The request body is not UTF-8.") from e
-    except RecursionError as e:
-        raise RequestError(_TOO_DEEP) from e
-    _check_carried(body, raw)
-    return raw
-
-
-def _check_carried(body: bytes, raw: dict[str, Any]) -> None:
-    """Raise RequestError for values that cannot be passed on to the engine: deep nesting, integers beyond 64 bits."""
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _deeper(raw):
-        raise RequestError(_TOO_DEEP)
-    for name, value in raw.items():
-        try:
-            msgspec.msgpack.encode(value)
-        except OverflowError as e:
-            msg = f"Invalid value for '{name}': it holds an integer that does not fit into 64 bits."
-            raise RequestError(msg, param=name, code="invalid_value") from e
-
-
-def _deeper(raw: Any) -> bool:
-    """Whether a value is nested more deeply than MAX_DEPTH."""
-    level: list[Any] = [raw]
-    for _ in range(MAX_DEPTH):
-        inner = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [item for items in inner for item in items if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
-    """Convert a JSON object to a checked structure. Raises RequestError."""
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as e:
-        raise _invalid(e) from e
-
-
-def _invalid(error: msgspec.ValidationError) -> RequestError:
-    """Return the error for a value of the wrong type, or out of bounds."""
-    param = _param(str(error))
-    return RequestError(
-        f"Invalid value for '{param}': {error}" if param else str(error), param=param, code="invalid_type"
-    )
-
-
-def _decode_request(body: bytes, kind: type[_A]) -> tuple[_A, dict[str, Any]]:
-    """Return a request, and its fields that this daemon does not read."""
-    raw = decoded(body)
+def _read(raw: dict[str, Any], kind: type[_A]) -> tuple[_A, dict[str, Any]]:
     request = convert(raw, kind)
     if request.n not in (None, 1):
         raise RequestError("Only n = 1 is supported: a race has one winner.", param="n", code="unsupported_value")
@@ -263,7 +157,7 @@ def _drawing(extra: dict[str, Any], max_tokens: int | None) -> Drawing:
     except WishError as e:
         raise RequestError(str(e), param=e.param, code="invalid_value") from e
     except msgspec.ValidationError as e:
-        raise _invalid(e) from e
+        raise invalid(e) from e
     if max_tokens is not None and drawing.min_tokens > max_tokens:
         msg = f"'min_tokens' is {drawing.min_tokens}, more than the limit of {max_tokens} tokens."
         raise RequestError(msg, param="min_tokens", code="invalid_value")
@@ -387,12 +281,3 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
         return tuple(prompt)
     msg = "Invalid value for 'prompt': expected text or an array of token ids, and not an empty one."
     raise RequestError(msg, param="prompt", code="invalid_type")
-
-
-def _param(text: str) -> str | None:
-    """Return msgspec's `… - at `$.messages[0].role`` as OpenAI's `messages[0].role`."""
-    if at := re.search(r"at `\$\.([^`]+)`", text):
-        return at[1].replace("[...]", "")
-    if missing := re.search(r"missing required field `([^`]+)`", text):
-        return missing[1]
-    return None

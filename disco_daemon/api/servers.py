@@ -15,7 +15,7 @@ from ..errors import ConfigError, RequestError
 from .connections import body
 from .documents import DOCUMENTS, as_json
 from .doors import fit, may_control
-from .openai import parse_device, parse_server
+from .wishes import parse_device, parse_server
 
 
 def add_routes(app: web.Application) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's wire format: the chunks and bodies of answers. Pure."""
+"""The shapes of answers on the wire: what any of them gives, and OpenAI's chunks and bodies. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 from ..errors import DiscoError
 from ..types import Outcome, Side, Token
+from .events import DONE, KEEP_ALIVE, comment, event
 
 Ids = Sequence[int]
-
-KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment, which no client shows; those of `disco chat` begin with "disco"
 
 
 def error_body(error: DiscoError) -> dict[str, Any]:
@@ -21,13 +20,62 @@ def error_body(error: DiscoError) -> dict[str, Any]:
 
 
 class AnswerShape(ABC):
-    """The shape of an answer; `piece` and `whole` are the `object` of a stream's chunks and of a body."""
+    """One answer as a client's API has it, in the pieces of a stream, each as it is on the wire, or as one body."""
+
+    content_type = "text/event-stream"
+
+    @abstractmethod
+    def token(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> bytes:
+        """Return one token, with its `ids` and the `side` that made it where the client wants them."""
+
+    @abstractmethod
+    def ending(self, outcome: Outcome, *, include_usage: bool) -> bytes:
+        """Return the end of a whole answer."""
+
+    @abstractmethod
+    def failed(self, error: DiscoError) -> bytes:
+        """Return a failure in mid-answer; nothing follows it, so that nobody takes the answer for whole."""
+
+    @abstractmethod
+    def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
+        """Return a whole answer."""
+
+    def note(self, text: str) -> bytes:
+        """Return a remark between two tokens: a comment, where the shape has such."""
+        return comment(text)
+
+    def sign_of_life(self) -> bytes:
+        """Return what a stream sends while there is nothing else to send: a comment.
+
+        It may be the first that leaves. A shape whose clients do not count comments overrides it.
+        """
+        return KEEP_ALIVE
+
+
+class OpenAIShape(AnswerShape):
+    """OpenAI's; `piece` and `whole` are the `object` of a stream's chunks and of a body."""
 
     prefix = piece = whole = ""
 
     def __init__(self, request_id: str, created: int, model: str) -> None:
         self._head = {"id": self.prefix + request_id, "created": created, "model": model}
         self._piece = self._head | {"object": self.piece}
+
+    def token(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> bytes:
+        """Return one token as the event of a chunk."""
+        return event(self.chunk(token, ids, first=first, side=side))
+
+    def ending(self, outcome: Outcome, *, include_usage: bool) -> bytes:
+        """Return the last chunk, the usage block if it is asked for, and the end. The last has the `disco` object."""
+        ends = [self.end(outcome.finish_reason or "stop")]
+        if include_usage:
+            ends.append(self.bill(outcome))
+        ends[-1]["disco"] = outcome.to_json()
+        return b"".join(map(event, ends)) + DONE
+
+    def failed(self, error: DiscoError) -> bytes:
+        """Return a failure as an event: clients read errors only as data. No [DONE] may follow."""
+        return event(error_body(error))
 
     def chunk(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> dict[str, Any]:
         """Return one token of a stream, with its `ids` and the `side` that made it where the client wants them.
@@ -58,13 +106,6 @@ class AnswerShape(ABC):
         found = self._head | {"object": self.whole, "choices": [choice]}
         return found | {"usage": _usage(outcome), "disco": outcome.to_json()}
 
-    def sign_of_life(self) -> bytes:
-        """Return what a stream sends while there is nothing else to send, as it is on the wire: a comment.
-
-        It may be the first that leaves. A shape whose clients do not count comments overrides it.
-        """
-        return KEEP_ALIVE
-
     @abstractmethod
     def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
         """Return a token, or an empty one, as the choice of a chunk."""
@@ -74,7 +115,7 @@ class AnswerShape(ABC):
         """Return all tokens as the choice of a body."""
 
 
-class TextShape(AnswerShape):
+class TextShape(OpenAIShape):
     """`text_completion`, in chunks and whole. Only plain text comes this way."""
 
     prefix, piece, whole = "cmpl-", "text_completion", "text_completion"
@@ -87,7 +128,7 @@ class TextShape(AnswerShape):
         return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": None}
 
 
-class ChatShape(AnswerShape):
+class ChatShape(OpenAIShape):
     """`chat.completion.chunk` and `chat.completion`."""
 
     prefix, piece, whole = "chatcmpl-", "chat.completion.chunk", "chat.completion"

@@ -7,37 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from aiohttp import web
 
 from ..clock import Clock, Deadline
 from ..errors import DiscoError, ReaderGone
-from ..plain import one_line
 from ..types import Outcome, Reason, Side, Token
 from . import signs
-from .shapes import AnswerShape, Ids, error_body
+from .shapes import AnswerShape, Ids
 
 READER_TIMEOUT_S = 300.0  # a reader that takes nothing for this long holds a server's stream open in vain
 
-MAX_NOTE = 1000  # characters of a comment
 _PLAIN = " !#$&'()*+,/:;=?@[]"  # what a header may hold besides letters and digits; the rest is written as %XX
 MAX_NAMED = 20  # ignored fields in a header
 MAX_NAME = 100  # characters of the name of one
-
-_encode = msgspec.json.Encoder().encode
-
-
-def event(payload: Any) -> bytes:
-    """Return one server-sent event, never with an `id:` field: the openai client then trips over comments."""
-    return b"data: " + _encode(payload) + b"\n\n"
-
-
-def comment(text: str) -> bytes:
-    """Return one SSE comment, which clients skip; always one line, whatever the text.
-
-    An empty line follows, so that a client that cuts at empty lines does not lose the event after it.
-    """
-    return f": disco {one_line(text, MAX_NOTE)}\n\n".encode("utf-8", "replace")
 
 
 def headers(
@@ -151,12 +133,12 @@ class StreamSink:
         first = self._winner is None
         self._winner = self._winner or side
         told = side if self._sides or (first and self._has_left) else None
-        self._pending += event(self._shape.chunk(token, self._ids.of(token, side), first=first, side=told))
+        self._pending += self._shape.token(token, self._ids.of(token, side), first=first, side=told)
 
     def note(self, text: str) -> None:
-        """Send a remark between two tokens, as a comment. Before the first token there is no place for it."""
+        """Send a remark between two tokens. Before the first token there is no place for it."""
         if self._winner is not None:
-            self._pending += comment(text)
+            self._pending += self._shape.note(text)
 
     async def flush(self) -> None:
         """Write the tokens taken so far; wait while the client's socket is full. Raises ReaderGone."""
@@ -164,17 +146,13 @@ class StreamSink:
             await self._write(b"")
 
     async def finish(self, outcome: Outcome) -> web.StreamResponse:
-        """Write the end of a whole answer: finish_reason, usage if asked for, the disco object, [DONE]."""
+        """Write the end of a whole answer, as its shape has it."""
         self._winner = outcome.winner
-        ends = [self._shape.end(outcome.finish_reason or "stop")]
-        if self._include_usage:
-            ends.append(self._shape.bill(outcome))
-        ends[-1]["disco"] = outcome.to_json()
-        return await self._write(b"".join(map(event, ends)) + b"data: [DONE]\n\n", last=True)
+        return await self._write(self._shape.ending(outcome, include_usage=self._include_usage), last=True)
 
     async def fail(self, error: DiscoError) -> web.StreamResponse:
-        """Send a failure in mid-answer. Clients read errors only as data; no [DONE] may follow."""
-        return await self._write(event(error_body(error)), last=True)
+        """Send a failure in mid-answer, in-band; nothing may follow."""
+        return await self._write(self._shape.failed(error), last=True)
 
     async def closed(self) -> None:
         """End the signs of life and the deadline; nothing may be written after it."""
@@ -220,7 +198,7 @@ class StreamSink:
         ignored = () if self._winner is None else self._ignored.get(self._winner, ())
         told = headers(self._request_id, self._winner, quality, model=self._model, reason=self._reason, ignored=ignored)
         response = web.StreamResponse(headers=told)
-        response.content_type = "text/event-stream"
+        response.content_type = self._shape.content_type
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
         await response.prepare(self._request)

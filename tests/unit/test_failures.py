@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from disco_daemon.api import app, openai
+from disco_daemon.api import answering, openai
 from disco_daemon.api.connections import Runner
 from disco_daemon.api.failures import MAX_RETRY_S, RETRY_S, failure, plain, shape_errors, signed
 from disco_daemon.api.scrape import Handler
@@ -60,7 +60,7 @@ async def served() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     async def serve(handler: Handler, run: Callable[..., Awaitable[None]] | None = None) -> str:
         found: Any = SimpleNamespace(run=run, context=SimpleNamespace(endpoints={}, private=False, clock=SystemClock()))
         served_app = web.Application(middlewares=[shape_errors])
-        served_app[app.CONDUCTOR] = found
+        served_app[answering.CONDUCTOR] = found
         served_app.on_response_prepare.append(signed)
         served_app.router.add_get("/", handler)
         runner = Runner(served_app, None, shutdown_timeout=1)
@@ -117,7 +117,7 @@ async def test_a_stream_that_breaks_unexpectedly_says_so_in_band(
         asked, extra = openai.parse(
             b'{"model": "disco", "stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
         )
-        return await app._answer(
+        return await answering.answer(
             request, asked, openai.to_generation(asked, extra, "r", BOTH), ChatShape("r", 0, "disco")
         )
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from disco_daemon.api import openai
+from disco_daemon.api import openai, wishes
 from disco_daemon.api.chat_messages import ROLES
-from disco_daemon.api.shapes import AnswerShape, ChatShape, TextShape, error_body
-from disco_daemon.api.sse import BodySink, comment, event
+from disco_daemon.api.events import comment, event
+from disco_daemon.api.shapes import ChatShape, OpenAIShape, TextShape, error_body
+from disco_daemon.api.sse import BodySink
 from disco_daemon.engine import framing, wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
 from disco_daemon.types import BOTH, Attempt, Delivery, GenerationRequest, Outcome, Plan, Side, Token, Usage, is_text
@@ -340,13 +341,13 @@ def test_whatever_prompt_comes_is_read_or_refused(prompt: Any, suffix: Any) -> N
 )
 def test_an_adjustment_that_says_nothing_or_nonsense_is_refused(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
-        openai.parse_adjustment(data)
+        wishes.parse_adjustment(data)
     assert caught.value.param == param
 
 
 def test_an_adjustment_may_change_one_thing_or_both() -> None:
-    assert openai.parse_adjustment(b'{"pace_tps": 9.5}') == openai.Adjustment(pace_tps=9.5)
-    assert openai.parse_adjustment(b'{"delivery": "off", "pace_tps": 2}') == openai.Adjustment("off", 2.0)
+    assert wishes.parse_adjustment(b'{"pace_tps": 9.5}') == wishes.Adjustment(pace_tps=9.5)
+    assert wishes.parse_adjustment(b'{"delivery": "off", "pace_tps": 2}') == wishes.Adjustment("off", 2.0)
 
 
 # --- out ----------------------------------------------------------------------------------------------------------
@@ -464,7 +465,7 @@ def test_only_the_first_chunk_has_a_role() -> None:
 
 
 @pytest.mark.parametrize("shape", [CHAT, TEXT])
-def test_token_ids_are_given_where_they_are_asked_for_and_known(shape: AnswerShape) -> None:
+def test_token_ids_are_given_where_they_are_asked_for_and_known(shape: OpenAIShape) -> None:
     tokens = [Token("On", ids=(3,)), Token("", ids=()), Token("ce", 2, ids=(4, 5))]
     shown = {}
     for wanted in (True, False):

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from disco_daemon.api import app, openai, signs, sse
+from disco_daemon.api import answering, openai, signs, sse
 from disco_daemon.api.connections import Runner
 from disco_daemon.api.failures import shape_errors
 from disco_daemon.api.shapes import ChatShape
@@ -58,13 +58,13 @@ async def serve() -> AsyncIterator[Serve]:
         async def answer(request: web.Request) -> web.StreamResponse:
             asked, extra = openai.parse(CHAT)
             generation = openai.to_generation(asked, extra, "r", BOTH)
-            return await app._answer(request, asked, generation, kind("r", 0, "disco"))
+            return await answering.answer(request, asked, generation, kind("r", 0, "disco"))
 
         served: Any = SimpleNamespace(
             run=conduct, context=SimpleNamespace(endpoints={}, private=False, clock=SystemClock())
         )
         made = web.Application(middlewares=[shape_errors])
-        made[app.CONDUCTOR] = served
+        made[answering.CONDUCTOR] = served
         made.router.add_get("/", answer)
         runner = Runner(made, None, shutdown_timeout=1)
         runners.append(runner)

@@ -1,0 +1,132 @@
+"""How a request becomes an answer, whichever API it came by: read, named, conducted, and sent as a stream or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from ..conductor import Conductor, ignored_by, planned_quality
+from ..errors import DiscoError, ReaderGone
+from ..types import GenerationRequest
+from . import openai, sse
+from .connections import body
+from .failures import error_shape, failure, json_response, unexpected
+from .guard import CONFIG
+from .names import ModelNames, NamedModel
+from .shapes import AnswerShape
+
+
+class Turnstile:
+    """Lets one new request in per turn of the event loop.
+
+    Starting an answer takes a millisecond or two; fifty at once would keep every running stream waiting for all of it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def enter(self) -> None:
+        """Wait for a turn of the loop."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
+TURNSTILE = web.AppKey("turnstile", Turnstile)
+CONDUCTOR = web.AppKey("conductor", Conductor)
+
+
+async def received(request: web.Request) -> bytes:
+    """Return a new request's body, in its turn. Raises RequestError."""
+    found = await body(request)
+    await request.app[TURNSTILE].enter()
+    return found
+
+
+def new_id() -> str:
+    """Return an id that no other request has."""
+    return f"req-{secrets.token_hex(8)}"
+
+
+def created(request: web.Request) -> int:
+    """Return the present time as OpenAI tells it, s since 1970."""
+    return int(request.app[CONDUCTOR].context.clock.wall())
+
+
+def named(request: web.Request, model: str) -> NamedModel:
+    """Return what a model name stands for. Raises RequestError."""
+    return names(request).find(model)
+
+
+def names(request: web.Request) -> ModelNames:
+    """Return all names that models have now."""
+    return ModelNames(request.app[CONDUCTOR], request.app[CONFIG].aliases)
+
+
+Shape = Callable[[str, int, str], AnswerShape]  # of an answer's id, its time, and the model as it was asked for
+
+
+async def chat(request: web.Request, raw: dict[str, Any], shape: Shape) -> web.StreamResponse:
+    """Answer a conversation that came as a chat's JSON object, or was made one. Raises RequestError."""
+    asked, extra = openai.parse_chat(raw)
+    request_id = new_id()
+    model = named(request, asked.model)
+    generation = replace(openai.to_generation(asked, extra, request_id, model.sides), adapter=model.adapter)
+    return await answer(request, asked, generation, shape(request_id, created(request), asked.model))
+
+
+async def answer(
+    request: web.Request, asked: openai.AnswerRequest, generation: GenerationRequest, shape: AnswerShape
+) -> web.StreamResponse:
+    """Answer a request, as a stream or as one body."""
+    conductor, request_id = request.app[CONDUCTOR], generation.request_id
+    wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
+    if asked.stream:
+        usage, sides = asked.include_usage, asked.options.sides
+        unheeded = {side: ignored_by(endpoint, generation) for side, endpoint in conductor.context.endpoints.items()}
+        stream = sse.StreamSink(
+            request,
+            shape,
+            request_id,
+            conductor.context.clock,
+            include_usage=usage,
+            token_ids=wanted,
+            sides=sides,
+            quality=quality,
+            ignored=unheeded,
+        )
+        try:
+            outcome = await conductor.run(generation, asked.model, stream)
+            return await stream.finish(outcome)
+        except ReaderGone:
+            raise
+        except DiscoError as e:
+            if not stream.begun:
+                return failure(e, sse.headers(request_id, None), shape=error_shape(request.path))
+            return await stream.fail(e)
+        except Exception as e:
+            if not stream.begun:
+                raise
+            return await stream.fail(unexpected(e))
+        finally:
+            await stream.closed()
+    whole = sse.BodySink(shape, token_ids=wanted)
+    try:
+        outcome = await conductor.run(generation, asked.model, whole)
+    except DiscoError as e:
+        return failure(e, sse.headers(request_id, None), shape=error_shape(request.path))
+    if quality is not None:
+        quality = "whole" if outcome.split is None else str(outcome.split["quality"])
+    told = sse.headers(
+        request_id,
+        outcome.winner,
+        quality,
+        model=outcome.winner_model,
+        reason=outcome.reason,
+        ignored=outcome.ignored,
+    )
+    return json_response(whole.body(outcome), headers=told | sse.bill(outcome))
