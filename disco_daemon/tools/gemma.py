@@ -31,6 +31,7 @@ from .schemas import properties, resolved
 
 OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
 CHANNEL, END_CHANNEL = "<|channel>", "<channel|>"
+RESPONSE = "<|tool_response>"  # ends a turn with calls: the result is to come behind it
 QUOTE = '<|"|>'
 THOUGHT = "thought"
 MAX_DEPTH = 64  # of lists and objects in an answer
@@ -43,7 +44,7 @@ class Gemma:
     """Keys without quotes, texts between `<|"|>`, all else as in JSON."""
 
     name: str = "gemma"
-    marks: tuple[str, ...] = (OPEN, CLOSE, QUOTE, CHANNEL, END_CHANNEL)
+    marks: tuple[str, ...] = (OPEN, CLOSE, RESPONSE, QUOTE, CHANNEL, END_CHANNEL)
     opening: tuple[str, ...] = (OPEN,)
     opening_at_start: tuple[str, ...] = ()
 
@@ -188,7 +189,8 @@ class _GemmaReader(CallReader):
         self.begin(name)
         yield from self._items(0)
         self.end()
-        yield from self.close(CLOSE)
+        if (yield from self.close(CLOSE)):
+            yield from self.close(RESPONSE)
 
     def _value(self, depth: int) -> Steps[None]:
         """Read a value, and say it as JSON. Raises NoCall."""

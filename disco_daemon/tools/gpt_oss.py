@@ -1,6 +1,6 @@
 """The format of gpt-oss: messages in channels; thoughts in `analysis`, calls to `functions.NAME`. Pure.
 
-Source: openai/harmony, docs/format.md.
+Source: openai/harmony, its page "Harmony response format".
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ PYTHON_TAG = "<|python_tag|>"
 class Llama3:
     """`{"name": …, "parameters": {…}}` as the whole answer, perhaps behind `<|python_tag|>`.
 
-    Source: meta-llama/llama-models, models/llama3_2/text_prompt_format.md, "JSON based tool calling".
+    Source: the templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-3B-Instruct, which ask for this object.
     """
 
     name: str = "llama-3"

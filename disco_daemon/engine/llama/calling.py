@@ -11,6 +11,7 @@ import msgspec
 
 from ...tools.detect import TemplateTools
 from ...tools.format import Tool, ToolError, WrittenCall
+from ...tools.gemma import Gemma
 from ...tools.gpt_oss import GptOss
 from ...tools.mistral import N_ID, Mistral, MistralList
 from ...types import ToolUse
@@ -95,7 +96,7 @@ class Calling:
 
     def reads(self, use: ToolUse | None) -> bool:
         """Whether an answer has to be read by the format: also without tools where that keeps thoughts apart."""
-        return use is not None or isinstance(self._form, GptOss)
+        return use is not None or isinstance(self._form, Gemma | GptOss)
 
     def text(self, use: ToolUse | None, inner: TextStream, stop: Sequence[str], given: str = "") -> CallingText:
         """Make a stream that keeps calls apart from other text; `inner` makes text of bytes."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from disco_daemon.tools.format import Arguments, CallBegun, CallEnded, Event, Text, Thought, ToolFormat, WrittenCall
 from disco_daemon.tools.formats import BY_NAME
@@ -120,7 +122,7 @@ def test_text_is_held_back_only_while_it_may_begin_a_call(known: ToolFormat) -> 
 
 # --- random texts ------------------------------------------------------------------------------------------------
 
-CONTENT = "XYZÉ東🙂"  # in no mark, and in no name of a tool
+CONTENT = "XYZÉ東🙂"  # in no mark
 PIECES = [
     *'{}[]()<>|":,=\\', "'", "\n", " ", *CONTENT, "\\u00e9", "\\ud83d", "1", "true", "None", '{"name": "',
     '", "arguments": {', '", "parameters": {', "</tool_call>", "<function=", "<parameter=city>\n", "\n</parameter>\n",
@@ -132,11 +134,12 @@ MARKS = [mark for known in BY_NAME.values() for mark in known.marks]
 NAMES = ["get_time", "empty_args", "get_time(", "get_time>", "get_time{"]
 
 
-def check(known: ToolFormat, text: str, *, may_call: bool, random_: random.Random) -> None:
+def check(known: ToolFormat, text: str, place: int, *, may_call: bool) -> None:
+    """Read a text whole, and in two pieces if `place` is not 0; nothing is lost if no tool's name is in it."""
     events = read(known, [text])
     whole = said(events)
-    place = random_.randrange(len(text) + 1)
-    assert said(read(known, [text[:place], text[place:]])) == whole, (known.name, text, place)
+    if place:
+        assert said(read(known, [text[:place], text[place:]])) == whole, (known.name, text, place)
     if may_call:
         return
     assert not whole["calls"], (known.name, text)
@@ -148,22 +151,24 @@ def check(known: ToolFormat, text: str, *, may_call: bool, random_: random.Rando
         assert whole["text"] == text, known.name
 
 
-def check_random_texts(n: int, seed: int) -> None:
-    random_ = random.Random(seed)
-    formats = list(BY_NAME.values())
-    for i in range(n):
-        known = formats[i % len(formats)]
-        own = [*known.marks, *known.opening, *known.opening_at_start]
-        may_call = i % 3 == 0
-        pieces = [*PIECES, *MARKS, *own * 4, *NAMES * (6 * may_call)]
-        text = "".join(random_.choices(pieces, k=random_.randrange(1, 14)))
-        check(known, text, may_call=may_call, random_=random_)
+def pieces_of(known: ToolFormat, *, may_call: bool) -> list[str]:
+    return [*PIECES, *MARKS, *[*known.marks, *known.opening, *known.opening_at_start] * 4, *NAMES * (6 * may_call)]
 
 
-def test_random_texts_lose_no_character() -> None:
-    check_random_texts(2_000, seed=1)
+@given(st.data(), st.sampled_from(list(BY_NAME.values())), st.booleans())
+@settings(max_examples=100)
+def test_no_text_loses_a_character(data: st.DataObject, known: ToolFormat, may_call: bool) -> None:
+    pieces = st.sampled_from(pieces_of(known, may_call=may_call)) | st.text(max_size=3)
+    text = "".join(data.draw(st.lists(pieces, max_size=12)))
+    check(known, text, data.draw(st.integers(0, len(text))), may_call=may_call)
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_random_texts_lose_no_character() -> None:
-    check_random_texts(100_000, seed=2)
+def test_a_hundred_thousand_texts_lose_no_character() -> None:
+    random_ = random.Random(1)
+    choices = [(known, may_call) for known in BY_NAME.values() for may_call in (False, False, True)]
+    pieces = [pieces_of(known, may_call=may_call) for known, may_call in choices]
+    for i in range(100_000):
+        known, may_call = choices[i % len(choices)]
+        text = "".join(random_.choices(pieces[i % len(choices)], k=random_.randrange(1, 12)))
+        check(known, text, random_.randrange(len(text) + 1) if i % 4 == 0 else 0, may_call=may_call)
