@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.tool_schemas import TOOLS as REAL
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.calling import Calling
 from disco_daemon.engine.llama.calls import CallingText, OpeningMark
@@ -214,6 +215,14 @@ def test_a_schema_that_no_grammar_can_say_leaves_the_arguments_free_unless_the_c
         grammar_of_calls(HERMES.grammar(strange, parallel=False))
     loose = grammar_of_calls(HERMES.grammar(strange, parallel=False), lenient=True)
     assert '"\\"x\\"" space ":" space integer' in loose
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_llama_cpp_understands_the_calls_of_twenty_real_tools_in_each_format(vocabulary: Vocabulary, name: str) -> None:
+    for parallel in (False, True):
+        grammar = grammar_of_calls(BY_NAME[name].grammar(tools_of(REAL), parallel=parallel))
+        request = wire.Generate(id="r", messages=[])
+        Sampler(request, vocabulary.n_tokens, vocab=vocabulary.handle, grammar=grammar).close()
 
 
 WORDS = st.sampled_from(["a", "string", "x-y", 'q"', "é\n", "root", "", "\\\\", "[", "$defs", "日本"])
