@@ -76,8 +76,7 @@ ASKS: dict[str, Any] = {
     "documents": [{"text": "x"}], "search_parameters": {"mode": "on"}, "plugins": [{"id": "web"}],
     "data_sources": [{"type": "x"}], "include_reasoning": False,
 } | dict.fromkeys([name for name, row in FIELDS.items() if row.server is Treatment.IGNORED], "x")  # fmt: skip
-# What a field is of no use without.
-WITH: dict[str, Any] = dict.fromkeys(("tool_choice", "parallel_tool_calls"), {"tools": [TOOL]})
+WITH: dict[str, dict[str, Any]] = {"tool_choice": {"tools": [TOOL]}, "parallel_tool_calls": {"tools": [TOOL]}}
 OURS = {name for name, row in FIELDS.items() if row.own}
 EXTRA = [row for row in FIELDS.values() if not row.own]
 EACH = [pytest.param(row, id=row.name) for row in EXTRA]
