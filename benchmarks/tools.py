@@ -65,17 +65,17 @@ async def ask(client: AsyncOpenAI, number: int, *, stream: bool) -> Call:
     """Ask for the call of one tool, by its name for even numbers; the answer is one of the number alone."""
     tool = TOOLS[number % len(TOOLS)]
     named = {"type": "function", "function": {"name": tool["function"]["name"]}}
-    made: Any = await client.chat.completions.create(
-        model="disco/device",
-        messages=[{"role": "user", "content": TASKS[number % len(TASKS)]}],
-        tools=[tool],  # type: ignore[list-item]
-        tool_choice="required" if number % 2 else named,  # type: ignore[arg-type]
-        parallel_tool_calls=False,
-        temperature=0.8,
-        seed=number,
-        max_tokens=MAX_TOKENS,
-        stream=stream,
-    )
+    asked: dict[str, Any] = {
+        "model": "disco/device",
+        "messages": [{"role": "user", "content": TASKS[number % len(TASKS)]}],
+        "tools": [tool],
+        "tool_choice": "required" if number % 2 else named,
+        "parallel_tool_calls": False,
+        "temperature": 0.8,
+        "seed": number,
+        "max_tokens": MAX_TOKENS,
+    }
+    made: Any = await client.chat.completions.create(**asked, stream=stream)
     if not stream:
         choice = made.choices[0]
         calls = choice.message.tool_calls or []

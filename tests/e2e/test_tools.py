@@ -49,8 +49,8 @@ async def device(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Daem
 async def caller(device: DaemonProcess) -> DaemonProcess:
     """The same with a template that knows tools."""
     config, before = device.folder / "config.toml", (await device.state())["endpoints"]["device"]["pid"]
-    document = tomlkit.parse(config.read_text())
-    document["device"]["chat_template"] = str(TEMPLATE)  # type: ignore[index]
+    document: Any = tomlkit.parse(config.read_text())
+    document["device"]["chat_template"] = str(TEMPLATE)
     config.write_text(tomlkit.dumps(document))
     async with device.controls.post(f"{device.root}/disco/v1/reload") as response:
         assert (await response.json())["changed"] == ["device.chat_template"]
@@ -62,7 +62,7 @@ async def caller(device: DaemonProcess) -> DaemonProcess:
 async def said(daemon: DaemonProcess, stream: bool = False, **more: Any) -> tuple[str, list[Any], str]:
     """Return an answer's text, its calls (id, name, arguments), and why it ended."""
     asked: dict[str, Any] = {"model": "disco", "messages": HI, "temperature": 0, "max_tokens": 60} | more
-    made = await daemon.client.chat.completions.create(stream=stream, **asked)
+    made: Any = await daemon.client.chat.completions.create(stream=stream, **asked)
     if not stream:
         message, reason = made.choices[0].message, made.choices[0].finish_reason
         calls = [(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or []]

@@ -106,15 +106,11 @@ def test_stop_strings_count_in_the_text_and_not_in_a_call() -> None:
 
 
 def test_ids_are_known_where_the_text_is_exactly_theirs() -> None:
-    text = stream()
-    text.feed(b"Sure")
-    assert text.whole
-    text.feed(b" <tool")
-    assert not text.whole
-    text.feed(b"box> ")
-    assert text.whole
-    text.feed(CALL.encode())
-    assert not text.whole
+    text, whole = stream(), []
+    for piece in (b"Sure", b" <tool", b"box> ", CALL.encode()):
+        text.feed(piece)
+        whole.append(text.whole)
+    assert whole == [True, False, True, False]
 
 
 def test_thoughts_that_belong_to_the_format_are_kept_apart_without_tools_too() -> None:
@@ -292,12 +288,12 @@ def test_mistrals_templates_get_ids_of_nine_characters_and_calls_and_results_sti
     calling = Calling(detect(lambda messages, tools: chat.render(messages, tools=tools)))
     long = "call_0123456789abcdef01234567"
     call = {"id": long, "type": "function", "function": {"name": "look", "arguments": {"city": "Rome"}}}
-    said = [
+    said: list[dict[str, Any]] = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": long, "name": "look", "content": "sunny"},
     ]
-    shown = calling.messages(said, FORCED)
+    shown: list[Any] = calling.messages(said, FORCED)
     assert shown[1]["tool_calls"][0]["id"] == shown[2]["tool_call_id"]
     assert "sunny" in chat.render(shown, tools=calling.shown(FORCED))
 
@@ -317,7 +313,7 @@ SHOWS = ChatTemplate(
 @settings(max_examples=50)
 def test_neither_tools_nor_calls_nor_results_can_spell_a_control_token(parts: list[str]) -> None:
     said = "".join(parts)
-    spoken = [
+    spoken: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"c " + said: [said]}}}]},
         {"role": "tool", "content": said},
