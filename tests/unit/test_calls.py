@@ -299,12 +299,14 @@ def test_mistrals_templates_get_ids_of_nine_characters_and_calls_and_results_sti
 
 
 def test_a_model_that_knows_no_tools_has_no_grammar_for_calls_of_its_own() -> None:
+    by_itself = ToolUse(tools=(REQUESTED,), allowed=("look",))
     with pytest.raises(ToolsError, match="knows no tools"):
-        BLIND.grammar(ToolUse(tools=(REQUESTED,), allowed=("look",)))
+        BLIND.grammar(by_itself)
+    assert BLIND.messages(HISTORY[:1], by_itself) == HISTORY[:1], "a server's prompt is still counted"
 
 
 SHOWS = ChatTemplate(
-    "{{ tools | tojson }}{% for m in messages %}<|s|>{{ m.role }} {{ m.content }}"
+    "{{ tools | tojson }}{% for m in messages %}<|s|>{{ m.role }} {{ m.name }}{{ m.tool_call_id }}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}<|s|>", "", "",
 )  # fmt: skip
 
@@ -316,7 +318,7 @@ def test_neither_tools_nor_calls_nor_results_can_spell_a_control_token(parts: li
     spoken: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"c " + said: [said]}}}]},
-        {"role": "tool", "content": said},
+        {"role": "tool", "content": said, "name": said, "tool_call_id": said},
     ]  # fmt: skip
     tools = [{"type": "function", "function": {"name": "look", "description": said}}]
     found = SHOWS.segments(spoken, ["<|s|>"], tools=tools)

@@ -49,12 +49,22 @@ class Calling:
         return list(use.tools) if use is not None and self._template.shows_tools else None
 
     def messages(self, messages: Sequence[Message], use: ToolUse | None) -> list[Message]:
-        """Return the messages as the template can show them. Raises ToolsError."""
+        """Return the messages as the template can show them.
+
+        Tools that cannot be offered are left out: the prompt is then a server's, and only its length is asked for.
+        """
         found = list(self._written(messages))
         if isinstance(self._form, Mistral | MistralList):
             found = [_with_short_ids(message) for message in found]
-        told = self._form.instructions(self._offered(use)) if use is not None else ""
+        tools = self._told(use) if use is not None else ()
+        told = self._form.instructions(tools) if tools else ""
         return _with_instructions(found, told) if told else found
+
+    def _told(self, use: ToolUse) -> tuple[Tool, ...]:
+        try:
+            return self._offered(use)
+        except ToolsError:
+            return ()
 
     def _written(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Write calls, and results of calls, as text where the template does not."""

@@ -112,15 +112,13 @@ class ChatTemplate:
         if args:
             _check_args(args, control)
         marks: dict[str, str] = {}
-        guarded: list[Mapping[str, Any]] = []
+        guarded: list[dict[str, Any]] = []
         for message in messages:
             content = message.get("content")
-            if message.get("tool_calls"):
-                message = {**message, "tool_calls": _guard(message["tool_calls"], control, marks)}
+            told = {key: value if key == "content" else _guard(value, control, marks) for key, value in message.items()}
             if isinstance(content, str) and any(c in content for c in control):
-                guarded.append({**message, "content": _mark(content, marks)})
-            else:
-                guarded.append(dict(message))
+                told["content"] = _mark(content, marks)
+            guarded.append(told)
         parts = [(self.render(guarded, args, _guard(tools, control, marks)), True)]
         for mark, content in marks.items():
             parts = [piece for part in parts for piece in _split(part, mark, content)]
