@@ -27,7 +27,7 @@ from .grammar import (
     members,
 )
 from .reading import CallReader, NoCall, Steps, quoted
-from .schemas import properties, resolved
+from .schemas import resolved
 
 OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
 CHANNEL, END_CHANNEL = "<|channel>", "<channel|>"
@@ -35,7 +35,8 @@ RESPONSE = "<|tool_response>"  # ends a turn with calls: the result is to come b
 QUOTE = '<|"|>'
 THOUGHT = "thought"
 MAX_DEPTH = 64  # of lists and objects in an answer
-MAX_SCHEMA_DEPTH = 8  # from where on any value is let through: a schema may refer to itself
+MAX_SCHEMA_DEPTH = 64  # of a tool; from there on any value is let through
+MAX_ITEMS = 2000  # of a list that a grammar counts, as llama.cpp's MAX_REPETITION_THRESHOLD
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 
 
@@ -55,7 +56,7 @@ class Gemma:
         """Arguments stand in their schema's order. Of a text only `enum` and `const` are held, no pattern or length."""
         rules = _any_value()
         named = [
-            in_order(tool.name, _Schemas(tool.parameters, rules, f"args-{n}").object(tool.parameters, 0))
+            in_order(tool.name, _Schemas(tool.parameters, rules, f"args-{n}").arguments())
             for n, tool in enumerate(tools)
         ]
         one = calls(in_order(f"{OPEN}call:", Either(tuple(named)), CLOSE), parallel=parallel)
@@ -101,61 +102,86 @@ def _any_value() -> dict[str, Node]:
 
 
 class _Schemas:
-    """Turns the schemas of one tool into what Gemma writes for their values."""
+    """Turns the schemas of one tool into what Gemma writes for their values.
+
+    What holds other values gets a rule, once for each place in the tool's schema: one that refers to itself has an end.
+    """
 
     def __init__(self, root: Mapping[str, Any], rules: dict[str, Node], name: str) -> None:
         self._root, self._rules, self._name = root, rules, name
-        self._n_objects = 0
+        self._known: dict[int, RuleOf] = {}  # by the id of a part of `root`
+        self._n_members = 0
 
-    def value(self, schema: object, depth: int) -> Node:
-        """Return what may stand for a value by a schema."""
+    def arguments(self) -> Node:
+        """Return what may stand for the arguments of a call."""
+        schema = resolved(self._root, self._root)
+        if not schema.get("properties") and not schema.get("additionalProperties"):
+            return Literal("{}")
+        return self._object(schema, 0)
+
+    def _value(self, schema: object, depth: int) -> Node:
         if not isinstance(schema, Mapping) or depth > MAX_SCHEMA_DEPTH:
-            return RuleOf("any")
+            return _ANY
         schema = resolved(schema, self._root)
+        if not _PARTS & schema.keys():
+            return self._of_kinds(schema, depth)
+        if (known := self._known.get(id(schema))) is None:
+            known = self._known[id(schema)] = RuleOf(f"{self._name}-{len(self._known)}")
+            self._rules[known.name] = self._of_kinds(schema, depth)
+        return known
+
+    def _of_kinds(self, schema: Mapping[str, Any], depth: int) -> Node:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and values:
+        if isinstance(values, list) and values and "\0" not in "".join(map(_written, values)):
             return Either(tuple(Literal(_written(value)) for value in values))
         for keyword in ("anyOf", "oneOf", "allOf"):
             options = schema.get(keyword)
             if isinstance(options, list) and options and (keyword != "allOf" or len(options) == 1):
-                return Either(tuple(self.value(option, depth + 1) for option in options))
+                return Either(tuple(self._value(option, depth + 1) for option in options))
         kind = schema.get("type", "object" if "properties" in schema else None)
         if isinstance(kind, list) and kind:
-            return Either(tuple(self._typed({**schema, "type": one}, str(one), depth) for one in kind))
-        return self._typed(schema, str(kind), depth)
+            return Either(tuple(self._of_kind(schema, one, depth) for one in kind))
+        return self._of_kind(schema, kind, depth)
 
-    def _typed(self, schema: Mapping[str, Any], kind: str, depth: int) -> Node:
+    def _of_kind(self, schema: Mapping[str, Any], kind: object, depth: int) -> Node:
         match kind:
             case "string":
                 return _TEXT
             case "integer" | "number" | "boolean" | "null":
-                return JsonValue({key: schema[key] for key in ("type", *_BOUNDS) if key in schema})
+                return JsonValue({"type": kind, **{key: schema[key] for key in _BOUNDS if key in schema}})
             case "array":
                 return self._list(schema, depth)
             case "object":
-                return self.object(schema, depth)
-        return RuleOf("any")
+                return self._object(schema, depth)
+        return _ANY
 
     def _list(self, schema: Mapping[str, Any], depth: int) -> Node:
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        item = self.value(schema.get("items"), depth + 1)
+        least = _count(schema.get("minItems")) or 0
+        most = _count(schema.get("maxItems"))
         if most == 0:
             return Literal("[]")
-        return in_order("[", Repeated(item, least, most, _COMMA), "]")
+        item = self._value(schema.get("items"), depth + 1)
+        return in_order("[", Repeated(item, least, most if most is None or most >= least else least, _COMMA), "]")
 
-    def object(self, schema: Mapping[str, Any], depth: int) -> Node:
-        """Return what may stand for an object; one without properties may have any, if a value, and none, if a call."""
-        listed = properties(schema)
-        if not listed:
-            return RuleOf("any-object") if depth or schema.get("additionalProperties") else Literal("{}")
-        self._n_objects += 1
-        name = f"{self._name}-{self._n_objects}"
+    def _object(self, schema: Mapping[str, Any], depth: int) -> Node:
+        listed, required = schema.get("properties"), schema.get("required", ())
+        if not isinstance(listed, Mapping) or not listed:
+            return RuleOf("any-object")
         parts: list[tuple[Node, bool]] = [
-            (in_order(f"{each.name}:", self.value(each.schema, depth + 1)), not each.is_required) for each in listed
+            (in_order(f"{key}:", self._value(inner, depth + 1)), key not in required)
+            for key, inner in listed.items()
+            if "\0" not in key
         ]
-        return in_order("{", members(parts, self._rules, name, ","), "}")
+        self._n_members += 1
+        return in_order("{", members(parts, self._rules, f"{self._name}-members-{self._n_members}", ","), "}")
 
 
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MAX_ITEMS else None
+
+
+_ANY = RuleOf("any")
+_PARTS = frozenset({"properties", "items", "anyOf", "oneOf", "allOf"})
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 

@@ -147,6 +147,8 @@ class _Writer:
                 return characters
             case InOrder(parts):
                 return " ".join(map(self._grouped, parts)) or '""'
+            case Either(()):
+                raise ValueError("nothing to choose from: llama.cpp would end the process")
             case Either(parts):
                 return " | ".join(map(self._grouped, parts))
             case Repeated():

@@ -73,12 +73,8 @@ class ObjectReader(CallReader):
 
 def call_object(tools: Sequence[Tool], arguments: str = "arguments", tail: Node = NOTHING) -> Node:
     """Return what the object of a call may be; `tail` stands behind the arguments."""
-    return Either(
-        tuple(
-            in_order(f'{{"name": "{tool.name}", "{arguments}": ', JsonValue(tool.parameters), tail, "}")
-            for tool in tools
-        )
-    )
+    named = tuple(in_order(f'{tool.name}", "{arguments}": ', JsonValue(tool.parameters)) for tool in tools)
+    return in_order('{"name": "', Either(named), tail, "}")  # what all have in common is read once, not once a tool
 
 
 def json_or_python(schema: Mapping[str, Any]) -> Node:

@@ -59,7 +59,7 @@ class QwenCoder:
 def _value(each: Property) -> Node:
     """Return what stands between the tags of an argument, and the closing one."""
     values = each.schema.get("enum")
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+    if isinstance(values, list) and values and all(isinstance(value, str) and "\0" not in value for value in values):
         return in_order(Either(tuple(Literal(value) for value in values)), f"\n{END_PARAMETER}")
     if "string" in types_of(each.schema, each.schema):
         return Until(f"\n{END_PARAMETER}")

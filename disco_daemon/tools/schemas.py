@@ -10,6 +10,7 @@ TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "o
 MAX_REFERENCES = 16  # one inside the other
 _DEFINITIONS = ("$defs", "definitions")
 _HINTS = {"properties": "object", "additionalProperties": "object", "items": "array", "prefixItems": "array"}
+_ANYTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ def properties(parameters: Mapping[str, Any]) -> list[Property]:
     return [
         Property(name, {**shared, **schema} if isinstance(schema, Mapping) else shared, name in required)
         for name, schema in root.get("properties", {}).items()
+        if "\0" not in name  # which no grammar can spell
     ]
 
 
@@ -44,15 +46,22 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
         if not isinstance(found, Mapping):
             break
         schema = found
-    return {}
+    return _ANYTHING
 
 
-def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """Return which of JSON's types a value by a schema may have; all of them where it does not say."""
-    if not isinstance(schema, Mapping) or depth > MAX_REFERENCES:
+    return _types_of(schema, root, {})
+
+
+def _types_of(schema: object, root: Mapping[str, Any], known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """As `types_of`; `known` has each part of a schema once, by its id, so that references end."""
+    if not isinstance(schema, Mapping):
         return TYPES
     schema = resolved(schema, root)
-    found = TYPES
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = found = TYPES
     if isinstance(kinds := schema.get("type"), str | list):
         found = frozenset([kinds] if isinstance(kinds, str) else map(str, kinds)) & TYPES
     elif isinstance(values := [schema["const"]] if "const" in schema else schema.get("enum"), list):
@@ -61,11 +70,12 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
         found = frozenset(hints)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list) and options:
-            found &= frozenset().union(*(types_of(option, root, depth + 1) for option in options))
+            found &= frozenset().union(*(_types_of(option, root, known) for option in options))
     if isinstance(parts := schema.get("allOf"), list):
         for part in parts:
-            found &= types_of(part, root, depth + 1)
-    return found or TYPES
+            found &= _types_of(part, root, known)
+    known[id(schema)] = found or TYPES
+    return known[id(schema)]
 
 
 def python_words(schema: Mapping[str, Any]) -> list[str]:

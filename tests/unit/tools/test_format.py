@@ -89,8 +89,9 @@ def test_which_types_a_value_may_have(schema: Any, types: set[str]) -> None:
 def test_an_argument_brings_its_definitions_along() -> None:
     root = {"properties": {"a": {"$ref": "#/$defs/name"}, "b": True}, "required": ["b"], **ROOT}
     a, b = properties(root)
-    assert (a.name, a.is_required, types_of(a.schema, a.schema)) == ("a", False, {"string"})
-    assert (b.name, b.is_required, types_of(b.schema, b.schema)) == ("b", True, TYPES)
+    assert [(each.name, each.is_required) for each in (a, b)] == [("a", False), ("b", True)]
+    assert types_of(a.schema, a.schema) == {"string"}
+    assert types_of(b.schema, b.schema) == TYPES
 
 
 def test_python_has_words_of_its_own_for_three_values() -> None:

@@ -279,7 +279,19 @@ def test_members_keep_their_order_and_may_be_left_out(vocabulary: Vocabulary) ->
 
 def test_a_tool_with_every_kind_of_argument_has_a_grammar_in_each_format(vocabulary: Vocabulary) -> None:
     odd = tool("odd", (), **{"with-dash": "string", "none": {}, "é": "integer", "const": {"const": 1}})
-    looped = Tool("looped", "", {"type": "object", "properties": {"me": {"$ref": "#"}, "none": {"$ref": "#/nowhere"}}})
+    twice = [{"$ref": "#"}, {"type": "array", "items": {"$ref": "#"}, "minItems": "x", "maxItems": 10**9}]
+    many = {f"p{i}": {"anyOf": twice} for i in range(12)} | {
+        "none": {"$ref": "#/nowhere"},
+        "nul\0": {},
+        "e": {"enum": ["\0"]},
+    }
+    looped = Tool("looped", "", {"type": "object", "properties": many})
     for known in BY_NAME.values():
         tools = (odd,) if known.name not in ("gemma", "qwen3-coder") else (odd, looped)
         Matcher(vocabulary, written(known.grammar(tools, parallel=True))).close()
+
+
+def test_no_tools_have_no_grammar() -> None:
+    for known in BY_NAME.values():
+        with pytest.raises(ValueError, match="nothing to choose from"):
+            gbnf(known.grammar((), parallel=True), lambda schema, name: name)

@@ -108,6 +108,13 @@ def test_a_call_of_a_tool_that_was_not_given_is_text(known: ToolFormat) -> None:
 
 
 @pytest.mark.parametrize("known", FORMATS)
+def test_without_tools_nothing_is_a_call(known: ToolFormat) -> None:
+    written = known.write([WrittenCall("get_time", {"city": "Bern"})])
+    parser = known.parser(())
+    assert said([*parser.push(written), *parser.finish()]) == {"text": written, "thought": "", "calls": []}
+
+
+@pytest.mark.parametrize("known", FORMATS)
 def test_text_is_held_back_only_while_it_may_begin_a_call(known: ToolFormat) -> None:
     parser = known.parser(TOOLS)
     assert parser.push("Hello") == [Text("Hello")]
