@@ -239,19 +239,20 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
     })  # fmt: skip
 
 
-@given(st.recursive(keywords(st.just({})), keywords, max_leaves=8))
+@given(st.recursive(keywords(st.just({})), keywords, max_leaves=8), st.sampled_from(sorted(BY_NAME)), st.booleans())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-def test_whatever_schema_a_client_writes_is_a_grammar_or_refused(vocabulary: Vocabulary, of: dict[str, Any]) -> None:
-    odd = Tool("look", "", {"type": "object", "properties": {"x": of}, "required": ["x"], "$defs": of.get("$defs", {})})
+def test_whatever_schema_a_client_writes_is_a_grammar_or_refused(
+    vocabulary: Vocabulary, of: dict[str, Any], name: str, forced: bool
+) -> None:
+    schema = {"type": "object", "properties": {"x": of}, "required": ["x"], "$defs": of.get("$defs", {})}
+    odd = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    calling = Calling(TemplateTools(BY_NAME[name], shows_tools=True, writes_calls=True, writes_results=True))
     try:
-        grammar = grammar_of_calls(HERMES.grammar([odd], parallel=True))
-        sampler = Sampler(
-            wire.Generate(id="r", messages=[]), vocabulary.n_tokens, vocab=vocabulary.handle, grammar=grammar
-        )
-    except (GrammarError, FormatError):
+        grammar = calling.grammar(ToolUse(tools=(odd,), allowed=("look",), forced=forced))
+        request = wire.Generate(id="r", messages=[])
+        Sampler(request, vocabulary.n_tokens, vocab=vocabulary.handle, grammar=grammar).close()
+    except FormatError:
         return
-    assert allows(sampler, vocabulary, "<tool_call>")
-    sampler.close()
 
 
 # --- prompts ------------------------------------------------------------------------------------------------------

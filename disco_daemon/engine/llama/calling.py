@@ -17,7 +17,7 @@ from ...tools.mistral import N_ID, Mistral, MistralList
 from ...types import ToolUse
 from ..tool_rules import offered
 from .calls import CallingText, OpeningMark
-from .grammar import GrammarError, grammar_of_calls
+from .grammar import GrammarError, grammar_of_calls, strange_schemas
 from .refusals import ToolsError
 from .text import TextStream
 
@@ -94,8 +94,10 @@ class Calling:
         key = msgspec.json.encode(use)
         if (known := self._grammars.get(key)) is not None:
             return known
-        calls = self._form.grammar(self._allowed(use), parallel=use.parallel)
+        tools = self._allowed(use)
         try:
+            with strange_schemas():
+                calls = self._form.grammar(tools, parallel=use.parallel)
             made = grammar_of_calls(calls, lenient=not use.forced)
         except GrammarError as e:
             raise ToolsError(str(e)) from e

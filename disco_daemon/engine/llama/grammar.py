@@ -63,7 +63,7 @@ def _of_choice(texts: list[Any]) -> str:
 
 
 def _of_schema(schema: dict[str, Any]) -> str:
-    with _strange_schemas():
+    with strange_schemas():
         converter = Converter()
         # As `json_schema_to_gbnf`: the converter writes into what it reads, so it gets a copy.
         converter.visit(resolve(converter, json.loads(json.dumps(schema))), "")
@@ -100,7 +100,8 @@ def _joined(calls: Grammar, rules_of: Callable[[Mapping[str, Any]], dict[str, st
             lines[names[rule]] = _WORD.sub(lambda word: names.get(word[0], word[0]), body)
         return names["root"]
 
-    text = gbnf(calls, name_of)
+    with strange_schemas():
+        text = gbnf(calls, name_of)
     text += "".join(f"{name} ::= {body}\n" for name, body in lines.items())
     if len(text) > MAX_CALLS:
         raise GrammarError("The schemas of the tools make too large a grammar: offer fewer of them, or simpler ones.")
@@ -108,7 +109,7 @@ def _joined(calls: Grammar, rules_of: Callable[[Mapping[str, Any]], dict[str, st
 
 
 def _rules_of(schema: Mapping[str, Any]) -> dict[str, str]:
-    with _strange_schemas():
+    with strange_schemas():
         converter = Converter()
         converter.visit(resolve(converter, json.loads(json.dumps(schema))), "")
         return converter.rules
@@ -130,7 +131,7 @@ def _any_if_ambiguous(schema: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def _strange_schemas() -> Iterator[None]:
+def strange_schemas() -> Iterator[None]:
     """Raise GrammarError for whatever a strange schema makes of a converter."""
     try:
         yield
