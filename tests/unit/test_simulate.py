@@ -33,6 +33,7 @@ from disco_daemon.simulate.dispatch.evaluate import (
     WATTS,
     Cell,
     EvaluationSetup,
+    Scene,
     as_json,
     evaluate,
     measure,
