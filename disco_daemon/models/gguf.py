@@ -10,7 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 Value = int | float | bool | str
@@ -212,6 +212,12 @@ def read_header(head: bytes) -> Header:
         raise ValueError(msg)
     data_at = -(-reader.at // alignment) * alignment
     return Header(n_tensors, keys, tuple(tensors), whole=True, data_at=data_at, spans=spans)
+
+
+def joined(parts: Iterable[Header]) -> Header:
+    """Return the header of a model's first file with the tensors of all its parts."""
+    first, *others = parts
+    return replace(first, tensors=tuple(tensor for header in (first, *others) for tensor in header.tensors))
 
 
 def read_gguf(head: bytes) -> Keys:

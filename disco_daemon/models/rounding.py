@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .gguf import Header
 
+INTERLEAVES = "disco.segment.interleaves"  # key of a range of layers: whether the whole model's weights may be
 _F32, _F16, _BF16 = 0, 1, 30
 _Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K, _IQ4_NL = 10, 11, 12, 13, 14, 20
 FLOATS = frozenset({_F32, _F16, _BF16})  # matrices of them are multiplied by llamafile's kernels, from two rows on

@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 
 from ..types import LayerRange
 from .gguf import Header, Tensor, Value
-from .rounding import may_interleave
+from .rounding import INTERLEAVES, may_interleave
 
 FORMAT = 2  # of the segments' files; part of their names
 _LAYER = re.compile(r"^blk\.(?P<layer>\d+)\.(?P<rest>.+)$")
-INTERLEAVES = "disco.segment.interleaves"  # key: whether weights of the whole model may be, where all rows round alike
 CALIBRATION = "disco.exit.calibration"  # key of a text in the header of a range with an exit
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _NO_VOCABULARY = "none"  # llama.cpp's tokenizer of a model without one

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...models.files import whole_header
-from ...models.rounding import may_interleave
-from ...models.segments import INTERLEAVES
+from ...models.gguf import Header, joined, read_header, with_shards
+from ...models.rounding import INTERLEAVES, may_interleave
 from ..wire import Load
 
+HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
 TILED = "GGML_CPU_TILED_MM"  # llama.cpp's switch, in the environment, for kernels that round by the number of rows
 
 
@@ -23,9 +23,14 @@ def use_extra_buffers(load: Load) -> bool:
         return load.repack
     os.environ[TILED] = "0"
     try:
-        header = whole_header(Path(load.model_path))
+        header = joined(map(_header, with_shards([Path(load.model_path)])))
     except (OSError, ValueError):  # llama.cpp says better what is wrong with a file
         return load.repack
     if (told := header.number(INTERLEAVES)) is not None:
         return load.repack and bool(told)
     return load.repack and may_interleave(header)
+
+
+def _header(path: Path) -> Header:
+    with path.open("rb") as file:
+        return read_header(file.read(HEADER_BYTES))
