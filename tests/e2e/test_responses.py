@@ -140,6 +140,20 @@ async def test_a_round_of_tools_goes_to_the_server_and_back(ends: Ends) -> None:
     ]
 
 
+async def test_the_device_calls_a_function_that_is_forced(ends: Ends) -> None:
+    asked: dict[str, Any] = {"model": DEVICE, "input": "Look at the fox.", "tools": [LOOK], "tool_choice": "required"}
+    whole = await ends[1].client.responses.create(
+        **asked, parallel_tool_calls=False, temperature=0, max_output_tokens=60
+    )
+    call = whole.output[0]
+    assert call.type == "function_call"
+    assert call.name == "look"
+    assert call.arguments.startswith("{")
+    told = await ends[1].client.responses.input_tokens.count(**asked, parallel_tool_calls=False)
+    assert whole.usage is not None
+    assert told.input_tokens == whole.usage.input_tokens, "tools are a part of the prompt"
+
+
 async def test_a_prompt_is_counted_exactly_for_the_device_and_guessed_for_a_server(ends: Ends) -> None:
     client = ends[1].client
     whole = await client.responses.create(model=DEVICE, instructions="Be brief.", **ASKED)
