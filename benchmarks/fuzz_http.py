@@ -46,12 +46,24 @@ RESPONSES: dict[str, Any] = {
     "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
     "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"},
 }  # fmt: skip
+MESSAGES: dict[str, Any] = {
+    "model": "disco", "max_tokens": 1, "stream": True, "system": [{"type": "text", "text": "Be brief."}],
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "ok"}]},
+    ],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["x"],
+}  # fmt: skip
 REAL: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/completions", {"model": "disco", "prompt": "Hi", "max_tokens": 1, "echo": False}),
     ("POST", "/v1/embeddings", {"model": "disco", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}),
     ("POST", "/v1/responses", RESPONSES),
     ("POST", "/v1/responses/input_tokens", RESPONSES),
+    ("POST", "/v1/messages", MESSAGES),
+    ("POST", "/v1/messages/count_tokens", MESSAGES),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/disco", None),
     ("GET", "/disco/v1/plan?tokens=10&waited=0", None),

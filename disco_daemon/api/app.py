@@ -16,6 +16,7 @@ from . import (
     documents,
     embeddings,
     fleet,
+    messages_routes,
     openai,
     partner,
     responses_routes,
@@ -49,6 +50,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.router.add_post("/v1/completions", _complete)
     app.router.add_post("/v1/embeddings", _embed)
     responses_routes.add_routes(app)
+    messages_routes.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/", _root)
