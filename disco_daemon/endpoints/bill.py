@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import Json, Token, Usage
+from ..types import Json, Token, Usage, n_choices
 
 MESSAGE_TOKENS = 64  # a chat template's for one message; those known take 3 to 10
 OWN_TOKENS = 16_384  # of a prompt that a server adds unseen: its system prompt, its description of tools
@@ -71,6 +71,8 @@ class Bill:
             completion += thought  # xAI, and Google at times, count what was thought beside the answer
         most = self._most_completion(elapsed_s)
         usage.told = 0 < completion <= most  # what cannot be true is booked up to there, and believed by nobody
+        if n_choices(self._body) > 1 and 0 < completion < self._n_tokens:  # llama-server tells of one choice only
+            completion, usage.told = self._n_tokens, False
         if completion:
             usage.completion_tokens = self._at_most(completion, most, "completion_tokens")
             usage.reasoning_tokens = min(thought, usage.completion_tokens)

@@ -64,13 +64,12 @@ class PromptLength:
     counted: bool = True
 
 
-class Token(msgspec.Struct, frozen=True, gc=False):
+class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none can be in a cycle
     """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …).
 
-    `ids` are the token ids in the vocabulary of the endpoint that made it, where they are known and where the text up
-    to here is exactly theirs; a piece in the middle of something has none, and the next one carries all since. `alone`:
-    made by a model's lower layers, with nobody to judge it. Of several choices each has its `index`, and a `delta`, if
-    an empty one, so that it stays whole; `ended`: why it ends before others. The garbage collector skips all tokens.
+    `ids` are the token ids in its endpoint's vocabulary, where they are known and the text up to here is exactly
+    theirs; a piece in the middle of something has none, the next one carries all since. `alone`: made by lower layers
+    alone. Of several choices each has an `index`, a `delta` (maybe empty: it stays whole), and in `ended` why it ended.
     """
 
     text: str

@@ -123,7 +123,7 @@ async def test_a_server_gets_n_as_it_is_and_its_choices_are_relayed() -> None:
         (length,) = (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
         heard.append(json.loads(await reader.readexactly(length)))
         events: list[dict[str, Any]] = [{"choices": [one]} for one in SAID]
-        events[-1]["usage"] = {"prompt_tokens": 7, "completion_tokens": 3}
+        events[-1]["usage"] = {"prompt_tokens": 7, "completion_tokens": 2}  # of the last one only
         body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
