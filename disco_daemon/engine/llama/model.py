@@ -11,7 +11,7 @@ import llama_cpp
 import msgspec
 import numpy as np
 
-from ...types import LayerRange
+from ...types import LayerRange, Likelihood, ToolUse
 from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
@@ -19,9 +19,11 @@ from .context import context_params
 from .embedding import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
+from .likelihood import likeliest, log_probabilities
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
-from .refusals import FormatError, ModelError
+from .refusals import FormatError, ModelError, ToolsError
+from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sampler import Sampler
 from .sequences import N_SEQS_MAX, Sequences
@@ -76,7 +78,7 @@ class Llama(Sequences):
         quiet()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
-        params.use_extra_bufts = load.repack
+        params.use_extra_bufts = use_extra_buffers(load)
         if not load.n_gpu_layers and (why := _too_large(load.model_path)):
             msg = f"{load.model_path}: {why}"
             raise ModelError(msg)
@@ -215,6 +217,17 @@ class Llama(Sequences):
         """Return the logits of batch row `row`, [n_vocab]; they are valid until the next decode."""
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.vocabulary.n_tokens,))
 
+    def likelihood(self, row: int, token: int, n_top: int, among: Sequence[int] = (), n_known: int = 0) -> Likelihood:
+        """Return the log-probability of a token that was drawn from batch row `row`, and the `n_top` likeliest.
+
+        Of those `among` it was drawn from, if these have ids; of their bytes the first `n_known` are text already.
+        """
+        ids = np.asarray(among) if among else np.arange(self.vocabulary.n_tokens)
+        found = log_probabilities(self.logits(row)[ids] if among else self.logits(row))
+        piece = self.vocabulary.piece
+        top = tuple((piece(int(ids[i]))[n_known:], float(found[i])) for i in likeliest(found, n_top))
+        return Likelihood(piece(token)[n_known:], float(found[ids == token][0]), top)
+
     def sampler(
         self, request: Generate, answer: Sequence[int] = (), grammar: str = "", prompt: Sequence[int] = ()
     ) -> Sampler:
@@ -232,10 +245,16 @@ class Llama(Sequences):
             prompt=prompt if draws.repeats else (),
             ends=vocabulary.end_tokens if draws.goes_on else (),
             window=self.n_ctx,
+            mark=vocabulary.opening_mark(request, prompt),
         )
 
     def grammar(self, request: Generate) -> str:
-        """Return the grammar of the response format, tried out; empty if there is none. Raises FormatError."""
+        """Return the grammar of the response format or of calls, tried out; empty if there is none.
+
+        Raises FormatError.
+        """
+        if request.tools is not None:
+            return self._grammar_of_tools(request, request.tools)
         if not request.response_format:
             return ""
         if request.answer_so_far or request.hold:
@@ -247,10 +266,19 @@ class Llama(Sequences):
             raise FormatError(str(e)) from e
         return grammar
 
+    def _grammar_of_tools(self, request: Generate, use: ToolUse) -> str:
+        if use.forced and (request.answer_so_far or request.hold):
+            raise ToolsError("An answer that has to be a call cannot go on from text that is given.")
+        grammar = self.vocabulary.calling.grammar(use)
+        Sampler(request, self.vocabulary.n_tokens, vocab=self.vocabulary.handle, grammar=grammar).close()
+        return grammar
+
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
         """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
         if sampler.meter is None:
-            return self._draw(sampler, row, among)
+            token = self._draw(sampler, row, among)
+            sampler.watch(token)
+            return token
         began = time.thread_time()  # of the processor: on a busy machine a harmless grammar waits, too
         token = self._draw(sampler, row, among)
         sampler.meter.add(time.thread_time() - began)
