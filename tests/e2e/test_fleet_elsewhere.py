@@ -93,7 +93,7 @@ def let_other_machines_be_the_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None
         hear(self, name, said)
 
     monkeypatch.setattr(HostOffers, "hear", idle)
-    busy = MachineLoad(8, 0.7, 16 << 30, 12 << 30)
+    busy = MachineLoad(8, 0.75, 16 << 30, 12 << 30)
     monkeypatch.setattr(FleetMonitor, "look", lambda *_: busy)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 Route = tuple[int, ...]  # of a sequence: the replica that has it, of each leg that has several
 
-RECENT = 64  # flights: a sequence without rows in so many is at rest, as a prefix that is kept of an ended answer
+RECENT = 256  # flights: a sequence without rows in so many is no paused answer, but a prefix that is kept of one
 
 
 def next_replica(shares: Sequence[float], counts: Sequence[int]) -> int:
