@@ -16,7 +16,7 @@ from .eligible import eligible, roomy
 from .embedding import EmbeddingRun
 from .in_flight import InFlight
 from .keeper import Keeper
-from .plan import estimated
+from .plan import prompt_length
 
 
 @dataclass(slots=True)
@@ -52,9 +52,7 @@ class Conductor:
             # Which sides can serve it?
             request, available = eligible(request, context)
             # How long is the prompt? The device counts; where there is none, or it is not loaded, it is estimated.
-            device = context.endpoints[Side.DEVICE] if Side.DEVICE in available else None
-            length = await device.count(request) if device is not None else None
-            length = length or estimated(request)
+            length = await prompt_length(request, available, context)
             if context.private:  # perhaps only since then
                 request, available = eligible(request, context)
             # Where does it fit, and which sides does no cap close?

@@ -62,10 +62,12 @@ def _refusal(side: Side, endpoint: Endpoint, request: GenerationRequest) -> str 
 
 
 def ignored_by(endpoint: object, request: GenerationRequest) -> list[str]:
-    """Return the fields that an answer by an endpoint does not heed."""
+    """Return the fields that an answer by an endpoint does not heed, and what its API's translation left out."""
     if isinstance(endpoint, Selective):
-        return endpoint.ignores(request)
-    return ignored(request.extra, on_device=False, is_raw=False)
+        found = endpoint.ignores(request)
+    else:
+        found = ignored(request.extra, on_device=False, is_raw=False)
+    return sorted({*found, *request.left_out}) if request.left_out else found
 
 
 def is_left_alone(endpoint: object, request: GenerationRequest) -> bool:

@@ -24,6 +24,13 @@ def estimated(request: GenerationRequest) -> PromptLength:
     return PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN), counted=False)
 
 
+async def prompt_length(request: GenerationRequest, available: frozenset[Side], context: AnswerContext) -> PromptLength:
+    """Return the length of a prompt: by the device if it is among the `available` sides and can count, or estimated."""
+    device = context.endpoints[Side.DEVICE] if Side.DEVICE in available else None
+    length = await device.count(request) if device is not None else None
+    return length or estimated(request)
+
+
 def readiness_of(endpoints: Mapping[Side, Endpoint], sides: frozenset[Side], cached: int) -> dict[Side, Readiness]:
     """Return what these sides would meet the request with now; the device has `cached` tokens of its prompt."""
     readiness = {side: endpoints[side].readiness() for side in sides}

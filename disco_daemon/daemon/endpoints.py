@@ -26,7 +26,7 @@ from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..models import places
 from ..types import UNKNOWN, Capabilities, Side
-from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
+from .device import is_exact, is_exact_but_for_rounding, knobs_for, model_path, n_gpu_layers, require_regular
 from .edge import make_edge
 from .fleet import make_fleet, n_hosts
 from .fleet_members import FleetMembers
@@ -157,7 +157,9 @@ def _whole_config(config: Config, path: Path) -> EngineConfig:
     settings = config.device
     knobs = knobs_for(config, path)
     sizes = (settings.n_ctx, knobs.n_threads, n_gpu_layers(settings), settings.n_cells)
-    exact = is_exact(config)
+    exact = is_exact(config, path)
+    if is_exact_but_for_rounding(config, path):
+        log.warning("%s: rows of its weights do not round alike, so its answers are exact but for that", path)
     return EngineConfig(
         path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),

@@ -29,18 +29,21 @@ from ..types import (
     Tools,
     Treatment,
     Usage,
+    chat_logprobs,
+    choice_of,
     form_parameter,
     ignored,
+    n_choices,
     named,
     response_format,
     text_of,
 )
 from .base import Controls, Resumption
+from .choices import Event, several
 
-Event = Token | CaughtUp | Paused | Finish
 # What the engine can do with any model.
 ENGINE = Capabilities(
-    tools=Tools.NONE, forced_tools=False, json_schema=True, images=False, logprobs=False, n=False, fim=False,
+    tools=Tools.NONE, forced_tools=False, json_schema=True, images=False, logprobs=True, n=True, fim=False,
     continuation=True,
 )  # fmt: skip
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
@@ -139,11 +142,19 @@ class Device:
         """Goes right on."""
         del request
 
-    async def generate(
+    def generate(
         self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Run the answer on the engine; waits for the rest of a load first."""
+        """Run the answer on the engine, or several; waits for the rest of a load first."""
         controls = controls or Controls()
+        if (n := n_choices(request.extra)) > 1:
+            ask = lambda index, own, orders: self._answer(choice_of(request, index), own, orders)  # noqa: E731
+            return several(n, ask, usage, controls)
+        return self._answer(request, usage, controls)
+
+    async def _answer(
+        self, request: GenerationRequest, usage: Usage, controls: Controls
+    ) -> AsyncGenerator[Event, None]:
         with self._note_failure():
             if not self.ready:
                 await self._wait_for_load(usage)
@@ -157,12 +168,11 @@ class Device:
                             usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
                             if progress.caught_up and answer.up_to_date:
                                 yield CaughtUp()
-                        case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought, alone=alone):
-                            usage.completion_tokens += n_tokens
-                            usage.reasoning_tokens += n_tokens * thought
+                        case wire.TextPiece() as piece:
+                            usage.completion_tokens += piece.n_tokens
+                            usage.reasoning_tokens += piece.n_tokens * piece.thought
                             if not answer.outdated:
-                                token = _thought_token(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
-                                yield msgspec.structs.replace(token, alone=True) if alone else token
+                                yield _token(piece)
                         case wire.PauseChange(paused=paused):
                             yield Paused(paused)
                         case wire.Done(reason=reason):
@@ -267,9 +277,12 @@ def _at_once() -> float:
     return 0.0
 
 
-def _thought_token(text: str, n_tokens: int) -> Token:
-    """Return a thought that precedes the answer, in the form of llama-server and DeepSeek."""
-    return Token("", n_tokens, {"reasoning_content": text})
+def _token(piece: wire.TextPiece) -> Token:
+    """Return a piece of an answer; a thought that precedes it has the form of llama-server and DeepSeek."""
+    if piece.thought:
+        return Token("", piece.n_tokens, {"reasoning_content": piece.text}, alone=piece.alone)
+    logprobs = chat_logprobs(piece.likelihoods) if piece.likelihoods else None
+    return Token(piece.text, piece.n_tokens, None, logprobs, piece.ids, piece.alone)
 
 
 def _readable(request: GenerationRequest) -> GenerationRequest:

@@ -26,12 +26,14 @@ from ..types import (
     Side,
     Token,
     Usage,
+    most_tokens,
+    n_choices,
     wanted,
 )
 from . import told
 from .base import Controls, Resumption
 from .bill import Bill, finds
-from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words
+from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
 from .server_capabilities import ServerCapabilities
@@ -111,7 +113,7 @@ class Server:
     @property
     def name(self) -> str:
         """The key of a profile: address and model, no credentials."""
-        return f"{without_credentials(self.config.base_url)} {self.model}"
+        return profile_name(self.config.base_url, self.model)
 
     @property
     def continuation(self) -> Continuation:
@@ -121,10 +123,7 @@ class Server:
     @property
     def resumption(self) -> Resumption:
         """Sure where its exact way to continue was tried here, or is the user's word."""
-        proven = self.profile is not None or self.config.continuation != "auto"
-        if not proven or self._way.trust is not Continuation.EXACT:
-            return Resumption.UNSURE
-        return Resumption.HELPED if self._way.fallback == "none" else Resumption.ALONE
+        return resumption(self._way, is_tried=self.profile is not None or self.config.continuation != "auto")
 
     @property
     def should_probe(self) -> bool:
@@ -265,7 +264,7 @@ class Server:
             if refusal is not None:
                 raise self._errors.error("no_continuation", refusal)
             began = self._clock.now()
-            limit = request.sampling.max_tokens
+            limit = most_tokens(request)
             patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
             async with AsyncExitStack() as stack:
                 stack.callback(patience.close)
@@ -275,7 +274,7 @@ class Server:
                 stream = EventStream(body, patience, most_bytes(limit))
                 chunks = await stack.enter_async_context(aclosing(stream.objects()))
                 bill = Bill(usage, asked.body, limit)
-                reader = Reader(ids_back="return_token_ids" in asked.body)
+                reader = Reader(ids_back="return_token_ids" in asked.body, n_choices=n_choices(request.extra))
                 async for chunk in chunks:
                     for event in self._read(chunk, bill, reader, began):
                         if isinstance(event, Finish):
@@ -310,7 +309,7 @@ class Server:
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
         # With stop strings a server may hold text back whose ids it has told already.
-        ids_back = self._way.vocab and not request.sampling.stop
+        ids_back = self._way.vocab and not request.sampling.stop and n_choices(request.extra) == 1
         if not request.answer_so_far:
             return chat(request, "none", ids_back=ids_back)
         chosen = method or self._way.method
@@ -352,7 +351,7 @@ class Server:
                 bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
             if choice.get("finish_reason"):
-                yield Finish(self._errors.show(str(choice["finish_reason"]), MAX_REASON))
+                yield from reader.end(choice, self._errors.show(str(choice["finish_reason"]), MAX_REASON))
 
     def _doubt(self, bill: Bill) -> None:
         """Log once what of a bill cannot be true."""

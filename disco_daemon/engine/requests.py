@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..types import Append, Delivery, GenerationRequest, Hold, Order, Pace, response_format
+from ..types import Append, Delivery, GenerationRequest, Hold, Order, Pace, response_format, top_logprobs
 from . import wire
 
 
@@ -48,6 +48,7 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         mode=request.split.mode or "exact",
         theta=request.split.theta,
         goes_on=request.split.goes_on,
+        top_logprobs=top_logprobs(request.extra),
     )
 
 

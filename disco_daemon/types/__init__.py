@@ -1,12 +1,14 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
 from .capabilities import UNKNOWN, Capabilities, Capability, Tools, together
+from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of
 from .drawing import AS_USUAL, Drawing, WishError, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
+from .likelihood import Likelihood, TextLogprobs, chat_logprobs, top_logprobs
 from .needs import Refusal, form_parameter, ignored, is_for_a_server, named, response_format
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import (
@@ -52,6 +54,7 @@ __all__ = [
     "Json",
     "LayerRange",
     "LedgerEntry",
+    "Likelihood",
     "Order",
     "Outcome",
     "Pace",
@@ -66,11 +69,14 @@ __all__ = [
     "Side",
     "SplitMode",
     "SplitWish",
+    "TextLogprobs",
     "Token",
     "Tools",
     "Treatment",
     "Usage",
     "WishError",
+    "chat_logprobs",
+    "choice_of",
     "drawing_of",
     "field_of",
     "finite",
@@ -79,10 +85,13 @@ __all__ = [
     "is_for_a_server",
     "is_text",
     "lacking",
+    "most_tokens",
+    "n_choices",
     "named",
     "response_format",
     "rest_at",
     "text_of",
     "together",
+    "top_logprobs",
     "wanted",
 ]

@@ -83,7 +83,6 @@ _TABLE = (
     *_all("stream stream_options return_token_ids continue_final_message", _H, _H, own=True),
     *_all("max_tokens max_completion_tokens", _H, own=True, nothing=(-1,), note="-1: no limit"),
     *_all("temperature top_p seed stop frequency_penalty presence_penalty", _H, own=True),
-    Field("n", _R, _R, own=True, nothing=(1,), capability=Capability.N, note="a race has one winner"),
     Field("disco", _H, _H, own=True, note="stays here"),
     Field("add_generation_prompt", _R, nothing=(True,), note="honoured with `continue_final_message`"),
     # How tokens are drawn.
@@ -122,13 +121,26 @@ _TABLE = (
     *_all("chat_template_kwargs reasoning_effort enable_thinking think", _H, renders=True),
     Field("reasoning", _H, renders=True, note="`effort` and `enabled`; other keys keep the device away"),
     Field("thinking", _H, renders=True, note="`type`; other keys keep the device away"),
+    # How many answers, and what is told of the tokens.
+    Field(
+        "n", _H, draws=True, stays=True, nothing=(1,), capability=Capability.N,
+        note="up to 8; not for an answer that the client has begun; a device over two machines refuses it, unless it "
+        "has the whole model too",
+    ),
+    Field(
+        "logprobs", _H, stays=True, nothing=(False,), capability=Capability.LOGPROBS,
+        note="of the model's own distribution, before anything that draws tokens by it; a device over two machines: "
+        "as `n`",
+    ),
+    Field(
+        "top_logprobs", _H, stays=True, nothing=(0,), capability=Capability.LOGPROBS,
+        note="with `logprobs`; up to 20",
+    ),
     # What the device cannot do.
     Field("tools", _R, nothing=([],), capability=Capability.TOOLS, note='harmless with `tool_choice: "none"`'),
     Field("tool_choice", _R, nothing=("none", "auto"), capability=Capability.FORCED_TOOLS),
     Field("functions", _R, nothing=([],), capability=Capability.TOOLS, note='harmless with `function_call: "none"`'),
     Field("function_call", _R, nothing=("none", "auto"), capability=Capability.FORCED_TOOLS),
-    Field("logprobs", _R, nothing=(False,), capability=Capability.LOGPROBS),
-    Field("top_logprobs", _R, nothing=(0,), capability=Capability.LOGPROBS),
     Field("prompt_logprobs", _R, nothing=(False,)),
     Field("modalities", _R, nothing=(["text"], [])),
     *_all("audio web_search_options", _R, nothing=(False,)),

@@ -12,6 +12,7 @@ import pytest
 from disco_daemon.api import openai
 from disco_daemon.api.sse import MAX_NAMED, headers
 from disco_daemon.clock import SystemClock
+from disco_daemon.conductor import ignored_by
 from disco_daemon.conductor import plan as planning
 from disco_daemon.endpoints.continuation import chat, completion
 from disco_daemon.endpoints.device import Device
@@ -33,9 +34,12 @@ from disco_daemon.types import (
     Refusal,
     Side,
     Treatment,
+    choice_of,
     field_of,
     ignored,
     is_for_a_server,
+    most_tokens,
+    n_choices,
     response_format,
 )
 from disco_daemon.types.drawing import BREAKERS, MAX_IDS, Wishes
@@ -76,6 +80,8 @@ ASKS: dict[str, Any] = {
     "documents": [{"text": "x"}], "search_parameters": {"mode": "on"}, "plugins": [{"id": "web"}],
     "data_sources": [{"type": "x"}], "include_reasoning": False,
 } | dict.fromkeys([name for name, row in FIELDS.items() if row.server is Treatment.IGNORED], "x")  # fmt: skip
+# What goes with a field that asks for something only together with another one.
+WITH: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}}
 OURS = {name for name, row in FIELDS.items() if row.own}
 EXTRA = [row for row in FIELDS.values() if not row.own]
 EACH = [pytest.param(row, id=row.name) for row in EXTRA]
@@ -110,17 +116,17 @@ def test_every_field_has_an_example() -> None:
 
 @pytest.mark.parametrize("row", EACH)
 def test_a_server_gets_a_field_as_it_is_or_not_at_all(row: Field) -> None:
-    sent = chat(asked(**{row.name: ASKS[row.name]}), "none").body
+    sent = chat(asked(**WITH.get(row.name, {}), **{row.name: ASKS[row.name]}), "none").body
     assert sent.get(row.name) == (ASKS[row.name] if row.server is Treatment.PASSED_ON else None)
 
 
 @pytest.mark.parametrize("row", EACH)
 def test_a_raw_continuation_has_the_fields_that_say_how_tokens_are_drawn(row: Field) -> None:
-    sent = completion(asked(**{row.name: ASKS[row.name]}), "Once").body
+    sent = completion(asked(**WITH.get(row.name, {}), **{row.name: ASKS[row.name]}), "Once").body
     assert sent.get(row.name) == (ASKS[row.name] if row.draws else None)
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"model", "prompt", "stream", "stream_options", "disco", "n"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"model", "prompt", "stream", "stream_options", "disco"}))
 def test_what_this_daemon_reads_reaches_the_server_too(name: str) -> None:
     said = {"role": "assistant", "content": "Once"}
     more = {"messages": [*HI, said]} if name == "continue_final_message" else {}
@@ -148,7 +154,8 @@ def test_whom_to_ask_is_not_the_clients_however_it_is_spelled(name: str) -> None
 
 @pytest.mark.parametrize("row", EACH)
 def test_the_device_makes_of_a_field_what_the_table_says(row: Field) -> None:
-    request = asked(**{row.name: ASKS[row.name]})
+    together = WITH.get(row.name, {})
+    request = asked(**together, **{row.name: ASKS[row.name]})
     refusal, unheeded = device().refuses(request), ignored(request.extra, on_device=True, is_raw=False)
     refused = row.device in (Treatment.REFUSED, Treatment.FORM)
     assert (refusal is not None) == refused
@@ -156,8 +163,8 @@ def test_the_device_makes_of_a_field_what_the_table_says(row: Field) -> None:
     assert unheeded == ([row.name] if row.device in (Treatment.AWAY, Treatment.IGNORED) else [])
     assert is_for_a_server(request.extra) == (row.device is Treatment.AWAY or row.ids)
     assert (row.name in request.needs) == row.binds
-    changed = at_engine(request) != at_engine(asked())
-    assert changed == (row.device is Treatment.HONOURED)
+    changed = at_engine(request) != at_engine(asked(**together))
+    assert changed == (row.device is Treatment.HONOURED and row.name != "n")  # n such requests
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty"])
@@ -236,6 +243,19 @@ def test_a_device_over_two_machines_draws_without_mirostat() -> None:
     assert refusal.param == "mirostat"
 
 
+def test_of_a_device_over_two_machines_only_the_whole_model_gives_choices_and_log_probabilities() -> None:
+    config = SimpleNamespace(exit=None, model_path=Path("none.gguf"))
+    engine = SimpleNamespace(config=config, clock=SystemClock(), state=None)
+    split = SplitDevice(cast("Any", engine), cast("Any", None), "m", (4, 4), rules=SplitRules())
+    wishes: tuple[dict[str, Any], ...] = ({"logprobs": True}, {"n": 2})
+    for wish in wishes:
+        refusal = split.refuses(asked(**wish))
+        assert isinstance(refusal, Refusal)
+        assert [refusal.param] == [*wish]
+    split.whole = Device(cast("Any", engine), "m")
+    assert all(split.refuses(asked(**wish)) is None for wish in wishes)
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [({"ignore_eos": True}, "ignore_eos"), ({"min_tokens": 3}, "min_tokens")],
@@ -289,6 +309,29 @@ def test_a_schema_is_one_whatever_it_is_called(more: dict[str, Any]) -> None:
     assert response_format(asked(**more).extra) == {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
+@pytest.mark.parametrize(
+    ("more", "n"),
+    [
+        ({}, None), ({"logprobs": False}, None), ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 4}, 4), ({"logprobs": 0}, 0), ({"logprobs": 5}, 5),
+    ],
+)  # fmt: skip
+def test_log_probabilities_are_told_as_many_as_are_asked_for(more: dict[str, Any], n: int | None) -> None:
+    assert at_engine(asked(**more)).top_logprobs == n
+    assert at_engine(continued(**more)).top_logprobs == n
+
+
+def test_the_first_choice_is_the_answer_itself_and_the_others_have_seeds_of_its() -> None:
+    one, three = asked(seed=5), asked(seed=5, n=3)
+    assert (n_choices(one.extra), n_choices(three.extra)) == (1, 3)
+    choices = [choice_of(three, i) for i in range(3)]
+    assert choices[0] == one
+    assert len({choice.sampling.seed for choice in choices}) == 3
+    assert choices == [choice_of(three, i) for i in range(3)], "it is the same again"
+    assert [choice_of(asked(n=3), i) for i in range(3)] == [asked()] * 3, "by chance"
+    assert (most_tokens(three), most_tokens(asked(n=3, max_tokens=4))) == (None, 12)
+
+
 # --- bad values ---------------------------------------------------------------------------------------------------
 
 BAD: dict[str, list[Any]] = {
@@ -312,11 +355,12 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": [1, "yes"], "stop_token_ids": [3, [-1], ["a"], [0] * (MAX_IDS + 1)],
     "logit_bias": [[1], {"a": 1}, {"1": "x"}, {"1": True}, {"-1": 1}, {"1": None}, {str(2**31): 1},
                    {str(i): 1 for i in range(MAX_IDS + 1)}],
+    "n": [0, 9, -1, 1.5, "2"],
     "response_format": ["json", {}, [], {"type": 3}], "json_schema": ["x", True], "guided_json": [3, "{", "3"],
     "guided_choice": ["yes", [], [1], [""]],
     "structured_outputs": ["x", [1], {"choice": []}, {"json": 3}, {"json": "["}, {"json_object": 1}],
     "tools": [{}, "x", [1]], "tool_choice": [3, []], "functions": [{}], "function_call": [3],
-    "logprobs": ["yes", 1.5], "top_logprobs": [-1, "x"], "modalities": ["text", [1]],
+    "logprobs": ["yes", 1.5, -1, 21], "top_logprobs": [-1, 21, "x", 2], "modalities": ["text", [1]],
     "chat_template_kwargs": ["x", []], "reasoning_effort": [3], "enable_thinking": ["no"], "think": [3],
     "reasoning": ["low", {"effort": 3}], "thinking": [True, {"type": "perhaps"}],
 }  # fmt: skip
@@ -384,7 +428,7 @@ class PlanContext:
 
 @pytest.mark.parametrize("row", EACH)
 def test_what_the_device_does_not_know_keeps_it_away_while_a_server_can_be_asked(row: Field) -> None:
-    request, both = asked(**{row.name: ASKS[row.name]}), Plan(0.0, 0.5)
+    request, both = asked(**WITH.get(row.name, {}), **{row.name: ASKS[row.name]}), Plan(0.0, 0.5)
     here = {side: Readiness() for side in Side}
     context = cast("Any", PlanContext(device()))
     away = row.device is Treatment.AWAY or row.ids
@@ -407,3 +451,10 @@ def test_the_header_of_ignored_fields_is_safe_whatever_they_are_called() -> None
 def test_a_field_of_another_spelling_is_not_in_the_table() -> None:
     assert field_of("Top_K").device is Treatment.AWAY
     assert field_of("guided_new").device is Treatment.FORM
+
+
+@pytest.mark.parametrize("side", Side)
+def test_what_a_translation_has_left_out_is_named_whoever_answers(side: Side) -> None:
+    endpoint = device() if side is Side.DEVICE else Server(ServerConfig("http://127.0.0.1:1/v1", "m", ""))
+    told = GenerationRequest("r", tuple(HI), extra={"base_url": "http://else"}, left_out=("tools.web_search",))
+    assert ignored_by(endpoint, told) == ["base_url", "tools.web_search"]

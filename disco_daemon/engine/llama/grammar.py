@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, SchemaConverter
+from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, PRIMITIVE_RULES, SchemaConverter
 
 from ..schema import SchemaError, check
 from .patterns import PatternError, spell
@@ -21,6 +21,13 @@ AMBIGUOUS = (
     "hold one another begin differently, with a const as their first property for instance, merge those that are "
     "alike, shorten long enums, and nest fewer repetitions in a pattern."
 )
+
+
+# What stands in a string, as JSON has it: no control characters, and no escape of half a character beyond U+FFFF, which
+# a model would have to complete. llama.cpp's converter allows both.
+_ESCAPE = '"u" [0-9a-fA-F]{4}'
+_WHOLE = '"u" ([0-9a-cA-Ce-fE-F] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2})'
+_CHAR = rf'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | {_WHOLE})'
 
 
 class GrammarError(ValueError):
@@ -39,11 +46,21 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         self._step(0)
         return super().visit(schema, name)
 
+    def _format_literal(self, literal: str) -> str:
+        """Return a JSON text, of a constant or a property's name, as a literal.
+
+        Models write characters as they are; an escape of JSON's would be read as one of the grammar's, and half an
+        emoji's is no character there.
+        """
+        return _literal(json.dumps(json.loads(literal), ensure_ascii=False))
+
     def _visit_pattern(self, pattern: str, name: str) -> Any:
         return super()._visit_pattern(spell(pattern), name)
 
     def _add_rule(self, name: str, rule: str) -> Any:
         n_before = len(self._rules)
+        if rule == PRIMITIVE_RULES["char"].content:
+            rule = _CHAR
         if f"{INVALID_RULE_CHARS_RE.sub('-', name)}{MAX_ALIKE}" in self._rules:
             raise GrammarError("The JSON schema has too many names that differ in no letter and no digit.")
         key = super()._add_rule(name, rule)
@@ -67,7 +84,7 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
         raise GrammarError(str(e)) from e
     match response_format:
         case {"type": "json_object"}:
-            return str(JSON_GBNF)
+            return str(JSON_GBNF).replace(_ESCAPE, _WHOLE)
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
             return _of_schema(schema)
         case {"type": "choice", "choice": [*texts]}:
@@ -89,7 +106,13 @@ def _of_choice(texts: list[Any]) -> str:
 
 def _literal(text: str) -> str:
     """Return a text as a literal of a grammar."""
-    return '"' + "".join(f"\\U{ord(c):08X}" if c in '"\\' or not c.isprintable() else c for c in text) + '"'
+    return '"' + "".join(map(_spelled, text)) + '"'
+
+
+def _spelled(sign: str) -> str:
+    if sign in '"\\':
+        return f"\\{sign}"
+    return sign if sign.isprintable() else f"\\U{ord(sign):08X}"
 
 
 def _of_schema(schema: dict[str, Any]) -> str:

@@ -1,0 +1,19 @@
+"""All formats that are known, in the order in which a chat template's is looked for. Pure."""
+
+from __future__ import annotations
+
+from .format import ToolFormat
+from .gemma import Gemma
+from .gpt_oss import GptOss
+from .json_calls import Generic, Hermes, Llama3
+from .lfm2 import Lfm2
+from .mistral import Mistral, MistralList
+from .qwen_coder import QwenCoder
+
+GENERIC: ToolFormat = Generic()
+LFM2: ToolFormat = Lfm2()
+FORMATS: tuple[ToolFormat, ...] = (
+    Hermes(), QwenCoder(), Llama3(), MistralList(), Mistral(), Mistral("mistral-id", has_id=True), Gemma(), GptOss(),
+    LFM2,
+)  # fmt: skip
+BY_NAME = {known.name: known for known in (*FORMATS, GENERIC)}
