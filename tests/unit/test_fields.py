@@ -344,7 +344,7 @@ BAD: dict[str, list[Any]] = {
     "stream": ["yes"], "stream_options": ["x", []], "return_token_ids": [1], "continue_final_message": ["x", True],
     "add_generation_prompt": ["x", 0], "max_tokens": [0, -2, "x", 1.5], "max_completion_tokens": [0, -2, "x"],
     "temperature": [-1, 3, "x"], "top_p": [2, -1], "seed": [1.5, "x"], "stop": [3, [3], ["x"] * 99],
-    "frequency_penalty": [3, "x"], "presence_penalty": [-3], "n": [0, 2, "x"],
+    "frequency_penalty": [3, "x"], "presence_penalty": [-3],
     "disco": ["x", {"route": "nobody"}, {"unknown": 1}, {"max_cost_usd": -1}],
     "top_k": [1.5, "3", -2, 2**31], "min_p": [-0.1, 1.1, "x"], "typical_p": [2], "typ_p": [-1],
     "repeat_penalty": [0, 101, "x"], "repetition_penalty": [0], "repeat_last_n": [-2, 1.5],
